@@ -1,0 +1,54 @@
+"""What goes wrong, said in one place: what failed, where, the value seen, the valid ones, the next command."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PacelineError(Exception):
+    """An error that a person can act on. ``str(error)`` is the text that is shown, without a traceback.
+
+    Args:
+        what: what failed, with the field or host and the value seen.
+        try_: the command or edit that mends it, shown on a line of its own as ``  try: …``.
+    """
+
+    def __init__(self, what: str, *, try_: str | None = None) -> None:
+        self.what = what
+        self.try_ = try_
+        super().__init__(what if try_ is None else f"{what}\n  try: {try_}")
+
+
+class UsageError(PacelineError):
+    """A wrong command line or configuration (exit code 3)."""
+
+
+class DataError(PacelineError):
+    """A data set that is missing, partial, altered or unreachable."""
+
+
+class HostError(PacelineError):
+    """One or more hosts that can't take part; the text names each with the value seen."""
+
+
+class TrainingError(PacelineError):
+    """Training started and ended badly; the text names host, rank and the first error."""
+
+
+class Killed(PacelineError):
+    """Stopped by Ctrl-C or a signal."""
+
+
+def nearest(word: str, options: Iterable[str]) -> str | None:
+    """The option most like ``word``, or None where nothing is alike."""
+    found = difflib.get_close_matches(word, list(options), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def hint(word: str, options: Iterable[str]) -> str:
+    """``did you mean X? valid: A, B, C`` as one phrase (no 'did you mean' where nothing is alike)."""
+    known = sorted(options)
+    close = nearest(word, known)
+    start = f"did you mean {close}? " if close else ""
+    return f"{start}valid: {', '.join(known) if known else '(none)'}"

@@ -1,0 +1,173 @@
+"""The controller's vocabulary: plain data that every other module speaks (standard library only)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class State(enum.StrEnum):
+    """The states of a run, as they stand in journal.jsonl and result.json."""
+
+    PLANNED = "PLANNED"
+    RUNNING = "RUNNING"
+    FINISHED = "FINISHED"
+    FAILED = "FAILED"
+    KILLED = "KILLED"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """One node as the cluster configuration describes it; nothing of it was looked up yet.
+
+    ``name`` is what ssh is called with, so aliases of ssh_config work. ``address`` is where the other
+    nodes reach it (None: the address on which ssh reached it). ``interface`` names the network
+    interface for the collectives (None: the one that holds ``address``).
+    """
+
+    name: str
+    nproc_per_node: int = 1
+    port: int | None = None
+    user: str | None = None
+    address: str | None = None
+    interface: str | None = None
+    python: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """``user@name:port`` as far as it is set: unique in a cluster and good in messages."""
+        user = f"{self.user}@" if self.user else ""
+        port = f":{self.port}" if self.port else ""
+        return f"{user}{self.name}{port}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Topology plus the few numbers that the launch depends on. Times in seconds.
+
+    ``workdir`` is the scratch folder on the nodes (None: ``~/.cache/paceline``); ``ssh_config`` an
+    extra ssh client configuration (None: the user's own).
+    """
+
+    launcher: str
+    hosts: tuple[Host, ...]
+    ssh_config: str | None = None
+    workdir: str | None = None
+    connect_timeout_s: float = 5.0
+    lease_s: float = 600.0
+    max_restarts: int = 0
+
+    @property
+    def nnodes(self) -> int:
+        return len(self.hosts)
+
+    @property
+    def world_size(self) -> int:
+        return sum(host.nproc_per_node for host in self.hosts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFacts:
+    """What the agent's probe saw on one node. ``identity`` is equal for two names of one node."""
+
+    host: str
+    identity: str
+    hostname: str
+    address: str
+    interface: str | None
+    python: str
+    python_version: str
+    torch_version: str | None
+    gpus: int
+    cpus: int
+    memory_bytes: int
+    disk_free_bytes: int
+    free_port: int
+    home: str
+    unix_time: float
+    pack_path: str | None = None  # where the wanted data pack lies on that node, if it does
+    peers: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePlan:
+    """The exact command of one node: ``argv`` run with ``env`` added, in ``run_dir`` on that node."""
+
+    node_rank: int
+    host: str  # Host.label
+    identity: str
+    address: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    run_dir: str
+    data_dir: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlan:
+    """Everything that one attempt will do, as data: what plan.json holds."""
+
+    run_key: str
+    run_id: str  # TORCHELASTIC_RUN_ID: fresh for each attempt, begins with the key
+    attempt: int
+    launcher: str
+    master_addr: str
+    master_port: int
+    world_size: int
+    lease_s: float
+    nodes: tuple[NodePlan, ...]
+
+    @property
+    def nnodes(self) -> int:
+        return len(self.nodes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankError:
+    """The first thing that went wrong in one rank, as torch's error file tells it."""
+
+    rank: int
+    unix_time: float
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """One line of a node's output. ``rank`` is None for what torchrun itself says."""
+
+    host: str
+    rank: int | None
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsLine:
+    """One raw line of rank 0's metrics.jsonl, newline stripped."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeExit:
+    """torchrun on a node has ended and its whole process tree is gone."""
+
+    host: str
+    code: int
+    reason: str = ""
+    errors: tuple[RankError, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLost:
+    """The node no longer answers, or its agent died without leaving an exit code."""
+
+    host: str
+    reason: str
+
+
+Event = LogLine | MetricsLine | NodeExit | NodeLost
