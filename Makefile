@@ -1,0 +1,42 @@
+# The door: everything else is `doit …` in the activated environment (. .venv/bin/activate).
+# uv is used where it is there, plain venv + pip where not; both check the hashes of requirements.lock.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.paceline-installed
+
+.PHONY: train test lint types contracts check lock clean-env
+
+train: $(STAMP)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/doit train experiment=quickstart
+
+test: $(STAMP)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: lint types contracts
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+contracts: $(STAMP)
+	PYTHONPATH=. $(BIN)/lint-imports
+
+$(STAMP): requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(f"Python 3.11 or newer is needed; {sys.executable} is " + sys.version.split()[0] + ". Try: make train PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	@if command -v uv >/dev/null 2>&1; then \
+		uv venv --quiet --allow-existing --python "$(PYTHON)" .venv && \
+		uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock; \
+	else \
+		$(PYTHON) -m venv .venv && \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock; \
+	fi
+	@touch $@
+
+lock:  ## after a change of dependencies in pyproject.toml
+	uv pip compile pyproject.toml --extra dev --universal --generate-hashes --python-version 3.11 --no-emit-index-url --no-header -o requirements.lock
+
+clean-env:
+	rm -rf .venv

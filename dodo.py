@@ -1,0 +1,59 @@
+"""Task creators: what `doit list` shows. The work is in pipeline/; this file only names it."""
+
+from typing import Any
+
+from pipeline.cli import tasks
+
+DOIT_CONFIG = {"default_tasks": ["_overview"], "action_string_formatting": "new"}
+
+Task = dict[str, Any]
+
+
+def task__overview() -> Task:
+    """What there is to do (a bare `doit` starts nothing)."""
+    return tasks.always("overview")
+
+
+def task_fetch() -> Task:
+    """Get the data set, check it and pack it."""
+    return tasks.until("fetch", "is_fetched")
+
+
+def task_preflight() -> Task:
+    """Ask every host of the cluster whether it can take part."""
+    return tasks.always("preflight")
+
+
+def task_train() -> Task:
+    """Train: fetch, launch torchrun on every host, evaluate, record."""
+    return tasks.until("train", "is_trained", after=["fetch"])
+
+
+def task_evaluate() -> Task:
+    """Accuracy, per-class report and confusion matrix of a run."""
+    return tasks.always("evaluate", after=["train"])
+
+
+def task_record() -> Task:
+    """Replay a run into MLflow (exactly once)."""
+    return tasks.always("record", after=["train"])
+
+
+def task_runs() -> Task:
+    """List the runs: state, accuracy, how to repeat them."""
+    return tasks.always("runs")
+
+
+def task_stop() -> Task:
+    """End a run on all of its hosts."""
+    return tasks.always("stop")
+
+
+def task_ui() -> Task:
+    """Compare the runs in MLflow's web page."""
+    return tasks.always("ui")
+
+
+def task_lab() -> Task:
+    """Two SSH hosts on this computer: hosts=2 raises them, down=1 removes them."""
+    return tasks.always("lab")

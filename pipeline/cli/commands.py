@@ -1,0 +1,121 @@
+"""The verbs behind dodo.py: each says what it does on stdout and raises PacelineError when it can't."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from pipeline.cli.invocation import VERBS
+from pipeline.cli.session import ROOT, relative, session
+from pipeline.errors import PacelineError
+
+
+def say(text: str) -> None:
+    """One line for the person, at once."""
+    print(text, flush=True)
+
+
+def overview() -> None:
+    """What a bare `doit` shows."""
+    say("Paceline: reproducible multi-node PyTorch training. Nothing was started. There is:\n")
+    for name, verb in VERBS.items():
+        say(f"  doit {name:<10} {verb.summary}")
+    say("\nHydra overrides follow the command, for example:\n")
+    say("  doit train experiment=quickstart")
+    say("  doit train cluster=two_node model=resnet50 optimizer.lr=0.1")
+    say("\nThe options of each group are the files in conf/; README.md shows the rest.")
+
+
+def title(verb: str) -> str:
+    """What doit prints as the task's line."""
+    if verb == "fetch":
+        return f"fetch {session().config.train.dataset.name}"
+    if verb in ("train", "evaluate") and "run" not in session().asked.options:
+        run = session().run
+        return f"{verb} {run.key.short}" if run else verb
+    return verb
+
+
+def is_fetched() -> bool:
+    return session().pack is not None
+
+
+def fetch() -> None:
+    from pipeline import data
+
+    config = session().config
+    pack = data.fetch(config.train.dataset, config.data_dir)
+    session().forget_pack()
+    sizes = ", ".join(f"{name} {stop - start:,}" for name, (start, stop) in pack.manifest.splits.items())
+    say(f"{pack.manifest.name}: {sizes} images in {relative(pack.path)}")
+    if pack.manifest.synthetic:
+        say("SYNTHETIC DATA: an accuracy on these images means nothing")
+
+
+def is_trained() -> bool:
+    run = session().run
+    if run is None or run.reason is not None:
+        return False
+    result = run.folder.read_json("result.json") or {}
+    say(f"{run.key.short} is finished: {_figures(result)}; {relative(run.folder.path)}")
+    return True
+
+
+def train() -> None:
+    from pipeline import train as training
+
+    run = session().run
+    if run is None:
+        raise PacelineError("the data set vanished after it was fetched", try_="the same command again")
+    config, config_yaml = session().composed
+    cluster = config.cluster
+    say(f"run {run.key.short}: {cluster.nnodes} node(s), {cluster.world_size} rank(s), {cluster.launcher}")
+    result = training.train(run, config_yaml=config_yaml, argv=sys.argv, say=say)
+    say(f"FINISHED {run.key.short}: {_figures(result)}")
+    say(f"  results  {relative(run.folder.result)}")
+    say("  compare  doit ui")
+
+
+def evaluate() -> None:
+    from pipeline import train as training
+    from pipeline.evaluation import format_report
+
+    folder = session().folder()
+    if folder.read_json("evaluation/report.json") is None:
+        training.evaluate_in_child(folder.path)
+    report = folder.read_json("evaluation/report.json")
+    if report is None:
+        raise PacelineError(f"{folder.path / 'evaluation/report.json'} is not readable")
+    say(format_report(report))
+    say(f"  picture  {relative(folder.path / 'evaluation/confusion_matrix.png')}")
+
+
+def record() -> None:
+    from pipeline.recorder import Recorder
+
+    folder = session().folder()
+    run_id = Recorder(folder.path, session().config, ROOT).finish(say)
+    if run_id is None:
+        raise PacelineError(f"{folder.key} is not recorded yet", try_=f"doit record run={folder.key}, once the tracking server answers")
+    say(f"{folder.key} is recorded as MLflow run {run_id}")
+
+
+def runs() -> None:
+    from pipeline import runs as all_runs
+
+    rows = all_runs.rows(session().config.runs_dir)
+    if not rows:
+        say(f"no runs under {relative(session().config.runs_dir)} yet; start one: doit train experiment=quickstart")
+    for row in rows:
+        day = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.unix_time))
+        accuracy = "" if row.accuracy is None else f"test/accuracy {row.accuracy:.4f}"
+        warning = "  SYNTHETIC DATA" if row.synthetic else ""
+        say(f"{row.key}  {row.state:<8}  {day}  {row.what:<28} {row.nodes:<14} {accuracy}{warning}")
+
+
+def _figures(result: dict[str, object]) -> str:
+    metrics = result.get("metrics")
+    accuracy = metrics.get("test/accuracy") if isinstance(metrics, dict) else None
+    shown = "no test accuracy" if accuracy is None else f"test/accuracy {accuracy:.4f}"
+    warning = " (SYNTHETIC DATA: means nothing)" if result.get("synthetic") else ""
+    return f"{shown}{warning}, {result.get('nnodes')} node(s), {result.get('world_size')} rank(s), {result.get('images_per_s', 0):,.0f} images/s"

@@ -1,0 +1,72 @@
+"""What the person typed: the verb, the Hydra overrides in their order, and the verb's own options.
+
+doit keeps ``key=value`` words as variables without order and takes a bare ``~key`` for a task, so the words
+are read from the command line itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.errors import UsageError, hint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verb:
+    """One command. ``options`` are its own ``name=value`` words; ``composes`` says that it takes overrides."""
+
+    summary: str
+    options: tuple[str, ...] = ()
+    composes: bool = True
+
+
+VERBS: Mapping[str, Verb] = {
+    "fetch": Verb(summary="get the data set, check it and pack it"),
+    "preflight": Verb(summary="ask every host of the cluster whether it can take part"),
+    "train": Verb(summary="train: fetch, launch torchrun on every host, evaluate, record"),
+    "evaluate": Verb(summary="accuracy, per-class report and confusion matrix of a run", options=("run",)),
+    "record": Verb(summary="replay a run into MLflow (exactly once)", options=("run",)),
+    "runs": Verb(summary="list the runs: state, accuracy, how to repeat them"),
+    "stop": Verb(summary="end a run on all of its hosts"),
+    "ui": Verb(summary="compare the runs in MLflow's web page", options=("port",)),
+    "lab": Verb(summary="two SSH hosts on this computer: hosts=2 raises them, down=1 removes them", options=("hosts", "down"), composes=False),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invocation:
+    """A command line, sorted. ``verb`` is None for doit's own commands and for a bare `doit`."""
+
+    verb: str | None
+    overrides: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+def is_override(word: str) -> bool:
+    """``key=value``, ``+key=value``, ``~key``: whatever doit must not take for a task or an option."""
+    return word.startswith("~") or ("=" in word and not word.startswith("-"))
+
+
+def parse(argv: Sequence[str]) -> Invocation:
+    """Sort the words after ``doit``.
+
+    Raises:
+        UsageError: an empty word (an unset shell variable, as a rule), an override that the verb doesn't take.
+    """
+    for position, word in enumerate(argv, start=1):
+        if not word.strip():
+            raise UsageError(f"argument {position} is empty ({word!r}); is a shell variable unset? overrides look like optimizer.lr=0.1")
+    words = [word for word in argv if not is_override(word) and not word.startswith("-")]
+    names = [word for word in words if word != "run"]
+    verb = names[0] if names and names[0] in VERBS else None
+    given = [word for word in argv if is_override(word)]
+    if verb is None:
+        return Invocation(verb=None, overrides=tuple(given))
+    own = VERBS[verb].options
+    options = dict(word.split("=", 1) for word in given if word.partition("=")[0] in own)
+    overrides = tuple(word for word in given if word.partition("=")[0] not in own)
+    if overrides and not VERBS[verb].composes:
+        name = overrides[0].partition("=")[0]
+        raise UsageError(f"doit {verb} takes no {name!r}; {hint(name, own)}")
+    return Invocation(verb=verb, overrides=overrides, options=options)

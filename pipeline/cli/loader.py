@@ -1,0 +1,60 @@
+"""doit's loader plug-in: dodo.py as ever, with the overrides checked before any task starts."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from doit.cmd_base import DodoTaskLoader
+from doit.exceptions import InvalidCommand
+
+from pipeline.cli import invocation
+from pipeline.errors import PacelineError, hint
+
+EXIT_USAGE = 3  # doit's code for an error before any task starts
+
+
+class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
+    """Reads the command line once; a mistake in it ends here, in one line.
+
+    doit makes the loader before it looks at the words itself (an empty one would be an IndexError there).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        try:
+            self._invocation = invocation.parse(sys.argv[1:])
+        except PacelineError as error:
+            _leave(error)
+
+    def load_tasks(self, cmd: Any, pos_args: list[str]) -> Any:
+        """Compose for a verb that takes overrides, then load dodo.py's tasks.
+
+        ``pos_args`` is doit's own list of task names: a bare ``~key`` is taken out of it.
+        """
+        pos_args[:] = [word for word in pos_args if not invocation.is_override(word)]
+        tasks = super().load_tasks(cmd, pos_args)
+        if cmd.name == "run":
+            names = {task.name for task in tasks}
+            for word in pos_args:
+                if word not in names and "*" not in word and ":" not in word:
+                    shown = [name for name in names if not name.startswith("_")]
+                    raise InvalidCommand(f"there is no command {word!r}; {hint(word, shown)}")
+            self._compose()
+        return tasks
+
+    def _compose(self) -> None:
+        """Refuse a bad override now, with exit code 3, rather than in the middle of a task."""
+        verb = self._invocation.verb
+        if verb is not None and invocation.VERBS[verb].composes:
+            from pipeline.cli import commands
+
+            try:
+                commands.session().config  # noqa: B018  (composed once, kept)
+            except PacelineError as error:
+                _leave(error)
+
+
+def _leave(error: PacelineError) -> None:
+    sys.stderr.write(f"ERROR: {error}\n")
+    raise SystemExit(EXIT_USAGE)

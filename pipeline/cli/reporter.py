@@ -1,0 +1,27 @@
+"""doit's reporter plug-in: a line a task, and an error as it was written, without wrapping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from doit.exceptions import TaskFailed
+from doit.reporter import ConsoleReporter
+
+
+class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type hints
+    """What differs from doit's console reporter: a failed task shows its message alone."""
+
+    desc = "console output, errors as one message"
+
+    def _write_failure(self, result: dict[str, Any], write_exception: bool = True) -> None:
+        error = result["exception"]
+        if isinstance(error, TaskFailed):
+            self.outstream.flush()
+            self.write(f"ERROR: {error.message}\n")
+        else:
+            super()._write_failure(result, write_exception)
+
+    def execute_task(self, task: Any) -> None:
+        """A line for each task that does something."""
+        super().execute_task(task)
+        self.outstream.flush()

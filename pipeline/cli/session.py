@@ -1,0 +1,73 @@
+"""One command line's work in progress: composed once, its data and key looked up when first needed."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache, cached_property
+from pathlib import Path
+
+from pipeline import data, runs, train
+from pipeline.cli import invocation
+from pipeline.config import build, compose
+from pipeline.runfolder import RunFolder
+
+ROOT = compose.ROOT
+
+
+class Session:
+    """What the verbs share. Raises UsageError from ``config`` when an override is wrong."""
+
+    def __init__(self, asked: invocation.Invocation) -> None:
+        self.asked = asked
+
+    @cached_property
+    def composed(self) -> tuple[build.RunConfig, str]:
+        """The typed configuration and its YAML."""
+        from omegaconf import OmegaConf
+
+        composed = compose.compose_config(self.asked.overrides)
+        resolved = compose.resolve(composed)
+        config = build.build(resolved, self.asked.overrides, root=ROOT, local_gpus=_local_gpus())
+        return config, OmegaConf.to_yaml(composed, resolve=True)
+
+    @property
+    def config(self) -> build.RunConfig:
+        return self.composed[0]
+
+    @cached_property
+    def pack(self) -> data.Pack | None:
+        """The data pack if it is there and intact; ``forget_pack`` after a fetch."""
+        return data.find(self.config.train.dataset, self.config.data_dir)
+
+    def forget_pack(self) -> None:
+        self.__dict__.pop("pack", None)
+        self.__dict__.pop("run", None)
+
+    @cached_property
+    def run(self) -> train.Run | None:
+        """The run of this configuration, once its data is in place."""
+        return train.prepare(self.config, ROOT, self.pack) if self.pack else None
+
+    def folder(self) -> RunFolder:
+        """The run that ``run=KEY`` names, or this configuration's. Raises UsageError."""
+        named = self.asked.options.get("run")
+        if named is not None:
+            return runs.find(self.config.runs_dir, named)
+        return runs.require(self.run)
+
+
+@cache
+def session() -> Session:
+    """The session of this process's command line."""
+    return Session(invocation.parse(sys.argv[1:]))
+
+
+def _local_gpus() -> int:
+    from pipeline.agent import visible_gpus
+
+    return visible_gpus()
+
+
+def relative(path: Path) -> str:
+    """The path as a person in the project folder would type it."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)

@@ -1,0 +1,63 @@
+"""The shapes that dodo.py's tasks have. Whether a task is up to date is asked of the run folder, never of doit's database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from doit.exceptions import TaskFailed
+
+from pipeline.cli.invocation import VERBS
+from pipeline.errors import PacelineError
+
+Task = dict[str, Any]
+
+
+def always(verb: str, *, after: Sequence[str] = ()) -> Task:
+    """A task that runs whenever it is asked for."""
+    return {
+        "actions": [_action(verb)],
+        "task_dep": _dependencies(after),
+        "verbosity": 2,
+        "io": {"capture": False},  # doit would keep every line of a training in memory
+        "title": lambda task: _title(task.name),
+        **({"doc": VERBS[verb].summary} if verb in VERBS else {}),
+    }
+
+
+def until(verb: str, is_done: str, *, after: Sequence[str] = ()) -> Task:
+    """A task that runs until the function ``is_done`` of ``pipeline.cli.commands`` says that it is finished."""
+    return {**always(verb, after=after), "uptodate": [lambda: bool(getattr(_commands(), is_done)())]}
+
+
+def _commands() -> Any:
+    """Imported when a task runs: `doit list` needs nothing of it."""
+    from pipeline.cli import commands
+
+    return commands
+
+
+def _action(verb: str) -> Callable[[], Any]:
+    def run() -> Any:
+        try:
+            getattr(_commands(), verb)()
+        except PacelineError as error:
+            return TaskFailed(str(error))
+        return None
+
+    return run
+
+
+def _title(name: str) -> str:
+    return str(_commands().title(name.lstrip("_")))
+
+
+def _dependencies(after: Sequence[str]) -> list[str]:
+    """None where ``run=KEY`` names a run that exists already."""
+    if not after:
+        return []
+    import sys
+
+    from pipeline.cli import invocation
+
+    return [] if "run" in invocation.parse(sys.argv[1:]).options else list(after)

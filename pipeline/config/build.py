@@ -1,0 +1,160 @@
+"""From a resolved configuration to the typed objects that the pipeline works with. Pure, but for reading a hostfile."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import hostfile
+from pipeline.config.schema import RootConfig
+from pipeline.errors import UsageError, hint
+from pipeline.launchers import LAUNCHERS
+from pipeline.types import Cluster, Host
+from trainers import config as node
+
+CPU_RANKS = 2  # `auto` without a GPU: the same number everywhere, so that a run has one key on every laptop
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One run as configured: typed for the pipeline, ``resolved`` for config.json."""
+
+    train: node.TrainConfig
+    cluster: Cluster
+    tracking_enabled: bool
+    tracking_uri: str | None
+    tracking_experiment: str
+    runs_dir: Path
+    data_dir: Path
+    resolved: Mapping[str, Any]
+    overrides: tuple[str, ...]
+
+
+def build(resolved: dict[str, Any], overrides: tuple[str, ...], *, root: Path, local_gpus: int) -> RunConfig:
+    """Type and check a resolved configuration.
+
+    Args:
+        resolved: plain containers, as ``compose.resolve`` returns them.
+        root: what relative paths are relative to.
+        local_gpus: GPUs of this computer, for ``cluster.nproc_per_node=auto``.
+
+    Raises:
+        UsageError: a field that no code reads, or a value that cannot work.
+    """
+    _refuse_unknown(resolved)
+    try:
+        train = node.parse(resolved)
+    except (node.ConfigError, TypeError) as error:
+        raise UsageError(str(error)) from error
+    cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
+    check_batch(train.trainer.global_batch_size, cluster)
+    tracking, paths = resolved["tracking"], resolved["paths"]
+    return RunConfig(
+        train=train,
+        cluster=cluster,
+        tracking_enabled=tracking["enabled"],
+        tracking_uri=tracking["uri"],
+        tracking_experiment=tracking["experiment"],
+        runs_dir=root / paths["runs"],
+        data_dir=root / paths["data"],
+        resolved=resolved,
+        overrides=overrides,
+    )
+
+
+def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluster:
+    """Hosts and launch numbers from the ``cluster`` group. Raises UsageError."""
+    launcher = raw["launcher"]
+    if launcher not in LAUNCHERS:
+        raise UsageError(f"cluster.launcher={launcher!r} is not a launcher; {hint(str(launcher), LAUNCHERS)}")
+    nproc = _nproc(raw["nproc_per_node"], launcher, local_gpus)
+    hosts = tuple(_host(entry, raw, nproc) for entry in _entries(raw, root))
+    _refuse_duplicates(hosts)
+    ssh_config = raw["ssh_config"]
+    return Cluster(
+        launcher=launcher,
+        hosts=hosts,
+        ssh_config=str(root / Path(ssh_config).expanduser()) if ssh_config else None,
+        workdir=raw["workdir"],
+        connect_timeout_s=raw["connect_timeout_s"],
+        lease_s=raw["lease_s"],
+        max_restarts=raw["max_restarts"],
+    )
+
+
+def check_batch(global_batch_size: int, cluster: Cluster) -> None:
+    """Raises UsageError when the ranks can't share the global batch evenly; names the nearest sizes that work."""
+    ranks = cluster.world_size
+    if global_batch_size % ranks:
+        below, above = global_batch_size // ranks * ranks, -(-global_batch_size // ranks) * ranks
+        near = f"{below} or {above}" if below else f"{above}"
+        raise UsageError(
+            f"trainer.global_batch_size={global_batch_size} can't be shared by {ranks} ranks "
+            f"({cluster.nnodes} nodes); nearest that can: {near}"
+        )
+
+
+def _refuse_unknown(resolved: Mapping[str, Any]) -> None:
+    """``+key=value`` can add anything to a Hydra configuration; a key that nothing reads is a mistake."""
+    known = [item.name for item in dataclasses.fields(RootConfig)]
+    for key in resolved:
+        if key not in known:
+            raise UsageError(f"unknown key {key!r}; {hint(str(key), known)}")
+    for key in known:
+        if key not in resolved:
+            raise UsageError(f"{key} is missing: it was deleted; take ~{key} away")
+
+
+def _nproc(value: Any, launcher: str, local_gpus: int) -> int:
+    if value == "auto" and launcher == "local":
+        return local_gpus or CPU_RANKS
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        also = " or auto" if launcher == "local" else " (auto only for cluster=local: a run's key is taken before any host is asked)"
+        raise UsageError(f"cluster.nproc_per_node={value!r} must be a whole number from 1{also}")
+    return value
+
+
+def _entries(raw: dict[str, Any], root: Path) -> list[dict[str, Any]]:
+    """The host entries of `hosts`, of the hostfile, or this computer alone."""
+    if raw["launcher"] == "local":
+        if raw["hosts"] or raw["hostfile"]:
+            raise UsageError("cluster.hosts and cluster.hostfile need a launcher that reaches other hosts; use cluster=pssh")
+        return [{"name": "localhost"}]
+    if raw["hostfile"] is not None:
+        path = root / Path(raw["hostfile"]).expanduser()
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cluster.hostfile={raw['hostfile']}: {error}") from error
+        return [dataclasses.asdict(host) for host in hostfile.parse(text, str(raw["hostfile"]))]
+    if not raw["hosts"]:
+        raise UsageError("cluster.hosts is empty; name your hosts: cluster.hostfile=FILE or cluster.hosts=[{name: HOST}, …]")
+    return list(raw["hosts"])
+
+
+def _host(entry: dict[str, Any], raw: dict[str, Any], nproc: int) -> Host:
+    """One Host: what the entry leaves open comes from the cluster."""
+    own = entry.get("nproc_per_node")
+    if own is not None and own < 1:
+        raise UsageError(f"cluster.hosts {entry['name']}: nproc_per_node={own} must be at least 1")
+    return Host(
+        name=entry["name"],
+        nproc_per_node=own or nproc,
+        port=entry.get("port"),
+        user=entry.get("user"),
+        address=entry.get("address"),
+        interface=entry.get("interface") or raw["interface"],
+        python=entry.get("python") or raw["python"],
+        env={**raw["env"], **(entry.get("env") or {})},
+    )
+
+
+def _refuse_duplicates(hosts: tuple[Host, ...]) -> None:
+    seen: set[str] = set()
+    for host in hosts:
+        if host.label in seen:
+            raise UsageError(f"cluster.hosts names {host.label} twice; each node takes part once (more ranks: nproc_per_node)")
+        seen.add(host.label)

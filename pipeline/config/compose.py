@@ -1,0 +1,69 @@
+"""Hydra composition on the controller: the same result as a ``@hydra.main`` application, with errors in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.config.explain import explain, explain_interpolation
+from pipeline.config.schema import register
+
+ROOT = Path(__file__).resolve().parents[2]
+CONF_DIR = ROOT / "conf"
+CONFIG_NAME = "config"
+HYDRA_VERSION_BASE = "1.3"
+
+
+@contextmanager
+def _hydra() -> Iterator[None]:
+    """Hydra's global state, set up for one composition and put back as it was."""
+    register()
+    before = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONF_DIR), version_base=HYDRA_VERSION_BASE):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = before
+
+
+def compose_config(overrides: Sequence[str]) -> DictConfig:
+    """Compose ``conf/config.yaml`` with Hydra overrides, in the order given.
+
+    Raises:
+        UsageError: an override that Hydra refuses; the text names it, the nearest match and the valid options.
+    """
+    with _hydra():
+        try:
+            return compose(CONFIG_NAME, overrides=list(overrides))
+        except Exception as error:  # Hydra raises a dozen unrelated types, ValueError and AssertionError among them
+            raise explain(error, list(overrides), _composed_or_none) from error
+
+
+def _composed_or_none(overrides: Sequence[str]) -> DictConfig | None:
+    """The composition, or None where Hydra refuses it (only used while an error is explained)."""
+    try:
+        return compose(CONFIG_NAME, overrides=list(overrides))
+    except Exception:  # the same dozen types; the caller only wants to know whether it composes
+        return None
+
+
+def resolve(config: DictConfig) -> dict[str, Any]:
+    """Plain containers with every interpolation resolved.
+
+    Raises:
+        UsageError: an interpolation that leads nowhere, or a group that was deleted.
+    """
+    try:
+        container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise explain_interpolation(error) from error
+    assert isinstance(container, dict)  # the root of a Hydra configuration is a mapping
+    return {str(key): value for key, value in container.items()}

@@ -1,0 +1,106 @@
+"""Hydra's and OmegaConf's errors, turned into one line: field, value, nearest match, valid options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.errors import UsageError, hint
+
+Composer = Callable[[Sequence[str]], DictConfig | None]
+
+_UNKNOWN = (
+    re.compile(r"Could not override '([^']+)'"),
+    re.compile(r"Could not delete from config\. '([^']+)' does not exist"),
+    re.compile(r"Could not delete '([^'=]+)"),
+    re.compile(r"config group '([^']+)' does not exist"),
+    re.compile(r"Could not append to config(?: group)?\. '([^']+)'"),
+)
+
+
+def explain(error: Exception, overrides: list[str], composed: Composer) -> UsageError:
+    """The same error as one line. ``composed`` tells whether other overrides compose (it is called to find the culprit)."""
+    culprit = _culprit(overrides, composed)
+    for cause in _chain(error):
+        if isinstance(cause, OverrideParseException):
+            return UsageError(f"{cause.override!r} is not an override: {_first_line(cause)}; write key=value and quote values with , = [ ] {{ }} or spaces")
+        if isinstance(cause, MissingConfigException):
+            return _missing_option(cause, culprit)
+    text = " ".join(str(cause) for cause in _chain(error))
+    if "Ambiguous value" in text:
+        return UsageError(
+            f"{culprit}: several values are a sweep, and this command takes one; "
+            "write key=[a,b] for a list, key=\"'a,b'\" for a text with a comma, or sweep with python -m pipeline --multirun"
+        )
+    for pattern in _UNKNOWN:
+        if found := pattern.search(text):
+            return _unknown_key(found.group(1), [item for item in overrides if item != culprit], composed)
+    return UsageError(f"{culprit}: {_reason(error)}")
+
+
+def explain_interpolation(error: OmegaConfBaseException) -> UsageError:
+    """A value that is missing or refers to something that is not there, by its full key."""
+    if type(error).__name__ == "MissingMandatoryValue":
+        return UsageError(f"{error.full_key} is missing: it was deleted or set to ???; choose an option with {error.full_key}=…")
+    return UsageError(f"{error.full_key or 'configuration'}: {_first_line(error)}")
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _reason(error: Exception) -> str:
+    """The innermost cause says what is wrong with the value; the outer ones only say where."""
+    innermost = list(_chain(error))[-1]
+    return _first_line(innermost)
+
+
+def _culprit(overrides: list[str], composed: Composer) -> str:
+    """The first override without which the ones before it still compose."""
+    for index, item in enumerate(overrides):
+        if composed(overrides[: index + 1]) is None:
+            return item
+    return overrides[-1] if overrides else "conf/config.yaml"
+
+
+def _missing_option(error: MissingConfigException, culprit: str) -> UsageError:
+    missing = error.missing_cfg_file
+    name = str(missing[0] if isinstance(missing, list | tuple) and missing else missing)
+    group, _, option = name.rpartition("/")
+    return UsageError(f"{culprit}: {group or 'config'} has no option {option!r}; {hint(option, error.options or ())}")
+
+
+def _unknown_key(key: str, others: list[str], composed: Composer) -> UsageError:
+    config = composed(others)
+    if config is None:
+        config = composed([])
+    parent, names = "", _names(config)
+    parts = re.split(r"[./]", key.partition("@")[0])
+    for depth in range(len(parts) - 1, 0, -1):
+        node = OmegaConf.select(config, ".".join(parts[:depth])) if config is not None else None
+        if isinstance(node, DictConfig):
+            parent, names, parts = ".".join(parts[:depth]) + ".", _names(node), parts[depth:]
+            break
+    return UsageError(f"unknown key {key!r}; {hint(parts[0], [parent + name for name in names]) if not parent else _within(parent, parts[0], names)}")
+
+
+def _within(parent: str, word: str, names: list[str]) -> str:
+    from pipeline.errors import nearest
+
+    close = nearest(word, names)
+    start = f"did you mean {parent}{close}? " if close else ""
+    return f"{start}valid in {parent[:-1]}: {', '.join(sorted(names))}"
+
+
+def _names(node: DictConfig | None) -> list[str]:
+    return [str(name) for name in node] if node is not None else []

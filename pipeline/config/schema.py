@@ -1,0 +1,90 @@
+"""Typed schemas of every configuration group, registered with Hydra under the group ``schema``.
+
+The training groups take their schemas from ``trainers.config``, so both halves read the same fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+from trainers import config as node
+
+
+@dataclass(kw_only=True)
+class HostConfig:
+    """One entry of ``cluster.hosts``; what is None is taken from the cluster."""
+
+    name: str = MISSING
+    port: int | None = None
+    user: str | None = None
+    address: str | None = None
+    interface: str | None = None
+    nproc_per_node: int | None = None
+    python: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class ClusterConfig:
+    """Which hosts, how many ranks on each, and how they are reached. Times in seconds."""
+
+    launcher: str = "local"
+    hosts: list[HostConfig] = field(default_factory=list)
+    hostfile: str | None = None  # replaces `hosts`: one `user@host:port slots=N` a line
+    nproc_per_node: Any = "auto"  # int or auto (local only: GPUs, or 2 CPU ranks); OmegaConf 2.3 fails on int | str
+    ssh_config: str | None = None  # an ssh_config file besides your own ~/.ssh/config
+    interface: str | None = None  # network interface for the collectives, on every host
+    python: str | None = None  # interpreter on the hosts; None: the controller's where it exists, else python3
+    workdir: str | None = None  # scratch folder on the hosts; None: ~/.cache/paceline
+    env: dict[str, str] = field(default_factory=dict)
+    connect_timeout_s: float = 5.0
+    lease_s: float = 600.0  # a host ends its part of a run when the controller is gone for this long
+    max_restarts: int = 0  # further attempts, from the last checkpoint, when a run fails
+
+
+@dataclass(kw_only=True)
+class TrackingConfig:
+    """Where MLflow keeps its records; uri None is a sqlite file in the project."""
+
+    enabled: bool = True
+    uri: str | None = None
+    experiment: str = "paceline"
+
+
+@dataclass(kw_only=True)
+class PathsConfig:
+    """Folders, relative to the project unless absolute."""
+
+    runs: str = "runs"
+    data: str = "data"
+
+
+@dataclass(kw_only=True)
+class RootConfig:
+    """The whole configuration of a run."""
+
+    seed: int = 0
+    dataset: node.DatasetConfig = MISSING
+    model: node.ModelConfig = MISSING
+    optimizer: node.OptimizerConfig = MISSING
+    schedule: node.ScheduleConfig = MISSING
+    trainer: node.TrainerConfig = MISSING
+    strategy: node.StrategyConfig = MISSING
+    cluster: ClusterConfig = MISSING
+    tracking: TrackingConfig = MISSING
+    paths: PathsConfig = field(default_factory=PathsConfig)
+
+
+def register() -> None:
+    """Put all schemas into Hydra's store; calling it twice does no harm."""
+    store: Any = ConfigStore.instance()
+    store.store(group="schema", name="root", node=RootConfig)
+    store.store(group="schema", name="cluster", node=ClusterConfig)
+    store.store(group="schema", name="tracking", node=TrackingConfig)
+    for group, schemas in node.SCHEMAS.items():
+        for name, schema in schemas.items():
+            store.store(group=f"schema/{group}", name=name, node=schema)

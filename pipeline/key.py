@@ -1,0 +1,84 @@
+"""The content key: a run is decided by what it is made of.
+
+Five parts: the configuration without what only says where; the node half's import closure with a digest
+per file; the digest of the data pack; the environment (Python and what the closure imports); the topology.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.closure import Closure
+from pipeline.files import canonical_json, sha256_file, sha256_text
+from pipeline.types import Cluster
+
+KEY_VERSION = 1
+KEY_LENGTH = 12
+
+_WHERE = ("cluster", "tracking", "paths")  # where it runs and who is told; the topology part holds the rest
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContentKey:
+    """``short`` names the run folder; ``parts`` is what key.json holds."""
+
+    digest: str
+    parts: Mapping[str, Any]
+
+    @property
+    def short(self) -> str:
+        return self.digest[:KEY_LENGTH]
+
+
+def content_key(
+    *, config: Mapping[str, Any], code: Mapping[str, str], data_digest: str, environment: Mapping[str, str], cluster: Cluster
+) -> ContentKey:
+    """Digest the five parts. Pure: equal inputs give equal keys, in whatever order their fields stand."""
+    parts: dict[str, Any] = {
+        "version": KEY_VERSION,
+        "config": canonical_config(config),
+        "code": dict(sorted(code.items())),
+        "data": data_digest,
+        "environment": dict(sorted(environment.items())),
+        "topology": topology(cluster),
+    }
+    return ContentKey(digest=sha256_text(canonical_json(parts)), parts=parts)
+
+
+def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration without hosts, ports, tracking, folders and the data's address (its digest counts instead)."""
+    kept = {name: copy.deepcopy(value) for name, value in config.items() if name not in _WHERE}
+    if isinstance(kept.get("dataset"), dict):
+        kept["dataset"].pop("source", None)
+    return kept
+
+
+def topology(cluster: Cluster) -> dict[str, Any]:
+    """How the ranks are spread, and the environment each node is given (it can change the arithmetic)."""
+    return {
+        "nnodes": cluster.nnodes,
+        "nproc_per_node": [host.nproc_per_node for host in cluster.hosts],
+        "env": [dict(sorted(host.env.items())) for host in cluster.hosts],
+    }
+
+
+def code_digests(root: Path, closure: Closure) -> dict[str, str]:
+    """sha256 per file of the closure, by its path under the project root. Raises OSError."""
+    return {path.as_posix(): sha256_file(root / path) for path in closure.files}
+
+
+def environment(closure: Closure) -> dict[str, str]:
+    """Python and the version of each third-party package that the closure imports; 'absent' where it isn't installed."""
+    versions = {"python": platform.python_version()}
+    for name in closure.third_party:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "absent"
+    return versions

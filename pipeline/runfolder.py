@@ -1,0 +1,124 @@
+"""The run folder: where everything that is known of a run stands, and whether it is finished and intact."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.files import sha256_file, write_atomic, write_json
+from pipeline.key import ContentKey
+from pipeline.types import State
+
+TARGETS = ("checkpoints/final.pt", "metrics.jsonl", "predictions.json", "evaluation/report.json")
+"""The files that result.json vouches for."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run. The folder's name is the run key."""
+
+    path: Path
+
+    @property
+    def key(self) -> str:
+        return self.path.name
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.path.parent / f".{self.key}.lock"
+
+    def prepare(self, *, root: Path, key: ContentKey, config: Mapping[str, Any], config_yaml: str, pack_path: Path) -> None:
+        """Lay the folder out before a launch: key.json, the configuration, the code snapshot and the data link.
+
+        The snapshot holds exactly the files that were hashed: what is not in the key cannot be imported.
+        """
+        write_json(self.path / "key.json", {"key": key.short, "digest": key.digest, **key.parts})
+        write_json(self.path / "config.json", config)
+        write_atomic(self.path / "config.yaml", config_yaml)
+        code = self.path / "code"
+        shutil.rmtree(code, ignore_errors=True)
+        for name in key.parts["code"]:
+            write_atomic(code / name, (root / name).read_bytes())
+        link = self.path / "data"
+        if link.is_symlink():
+            link.unlink()
+        link.symlink_to(pack_path.resolve(), target_is_directory=True)
+
+    def code_matches(self, key: ContentKey) -> bool:
+        """Whether the snapshot holds the bytes that the key was taken of (an edit can slip between the two)."""
+        return all(sha256_file(self.path / "code" / name) == digest for name, digest in key.parts["code"].items())
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """A JSON object of the folder, or None where it is missing or torn."""
+        try:
+            value = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return value if isinstance(value, dict) else None
+
+    def write_result(self, *, key: ContentKey, summary: Mapping[str, Any], hosts: list[str], attempts: int, duration_s: float, mlflow_run_id: str | None) -> None:
+        """result.json, last and atomically, with a fingerprint of each target."""
+        write_json(
+            self.result,
+            {
+                **summary,
+                "state": State.FINISHED,
+                "key": key.short,
+                "digest": key.digest,
+                "hosts": hosts,
+                "attempts": attempts,
+                "duration_s": round(duration_s, 3),
+                "mlflow_run_id": mlflow_run_id,
+                "files": {name: _fingerprint(self.path / name) for name in TARGETS if (self.path / name).exists()},
+            },
+        )
+
+    def stale_because(self, key: ContentKey) -> str | None:
+        """None when the run is finished and intact; otherwise the reason in a few words."""
+        result = self.read_json("result.json")
+        if result is None:
+            return "not finished yet"
+        if result.get("digest") != key.digest:
+            return "result.json belongs to another key"
+        files = result.get("files")
+        if not isinstance(files, dict):
+            return "result.json names no files"
+        for name, expected in files.items():
+            reason = _changed(self.path / name, expected)
+            if reason:
+                return f"{name} {reason}"
+        return None
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    stat = path.stat()
+    return {"sha256": sha256_file(path), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+
+
+def _changed(path: Path, expected: Mapping[str, Any]) -> str | None:
+    """Size first, then the bytes unless the time stamp is the recorded one (hashing 90 MB on every call is dear)."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return "is missing"
+    if stat.st_size != expected["bytes"]:
+        return f"has {stat.st_size} bytes, {expected['bytes']} were written"
+    if stat.st_mtime_ns != expected["mtime_ns"] and sha256_file(path) != expected["sha256"]:
+        return "was altered"
+    return None

@@ -1,0 +1,194 @@
+"""One run from configuration to result.json: key, launch, attempts, evaluation, record."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import data, journal, provenance
+from pipeline.closure import import_closure
+from pipeline.config.build import RunConfig
+from pipeline.errors import Killed, PacelineError, TrainingError
+from pipeline.files import write_atomic, write_json
+from pipeline.key import ContentKey, code_digests, content_key, environment
+from pipeline.launch import run_attempt
+from pipeline.recorder import Recorder
+from pipeline.runfolder import RunFolder
+from pipeline.types import State
+
+ENTRY = "trainers.classifier"
+_LOCK_POLL_S = 0.2
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A configured run whose data is in place, so that its key is known."""
+
+    config: RunConfig
+    pack: data.Pack
+    key: ContentKey
+    folder: RunFolder
+    root: Path
+
+    @property
+    def reason(self) -> str | None:
+        """Why it must run, or None when it is finished and intact."""
+        return self.folder.stale_because(self.key)
+
+
+def prepare(config: RunConfig, root: Path) -> Run | None:
+    """The run with its key, or None while its data isn't fetched. Starts nothing, imports no torch."""
+    pack = data.find(config.train.dataset, config.data_dir)
+    if pack is None:
+        return None
+    train = config.train
+    chosen = (train.model.name, train.optimizer.name, train.schedule.name, train.strategy.name)
+    closure = import_closure(root, ENTRY, chosen)
+    key = content_key(
+        config=config.resolved,
+        code=code_digests(root, closure),
+        data_digest=pack.digest,
+        environment=environment(closure),
+        cluster=config.cluster,
+    )
+    return Run(config=config, pack=pack, key=key, folder=RunFolder(config.runs_dir / key.short), root=root)
+
+
+def train(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say) -> dict[str, Any]:
+    """Bring the run to FINISHED and return result.json; a second caller with the same key waits for the first.
+
+    Raises:
+        HostError: a host can't take part.
+        TrainingError: every attempt failed.
+        Killed: stopped by Ctrl-C or SIGTERM.
+    """
+    from filelock import FileLock, Timeout
+
+    run.folder.path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(run.folder.lock)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say(f"another command is training {run.key.short}; waiting for it")
+        lock.acquire(poll_interval=_LOCK_POLL_S)
+    try:
+        if run.reason is None:
+            say(f"{run.key.short} was finished by the other command")
+        else:
+            _finish(run, config_yaml=config_yaml, argv=argv, say=say)
+    finally:
+        lock.release()
+    result = run.folder.read_json("result.json")
+    if result is None:
+        raise TrainingError(f"{run.folder.result} is not readable after the run")
+    return result
+
+
+def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say) -> None:
+    """Whatever is still to do: launch, evaluation, record, result.json."""
+    started = time.time()
+    recorder = Recorder(run.folder.path, run.config, run.root)
+    if not _trained(run):
+        _lay_out(run, config_yaml=config_yaml, argv=argv, now=started)
+        _attempts(run, recorder, say)
+    summary = run.folder.read_json("summary.json")
+    if summary is None:
+        raise TrainingError(f"{run.folder.summary} is not readable though every node ended well")
+    evaluate_in_child(run.folder.path)
+    number = journal.attempts(run.folder.journal)
+    _note(run, State.FINISHED, number)
+    mlflow_run_id = recorder.finish(say)
+    run.folder.write_result(
+        key=run.key,
+        summary=summary,
+        hosts=[host.label for host in run.config.cluster.hosts],
+        attempts=number,
+        duration_s=time.time() - started,
+        mlflow_run_id=mlflow_run_id,
+    )
+
+
+def _trained(run: Run) -> bool:
+    """Whether the node half has ended well under this very key (the controller died before it wrote the result)."""
+    known = run.folder.read_json("key.json")
+    return bool(known and known.get("digest") == run.key.digest and run.folder.read_json("summary.json")) and all(
+        (run.folder.path / name).exists() for name in ("checkpoints/final.pt", "metrics.jsonl", "predictions.json")
+    )
+
+
+def _lay_out(run: Run, *, config_yaml: str, argv: Sequence[str], now: float) -> None:
+    run.folder.result.unlink(missing_ok=True)
+    run.folder.summary.unlink(missing_ok=True)
+    run.folder.prepare(
+        root=run.root, key=run.key, config=run.config.resolved, config_yaml=config_yaml, pack_path=run.pack.path
+    )
+    if not run.folder.code_matches(run.key):
+        raise PacelineError("trainers/ was edited while the run was being prepared", try_="the same command again")
+    origin, patch = provenance.collect(
+        root=run.root,
+        argv=argv,
+        overrides=run.config.overrides,
+        hosts=[host.label for host in run.config.cluster.hosts],
+        unix_time=now,
+    )
+    write_json(run.folder.path / "provenance.json", origin.as_json())
+    write_atomic(run.folder.path / "changes.patch", patch)
+
+
+def _attempts(run: Run, recorder: Recorder, say: Say) -> None:
+    """Attempt after attempt, each from the last checkpoint, until one ends well or none is left."""
+    first = journal.attempts(run.folder.journal) + 1
+    last = first + run.config.cluster.max_restarts
+    for number in range(first, last + 1):
+        _note(run, State.PLANNED, number)
+        try:
+            run_attempt(
+                cluster=run.config.cluster,
+                run_dir=run.folder.path,
+                run_key=run.key.short,
+                pack_dir=run.pack.path,
+                pack_digest=run.pack.digest,
+                attempt=number,
+                trainer=ENTRY,
+                on_line=lambda line: say(f"{line.host}:{'-' if line.rank is None else line.rank} | {line.text}"),
+                on_start=lambda number=number: _on_start(run, recorder, number),
+            )
+            return
+        except Killed as error:
+            _note(run, State.KILLED, number, str(error))
+            recorder.finish(say)
+            raise
+        except TrainingError as error:
+            _note(run, State.FAILED, number, error.what)
+            if number == last:
+                recorder.finish(say)
+                raise
+            say(f"{error}\nattempt {number} failed; starting attempt {number + 1} of {last} from the last checkpoint")
+        except PacelineError as error:
+            _note(run, State.FAILED, number, error.what)
+            recorder.finish(say)
+            raise
+
+
+def _on_start(run: Run, recorder: Recorder, number: int) -> None:
+    _note(run, State.RUNNING, number)
+    recorder.start()
+
+
+def _note(run: Run, state: State, attempt: int, detail: str = "") -> None:
+    journal.append(run.folder.journal, journal.Entry(state=state, attempt=attempt, time=time.time(), detail=detail))
+
+
+def evaluate_in_child(run_dir: Path) -> None:
+    """The scikit-learn report, made in a process of its own so that the controller stays small. Raises PacelineError."""
+    from pipeline.shell import run as run_process
+
+    done = run_process([sys.executable, "-m", "pipeline.evaluation", str(run_dir)], timeout_s=300.0)
+    if done.code != 0:
+        raise PacelineError(f"the evaluation report of {run_dir.name} failed: {done.stderr.strip()}")
