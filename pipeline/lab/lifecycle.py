@@ -1,0 +1,138 @@
+"""Raise, look at and remove the lab of a project folder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.errors import HostError, UsageError
+from pipeline.lab import host as lab_host
+from pipeline.lab import network, requirements, state
+from pipeline.lab.state import Lab
+
+_MAX_HOSTS = 64
+_LOCK_S = 60.0
+_LOCK_POLL_S = 0.02
+
+
+def up(root: Path, hosts: int) -> Lab:
+    """The running lab of ``root`` with that many hosts: found, repaired, or made (about a second).
+
+    A host whose ssh server died is started again with its files kept; a lab that was left by a crash
+    or by a restart of the machine is removed and made anew.
+
+    Raises:
+        HostError: this machine can't run a lab, or a part of it did not come up.
+        UsageError: a wrong number of hosts, or a lab with another number runs here.
+    """
+    _require()
+    root = _checked_root(root)
+    if not 1 <= hosts <= _MAX_HOSTS:
+        raise UsageError(
+            f"lab: hosts={hosts} is out of range; valid: 1 to {_MAX_HOSTS}", try_="doit lab hosts=2"
+        )
+    with _lock():
+        lab = state.load(root)
+        if lab is not None and _usable(lab, root):
+            if len(lab.hosts) != hosts:
+                raise UsageError(
+                    f"lab: one of {len(lab.hosts)} hosts runs here, hosts={hosts} was asked for",
+                    try_=f"doit lab down=1 && doit lab hosts={hosts}",
+                )
+            return _repaired(lab)
+        _remove(root)
+        return _make(root, hosts)
+
+
+def down(root: Path) -> tuple[str, ...]:
+    """Remove the lab of ``root``, whatever is left of it; the names of what was removed (empty: nothing)."""
+    _require()
+    with _lock():
+        return _remove(_checked_root(root))
+
+
+def status(root: Path) -> Lab | None:
+    """The lab of ``root`` as it is now (``lab.running``: every ssh server lives); None: there is none."""
+    return state.load(root.resolve())
+
+
+def _require() -> None:
+    if (reason := requirements.missing()) is not None:
+        raise reason
+
+
+def _checked_root(root: Path) -> Path:
+    root = root.resolve()
+    refused = [sign for sign in ('"', "\\", "${", "\n") if sign in str(root)]
+    if refused:
+        raise HostError(
+            f"lab: the folder {str(root)!r} has {refused[0]!r} in its path, which ssh_config can't quote",
+            try_="move the project to a folder without it",
+        )
+    return root
+
+
+@contextlib.contextmanager
+def _lock() -> Iterator[None]:
+    """One lab operation at a time per network namespace; the kernel lets go of it when a process dies."""
+    with Path("/proc/self/ns/net").open("rb") as file:
+        deadline = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise HostError(f"lab: another `doit lab` has been at work for {_LOCK_S:g} s") from None
+                time.sleep(_LOCK_POLL_S)
+        yield
+
+
+def _usable(lab: Lab, root: Path) -> bool:
+    """True if the lab was made whole, in this very place, and its namespaces stand."""
+    expected = {lab.switch, *(host.namespace for host in lab.hosts)}
+    return lab.root == root and lab.ssh_config.exists() and expected == set(network.namespaces(lab.id))
+
+
+def _repaired(lab: Lab) -> Lab:
+    for host in lab.hosts:
+        network.mend(lab, host.name)
+        if host.sshd_pid is None:
+            lab_host.start(host)
+    return _ready(lab)
+
+
+def _make(root: Path, hosts: int) -> Lab:
+    id_ = state.lab_id(root)
+    state.folder(root).mkdir(exist_ok=True)
+    state.journal(root, id_, hosts, network.free_subnet(id_))
+    lab = state.load(root)
+    assert lab is not None
+    try:
+        network.connect(lab)
+        lab_host.write_files(lab)
+        for host in lab.hosts:
+            lab_host.start(host)
+        return _ready(lab)
+    except BaseException:
+        _remove(root)
+        raise
+
+
+def _ready(lab: Lab) -> Lab:
+    lab_host.wait_ready(lab)
+    ready = state.load(lab.root)
+    assert ready is not None
+    return ready
+
+
+def _remove(root: Path) -> tuple[str, ...]:
+    lab = state.load(root)
+    removed = []
+    for id_ in sorted({state.lab_id(root), *([lab.id] if lab else [])}):
+        removed += network.disconnect(id_)
+    lab_host.remove_files(root)
+    return tuple(removed)

@@ -1,0 +1,155 @@
+"""The lab's wires: a bridge in a namespace of its own, one port per host, one uplink to the controller.
+
+The bridge does not stand in the controller's namespace, so that firewall rules for forwarded packets
+(Docker's ``FORWARD DROP`` with br_netfilter) never meet the traffic between two hosts.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.errors import HostError
+from pipeline.lab.requirements import command
+from pipeline.lab.state import Lab, namespace, uplink
+
+_END_S = 10.0
+_NETNS = Path("/run/netns")
+_NETNS_OURS = Path("/run/paceline-made-netns")  # stands while /run/netns exists because of a lab
+
+
+def free_subnet(id_: str) -> str:
+    """A /24 that overlaps no address and no route (but the default one) of this machine.
+
+    The kernel's own tables are the register: call it, and give the uplink its address, under one lock.
+    """
+    taken = [ipaddress.ip_network(text, strict=False) for text in _taken()]
+    start = int(id_, 16)
+    for block in ("10.83", "198.18", "198.19"):
+        for index in range(256):
+            subnet = ipaddress.ip_network(f"{block}.{(start + index) % 256}.0/24")
+            if not any(subnet.overlaps(other) for other in taken):
+                return str(subnet)
+    raise HostError(
+        "lab: no free /24 in 10.83.0.0/16 and 198.18.0.0/15", try_="ip route, and free one of them"
+    )
+
+
+def _taken() -> Iterator[str]:
+    for link in json.loads(command("ip", "-4", "-j", "addr") or "[]"):
+        for address in link.get("addr_info", ()):
+            yield f"{address['local']}/{address['prefixlen']}"
+    for route in json.loads(command("ip", "-4", "-j", "route", "show", "table", "all") or "[]"):
+        if route["dst"] != "default":
+            yield route["dst"]
+
+
+def connect(lab: Lab) -> None:
+    """Make the namespaces, the bridge and the links. Raises HostError with what ``ip`` said."""
+    if not _NETNS.exists():
+        _NETNS_OURS.touch()
+    for name in (lab.switch, *(host.namespace for host in lab.hosts)):
+        command("ip", "netns", "add", name)
+    up, base = uplink(lab.id), lab.subnet.rsplit(".", 1)[0]
+    lines = [
+        f"link add {up} type veth peer name uplink netns {lab.switch}",
+        f"addr add {base}.1/24 dev {up}",
+        f"link set {up} up",
+    ]
+    ports = [
+        "link add br0 type bridge stp_state 0 forward_delay 0",
+        "link set br0 up",
+        "link set uplink master br0 up",
+    ]
+    for host in lab.hosts:
+        lines.append(
+            f"link add {host.name} netns {lab.switch} type veth peer name eth0 netns {host.namespace}"
+        )
+        ports.append(f"link set {host.name} master br0 up")
+    command("ip", "-batch", "-", stdin="\n".join(lines))
+    command("ip", "-n", lab.switch, "-batch", "-", stdin="\n".join(ports))
+    for host in lab.hosts:
+        inside = f"link set lo up\naddr add {host.address}/24 dev eth0\nlink set eth0 up"
+        command("ip", "-n", host.namespace, "-batch", "-", stdin=inside)
+
+
+def namespaces(id_: str) -> list[str]:
+    """The lab's namespaces that exist now, whatever its journal says."""
+    prefix = namespace(id_, "")
+    found = json.loads(command("ip", "-j", "netns", "list") or "[]")
+    return sorted(entry["name"] for entry in found if entry["name"].startswith(prefix))
+
+
+def disconnect(id_: str) -> list[str]:
+    """End every process in the lab's namespaces, remove them and the uplink; what was removed."""
+    removed = []
+    for name in namespaces(id_):
+        end_processes(name)
+        command("ip", "netns", "delete", name)
+        removed.append(name)
+    if Path(f"/sys/class/net/{uplink(id_)}").exists():
+        command("ip", "link", "delete", uplink(id_))
+        removed.append(uplink(id_))
+    _leave_no_netns_folder()
+    return removed
+
+
+def _leave_no_netns_folder() -> None:
+    """Undo what the first ``ip netns add`` on this machine did, once no namespace of anybody is left."""
+    if not _NETNS_OURS.exists() or (_NETNS.exists() and any(_NETNS.iterdir())):
+        return
+    if _NETNS.is_mount():
+        command("umount", str(_NETNS))
+    if _NETNS.exists():
+        _NETNS.rmdir()
+    _NETNS_OURS.unlink()
+
+
+def end_processes(name: str) -> None:
+    """SIGKILL all processes of a network namespace until none is left. Raises HostError after 10 s."""
+    deadline = time.monotonic() + _END_S
+    while pids := command("ip", "netns", "pids", name).split():
+        for pid in pids:
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        if time.monotonic() > deadline:
+            raise HostError(
+                f"lab: processes {', '.join(pids)} in {name} survive SIGKILL", try_="doit lab down=1"
+            )
+        time.sleep(0.01)
+
+
+def cut(lab: Lab, host: str) -> None:
+    """Pull the host's cable: packets are lost both ways and nobody is told."""
+    command("ip", "-n", lab.switch, "link", "set", lab.host(host).name, "down")
+
+
+def mend(lab: Lab, host: str) -> None:
+    """Put the cable back and lift a limit."""
+    command("ip", "-n", lab.switch, "link", "set", lab.host(host).name, "up")
+    for name, device in _ends(lab, host):
+        if "tbf" in command("tc", "-n", name, "qdisc", "show", "dev", device):
+            command("tc", "-n", name, "qdisc", "delete", "dev", device, "root")
+
+
+def limit(lab: Lab, host: str, rate_mbit: float) -> None:
+    """Hold the host's link to ``rate_mbit`` (10^6 bits/s) each way. Needs ``tc`` and the kernel's sch_tbf."""
+    burst_bytes = max(
+        64 << 10, int(rate_mbit * 1e6 / 8 * 0.004)
+    )  # a few timer ticks: less would never reach the rate
+    rate = [f"rate {rate_mbit}mbit", f"burst {burst_bytes}b", "latency 100ms"]
+    for name, device in _ends(lab, host):
+        words = " ".join(["qdisc", "replace", "dev", device, "root", "tbf", *rate]).split()
+        command("tc", "-n", name, *words)
+
+
+def _ends(lab: Lab, host: str) -> list[tuple[str, str]]:
+    """(namespace, interface) of both ends of the host's cable: each shapes what leaves it."""
+    return [(lab.switch, lab.host(host).name), (lab.host(host).namespace, "eth0")]

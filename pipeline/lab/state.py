@@ -1,0 +1,165 @@
+"""What a lab is: its names, where its files lie, and which of its processes live."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import HostError, hint
+from pipeline.files import write_json
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabHost:
+    """One host of the lab. Process ids are the ones that the controller sees; None: not running.
+
+    ``scratch`` holds the folders that the host has as its home, /tmp and /var/tmp.
+    """
+
+    name: str
+    address: str
+    namespace: str
+    folder: Path
+    init_pid: int | None
+    sshd_pid: int | None
+
+    @property
+    def scratch(self) -> Path:
+        return self.folder / "scratch"
+
+    @property
+    def home(self) -> Path:
+        """Where the controller sees the files that the host has in its ``~``."""
+        return self.scratch / "home"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lab:
+    """The lab of one project folder. ``subnet`` like ``10.83.7.0/24``; hosts ordered by number."""
+
+    id: str
+    root: Path
+    subnet: str
+    hosts: tuple[LabHost, ...]
+
+    @property
+    def ssh_config(self) -> Path:
+        return folder(self.root) / "ssh_config"
+
+    @property
+    def switch(self) -> str:
+        """Name of the namespace that holds the bridge and one port per host, named as the host."""
+        return namespace(self.id, "switch")
+
+    @property
+    def running(self) -> bool:
+        return all(host.sshd_pid is not None for host in self.hosts)
+
+    def host(self, name: str) -> LabHost:
+        """The host of that name. Raises HostError with the valid names."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        raise HostError(f"lab: no host {name!r}; {hint(name, [host.name for host in self.hosts])}")
+
+
+def folder(root: Path) -> Path:
+    return root / ".lab"
+
+
+def lab_id(root: Path) -> str:
+    """Eight hex digits that follow from the path, so that a lab is found again when its folder was lost."""
+    return hashlib.sha256(str(root).encode()).hexdigest()[:8]
+
+
+def namespace(id_: str, name: str) -> str:
+    return f"pl-{id_}-{name}"
+
+
+def uplink(id_: str) -> str:
+    """The controller's interface into the lab (at most 15 characters, IFNAMSIZ)."""
+    return f"pl{id_}"
+
+
+def journal(root: Path, id_: str, hosts: int, subnet: str) -> None:
+    """Write down what is about to be made; everything else follows from these four values."""
+    record = {"version": _VERSION, "id": id_, "root": str(root), "hosts": hosts, "subnet": subnet}
+    write_json(folder(root) / "state.json", record)
+
+
+def load(root: Path) -> Lab | None:
+    """The lab that the journal tells of, with the processes that live now; None where there is no journal."""
+    record = _read(root)
+    if record is None or _is_copy(root, record):
+        return None
+    base = record["subnet"].rsplit(".", 1)[0]
+    hosts = tuple(
+        _host(root, record["id"], f"node{index}", f"{base}.{10 + index}") for index in range(record["hosts"])
+    )
+    return Lab(id=record["id"], root=Path(record["root"]), subnet=record["subnet"], hosts=hosts)
+
+
+def _read(root: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads((folder(root) / "state.json").read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return record if isinstance(record, dict) and record.get("version") == _VERSION else None
+
+
+def _is_copy(root: Path, record: dict[str, Any]) -> bool:
+    """True where the whole checkout was copied: the lab then belongs to the place it was copied from."""
+    origin = Path(record["root"])
+    if origin == root:
+        return False
+    there = _read(origin)
+    return there is not None and there["id"] == record["id"]
+
+
+def _host(root: Path, id_: str, name: str, address: str) -> LabHost:
+    place = folder(root) / name
+    init = _live_init(place)
+    return LabHost(
+        name=name,
+        address=address,
+        namespace=namespace(id_, name),
+        folder=place,
+        init_pid=init,
+        sshd_pid=None if init is None else _child(init, "sshd"),
+    )
+
+
+def _live_init(place: Path) -> int | None:
+    """The pid in ``place/init`` if that very process (same start time) still runs."""
+    try:
+        pid, started = (place / "init").read_text().split()
+    except (FileNotFoundError, ValueError):
+        return None
+    stat = _stat(int(pid))
+    return int(pid) if stat is not None and stat[21] == started else None
+
+
+def _child(parent: int, command: str) -> int | None:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            stat = _stat(int(entry.name))
+            if stat is not None and stat[1] == command and stat[3] == str(parent):
+                return int(entry.name)
+    return None
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat (the command without its brackets); None: gone or a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    head, rest = text.rsplit(")", 1)
+    number, name = head.split(" (", 1)
+    fields = [number, name, *rest.split()]
+    return None if fields[2] in "ZX" else fields
