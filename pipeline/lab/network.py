@@ -103,7 +103,8 @@ def _leave_no_netns_folder() -> None:
     """Undo what the first ``ip netns add`` on this machine did, once no namespace of anybody is left."""
     if not _NETNS_OURS.exists() or (_NETNS.exists() and any(_NETNS.iterdir())):
         return
-    if _NETNS.is_mount():
+    mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    if str(_NETNS) in mounted:  # a folder bound to itself, which Path.is_mount() can't see
         command("umount", str(_NETNS))
     if _NETNS.exists():
         _NETNS.rmdir()
