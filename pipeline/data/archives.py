@@ -1,0 +1,121 @@
+"""Take the wanted files out of a tar or zip archive that nobody vouches for."""
+
+from __future__ import annotations
+
+import lzma
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from pipeline.data import disk
+from pipeline.errors import DataError
+
+SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".zip")
+_MAX_MEMBERS = 10_000
+_MAX_BYTES = 2 << 30  # unpacked, all members together; the official sets have less than a tenth
+_COPY_BYTES = 1 << 20
+_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, RuntimeError)
+
+
+def extract(archive: Path, wanted: Mapping[str, int], folder: Path) -> None:
+    """Write the members whose file name is in ``wanted`` (name → most bytes) flat into ``folder``.
+
+    Only those are ever written, each under its own known name, so no member can choose where it lands. An
+    archive with a hostile member (absolute or ``..`` path, link, device, too large) is refused whole.
+
+    Raises:
+        DataError: not a tar or zip archive, damaged, hostile or too large.
+    """
+    with disk.room(folder, sum(wanted.values())), _damage_as_data_error(archive):
+        if zipfile.is_zipfile(archive):
+            _extract_zip(archive, wanted, folder)
+        elif tarfile.is_tarfile(archive):
+            _extract_tar(archive, wanted, folder)
+        else:
+            raise DataError(f"{archive} is neither a tar nor a zip archive, or it is cut off")
+
+
+@contextmanager
+def _damage_as_data_error(archive: Path) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGE as error:
+        raise DataError(f"{archive} is damaged or cut off: {error or type(error).__name__}") from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise DataError(f"{archive} is damaged: {error}") from error  # gzip and bz2 raise bare OSErrors
+
+
+def _extract_tar(archive: Path, wanted: Mapping[str, int], folder: Path) -> None:
+    """In one pass, as a stream: an archive is decompressed once."""
+    with tarfile.open(archive, "r|*") as tar:
+        budget = _Budget(archive)
+        for member in tar:
+            budget.spend(member.name, member.size)
+            if member.issym() or member.islnk():
+                raise _hostile(archive, member.name, "is a link")
+            try:
+                tarfile.data_filter(member, str(folder))
+            except tarfile.FilterError as error:
+                raise _hostile(archive, member.name, str(error)) from error
+            name = PurePosixPath(member.name).name
+            if member.isfile() and name in wanted:
+                content = tar.extractfile(member)
+                assert content is not None  # it is a regular file
+                _copy(archive, content, folder / name, wanted[name])
+
+
+def _extract_zip(archive: Path, wanted: Mapping[str, int], folder: Path) -> None:
+    with zipfile.ZipFile(archive) as bundle:
+        budget = _Budget(archive)
+        for member in bundle.infolist():
+            budget.spend(member.filename, member.file_size)
+            path = PurePosixPath(member.filename.replace("\\", "/"))
+            mode = member.external_attr >> 16
+            if path.is_absolute() or ".." in path.parts or (path.parts[:1] and ":" in path.parts[0]):
+                raise _hostile(archive, member.filename, "lies outside the archive's folder")
+            if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise _hostile(archive, member.filename, "is a link or a device")
+            if not member.is_dir() and path.name in wanted:
+                with bundle.open(member) as content:
+                    _copy(archive, content, folder / path.name, wanted[path.name])
+
+
+class _Budget:
+    """Counts members and the bytes they declare."""
+
+    def __init__(self, archive: Path) -> None:
+        self.archive = archive
+        self.members = self.total_bytes = 0
+
+    def spend(self, name: str, size_bytes: int) -> None:
+        self.members += 1
+        self.total_bytes += size_bytes
+        if self.members > _MAX_MEMBERS:
+            raise _hostile(self.archive, name, f"is one of more than {_MAX_MEMBERS} members")
+        if self.total_bytes > _MAX_BYTES:
+            too_much = f"brings the unpacked size to {self.total_bytes} bytes (limit {_MAX_BYTES})"
+            raise _hostile(self.archive, name, too_much)
+
+
+def _copy(archive: Path, content: IO[bytes], path: Path, max_bytes: int) -> None:
+    """Count the real bytes: what an archive declares may be a lie."""
+    if path.exists():
+        raise _hostile(archive, path.name, "is there twice")
+    written = 0
+    with path.open("xb") as file:
+        while block := content.read(_COPY_BYTES):
+            written += len(block)
+            if written > max_bytes:
+                raise _hostile(archive, path.name, f"has more than the official {max_bytes} bytes")
+            file.write(block)
+
+
+def _hostile(archive: Path, member: str, why: str) -> DataError:
+    return DataError(f"{archive} is refused: its member {member!r} {why}; nothing of it was used")

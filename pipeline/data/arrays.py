@@ -1,0 +1,196 @@
+"""A user's own images: one .npz with ``images`` and ``labels`` (or Keras's ``x_train``, ``y_train``, …).
+
+================ ============================================ =========================================
+array            wanted                                       Keras's name
+================ ============================================ =========================================
+images           uint8 [N, H, W], [N, H, W, C] or [N, C, H, W] x_train
+labels           integers [N] (or [N, 1]), 0 … K−1, no gaps   y_train
+test_images      like images; optional                        x_test
+test_labels      like labels; with test_images                y_test
+layout           "NHWC" or "NCHW"; only where it is unclear    –
+================ ============================================ =========================================
+
+In four dimensions the channels are the axis, of the second and the last, whose size is 1, 3 or 4. Where both
+or neither are, ``layout`` must say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.data.base import Part, RawSet, Workspace, images_per_block
+from pipeline.data.download import Wanted, retrieve
+from pipeline.data.npz import ArrayFile
+from pipeline.data.official import unreachable
+from pipeline.data.source import file_name, local_path, shown
+from pipeline.errors import DataError
+from pipeline.files import sha256_file
+from trainers.config import DatasetConfig
+
+if TYPE_CHECKING:
+    from pipeline.data.base import Block, Labels
+
+_NAMES = (("images", "labels", "test_images", "test_labels"), ("x_train", "y_train", "x_test", "y_test"))
+_CHANNELS = (1, 3, 4)
+_MAX_GAPS = 8  # missing classes that an error lists
+
+
+def local_inputs(config: DatasetConfig) -> list[Path]:
+    """The .npz itself, so that a changed one means a new pack."""
+    path = local_path(_source(config))
+    if path is not None and not path.is_file():
+        raise DataError(
+            f"dataset.source={config.source}: {path} is not a file; dataset=arrays needs one .npz"
+        )
+    return [] if path is None else [path]
+
+
+def load(config: DatasetConfig, work: Workspace) -> RawSet:
+    """Check the arrays; images are read block by block while they are packed. Raises DataError."""
+    source = _source(config)
+    path = local_path(source) or _download(config, source, work)
+    file = ArrayFile(path)
+    names = next((names for names in _NAMES if names[0] in file.names), None)
+    if names is None:
+        raise DataError(
+            f"{path} has the arrays {', '.join(file.names) or '(none)'}; wanted: images and labels"
+        )
+    train = _Half.open(file, names[0], names[1])
+    test = _Half.open(file, names[2], names[3]) if {names[2], names[3]} & set(file.names) else None
+    classes = _classes(path, train, test)
+    if test is not None and test.shape != train.shape:
+        raise DataError(
+            f"{path}: {names[2]} are {test.shape} (C, H, W), {names[0]} {train.shape}; wanted: equal"
+        )
+    return RawSet(
+        train=train.part(),
+        test=test.part() if test else None,
+        shape=train.shape,
+        classes=tuple(str(index) for index in range(classes)),
+        source="arrays of a .npz file",
+        origin=str(path) if local_path(source) else shown(source),
+        source_files={path.name: sha256_file(path)},
+    )
+
+
+def _source(config: DatasetConfig) -> str:
+    if config.source is None:
+        raise DataError("dataset=arrays needs your file", try_="dataset.source=<path or URL of a .npz>")
+    return config.source
+
+
+def _download(config: DatasetConfig, source: str, work: Workspace) -> Path:
+    name = file_name(source) or "arrays.npz"
+    got = retrieve(Wanted(name=name, urls=(source,), sha256=None), work.folder, work.report)
+    if isinstance(got, Path):
+        return got
+    raise unreachable(config, name, got)
+
+
+@dataclass(frozen=True)
+class _Half:
+    """The training or the test arrays, checked. ``moved``: the channels are last in the file."""
+
+    file: ArrayFile
+    name: str
+    labels: Labels
+    shape: tuple[int, int, int]
+    moved: bool
+
+    @classmethod
+    def open(cls, file: ArrayFile, images: str, labels: str) -> _Half:
+        shape, moved = _image_shape(file, images)
+        found = _labels(file, labels)
+        count = file.header(images).shape[0]
+        if count != len(found):
+            raise DataError(
+                f"{file.path}: {images} has {count} images, {labels} {len(found)}; wanted: as many"
+            )
+        if count == 0:
+            raise DataError(f"{file.path}: {images} is empty; wanted: at least one image")
+        return cls(file, images, found, shape, moved)
+
+    def part(self) -> Part:
+        return Part(count=len(self.labels), blocks=self._blocks)
+
+    def _blocks(self) -> Iterator[Block]:
+        begin = 0
+        for images in self.file.blocks(self.name, images_per_block(self.shape)):
+            end = begin + len(images)
+            ordered = images.transpose(0, 3, 1, 2) if self.moved else images.reshape(-1, *self.shape)
+            yield ordered, self.labels[begin:end]
+            begin = end
+
+
+def _image_shape(file: ArrayFile, name: str) -> tuple[tuple[int, int, int], bool]:
+    """((C, H, W), whether the channels are last in the file)."""
+    dtype, shape = file.header(name).dtype, file.header(name).shape
+    if dtype != "uint8":
+        raise DataError(
+            f"{file.path}: {name} is {dtype}; wanted: uint8 (0..255)",
+            try_="save images.astype('uint8'), after scaling values of 0..1 by 255",
+        )
+    if len(shape) not in (3, 4) or 0 in shape[1:]:
+        raise DataError(
+            f"{file.path}: {name} has shape {shape}; wanted: [N, H, W], [N, H, W, C] or [N, C, H, W]"
+        )
+    if len(shape) == 3:
+        return (1, shape[1], shape[2]), False
+    if _channels_last(file, name, shape):
+        return (shape[3], shape[1], shape[2]), True
+    return (shape[1], shape[2], shape[3]), False
+
+
+def _channels_last(file: ArrayFile, name: str, shape: tuple[int, ...]) -> bool:
+    last, first = shape[3] in _CHANNELS, shape[1] in _CHANNELS
+    if "layout" in file.names:
+        layout = str(file.load("layout"))
+        if layout not in ("NHWC", "NCHW"):
+            raise DataError(f"{file.path}: layout is {layout!r}; wanted: 'NHWC' or 'NCHW'")
+        return layout == "NHWC"
+    if last == first:
+        raise DataError(
+            f"{file.path}: {name} has shape {shape}, which does not tell where the channels are "
+            f"(an axis of {', '.join(map(str, _CHANNELS))})",
+            try_="save one more array in the .npz: layout='NHWC' or layout='NCHW'",
+        )
+    return last
+
+
+def _labels(file: ArrayFile, name: str) -> Labels:
+    import numpy as np
+
+    if name not in file.names:
+        raise DataError(f"{file.path} has no array {name}; it has: {', '.join(file.names)}")
+    header = file.header(name)
+    if header.dtype.kind not in "iu":
+        raise DataError(
+            f"{file.path}: {name} is {header.dtype}; wanted: integers 0 … K−1, one for each image"
+        )
+    if len(header.shape) != 1 and header.shape[1:] != (1,):
+        raise DataError(f"{file.path}: {name} has shape {header.shape}; wanted: [N]")
+    values: Any = file.load(name).reshape(-1)
+    if len(values) and (values.min() < 0 or values.max() >= 2**31):
+        wrong = values.min() if values.min() < 0 else values.max()
+        raise DataError(f"{file.path}: {name} holds {wrong}; wanted: class numbers from 0 to K−1")
+    return np.asarray(values, dtype=np.int64)
+
+
+def _classes(path: Path, train: _Half, test: _Half | None) -> int:
+    """K. A class without a training image is a gap."""
+    import numpy as np
+
+    present = np.unique(train.labels)
+    classes = int(present[-1]) + 1
+    gaps = np.setdiff1d(np.arange(min(classes, len(present) + _MAX_GAPS)), present)
+    if len(gaps):
+        listed = ", ".join(map(str, gaps[:_MAX_GAPS].tolist()))
+        raise DataError(
+            f"{path}: labels go up to {classes - 1} but no image has {listed}; wanted: 0 … K−1, no gaps"
+        )
+    if test is not None and test.labels.max() >= classes:
+        raise DataError(f"{path}: test labels go up to {test.labels.max()}, training labels to {classes - 1}")
+    return classes

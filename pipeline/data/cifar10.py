@@ -1,0 +1,148 @@
+"""CIFAR-10 (Krizhevsky 2009): 60,000 colour images of 32×32 in ten classes, in both published layouts."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.data import official
+from pipeline.data.base import Part, RawSet, Workspace, images_per_block
+from pipeline.data.download import Wanted
+from pipeline.data.official import Catalogue, Layout, OfficialFile
+from pipeline.errors import DataError
+from trainers.config import DatasetConfig
+
+if TYPE_CHECKING:
+    from pipeline.data.base import Block
+
+SHAPE = (3, 32, 32)
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_IMAGE_BYTES = 3072
+_RECORD_BYTES = 1 + _IMAGE_BYTES
+_BATCH = 10_000  # images in each file
+
+
+def _files(rows: str) -> tuple[OfficialFile, ...]:
+    cells = (row.split() for row in rows.strip().splitlines())
+    return tuple(OfficialFile(name=name, size_bytes=int(size), sha256=sha) for name, size, sha in cells)
+
+
+BINARY = Layout(
+    title="binary layout",
+    folders=("cifar-10-batches-bin",),
+    train=_files("""
+        data_batch_1.bin 30730000 cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5
+        data_batch_2.bin 30730000 a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed
+        data_batch_3.bin 30730000 bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67
+        data_batch_4.bin 30730000 014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48
+        data_batch_5.bin 30730000 755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add
+    """),
+    test=_files("test_batch.bin 30730000 8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
+)
+PYTHON = Layout(
+    title="Python layout",
+    folders=("cifar-10-batches-py",),
+    train=_files("""
+        data_batch_1 31035704 54636561a3ce25bd3e19253c6b0d8538147b0ae398331ac4a2d86c6d987368cd
+        data_batch_2 31035320 766b2cef9fbc745cf056b3152224f7cf77163b330ea9a15f9392beb8b89bc5a8
+        data_batch_3 31035999 0f00d98ebfb30b3ec0ad19f9756dc2630b89003e10525f5e148445e82aa6a1f9
+        data_batch_4 31035696 3f7bb240661948b8f4d53e36ec720d8306f5668bd0071dcb4e6c947f78e9682b
+        data_batch_5 31035623 d91802434d8376bbaeeadf58a737e3a1b12ac839077e931237e0dcd43adcb154
+    """),
+    test=_files("test_batch 31035526 f53d8d457504f7cff4ea9e021afcf0e0ad8e24a91f3fc42091b8adef61157831"),
+)
+CATALOGUE = Catalogue(
+    layouts=(BINARY, PYTHON),
+    downloads=(  # one layout only, so that every mirror leads to the same digest
+        Wanted(
+            name="cifar-10-python.tar.gz",
+            urls=(
+                "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+                "https://cave.cs.toronto.edu/kriz/cifar-10-python.tar.gz",
+                "https://dataset.bj.bcebos.com/cifar/cifar-10-python.tar.gz",
+            ),
+            sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+        ),
+    ),
+    holdout=5000,
+)
+
+
+def local_inputs(config: DatasetConfig) -> list[Path]:
+    """The batches in a local folder, or a local archive."""
+    return official.local_inputs(config, CATALOGUE)
+
+
+def load(config: DatasetConfig, work: Workspace) -> RawSet:
+    """Find, verify and describe the batches. Raises DataError."""
+    found = official.collect(config, CATALOGUE, work)
+    layout = found.layout
+    return RawSet(
+        train=_part(layout, found.paths(layout.train)),
+        test=None if config.holdout else _part(layout, found.paths(layout.test)),
+        shape=SHAPE,
+        classes=CLASSES,
+        source=f"CIFAR-10, official files, {layout.title}",
+        origin=found.origin,
+        source_files=found.source_files,
+    )
+
+
+def _part(layout: Layout, paths: list[Path]) -> Part:
+    read = read_python if layout.folders == PYTHON.folders else read_binary
+    return Part(count=_BATCH * len(paths), blocks=lambda: (block for path in paths for block in read(path)))
+
+
+def read_binary(path: Path) -> Iterator[Block]:
+    """A .bin batch: records of one label byte and 3072 pixels, red plane first.
+
+    Raises:
+        DataError: the file is not a whole number of records.
+    """
+    import numpy as np
+
+    with path.open("rb") as file:
+        while chunk := file.read(_RECORD_BYTES * images_per_block(SHAPE)):
+            if len(chunk) % _RECORD_BYTES:
+                raise DataError(f"{path} ends within a record of {_RECORD_BYTES} bytes")
+            records = np.frombuffer(chunk, dtype=np.uint8).reshape(-1, _RECORD_BYTES)
+            yield records[:, 1:].reshape(-1, *SHAPE), records[:, 0].astype(np.int64)
+
+
+def read_python(path: Path) -> Iterator[Block]:
+    """A pickled batch {"data": uint8 [n, 3072], "labels": list of n}. Verify its checksum first: even so,
+    nothing but numpy arrays is ever reconstructed.
+
+    Raises:
+        DataError: the pickle asks for anything else, or holds another shape.
+    """
+    import numpy as np
+
+    try:
+        batch = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+        images, labels = batch["data"], np.asarray(batch["labels"])
+    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{path} is not a CIFAR-10 batch: {error}") from error
+    wanted = (len(labels), _IMAGE_BYTES)
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape != wanted:
+        raise DataError(f"{path}: data is not a uint8 array of shape {wanted}")
+    yield images.reshape(-1, *SHAPE), labels.astype(np.int64)
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Knows only what numpy arrays of numbers are rebuilt from, under their old and new module names."""
+
+    _ALLOWED = (
+        ("numpy", "ndarray"),
+        ("numpy", "dtype"),
+        ("numpy.core.multiarray", "_reconstruct"),
+        ("numpy._core.multiarray", "_reconstruct"),
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self._ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not part of an array")
+        return super().find_class(module, name)

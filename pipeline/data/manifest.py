@@ -1,0 +1,130 @@
+"""The manifest of a data pack, and how an unaltered pack is told from any other folder (no numpy here)."""
+
+from __future__ import annotations
+
+import errno
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.files import canonical_json, sha256_file, sha256_text, write_json
+
+VERSION = 1
+IMAGES = "images.bin"
+LABELS = "labels.bin"
+MANIFEST = "manifest.json"
+STAMPS = "stamps.json"
+"""Side file {name: [size in bytes, mtime in ns], "origin": where the images came from}. Not part of the
+digest: it only says which files need not be hashed again, so a copied pack works without it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What manifest.json says. ``splits`` are half-open index ranges; ``mean`` and ``std`` are per channel,
+    in units of 0..1, over the train split (a constant channel has std 1). ``digest`` covers all other fields,
+    none of which holds a path or address: the same files give the same digest wherever they were found."""
+
+    version: int
+    name: str
+    synthetic: bool
+    count: int
+    channels: int
+    height: int
+    width: int
+    num_classes: int
+    classes: tuple[str, ...]
+    splits: dict[str, tuple[int, int]]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    sha256: dict[str, str]
+    source: str
+    source_files: dict[str, str]
+    digest: str = ""
+
+    @property
+    def sizes_bytes(self) -> dict[str, int]:
+        """The exact size of each file."""
+        image_bytes = self.channels * self.height * self.width
+        return {IMAGES: self.count * image_bytes, LABELS: 8 * self.count}
+
+    def seal(self) -> dict[str, Any]:
+        """The JSON object with its digest filled in."""
+        fields = json.loads(json.dumps(asdict(self)))
+        del fields["digest"]
+        return {**fields, "digest": sha256_text(canonical_json(fields))}
+
+
+def parse(raw: dict[str, Any]) -> Manifest | None:
+    """The manifest, or None where its version or digest is not right."""
+    fields = {name: value for name, value in raw.items() if name != "digest"}
+    if raw.get("version") != VERSION or raw.get("digest") != sha256_text(canonical_json(fields)):
+        return None
+    splits = {name: (begin, end) for name, (begin, end) in raw["splits"].items()}
+    tuples = {name: tuple(raw[name]) for name in ("classes", "mean", "std")}
+    return Manifest(**{**raw, **tuples, "splits": splits})
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A complete pack: a folder with images.bin (uint8 [N, C, H, W]), labels.bin (int64 little-endian [N])
+    and manifest.json."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def digest(self) -> str:
+        """The manifest's digest: the identity of the data, wherever it lies."""
+        return self.manifest.digest
+
+
+def read(folder: Path) -> Pack | None:
+    """The pack in ``folder``, or None where it is absent, incomplete or altered. Files are hashed only when
+    their size or mtime differ from those noted when they were last known to be right."""
+    try:
+        manifest = parse(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
+        if manifest is None or not _unaltered(folder, manifest):
+            return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # absent, cut off or another shape
+        return None
+    return Pack(folder, manifest)
+
+
+def _unaltered(folder: Path, manifest: Manifest) -> bool:
+    noted = _stamps(folder)
+    seen = {name: list(stamp(folder / name)) for name in manifest.sizes_bytes}
+    if any(seen[name][0] != size for name, size in manifest.sizes_bytes.items()):
+        return False
+    doubtful = [name for name in seen if noted.get(name) != seen[name]]
+    if any(sha256_file(folder / name) != manifest.sha256[name] for name in doubtful):
+        return False
+    if doubtful:
+        note_stamps(folder, str(noted.get("origin", "unknown")))
+    return True
+
+
+def _stamps(folder: Path) -> dict[str, Any]:
+    try:
+        noted = json.loads((folder / STAMPS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return noted if isinstance(noted, dict) else {}
+
+
+def stamp(path: Path) -> tuple[int, int]:
+    """(size in bytes, mtime in ns): what changes when a file is written. Raises OSError."""
+    state = path.stat()
+    return state.st_size, state.st_mtime_ns
+
+
+def note_stamps(folder: Path, origin: str) -> None:
+    """Write the side file; a pack on a read-only disk does without (it is hashed on each call)."""
+    stamps = {name: list(stamp(folder / name)) for name in (IMAGES, LABELS)}
+    try:
+        write_json(folder / STAMPS, {**stamps, "origin": origin})
+    except PermissionError:
+        return
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise

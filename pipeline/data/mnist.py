@@ -1,0 +1,146 @@
+"""MNIST (LeCun, Cortes & Burges): 70,000 grey digits of 28×28, as idx files, gzipped or plain."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from pipeline.data import official
+from pipeline.data.base import Part, RawSet, Workspace, images_per_block
+from pipeline.data.download import Wanted
+from pipeline.data.official import Catalogue, Layout, OfficialFile
+from pipeline.errors import DataError
+from trainers.config import DatasetConfig
+
+if TYPE_CHECKING:
+    from pipeline.data.base import Block
+
+SHAPE = (1, 28, 28)
+_FOLDERS = ("MNIST/raw", "raw", "mnist")  # as torchvision and others lay them
+_MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    "http://yann.lecun.com/exdb/mnist/",
+)
+_IMAGES_MAGIC, _LABELS_MAGIC = 0x0803, 0x0801  # uint8 in three dimensions; in one
+
+
+def _layout(title: str, *rows: tuple[str, int, str]) -> Layout:
+    files = tuple(OfficialFile(name=name, size_bytes=size, sha256=sha) for name, size, sha in rows)
+    return Layout(title=title, folders=_FOLDERS, train=files[:2], test=files[2:])
+
+
+GZIPPED = _layout(
+    "gzipped idx files",
+    (
+        "train-images-idx3-ubyte.gz",
+        9912422,
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    ),
+    (
+        "train-labels-idx1-ubyte.gz",
+        28881,
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    ),
+    (
+        "t10k-images-idx3-ubyte.gz",
+        1648877,
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    ),
+    (
+        "t10k-labels-idx1-ubyte.gz",
+        4542,
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    ),
+)
+PLAIN = _layout(
+    "plain idx files",
+    ("train-images-idx3-ubyte", 47040016, "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
+    ("train-labels-idx1-ubyte", 60008, "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
+    ("t10k-images-idx3-ubyte", 7840016, "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
+    ("t10k-labels-idx1-ubyte", 10008, "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
+)
+CATALOGUE = Catalogue(
+    layouts=(GZIPPED, PLAIN),
+    downloads=tuple(
+        Wanted(name=file.name, urls=tuple(f"{mirror}{file.name}" for mirror in _MIRRORS), sha256=file.sha256)
+        for file in (*GZIPPED.train, *GZIPPED.test)
+    ),
+    holdout=10_000,
+)
+
+
+def local_inputs(config: DatasetConfig) -> list[Path]:
+    """The idx files in a local folder, or a local archive."""
+    return official.local_inputs(config, CATALOGUE)
+
+
+def load(config: DatasetConfig, work: Workspace) -> RawSet:
+    """Find, verify and describe the files. Raises DataError."""
+    found = official.collect(config, CATALOGUE, work)
+    layout = found.layout
+    return RawSet(
+        train=_part(*found.paths(layout.train)),
+        test=None if config.holdout else _part(*found.paths(layout.test)),
+        shape=SHAPE,
+        classes=tuple("0123456789"),
+        source=f"MNIST, official files, {layout.title}",
+        origin=found.origin,
+        source_files=found.source_files,
+    )
+
+
+def _part(images: Path, labels: Path) -> Part:
+    with _opened(images) as file:
+        count = _header(images, file, _IMAGES_MAGIC)[0]
+    return Part(count=count, blocks=lambda: read_idx(images, labels))
+
+
+def read_idx(images: Path, labels: Path) -> Iterator[Block]:
+    """Both files of a part, block by block. Raises DataError for another format, or one cut off."""
+    import numpy as np
+
+    with _opened(images) as image_file, _opened(labels) as label_file:
+        count, height, width = _header(images, image_file, _IMAGES_MAGIC)
+        _header(labels, label_file, _LABELS_MAGIC, count)
+        step = images_per_block((1, height, width))
+        for begin in range(0, count, step):
+            size = min(step, count - begin)
+            pixels = _read(images, image_file, size * height * width)
+            classes = _read(labels, label_file, size)
+            yield (
+                np.frombuffer(pixels, dtype=np.uint8).reshape(size, 1, height, width),
+                np.frombuffer(classes, dtype=np.uint8).astype(np.int64),
+            )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with path.open("rb") as raw:
+            yield cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if path.suffix == ".gz" else raw
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is damaged: {error}") from error
+
+
+def _header(path: Path, file: BinaryIO, magic: int, count: int | None = None) -> tuple[int, ...]:
+    """The sizes, big-endian after the magic number, whose last byte is how many there are."""
+    seen = struct.unpack(">I", _read(path, file, 4))[0]
+    if seen != magic:
+        raise DataError(f"{path} is not the idx file wanted: magic number {seen:#06x}, expected {magic:#06x}")
+    sizes = struct.unpack(f">{magic & 0xFF}I", _read(path, file, 4 * (magic & 0xFF)))
+    if count is not None and sizes[0] != count:
+        raise DataError(f"{path} has {sizes[0]} labels for {count} images")
+    return sizes
+
+
+def _read(path: Path, file: BinaryIO, size_bytes: int) -> bytes:
+    content = file.read(size_bytes)
+    if len(content) != size_bytes:
+        raise DataError(f"{path} is truncated: expected {size_bytes} more bytes, seen {len(content)}")
+    return content

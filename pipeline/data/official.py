@@ -1,0 +1,217 @@
+"""Data sets that consist of known files: find, download or unpack them, and verify every one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.data import archives
+from pipeline.data.base import Workspace
+from pipeline.data.download import Failure, Wanted, retrieve
+from pipeline.data.source import file_name, local_path, shown
+from pipeline.errors import DataError
+from pipeline.files import sha256_file
+from trainers.config import DatasetConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfficialFile:
+    """A file as its makers published it."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One form in which the set was published. ``folders``: where the files may lie below the source."""
+
+    title: str
+    folders: tuple[str, ...]
+    train: tuple[OfficialFile, ...]
+    test: tuple[OfficialFile, ...]
+
+    def wanted(self, config: DatasetConfig) -> tuple[OfficialFile, ...]:
+        """A hold-out needs no official test files."""
+        return self.train if config.holdout else (*self.train, *self.test)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalogue:
+    """All forms of a set, the downloads (archives or single files), and the hold-out to suggest."""
+
+    layouts: tuple[Layout, ...]
+    downloads: tuple[Wanted, ...]
+    holdout: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Verified files of one layout. ``origin`` is where they came from, fit for a message."""
+
+    layout: Layout
+    files: dict[str, Path]
+    origin: str
+
+    def paths(self, files: Sequence[OfficialFile]) -> list[Path]:
+        return [self.files[file.name] for file in files]
+
+    @property
+    def source_files(self) -> dict[str, str]:
+        known = (*self.layout.train, *self.layout.test)
+        return {file.name: file.sha256 for file in known if file.name in self.files}
+
+
+def local_inputs(config: DatasetConfig, catalogue: Catalogue) -> list[Path]:
+    """What `request` fingerprints: an archive itself, or the known files that lie in a folder."""
+    path = local_path(config.source)
+    if path is None:
+        return []
+    if path.is_dir():
+        layout, folder = _best(path, config, catalogue)
+        return [folder / file.name for file in layout.wanted(config) if (folder / file.name).is_file()]
+    if not path.exists():
+        raise DataError(
+            f"dataset.source={config.source}: {path} does not exist",
+            try_="dataset.source=<folder or archive>",
+        )
+    return [path]
+
+
+def collect(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> Found:
+    """The verified files, from wherever ``config.source`` says. Raises DataError."""
+    path = local_path(config.source)
+    if config.source is None:
+        folder, origin = _download(config, catalogue, work), "official addresses"
+    elif path is None:
+        folder, origin = _remote(config, catalogue, work, config.source), shown(config.source)
+    else:
+        folder, origin = path if path.is_dir() else _unpack(path, catalogue, work), str(path)
+    layout, folder = _best(folder, config, catalogue)
+    files = {file.name: folder / file.name for file in layout.wanted(config)}
+    _check_complete(config, catalogue, layout, folder, origin)
+    for file in layout.wanted(config):
+        _verify(file, files[file.name])
+        work.report(f"verify {config.name}", file.size_bytes, None)
+    return Found(layout=layout, files=files, origin=origin)
+
+
+def _best(folder: Path, config: DatasetConfig, catalogue: Catalogue) -> tuple[Layout, Path]:
+    """The layout and folder with the fewest wanted files missing; the first of equals."""
+    places = [(layout, folder / sub) for layout in catalogue.layouts for sub in ("", *layout.folders)]
+
+    def missing(place: tuple[Layout, Path]) -> int:
+        return len(_missing(place[0], place[1], config))
+
+    return min(places, key=missing)
+
+
+def _missing(layout: Layout, folder: Path, config: DatasetConfig) -> list[OfficialFile]:
+    return [file for file in layout.wanted(config) if not (folder / file.name).is_file()]
+
+
+def _check_complete(
+    config: DatasetConfig, catalogue: Catalogue, layout: Layout, folder: Path, origin: str
+) -> None:
+    missing = _missing(layout, folder, config)
+    if not missing:
+        return
+    names = ", ".join(file.name for file in missing)
+    if len(missing) == len(layout.wanted(config)):
+        forms = "; or ".join(", ".join(f.name for f in form.wanted(config)) for form in catalogue.layouts)
+        raise DataError(
+            f"dataset={config.name}: none of its files is in {origin}; wanted: {forms}",
+            try_="dataset.source=<the folder or archive that holds them>, or leave it out to download",
+        )
+    only_test = all(file in layout.test for file in missing)
+    raise DataError(
+        f"dataset={config.name}: {names} is missing in {origin} ({layout.title})",
+        try_=f"dataset.holdout={catalogue.holdout}, which takes the test split from the training images"
+        if only_test
+        else f"add {names}, or leave dataset.source out to download the whole set",
+    )
+
+
+def _verify(file: OfficialFile, path: Path) -> None:
+    """Size first: it tells a truncated file from an altered one, and costs nothing."""
+    size_bytes = path.stat().st_size
+    if size_bytes != file.size_bytes:
+        raise DataError(
+            f"{path} is {'truncated' if size_bytes < file.size_bytes else 'too long'}: "
+            f"expected {file.size_bytes} bytes, seen {size_bytes}",
+            try_="copy it again from its origin",
+        )
+    digest = sha256_file(path)
+    if digest != file.sha256:
+        raise DataError(
+            f"{path} is altered: expected sha256 {file.sha256}, seen {digest}",
+            try_="copy it again from its origin",
+        )
+
+
+def _unpack(archive: Path, catalogue: Catalogue, work: Workspace) -> Path:
+    wanted = {f.name: f.size_bytes for form in catalogue.layouts for f in (*form.train, *form.test)}
+    folder = work.folder / "unpacked"
+    folder.mkdir()
+    work.report(f"unpack {archive.name}", 0, None)
+    archives.extract(archive, wanted, folder)
+    return folder
+
+
+def _download(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> Path:
+    """From the official addresses; with a hold-out, single test files are not asked for."""
+    test_only = {f.name for form in catalogue.layouts for f in form.test} if config.holdout else set()
+    for wanted in catalogue.downloads:
+        if wanted.name in test_only:
+            continue
+        got = retrieve(wanted, work.downloads, work.report)
+        if not isinstance(got, Path):
+            raise unreachable(config, wanted.name, got)
+        if wanted.name.endswith(archives.SUFFIXES):
+            return _unpack(got, catalogue, work)
+    return work.downloads
+
+
+def _remote(config: DatasetConfig, catalogue: Catalogue, work: Workspace, url: str) -> Path:
+    """An archive's address, or that of a folder which holds the files of one layout."""
+    name = file_name(url)
+    if name.endswith(archives.SUFFIXES):
+        known = {official.name: official.sha256 for official in catalogue.downloads}
+        wanted = Wanted(name=name, urls=(url,), sha256=known.get(name))
+        got = retrieve(wanted, work.folder if wanted.sha256 is None else work.downloads, work.report)
+        if not isinstance(got, Path):
+            raise unreachable(config, name, got)
+        return _unpack(got, catalogue, work)
+    return _remote_folder(config, catalogue, work, url)
+
+
+def _remote_folder(config: DatasetConfig, catalogue: Catalogue, work: Workspace, url: str) -> Path:
+    """The first layout whose first file is there; a later file that is absent shows as missing."""
+    first: list[Failure] = []
+    for layout in catalogue.layouts:
+        for file in layout.wanted(config):
+            address = f"{url.rstrip('/')}/{file.name}"
+            wanted = Wanted(name=file.name, urls=(address,), sha256=file.sha256)
+            got = retrieve(wanted, work.downloads, work.report)
+            if isinstance(got, Path):
+                continue
+            if not got[0].absent:
+                raise unreachable(config, file.name, got)
+            if file is layout.train[0]:
+                first += got
+                break
+        else:
+            return work.downloads
+    raise unreachable(config, "its first file", first)
+
+
+def unreachable(config: DatasetConfig, name: str, failures: list[Failure]) -> DataError:
+    """Every address with its own error, and three ways on."""
+    lines = "".join(f"\n  {shown(failure.url)}: {failure.text}" for failure in failures)
+    return DataError(
+        f"dataset={config.name}: {name} could not be downloaded; every address failed:{lines}",
+        try_=f"the same command later; or dataset.source=<folder, archive or mirror that has {name}>; "
+        "or dataset=digits, which needs no download",
+    )

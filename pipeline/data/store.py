@@ -1,0 +1,119 @@
+"""Find a pack, or make it: once, in a temporary folder, put in place with one rename."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.data import manifest, registry, request
+from pipeline.data.base import DatasetModule, Workspace
+from pipeline.data.manifest import Pack
+from pipeline.data.progress import OnProgress, reporting
+from pipeline.errors import DataError
+from trainers.config import DatasetConfig
+
+_LOCK_NOTICE_S = 1.0
+
+
+def find(dataset: DatasetConfig, data_dir: Path) -> Pack | None:
+    """The pack for this configuration, or None where it is absent, incomplete or altered. No network; files
+    are hashed only after their size or mtime changed. Raises DataError for an unknown data set."""
+    module = registry.module(dataset.name)
+    data_dir = data_dir.absolute()
+    if not any(data_dir.glob(f"{dataset.name}-*")):
+        return None  # spares hashing a large source that was never packed
+    try:
+        return manifest.read(data_dir / request.folder_name(dataset, module, data_dir))
+    except (DataError, OSError):  # the source is gone or unreadable: `fetch` says so
+        return None
+
+
+def fetch(dataset: DatasetConfig, data_dir: Path, *, on_progress: OnProgress | None = None) -> Pack:
+    """Find the pack or make it; blocks while another process makes it.
+
+    Args:
+        dataset: what to pack; crop_padding, flip and normalise make no difference.
+        data_dir: holds the packs (``<name>-<12 hex>/``) and ``downloads/``; made where it is missing.
+        on_progress: called with (what, bytes done, bytes in all or None); None: a bar or lines on stderr.
+
+    Raises:
+        DataError: the data is missing, partial, altered, malformed or unreachable, or the disk is full.
+    """
+    module = registry.module(dataset.name)
+    data_dir = data_dir.absolute()
+    with _os_errors_as_data_errors(dataset), reporting(on_progress) as report:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        target = data_dir / request.folder_name(dataset, module, data_dir)
+        found = manifest.read(target)
+        if found is not None:
+            return found
+        with _only_one(data_dir / f".{dataset.name}.lock", report):
+            return manifest.read(target) or _make(dataset, module, target, report)
+
+
+@contextmanager
+def _os_errors_as_data_errors(dataset: DatasetConfig) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+        raise DataError(f"dataset={dataset.name} could not be packed: {why}") from error
+
+
+@contextmanager
+def _only_one(path: Path, report: OnProgress) -> Iterator[None]:
+    """A lock per data set, so that two packs of one set share a download. The kernel frees it when its
+    holder dies, however it dies."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=_LOCK_NOTICE_S)
+    except Timeout:
+        report(f"wait for another process that holds {path}", 0, None)
+        lock.acquire(timeout=-1)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _make(dataset: DatasetConfig, module: DatasetModule, target: Path, report: OnProgress) -> Pack:
+    """Only called with the lock held, so any temporary folder of this data set belongs to a dead process."""
+    prefix = f".building-{dataset.name}-"
+    downloads = target.parent / "downloads" / dataset.name
+    for left_over in [*target.parent.glob(f"{prefix}*"), *downloads.glob("tmp*")]:
+        shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
+    building = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+    try:
+        return _build(dataset, module, target, Workspace(folder=building, downloads=downloads, report=report))
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _build(dataset: DatasetConfig, module: DatasetModule, target: Path, work: Workspace) -> Pack:
+    from pipeline.data import packing
+
+    raw = module.load(dataset, work)
+    folder = work.folder / "pack"
+    folder.mkdir()
+    made = packing.write(raw, dataset, folder, work.report)
+    _fsync_folder(folder)
+    if target.exists():  # altered or incomplete: `manifest.read` has just refused it
+        target.rename(work.folder / "refused")
+    folder.rename(target)
+    _fsync_folder(target.parent)
+    return Pack(target, made)
+
+
+def _fsync_folder(folder: Path) -> None:
+    """Make the names in a folder durable, not only the bytes of its files."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,152 @@
+"""How the bytes come: HTTP with resume, every other protocol through fsspec; both are pooch downloaders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.data import disk
+from pipeline.data.progress import OnProgress
+from pipeline.data.source import shown
+from pipeline.errors import DataError
+from pipeline.files import write_json
+
+if TYPE_CHECKING:
+    from requests import Response
+
+TIMEOUT_S = (3.0, 10.0)  # connect; between two reads
+_CHUNK_BYTES = 1 << 20
+
+
+class Part:
+    """A broken download and what makes it safe to go on with: its address and the server's validator."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.received_bytes = 0  # from all attempts of this process
+        self._note = path.with_name(f"{path.name}.json")
+
+    def resumable(self, url: str) -> tuple[int, str]:
+        """(bytes that are there, validator for If-Range); (0, "") where the download must begin anew."""
+        try:
+            note = json.loads(self._note.read_text(encoding="utf-8"))
+            if note["url"] == shown(url) and note["validator"]:
+                return self.path.stat().st_size, str(note["validator"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0, ""
+        return 0, ""
+
+    def begin(self, url: str, headers: Any) -> None:
+        """Note the validator: a strong ETag, else the date. Weak ETags don't promise equal bytes."""
+        etag = headers.get("ETag", "")
+        validator = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified", "")
+        write_json(self._note, {"url": shown(url), "validator": validator})
+
+    def discard(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._note.unlink(missing_ok=True)
+
+    def move_to(self, path: Path) -> None:
+        self.path.replace(path)
+        self._note.unlink(missing_ok=True)
+
+
+class HTTP:
+    """A pooch downloader that goes on where a broken download stopped."""
+
+    def __init__(self, part: Part, report: OnProgress) -> None:
+        self.part, self.report = part, report
+        self.resumed = False
+
+    def __call__(self, url: str, output_file: str, pooch: object, check_only: bool = False) -> None:
+        import requests
+
+        offset, validator = self.part.resumable(url)
+        headers = {"Accept-Encoding": "identity"}  # lengths and offsets are those of the file
+        if offset:
+            headers |= {"Range": f"bytes={offset}-", "If-Range": validator}
+        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
+            if response.status_code == 416:  # the part is as long as the file, or longer
+                self.part.discard()
+                raise requests.ConnectionError("the server refused to resume")
+            response.raise_for_status()
+            self.resumed = _resumes(response, offset)
+            if not self.resumed:
+                offset = 0
+                self.part.begin(url, response.headers)
+            self._save(response, offset)
+        self.part.move_to(Path(output_file))
+
+    def _save(self, response: Response, offset: int) -> None:
+        import requests
+
+        left = int(response.headers.get("Content-Length", 0))
+        total = offset + left if left else None
+        done = offset
+        try:
+            mode = "ab" if offset else "wb"
+            with disk.room(self.part.path.parent, left), self.part.path.open(mode) as file:
+                for chunk in response.iter_content(_CHUNK_BYTES):
+                    file.write(chunk)
+                    done += len(chunk)
+                    self.part.received_bytes += len(chunk)
+                    self.report(f"download {self.part.path.stem}", done, total)
+        except DataError:
+            self.part.discard()
+            raise
+        if total is not None and done != total:
+            raise requests.ConnectionError(f"the connection ended after {done} of {total} bytes")
+
+
+def _resumes(response: Response, offset: int) -> bool:
+    """Whether the answer begins exactly where the part ends; a 200 is the whole file again."""
+    begins = response.headers.get("Content-Range", "").startswith(f"bytes {offset}-")
+    return offset > 0 and response.status_code == 206 and begins
+
+
+class Filesystem:
+    """A pooch downloader for every other protocol that fsspec knows."""
+
+    resumed = False
+
+    def __init__(self, report: OnProgress) -> None:
+        self.report = report
+
+    def __call__(self, url: str, output_file: str, pooch: object, check_only: bool = False) -> None:
+        filesystem, path = _open_filesystem(url)
+        name = path.rpartition("/")[2]
+        try:
+            total = filesystem.size(path)
+            with filesystem.open(path, "rb") as source, disk.room(Path(output_file).parent, total or 0):
+                _copy(source, Path(output_file), lambda done: self.report(f"download {name}", done, total))
+        except (OSError, DataError):
+            raise
+        except Exception as error:  # drivers have error classes of their own (no credentials, no bucket, …)
+            raise PermissionError(f"{type(error).__name__}: {error}") from error
+
+
+def _open_filesystem(url: str) -> tuple[Any, str]:
+    import fsspec
+
+    protocol = url.partition("://")[0]
+    try:
+        return fsspec.core.url_to_fs(url)  # type: ignore[no-any-return]
+    except ImportError as error:
+        package = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
+        raise DataError(
+            f"dataset.source={shown(url)}: the driver of {protocol}:// is not installed ({error})",
+            try_=f"pip install {package.get(protocol, f'fsspec[{protocol}]')}",
+        ) from error
+    except ValueError as error:
+        known = ", ".join(sorted(fsspec.available_protocols()))
+        raise DataError(f"dataset.source={shown(url)}: {error}; protocols: http, https, {known}") from error
+
+
+def _copy(source: Any, path: Path, report: Any) -> None:
+    done = 0
+    with path.open("wb") as file:
+        while block := source.read(_CHUNK_BYTES):
+            file.write(block)
+            done += len(block)
+            report(done)
