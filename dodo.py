@@ -36,7 +36,7 @@ def task_evaluate() -> Task:
 
 def task_record() -> Task:
     """Replay a run into MLflow (exactly once)."""
-    return tasks.always("record", after=["train"])
+    return tasks.always("record")
 
 
 def task_runs() -> Task:

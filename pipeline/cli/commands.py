@@ -6,7 +6,7 @@ import sys
 import time
 
 from pipeline.cli.invocation import VERBS
-from pipeline.cli.session import ROOT, relative, session
+from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.errors import PacelineError
 
 
@@ -41,11 +41,23 @@ def is_fetched() -> bool:
 
 
 def fetch() -> None:
+    _fetch(session())
+
+
+def train_all(current: Session) -> None:
+    """Fetch and train in one go, for the Hydra application (doit has a task for each)."""
+    if current.pack is None:
+        _fetch(current)
+    if not _finished(current):
+        _train(current)
+
+
+def _fetch(current: Session) -> None:
     from pipeline import data
 
-    config = session().config
+    config = current.config
     pack = data.fetch(config.train.dataset, config.data_dir)
-    session().forget_pack()
+    current.forget_pack()
     sizes = ", ".join(f"{name} {stop - start:,}" for name, (start, stop) in pack.manifest.splits.items())
     say(f"{pack.manifest.name}: {sizes} images in {relative(pack.path)}")
     if pack.manifest.synthetic:
@@ -53,7 +65,15 @@ def fetch() -> None:
 
 
 def is_trained() -> bool:
-    run = session().run
+    return _finished(session())
+
+
+def train() -> None:
+    _train(session())
+
+
+def _finished(current: Session) -> bool:
+    run = current.run
     if run is None or run.reason is not None:
         return False
     result = run.folder.read_json("result.json") or {}
@@ -61,13 +81,13 @@ def is_trained() -> bool:
     return True
 
 
-def train() -> None:
+def _train(current: Session) -> None:
     from pipeline import train as training
 
-    run = session().run
+    run = current.run
     if run is None:
         raise PacelineError("the data set vanished after it was fetched", try_="the same command again")
-    config, config_yaml = session().composed
+    config, config_yaml = current.composed
     cluster = config.cluster
     say(f"run {run.key.short}: {cluster.nnodes} node(s), {cluster.world_size} rank(s), {cluster.launcher}")
     result = training.train(run, config_yaml=config_yaml, argv=sys.argv, say=say)

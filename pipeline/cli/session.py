@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 from functools import cache, cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline import data, runs, train
 from pipeline.cli import invocation
 from pipeline.config import build, compose
 from pipeline.runfolder import RunFolder
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 ROOT = compose.ROOT
 
@@ -17,15 +21,16 @@ ROOT = compose.ROOT
 class Session:
     """What the verbs share. Raises UsageError from ``config`` when an override is wrong."""
 
-    def __init__(self, asked: invocation.Invocation) -> None:
+    def __init__(self, asked: invocation.Invocation, composed: DictConfig | None = None) -> None:
         self.asked = asked
+        self._given = composed  # the Hydra application has composed already
 
     @cached_property
     def composed(self) -> tuple[build.RunConfig, str]:
         """The typed configuration and its YAML."""
         from omegaconf import OmegaConf
 
-        composed = compose.compose_config(self.asked.overrides)
+        composed = self._given if self._given is not None else compose.compose_config(self.asked.overrides)
         resolved = compose.resolve(composed)
         config = build.build(resolved, self.asked.overrides, root=ROOT, local_gpus=_local_gpus())
         return config, OmegaConf.to_yaml(composed, resolve=True)

@@ -1,0 +1,37 @@
+"""The plain Hydra application: ``python -m pipeline [--multirun] overrides…`` trains each composed configuration.
+
+`doit train` composes the same configuration for the same overrides; this door is for Hydra's own
+command line (--multirun, --cfg, --info, tab completion).
+"""
+
+from __future__ import annotations
+
+import sys
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from pipeline.cli import commands
+from pipeline.cli.invocation import Invocation
+from pipeline.cli.session import Session
+from pipeline.config.compose import CONF_DIR, CONFIG_NAME, HYDRA_VERSION_BASE
+from pipeline.config.schema import register
+from pipeline.errors import PacelineError
+
+register()
+
+
+@hydra.main(config_path=str(CONF_DIR), config_name=CONFIG_NAME, version_base=HYDRA_VERSION_BASE)
+def main(config: DictConfig) -> None:
+    """Fetch, train, evaluate and record one composed configuration."""
+    overrides = tuple(HydraConfig.get().overrides.task)
+    session = Session(Invocation(verb="train", overrides=overrides), composed=config)
+    try:
+        commands.train_all(session)
+    except PacelineError as error:
+        sys.exit(f"ERROR: {error}")
+
+
+if __name__ == "__main__":
+    main()

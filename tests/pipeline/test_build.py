@@ -1,0 +1,78 @@
+"""Typed configuration: hosts, ranks and the values that can't work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.build import RunConfig, build
+from pipeline.config.compose import compose_config, resolve
+from pipeline.errors import UsageError
+
+
+def configured(*overrides: str, root: Path = Path("/project"), gpus: int = 0) -> RunConfig:
+    return build(resolve(compose_config(overrides)), overrides, root=root, local_gpus=gpus)
+
+
+def test_auto_is_all_gpus_or_two_cpu_ranks() -> None:
+    assert configured(gpus=4).cluster.world_size == 4
+    assert configured(gpus=0).cluster.world_size == 2
+
+
+def test_hosts_take_what_they_leave_open_from_the_cluster() -> None:
+    cluster = configured(
+        "cluster=pssh",
+        "cluster.nproc_per_node=2",
+        "cluster.env={A: '1', B: '2'}",
+        "cluster.interface=eth1",
+        "trainer.global_batch_size=120",
+        "cluster.hosts=[{name: a, nproc_per_node: 4, env: {B: '3'}}, {name: b, user: me, port: 2222, interface: ib0}]",
+    ).cluster
+    first, second = cluster.hosts
+    assert (first.nproc_per_node, dict(first.env), first.interface) == (4, {"A": "1", "B": "3"}, "eth1")
+    assert (second.nproc_per_node, second.label, second.interface) == (2, "me@b:2222", "ib0")
+    assert cluster.world_size == 6
+
+
+def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
+    (tmp_path / "hosts.txt").write_text("# rack 1\nme@gpu1:2222 slots=4\n\ngpu2\n")
+    words = ["cluster=two_node", "cluster.hostfile=hosts.txt", "cluster.nproc_per_node=2", "trainer.global_batch_size=120"]
+    cluster = configured(*words, root=tmp_path).cluster
+    assert [(host.label, host.nproc_per_node) for host in cluster.hosts] == [("me@gpu1:2222", 4), ("gpu2", 2)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["+note=1"], "unknown key 'note'; "),
+        (["++optimizer.foo=1"], "optimizer.foo is not a field of optimizer=sgd; it has: lr, "),
+        (["optimizer.lr=-1"], "optimizer.lr=-1.0 must be greater than 0"),
+        (["optimizer.lr_scaling=cube"], "optimizer.lr_scaling='cube' is not an option; choose one of: none, linear, sqrt"),
+        (["trainer.precision=fp8"], "choose one of: fp32, bf16"),
+        (["trainer.epochs=0"], "trainer.epochs=0 must be at least 1"),
+        (["cluster.launcher=psh"], "did you mean pssh?"),
+        (["cluster.nproc_per_node=0"], "must be a whole number from 1 or auto"),
+        (["cluster=two_node", "cluster.nproc_per_node=auto"], "auto only for cluster=local"),
+        (["cluster=pssh"], "cluster.hosts is empty"),
+        (["cluster=two_node", "cluster.hosts=[{name: a}, {name: a}]"], "names a twice"),
+        (["cluster.hosts=[{name: a}]"], "use cluster=pssh"),
+        (["cluster=pssh", "cluster.hostfile=nowhere.txt"], "cluster.hostfile=nowhere.txt"),
+        (
+            ["cluster.nproc_per_node=3", "trainer.global_batch_size=100"],
+            "trainer.global_batch_size=100 can't be shared by 3 ranks (1 nodes); nearest that can: 99 or 102",
+        ),
+        (["trainer.global_batch_size=1"], "nearest that can: 2"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(overrides: list[str], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        configured(*overrides)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (Path(__file__).parents[2] / "conf/experiment").glob("*.yaml")))
+@pytest.mark.parametrize("cluster", ["local", "two_node"])
+def test_every_experiment_composes_for_one_and_two_nodes(name: str, cluster: str) -> None:
+    assert configured(f"experiment={name}", f"cluster={cluster}").cluster.world_size == 2

@@ -1,0 +1,70 @@
+"""The import closure: at second hand, through registries, and nothing that the run doesn't import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.closure import import_closure
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def write(root: Path, **modules: str) -> None:
+    for name, text in modules.items():
+        path = root / "app" / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for folder in [root / "app", *(path.parent for path in root.rglob("*.py"))]:
+        (folder / "__init__.py").touch()
+
+
+def names(root: Path, entry: str, chosen: tuple[str, ...] = ()) -> list[str]:
+    return [path.as_posix() for path in import_closure(root, entry, chosen).files]
+
+
+def test_follows_imports_at_second_hand_and_inside_functions(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        main="def f():\n    from app import first\n",
+        first="from .deep.second import x\n",
+        deep__second="x = 1\n",
+        unrelated="y = 2\n",
+    )
+    assert names(tmp_path, "app.main") == [
+        "app/__init__.py",
+        "app/deep/__init__.py",
+        "app/deep/second.py",
+        "app/first.py",
+        "app/main.py",
+    ]
+
+
+def test_a_registry_counts_only_the_chosen_entry(tmp_path: Path) -> None:
+    write(tmp_path, main='R = {"a": "app.one", "b": "app.two:Class"}\n', one="", two="")
+    assert "app/two.py" in names(tmp_path, "app.main", ("b",))
+    assert "app/one.py" not in names(tmp_path, "app.main", ("b",))
+
+
+def test_a_module_named_by_a_bare_string_counts(tmp_path: Path) -> None:
+    write(tmp_path, main='import importlib\nimportlib.import_module("app.one")\n', one="")
+    assert "app/one.py" in names(tmp_path, "app.main")
+
+
+def test_third_party_packages_are_named_without_the_standard_library(tmp_path: Path) -> None:
+    write(tmp_path, main="import os.path\nimport torch.nn\nfrom numpy import array\n")
+    assert import_closure(tmp_path, "app.main", ()).third_party == ("numpy", "torch")
+
+
+def test_a_missing_entry_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"app\.gone"):
+        import_closure(tmp_path, "app.gone", ())
+
+
+def test_the_trainer_imports_torch_alone_and_only_the_model_it_was_given() -> None:
+    closure = import_closure(ROOT, "trainers.classifier", ("small_cnn", "sgd", "constant", "ddp"))
+    assert closure.third_party == ("torch",)
+    files = [path.as_posix() for path in closure.files]
+    assert "trainers/models/small_cnn.py" in files
+    assert "trainers/models/resnet.py" not in files

@@ -1,0 +1,159 @@
+"""`doit train …` composes what a ``@hydra.main`` application composes, and refuses what can't work in one line."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import hydra
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from pipeline.config import compose
+from pipeline.config.compose import CONF_DIR, compose_config, resolve
+from pipeline.config.schema import register
+from pipeline.errors import UsageError
+
+GROUPS = {
+    "dataset": ["cifar10", "mnist", "digits", "arrays", "synthetic"],
+    "model": ["small_cnn", "resnet18", "resnet50"],
+    "optimizer": ["sgd", "adam"],
+    "schedule": ["constant", "step", "one_cycle"],
+    "cluster": ["local", "pssh", "two_node"],
+    "tracking": ["mlflow", "none"],
+    "experiment": ["quickstart"],
+}
+FIELDS = [
+    "optimizer.lr=0.2",
+    "optimizer.lr=1e-3",
+    "optimizer.weight_decay=0",
+    "seed=7",
+    "++seed=8",
+    "trainer.epochs=3",
+    "++trainer.max_steps=5",
+    "trainer.max_steps=null",
+    "tracking.uri='http://h:5000/a b'",
+    'tracking.uri="sqlite:///x,y.db"',
+    "tracking.experiment='it''s'",
+    r"tracking.experiment=it\'s",
+    "cluster.env={A: '1', B: 'two words'}",
+    "+cluster.env.NCCL_DEBUG=INFO",
+    "++cluster.env.X='a=b'",
+    "cluster.hosts=[{name: a}, {name: b, port: 2222}]",
+    "cluster.hosts=[]",
+    "cluster.nproc_per_node=4",
+    "paths.runs='/tmp/with space'",
+    "paths.runs=${paths.data}/runs",
+    "dataset.source=null",
+    "dataset.source=s3://bucket/key",
+    "dataset.flip=true",
+    "+note=[1,2,{a: b}]",
+    "++note.deep.er=x",
+    "~seed",
+    "~tracking",
+    "~paths.data",
+    "~experiment",
+    "optimizer@spare=adam",
+    "+optimizer@spare=adam",
+    "+dataset@eval_data=mnist",
+    "optimizer.nope=1",
+    "seed=[1,",
+    "trainer.epochs=many",
+    "seed=1,2",
+]
+
+
+def _hydra_main(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> DictConfig | None:
+    """What a real ``@hydra.main`` function is given, or None where Hydra refuses."""
+    given: list[DictConfig] = []
+
+    @hydra.main(config_path=str(CONF_DIR), config_name="config", version_base="1.3")
+    def application(config: DictConfig) -> None:
+        given.append(config)
+
+    register()
+    GlobalHydra.instance().clear()
+    monkeypatch.setattr(sys, "argv", ["application", *overrides])
+    try:
+        application()
+    except SystemExit:
+        return None
+    return given[0]
+
+
+def _ours(overrides: list[str]) -> DictConfig | None:
+    try:
+        return compose_config(overrides)
+    except UsageError:
+        return None
+
+
+def _generated(rng: random.Random) -> list[str]:
+    groups = rng.sample(sorted(GROUPS), k=rng.randint(0, 3))
+    chosen = [f"{group}={rng.choice(GROUPS[group])}" for group in groups]
+    words = chosen + rng.sample(FIELDS, k=rng.randint(1, 3))
+    rng.shuffle(words)
+    return words
+
+
+@pytest.mark.parametrize("batch", range(5))
+def test_composes_what_hydra_main_composes(batch: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compose, "explain", lambda *_: UsageError("refused"))  # the wording has tests of its own
+    rng = random.Random(batch)
+    refused = 0
+    for _ in range(40):
+        overrides = _generated(rng)
+        theirs = _hydra_main(overrides, monkeypatch)
+        ours = _ours(overrides)
+        assert (ours is None) == (theirs is None), overrides
+        refused += ours is None
+        if ours is not None and theirs is not None:
+            assert OmegaConf.to_yaml(ours) == OmegaConf.to_yaml(theirs), overrides
+    assert 0 < refused < 35  # both outcomes were compared
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("optimizer.lrr=1", ["unknown key 'optimizer.lrr'", "did you mean optimizer.lr?", "valid in optimizer: lr, "]),
+        ("optimzer.lr=1", ["unknown key 'optimzer.lr'", "did you mean optimizer?", "cluster, dataset"]),
+        ("optimzer=sgd", ["unknown key 'optimzer'", "did you mean optimizer?"]),
+        ("optimizer=sgdd", ["optimizer=sgdd", "did you mean sgd? valid: adam, sgd"]),
+        ("model=resnet", ["model=resnet", "did you mean resnet", "valid: resnet18, resnet50, small_cnn"]),
+        ("optimizer.lr=abc", ["optimizer.lr=abc", "'abc'", "Float"]),
+        ("trainer.epochs=1.5", ["trainer.epochs=1.5", "'1.5'", "Integer"]),
+        ("seed=null", ["seed=null", "not Optional"]),
+        ("~x", ["unknown key 'x'", "valid: cluster, dataset"]),
+        ("~optimizer.lr", ["~optimizer.lr"]),
+        ("~model=resnet50", ["unknown key 'model'"]),
+        ("seed=1,2", ["seed=1,2", "sweep", "--multirun"]),
+        ("seed=[1", ["'seed=[1' is not an override"]),
+        ("cluster.hosts.0.prt=1", ["cluster.hosts.0.prt=1"]),
+        ("optimizer=null", ["optimizer=null"]),
+    ],
+)
+def test_a_refused_override_is_one_line_with_the_way_on(override: str, said: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        compose_config(["trainer.epochs=2", override])
+    text = str(caught.value)
+    assert "\n" not in text
+    for part in said:
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("~model", "model is missing"),
+        ("seed=${nope}", "seed: Interpolation key 'nope' not found"),
+        ("seed=${oc.env:PACELINE_UNSET}", "PACELINE_UNSET"),
+    ],
+)
+def test_a_value_that_leads_nowhere_names_its_field(override: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve(compose_config([override]))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)

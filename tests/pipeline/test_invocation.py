@@ -1,0 +1,38 @@
+"""What was typed: verb, overrides in their order, options of the verb."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.cli.invocation import parse
+from pipeline.errors import UsageError
+
+
+def test_overrides_keep_order_prefixes_and_duplicates() -> None:
+    words = ["cluster=two_node", "+a=1", "train", "++b=2", "~c", "optimizer.lr=0.1", "optimizer.lr=0.2", "x='a=b'", "db@p=q"]
+    asked = parse(words)
+    assert asked.verb == "train"
+    assert asked.overrides == tuple(word for word in words if word != "train")
+
+
+def test_doits_own_options_are_not_overrides() -> None:
+    assert parse(["run", "-n", "2", "--verbosity=2", "train", "seed=1"]).overrides == ("seed=1",)
+    assert parse(["list", "seed=1"]).verb is None
+
+
+def test_a_verb_takes_its_own_options_apart() -> None:
+    asked = parse(["evaluate", "run=abc", "seed=1"])
+    assert (asked.options, asked.overrides) == ({"run": "abc"}, ("seed=1",))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", ""], "argument 2 is empty"),
+        (["train", "  "], "argument 2 is empty"),
+        (["lab", "host=2"], "doit lab takes no 'host'; did you mean hosts?"),
+    ],
+)
+def test_words_that_make_no_sense_are_refused(words: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse(words)

@@ -1,0 +1,80 @@
+"""The content key: what changes it, what does not."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.build import RunConfig, build
+from pipeline.config.compose import compose_config, resolve
+from pipeline.key import ContentKey, content_key
+
+ENVIRONMENT = {"python": "3.11.7", "torch": "2.15.0"}
+
+
+def configured(*overrides: str) -> RunConfig:
+    return build(resolve(compose_config(overrides)), overrides, root=Path("/project"), local_gpus=0)
+
+
+def key_of(*overrides: str, **parts: Any) -> ContentKey:
+    config = configured(*overrides)
+    made = {"code": {"trainers/a.py": "1"}, "data_digest": "d", "environment": ENVIRONMENT, **parts}
+    return content_key(config=config.resolved, cluster=config.cluster, **made)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        ("optimizer.lr=1e-1",),
+        ("optimizer.lr=.10",),
+        ("trainer.epochs=10", "seed=0"),
+        ("seed=0", "trainer.epochs=10"),
+        ("paths.runs=/elsewhere", "tracking.uri=http://host:5000"),
+        ("dataset.source=/mnt/data",),
+        ("cluster.lease_s=5", "cluster.max_restarts=3", "cluster.python=/usr/bin/python3"),
+    ],
+)
+def test_spelling_order_and_whereabouts_do_not_change_the_key(same: tuple[str, ...]) -> None:
+    assert key_of(*same).digest == key_of().digest
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("optimizer.lr=0.2",),
+        ("seed=1",),
+        ("model=resnet50",),
+        ("cluster.nproc_per_node=4",),
+        ("cluster=two_node",),
+        ("cluster.env={OMP_NUM_THREADS: '3'}",),
+    ],
+)
+def test_configuration_and_topology_change_the_key(other: tuple[str, ...]) -> None:
+    assert key_of(*other).digest != key_of().digest
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"code": {"trainers/a.py": "2"}},
+        {"data_digest": "e"},
+        {"environment": {**ENVIRONMENT, "torch": "2.16.0"}},
+    ],
+)
+def test_code_data_and_environment_change_the_key(part: dict[str, Any]) -> None:
+    assert key_of(**part).digest != key_of().digest
+
+
+def test_two_hosts_by_other_names_have_the_same_key() -> None:
+    hosts = "cluster.hosts=[{name: a, port: 22, user: me}, {name: b}]"
+    assert key_of("cluster=two_node", hosts).digest == key_of("cluster=two_node").digest
+
+
+def test_the_key_leaves_the_configuration_alone() -> None:
+    config = configured("dataset.source=x")
+    before = copy.deepcopy(config.resolved)
+    content_key(config=config.resolved, cluster=config.cluster, code={}, data_digest="d", environment={})
+    assert config.resolved == before
