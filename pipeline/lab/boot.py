@@ -21,9 +21,9 @@ read -r stat </proc/self/stat  # still the controller's /proc: the pid as the co
 set -- $stat
 echo "$1 ${{22}}" >{folder}/init.new
 mv {folder}/init.new {folder}/init
+mount --no-mtab -t tmpfs -o mode=755 tmpfs /run  # before mount keeps its notes in the controller's /run
 mount -t proc proc /proc
 echo {name} >/proc/sys/kernel/hostname
-mount -t tmpfs -o mode=755 tmpfs /run
 mkdir -p /run/sshd /run/lab
 keep() {{ mkdir -p "/run/lab/$1"; mount --bind "$2" "/run/lab/$1"; }}
 cover() {{ mkdir -p "$2"; mount --bind "/run/lab/host/scratch/$1" "$2"; }}

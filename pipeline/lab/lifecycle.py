@@ -131,8 +131,9 @@ def _ready(lab: Lab) -> Lab:
 
 def _remove(root: Path) -> tuple[str, ...]:
     lab = state.load(root)
-    removed = []
+    removed: list[str] = []
     for id_ in sorted({state.lab_id(root), *([lab.id] if lab else [])}):
-        removed += network.disconnect(id_)
+        while found := network.disconnect(id_):  # again: a killed `up` may have left a command at work
+            removed += found
     lab_host.remove_files(root)
     return tuple(removed)

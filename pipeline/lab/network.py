@@ -92,7 +92,7 @@ def disconnect(id_: str) -> list[str]:
         end_processes(name)
         command("ip", "netns", "delete", name)
         removed.append(name)
-    if Path(f"/sys/class/net/{uplink(id_)}").exists():
+    if uplink(id_) in [link["ifname"] for link in json.loads(command("ip", "-j", "link") or "[]")]:
         command("ip", "link", "delete", uplink(id_))
         removed.append(uplink(id_))
     _leave_no_netns_folder()
@@ -105,7 +105,7 @@ def _leave_no_netns_folder() -> None:
         return
     mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     if str(_NETNS) in mounted:  # a folder bound to itself, which Path.is_mount() can't see
-        command("umount", str(_NETNS))
+        command("umount", "--no-mtab", str(_NETNS))
     if _NETNS.exists():
         _NETNS.rmdir()
     _NETNS_OURS.unlink()
