@@ -184,6 +184,7 @@ class TrainerConfig:
     log_every_steps: int = 10
     eval_every_epochs: int = 1
     checkpoint_every_epochs: int = 1
+    checkpoint_every_steps: int | None = None  # more checkpoints, inside the epochs
     keep_checkpoints: int = 2
 
     def __post_init__(self) -> None:
@@ -191,8 +192,9 @@ class TrainerConfig:
             _at_least(f"trainer.{name}", getattr(self, name), 1)
         for name in ("checkpoint_every_epochs", "keep_checkpoints"):
             _at_least(f"trainer.{name}", getattr(self, name), 1)
-        if self.max_steps is not None:
-            _at_least("trainer.max_steps", self.max_steps, 1)
+        for name in ("max_steps", "checkpoint_every_steps"):
+            if getattr(self, name) is not None:
+                _at_least(f"trainer.{name}", getattr(self, name), 1)
         _choice("trainer.precision", self.precision, ("fp32", "bf16"))
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"trainer.label_smoothing={self.label_smoothing} must lie in [0, 1)")

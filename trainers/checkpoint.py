@@ -1,0 +1,146 @@
+"""Checkpoints: written whole or not at all, verified when read, the newest good one wins.
+
+``checkpoints/step-00000123.pt`` with ``step-00000123.json`` (its sha256 and what it belongs to) beside it.
+No random state is stored: every random number is a function of (seed, epoch, sample) or (seed, step, rank).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainers.config import TrainConfig
+from trainers.errors import TrainerError
+from trainers.files import remove_temporaries, write_atomic, write_json
+
+_NOT_COMPARED = {"trainer.log_every_steps", "trainer.keep_checkpoints", "dataset.source", "strategy.backend"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What a checkpoint belongs to. ``config`` is flat: ``optimizer.lr`` → 0.1."""
+
+    config: Mapping[str, Any]
+    dataset_digest: str
+    world_size: int
+
+
+def identity(config: TrainConfig, dataset_digest: str, world_size: int) -> Identity:
+    """The identity of a run, without the fields that have no influence on its weights."""
+    flat: dict[str, Any] = {}
+    for group, section in asdict(config).items():
+        if isinstance(section, dict):
+            flat |= {f"{group}.{name}": value for name, value in section.items()}
+        else:
+            flat[group] = section
+    kept = {name: value for name, value in flat.items() if name not in _NOT_COMPARED}
+    return Identity(config=kept, dataset_digest=dataset_digest, world_size=world_size)
+
+
+@dataclass(kw_only=True)
+class Checkpoint:
+    """State after ``step`` steps. ``optimizer`` maps a name to one tensor a parameter; ``progress`` is plain data."""
+
+    step: int
+    epoch: int
+    position: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, list[Tensor]]
+    progress: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors."""
+        lists = [list(self.model.values()), *self.optimizer.values()]
+        return sum(item.nbytes for items in lists for item in items)
+
+
+class CheckpointFolder:
+    """The checkpoints of a run, used by rank 0 only. Files are written by a thread of their own."""
+
+    def __init__(self, folder: Path, owner: Identity, keep: int) -> None:
+        self._folder, self._owner, self._keep = folder, owner, keep
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Start writing; tensors must not change any more. Raises TrainerError of the write before."""
+        self.wait()
+        self._pending = self._writer.submit(self._write, checkpoint)
+
+    def wait(self) -> None:
+        """Until the last checkpoint is on the disk. Raises TrainerError naming path and bytes."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def newest_good(self) -> Iterator[Checkpoint | str]:
+        """Warnings (text) about checkpoints that are skipped, then the newest good one, if any.
+
+        Raises:
+            TrainerError: the newest good one belongs to another data set or configuration.
+        """
+        if not self._folder.is_dir():
+            return
+        remove_temporaries(self._folder)
+        for path in sorted(self._folder.glob("step-*.pt"), reverse=True):
+            try:
+                side = _read_verified(path)
+            except (OSError, ValueError, KeyError) as error:
+                yield f"checkpoint {path.name} is skipped: {error}"
+                continue
+            self._check_owner(path, side)
+            if side["world_size"] != self._owner.world_size:
+                yield (
+                    f"checkpoint {path.name} was written by {side['world_size']} ranks, now there are "
+                    f"{self._owner.world_size}: the weights will not be bit-identical to an undisturbed run"
+                )
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            yield Checkpoint(**content)
+            return
+
+    def _write(self, checkpoint: Checkpoint) -> None:
+        path = self._folder / f"step-{checkpoint.step:08d}.pt"
+        content = {name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__}
+        sha256 = write_atomic(path, lambda file: torch.save(content, file), needed_bytes=checkpoint.size_bytes)
+        place = {"step": checkpoint.step, "epoch": checkpoint.epoch, "position": checkpoint.position}
+        write_json(path.with_suffix(".json"), {"sha256": sha256, **place, **asdict(self._owner)})
+        for old in sorted(self._folder.glob("step-*.pt"))[: -self._keep]:
+            old.with_suffix(".json").unlink(missing_ok=True)
+            old.unlink()
+
+    def _check_owner(self, path: Path, side: Mapping[str, Any]) -> None:
+        if side["dataset_digest"] != self._owner.dataset_digest:
+            raise TrainerError(
+                f"checkpoint {path} was trained on data {side['dataset_digest'][:12]}, this run has "
+                f"{self._owner.dataset_digest[:12]}; delete {path.parent} to start afresh"
+            )
+        then, now = side["config"], json.loads(json.dumps(dict(self._owner.config)))
+        different = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+        if different:
+            changes = ", ".join(f"{name}={then.get(name)} (now {now.get(name)})" for name in different)
+            raise TrainerError(
+                f"checkpoint {path} belongs to another configuration: {changes}; delete {path.parent} to start afresh"
+            )
+
+
+def _read_verified(path: Path) -> dict[str, Any]:
+    """The .json of a checkpoint whose bytes have the sha256 that it names. Raises OSError, ValueError or KeyError."""
+    side: dict[str, Any] = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    if digest.hexdigest() != side["sha256"]:
+        raise ValueError(f"its sha256 is {digest.hexdigest()[:12]}…, {path.stem}.json says {side['sha256'][:12]}…")
+    for name in ("world_size", "dataset_digest", "config"):
+        side[name]
+    return side

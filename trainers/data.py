@@ -1,0 +1,156 @@
+"""The data pack: raw uint8 images and int64 labels, memory-mapped, on the device where they fit.
+
+A pack is a folder with ``images.bin`` (C-order [N, C, H, W]), ``labels.bin`` (little-endian [N]) and
+``manifest.json``; ``doit fetch`` makes it and the splits are ranges of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainers.errors import TrainerError
+
+_FETCH_AGAIN = "make the data pack again with `doit fetch`"
+_FREE_SHARE = 0.5  # of the free device memory that resident data may take
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What manifest.json says. ``mean`` and ``std`` are per channel, of images scaled to 0..1."""
+
+    name: str
+    synthetic: bool
+    count: int
+    channels: int
+    height: int
+    width: int
+    num_classes: int
+    splits: Mapping[str, tuple[int, int]]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    sha256: Mapping[str, str]
+    digest: str
+
+    def size(self, split: str) -> int:
+        """Images in a split."""
+        start, stop = self.splits[split]
+        return stop - start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack:
+    """An open data pack. ``images`` uint8 [N, C, H, W] and ``labels`` int64 [N] share one device."""
+
+    folder: Path
+    manifest: Manifest
+    images: Tensor
+    labels: Tensor
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check ``manifest.json``. Raises TrainerError naming the file and field."""
+    path = folder / "manifest.json"
+    try:
+        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        _check_digest(path, raw)
+        return Manifest(
+            **{name: raw[name] for name in ("name", "synthetic", "digest", "sha256")},
+            **{name: int(raw[name]) for name in ("count", "channels", "height", "width", "num_classes")},
+            splits={name: _split(path, raw, name) for name in ("train", "val", "test")},
+            mean=tuple(float(value) for value in raw["mean"]),
+            std=tuple(float(value) for value in raw["std"]),
+        )
+    except OSError as error:
+        raise TrainerError(f"{path} cannot be read ({error.strerror}); {_FETCH_AGAIN}") from error
+    except KeyError as error:
+        raise TrainerError(f"{path} has no field {error}; {_FETCH_AGAIN}") from error
+    except (TypeError, ValueError) as error:
+        raise TrainerError(f"{path} is not a data manifest ({error}); {_FETCH_AGAIN}") from error
+
+
+def open_pack(folder: Path) -> Pack:
+    """Map a pack into memory (read on demand; pages are shared by the ranks of a node). Raises TrainerError."""
+    manifest = read_manifest(folder)
+    shape = (manifest.count, manifest.channels, manifest.height, manifest.width)
+    images = _map(folder / "images.bin", torch.uint8, shape)
+    labels = _map(folder / "labels.bin", torch.int64, shape[:1])
+    if sys.byteorder != "little":
+        raise TrainerError(f"{folder}/labels.bin is little-endian and this node is not; no such node is supported")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= manifest.num_classes:
+        raise TrainerError(
+            f"{folder}/labels.bin holds labels {low}..{high}, the manifest says 0..{manifest.num_classes - 1}; {_FETCH_AGAIN}"
+        )
+    return Pack(folder=folder, manifest=manifest, images=images, labels=labels)
+
+
+def check_digests(pack: Pack) -> None:
+    """Hash both files and compare with the manifest. Raises TrainerError naming the altered file."""
+    for name, wanted in pack.manifest.sha256.items():
+        digest = hashlib.sha256()
+        with (pack.folder / name).open("rb") as file:
+            while block := file.read(_READ_BYTES):
+                digest.update(block)
+        if digest.hexdigest() != wanted:
+            raise TrainerError(
+                f"{pack.folder / name} was altered: sha256 {digest.hexdigest()[:12]}…, the manifest says {wanted[:12]}…; {_FETCH_AGAIN}"
+            )
+
+
+def place(pack: Pack, device: torch.device) -> Pack:
+    """Move a pack to the device when it takes at most half of its free memory; else it stays mapped."""
+    if device.type != "cuda":
+        return pack
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    if pack.images.nbytes + pack.labels.nbytes > _FREE_SHARE * free_bytes:
+        return pack
+    return Pack(
+        folder=pack.folder, manifest=pack.manifest, images=pack.images.to(device), labels=pack.labels.to(device)
+    )
+
+
+def take(source: Tensor, index: Tensor, device: torch.device) -> Tensor:
+    """``source[index]`` on ``device``; ``index`` lies where ``source`` does."""
+    rows = source.index_select(0, index)
+    if rows.device == device:
+        return rows
+    return rows.pin_memory().to(device, non_blocking=True)
+
+
+def _split(path: Path, raw: dict[str, Any], name: str) -> tuple[int, int]:
+    start, stop = (int(value) for value in raw["splits"][name])
+    if not 0 <= start <= stop <= int(raw["count"]):
+        raise TrainerError(f"{path}: splits.{name}=[{start}, {stop}] is no range of {raw['count']} images; {_FETCH_AGAIN}")
+    return start, stop
+
+
+def _check_digest(path: Path, raw: dict[str, Any]) -> None:
+    """``digest`` is the sha256 of the canonical JSON of all the other fields."""
+    rest = {name: value for name, value in raw.items() if name != "digest"}
+    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    if hashlib.sha256(canonical.encode()).hexdigest() != raw["digest"]:
+        raise TrainerError(f"{path} was altered: its digest does not match its content; {_FETCH_AGAIN}")
+
+
+def _map(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    wanted_bytes = dtype.itemsize * torch.Size(shape).numel()
+    try:
+        seen_bytes = path.stat().st_size
+    except OSError as error:
+        raise TrainerError(f"{path} cannot be read ({error.strerror}); {_FETCH_AGAIN}") from error
+    if seen_bytes != wanted_bytes:
+        raise TrainerError(f"{path} has {seen_bytes} bytes, the manifest says {wanted_bytes}; {_FETCH_AGAIN}")
+    if wanted_bytes == 0:
+        raise TrainerError(f"{path} holds no images; {_FETCH_AGAIN}")
+    flat = torch.from_file(str(path), shared=False, size=torch.Size(shape).numel(), dtype=dtype)
+    return flat.view(shape)

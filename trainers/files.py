@@ -1,0 +1,103 @@
+"""Result files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from trainers.errors import TrainerError
+
+
+class HashingFile:
+    """A binary file for writing that keeps the sha256 of what went through, and the first write error.
+
+    torch.save hides the OSError of a full disk behind a RuntimeError of its zip writer; ``error`` has it.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+        self.size_bytes = 0
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            written = self._file.write(data)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+        self._digest.update(data)
+        self.size_bytes += len(data)
+        return written
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+
+def write_atomic(path: Path, write: Callable[[HashingFile], None], *, needed_bytes: int = 0) -> str:
+    """Let ``write`` fill a temporary file beside ``path``, fsync and rename it. Returns the sha256.
+
+    Raises:
+        TrainerError: the folder is not writable or the disk is full; nothing is left behind.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    with _explained(path, needed_bytes):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as raw:
+                file = HashingFile(raw)
+                try:
+                    write(file)
+                except RuntimeError:
+                    raise file.error or OSError("the file could not be written") from None
+                raw.flush()
+                os.fsync(raw.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    return file.sha256
+
+
+def write_json(path: Path, value: Any) -> None:
+    """``write_atomic`` of JSON on one line and a newline; NaN is refused."""
+    text = json.dumps(value, allow_nan=False) + "\n"
+    write_atomic(path, lambda file: _ignore(file.write(text.encode())), needed_bytes=len(text))
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Delete what a killed ``write_atomic`` left in a folder."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def _ignore(_: int) -> None:
+    return None
+
+
+@contextmanager
+def _explained(path: Path, needed_bytes: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TrainerError(
+            f"{path} could not be written ({error.strerror or error}): needs {needed_bytes} bytes, {_free_bytes(path)} bytes "
+            "are free there; make room or set paths.runs to another disk"
+        ) from error
+
+
+def _free_bytes(path: Path) -> int:
+    for folder in path.parents:
+        if folder.is_dir():
+            return shutil.disk_usage(folder).free
+    return 0

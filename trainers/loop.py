@@ -1,0 +1,254 @@
+"""The training loop: reads top to bottom, and nothing inside a step waits for the device."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainers import checkpoint, models, optim
+from trainers.augment import EpochPlan, normaliser, plan_epoch, training_batch
+from trainers.batches import plan_steps
+from trainers.checkpoint import Checkpoint, CheckpointFolder
+from trainers.config import TrainConfig
+from trainers.data import Pack
+from trainers.distributed import Node
+from trainers.errors import TrainerError
+from trainers.evaluation import Evaluation, evaluate
+from trainers.gradients import GradientAverager
+from trainers.metrics import Losses, MetricsFile, Throughput
+from trainers.randomness import Stream, key
+
+
+class Trainer:
+    """One rank's half of a training run. ``prepare()``, then ``train()``, then ``test()``."""
+
+    def __init__(self, config: TrainConfig, pack: Pack, node: Node, run_dir: Path) -> None:
+        self.config, self.pack, self.node, self.run_dir = config, pack, node, run_dir
+        self.steps = plan_steps(config.trainer, pack.manifest, node.ranks.world_size)
+        self.model = _build_model(config, pack, node, self.steps.rank_batch_size)
+        self.parameters = list(self.model.parameters())
+        self.optimizer = optim.build(config.optimizer, self.parameters)
+        self.averager = GradientAverager(self.parameters, node.ranks.world_size)
+        self.normalise = normaliser(pack.manifest, normalise=config.dataset.normalise, device=node.device)
+        self.peak_lr = optim.peak_lr(config.optimizer, node.ranks.world_size)
+        self.step = 0
+        self.progress: dict[str, Any] = {"train_s": 0.0, "metrics": {}}
+        self.losses = Losses(node, config.trainer.log_every_steps)
+        self.throughput = Throughput(self.steps.global_batch_size)
+        self.metrics: MetricsFile | None = None
+        self.folder: CheckpointFolder | None = None
+
+    # ----------------------------------------------------------------------------- start and resume
+    def prepare(self) -> None:
+        """Take up the newest good checkpoint (rank 0 reads it and shares it), or share the fresh weights."""
+        step = torch.zeros(1, dtype=torch.int64, device=self.node.device)
+        if self.node.leads:
+            owner = checkpoint.identity(
+                self.config, self.pack.manifest.digest, self.node.ranks.world_size
+            )
+            self.folder = CheckpointFolder(
+                self.run_dir / "checkpoints", owner, self.config.trainer.keep_checkpoints
+            )
+            for found in self.folder.newest_good():
+                if isinstance(found, str):
+                    self.say(f"warning: {found}")
+                else:
+                    self._load(found)
+            step.fill_(self.step)
+            self.metrics = MetricsFile(self.run_dir / "metrics.jsonl", keep_to_step=self.step)
+        self.node.share([step, *self._state()])
+        self.step = int(step)
+
+    def _state(self) -> list[Tensor]:
+        lists = self.optimizer.state().values()
+        return [*self.model.state_dict().values(), *(item for tensors in lists for item in tensors)]
+
+    def _load(self, found: Checkpoint) -> None:
+        self.model.load_state_dict(found.model)
+        for name, tensors in self.optimizer.state().items():
+            for target, source in zip(tensors, found.optimizer[name], strict=True):
+                target.copy_(source)
+        self.step, self.progress = found.step, found.progress
+        self.say(f"resumed from step {found.step} (epoch {found.epoch + 1}, {found.position} steps into it)")
+
+    # ------------------------------------------------------------------------------------- training
+    def train(self) -> None:
+        """Run to the last step. Raises TrainerError for a loss that is not finite or memory that is full."""
+        began = time.perf_counter() - self.progress["train_s"]
+        plan: EpochPlan | None = None
+        self.throughput.restart()
+        while self.step < self.steps.total:
+            epoch, position = self.steps.place(self.step)
+            if plan is None or position == 0:
+                plan = plan_epoch(self.config.dataset, self.pack, seed=self.config.seed, epoch=epoch)
+                self.model.train()
+            self._one_step(plan, position)
+            self.step += 1
+            if "first_step_unix_time" not in self.progress:
+                self._note_first_step()
+            self._after_step(epoch, position + 1, began)
+        if self.folder is not None:
+            self.folder.wait()
+
+    def _one_step(self, plan: EpochPlan, position: int) -> None:
+        config, ranks, size = self.config, self.node.ranks, self.steps.rank_batch_size
+        part = plan.batch(self.steps.first_sample(position, ranks.rank), size)
+        images, labels = training_batch(self.pack, part, config.dataset.crop_padding, self.normalise)
+        seed_device(self.node.device, key(config.seed, Stream.DROPOUT, self.step, ranks.rank))
+        self.averager.start()
+        try:
+            with torch.autocast(self.node.device.type, torch.bfloat16, enabled=config.trainer.precision == "bf16"):
+                logits = self.model(images)
+            loss = F.cross_entropy(logits.float(), labels, label_smoothing=config.trainer.label_smoothing)
+            (loss / ranks.world_size).backward()
+        except torch.OutOfMemoryError as error:
+            raise TrainerError(self._out_of_memory()) from error
+        self.averager.finish()
+        self.optimizer.step(self._lr(self.step))
+        self.losses.add(loss)
+
+    def _lr(self, step: int) -> float:
+        return optim.lr_at(
+            self.config.schedule,
+            self.peak_lr,
+            step,
+            total_steps=self.steps.total,
+            steps_per_epoch=self.steps.per_epoch,
+        )
+
+    def _after_step(self, epoch: int, position: int, began: float) -> None:
+        """Log, evaluate and save where it is time to. All of it depends on the step only."""
+        trainer = self.config.trainer
+        last, epoch_ends = self.step == self.steps.total, position == self.steps.per_epoch
+        evaluates = last or (epoch_ends and (epoch + 1) % trainer.eval_every_epochs == 0)
+        saves = last or (epoch_ends and (epoch + 1) % trainer.checkpoint_every_epochs == 0)
+        if trainer.checkpoint_every_steps is not None:
+            saves = saves or self.step % trainer.checkpoint_every_steps == 0
+        if epoch_ends or evaluates or saves or self.step % trainer.log_every_steps == 0:
+            loss, rate = self._log(epoch)
+            self.progress["train_s"] = time.perf_counter() - began
+        if evaluates or saves:
+            self.node.average(self.model.buffers())  # batch statistics are each rank's own until here
+        accuracy = self._validate(epoch) if evaluates else None
+        if saves:
+            self._save(epoch, position)
+        if evaluates or epoch_ends:
+            self._report_epoch(epoch, loss, rate, accuracy)
+        if evaluates or saves:
+            self.throughput.restart()
+
+    def _log(self, epoch: int) -> tuple[float, float]:
+        """Read the losses (this waits for the device) and write a line. Returns loss and images per second."""
+        loss, steps = self.losses.read(self.step)
+        rate = self.throughput.interval(steps)
+        self._write(epoch, {"train/loss": loss, "train/images_per_s": rate, "lr": self._lr(self.step - 1)})
+        return loss, rate
+
+    def _validate(self, epoch: int) -> float | None:
+        if not self.pack.manifest.size("val"):
+            return None
+        result = self.evaluate("val")
+        self.model.train()
+        self.progress["metrics"].update(result.metrics("val"))
+        self._write(epoch, result.metrics("val"))
+        return result.accuracy
+
+    def _save(self, epoch: int, position: int) -> None:
+        if self.folder is None or self.metrics is None:
+            return
+        self.metrics.sync()
+        self.progress["images_per_s"] = self.throughput.median()
+        self.folder.save(
+            Checkpoint(
+                step=self.step,
+                epoch=epoch + position // self.steps.per_epoch,
+                position=position % self.steps.per_epoch,
+                model={name: _copy(value) for name, value in self.model.state_dict().items()},
+                optimizer={name: [_copy(item) for item in items] for name, items in self.optimizer.state().items()},
+                progress={**self.progress, "metrics": dict(self.progress["metrics"])},
+            )
+        )
+
+    # ---------------------------------------------------------------------------------- the results
+    def evaluate(self, split: str) -> Evaluation:
+        """Loss and accuracy of a split, over all ranks."""
+        return evaluate(
+            self.model,
+            self.pack,
+            split,
+            node=self.node,
+            normalise=self.normalise,
+            precision=self.config.trainer.precision,
+            batch_size=self.steps.rank_batch_size,
+        )
+
+    def test(self) -> Evaluation:
+        """Evaluate the test split with the final weights and write its metrics."""
+        result = self.evaluate("test")
+        self.progress["metrics"].update(result.metrics("test"))
+        self._write(self.steps.place(self.steps.total - 1)[0], result.metrics("test"))
+        if self.metrics is not None:
+            self.metrics.close()
+        return result
+
+    def say(self, text: str) -> None:
+        """A line for people, from rank 0."""
+        if self.node.leads:
+            print(text, flush=True)
+
+    def _write(self, epoch: int, metrics: dict[str, float]) -> None:
+        if self.metrics is not None:
+            self.metrics.write(self.step, epoch + 1, metrics)
+
+    def _note_first_step(self) -> None:
+        if self.node.device.type == "cuda":
+            torch.cuda.synchronize(self.node.device)
+        self.progress["first_step_unix_time"] = time.time()
+
+    def _report_epoch(self, epoch: int, loss: float, rate: float, accuracy: float | None) -> None:
+        value = "" if accuracy is None else f"  val accuracy {accuracy:.4f}"
+        self.say(
+            f"epoch {epoch + 1}/{self.config.trainer.epochs}  step {self.step}/{self.steps.total}"
+            f"  loss {loss:.4f}{value}  {rate:,.0f} images/s"
+        )
+
+    def _out_of_memory(self) -> str:
+        size, world_size = self.steps.rank_batch_size, self.node.ranks.world_size
+        smaller = f"try trainer.global_batch_size={size // 2 * world_size}" if size > 1 else "use a smaller model"
+        return f"GPU memory is full on rank {self.node.ranks.rank} with {size} images a rank; {smaller}"
+
+
+def seed_device(device: torch.device, seed: int) -> None:
+    """Seed the generator that dropout on ``device`` draws from (torch.manual_seed would visit every device)."""
+    index = device.index or 0
+    generator = torch.cuda.default_generators[index] if device.type == "cuda" else torch.default_generator
+    generator.manual_seed(seed)
+
+
+def _copy(value: Tensor) -> Tensor:
+    """On the CPU, safe from the next step, in the default layout: the same bytes however it lay in memory."""
+    return value.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
+
+
+def _build_model(config: TrainConfig, pack: Pack, node: Node, rank_batch_size: int) -> nn.Module:
+    """Fresh weights are drawn on the CPU from the seed alone, so they are the same on any device."""
+    manifest = pack.manifest
+    shape = models.ImageShape(
+        channels=manifest.channels,
+        height=manifest.height,
+        width=manifest.width,
+        num_classes=manifest.num_classes,
+    )
+    torch.default_generator.manual_seed(config.seed)
+    model = models.build(config.model, shape).to(node.device, memory_format=torch.channels_last)
+    if rank_batch_size == 1 and any(isinstance(item, nn.BatchNorm2d) for item in model.modules()):
+        raise TrainerError(
+            f"model={config.model.name} has batch normalisation, which needs at least 2 images a rank; "
+            f"set trainer.global_batch_size to at least {2 * node.ranks.world_size}"
+        )
+    return model

@@ -1,0 +1,117 @@
+"""metrics.jsonl, the throughput of a run, and the losses that wait on the device until they are read."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trainers.distributed import Node
+from trainers.errors import TrainerError
+
+
+class MetricsFile:
+    """Appends lines {"t", "step", "epoch", "metrics"} to metrics.jsonl; ``t`` in unix seconds."""
+
+    def __init__(self, path: Path, *, keep_to_step: int) -> None:
+        """Lines after ``keep_to_step`` (of an attempt that died after its last checkpoint) are cut off."""
+        _truncate(path, keep_to_step)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, step: int, epoch: int, metrics: dict[str, float]) -> None:
+        """``step`` counts finished steps, ``epoch`` from 1."""
+        line = {"t": round(time.time(), 6), "step": step, "epoch": epoch, "metrics": metrics}
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Put what was written on the disk, before a checkpoint makes it the past."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _truncate(path: Path, keep_to_step: int) -> None:
+    """Cut in place at the first line that is torn or later: steps never go down, so the rest is a prefix."""
+    if not path.exists():
+        return
+    kept_bytes = 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n") or int(json.loads(line)["step"]) > keep_to_step:
+                break
+            kept_bytes += len(line)
+    os.truncate(path, kept_bytes)
+
+
+class Losses:
+    """The training losses since the last read, one row a rank, kept on the device.
+
+    ``add`` costs one small copy on the device; only ``read`` waits for it.
+    """
+
+    def __init__(self, node: Node, capacity: int) -> None:
+        self._node = node
+        self._values = torch.zeros(node.ranks.world_size, capacity, device=node.device)
+        self._count = 0
+
+    def add(self, loss: Tensor) -> None:
+        """Keep the (scalar) mean loss over this rank's part of the batch."""
+        self._values[self._node.ranks.rank, self._count].copy_(loss.detach())
+        self._count += 1
+
+    def read(self, last_step: int) -> tuple[float, int]:
+        """Mean loss over all ranks and steps since the last read, and how many steps these were.
+
+        Raises:
+            TrainerError: a loss is not a number or infinite; on every rank alike, naming step and rank.
+        """
+        count, self._count = self._count, 0
+        rows: list[list[float]] = self._node.sum(self._values)[:, :count].tolist()
+        self._values.zero_()
+        for column in range(count):
+            bad = [rank for rank, row in enumerate(rows) if not math.isfinite(row[column])]
+            if bad:
+                raise TrainerError(
+                    f"the training loss is {rows[bad[0]][column]} at step {last_step - count + 1 + column} on rank "
+                    f"{', '.join(map(str, bad))}; a lower optimizer.lr or trainer.precision=fp32 usually helps"
+                )
+        return sum(map(sum, rows)) / (count * len(rows)), count
+
+
+class Throughput:
+    """Images per second over all ranks, from the times between reads of the losses (no extra waiting)."""
+
+    def __init__(self, global_batch_size: int) -> None:
+        self._batch = global_batch_size
+        self._rates: list[tuple[float, int]] = []
+        self._since = time.perf_counter()
+
+    def restart(self) -> None:
+        """Leave out what happened since the last interval (an evaluation, a checkpoint)."""
+        self._since = time.perf_counter()
+
+    def interval(self, steps: int) -> float:
+        """Close an interval of ``steps`` steps that ends now; returns its images per second."""
+        now = time.perf_counter()
+        rate = steps * self._batch / max(now - self._since, 1e-9)
+        self._rates.append((rate, steps))
+        self._since = now
+        return rate
+
+    def median(self) -> float:
+        """The median over steps, without the first interval (warm-up) where there are more. 0 with none."""
+        rates = sorted(self._rates[1:] or self._rates)
+        half, seen = sum(steps for _, steps in rates) / 2, 0
+        for rate, steps in rates:
+            seen += steps
+            if seen >= half:
+                return rate
+        return 0.0

@@ -1,0 +1,105 @@
+"""ResNet-18 and ResNet-50 for small images: a 3×3 stem at stride 1 and no max-pool.
+
+He, Zhang, Ren, Sun: Deep residual learning for image recognition, 2015. For 3×32×32 and 10 classes:
+11,173,962 and 23,520,842 parameters. Modules are named as in torchvision, so that its resnet18 and
+resnet50 with the stem exchanged load these weights.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from trainers.config import ModelConfig
+from trainers.models import ImageShape
+
+_WIDTHS = (64, 128, 256, 512)
+
+
+def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, bias=False)
+
+
+def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential | None:
+    if stride == 1 and inputs == outputs:
+        return None
+    return nn.Sequential(_convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions around a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = _convolution(inputs, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = _convolution(width, width, 3), nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = _shortcut(inputs, width, stride)
+
+    def forward(self, images: Tensor) -> Tensor:
+        kept = images if self.downsample is None else self.downsample(images)
+        inner = self.relu(self.bn1(self.conv1(images)))
+        output: Tensor = self.relu(self.bn2(self.conv2(inner)).add_(kept))
+        return output
+
+
+class Bottleneck(nn.Module):
+    """1×1 down, 3×3 (which has the stride), 1×1 up to four times the width."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = width * self.expansion
+        self.conv1, self.bn1 = _convolution(inputs, width, 1), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = _convolution(width, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = _convolution(width, outputs, 1), nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = _shortcut(inputs, outputs, stride)
+
+    def forward(self, images: Tensor) -> Tensor:
+        kept = images if self.downsample is None else self.downsample(images)
+        inner = self.relu(self.bn2(self.conv2(self.relu(self.bn1(self.conv1(images))))))
+        output: Tensor = self.relu(self.bn3(self.conv3(inner)).add_(kept))
+        return output
+
+
+class ResNet(nn.Module):
+    """Float images [n, C, H, W] → logits [n, classes]; any H and W from 1."""
+
+    def __init__(
+        self, block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...], image: ImageShape
+    ) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = _convolution(image.channels, _WIDTHS[0], 3), nn.BatchNorm2d(_WIDTHS[0])
+        self.relu = nn.ReLU(inplace=True)
+        inputs = _WIDTHS[0]
+        for number, (width, depth) in enumerate(zip(_WIDTHS, depths, strict=True), start=1):
+            strides = [1 if number == 1 else 2] + [1] * (depth - 1)
+            blocks: list[nn.Module] = []
+            for stride in strides:
+                blocks.append(block(inputs, width, stride))
+                inputs = width * block.expansion
+            self.add_module(f"layer{number}", nn.Sequential(*blocks))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(inputs, image.num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.relu(self.bn1(self.conv1(images)))
+        for number in range(1, len(_WIDTHS) + 1):
+            maps = self.get_submodule(f"layer{number}")(maps)
+        logits: Tensor = self.fc(self.avgpool(maps).flatten(1))
+        return logits
+
+
+def build(config: ModelConfig, image: ImageShape) -> nn.Module:
+    """resnet18 or resnet50, with He initialisation of the convolutions."""
+    network = {
+        "resnet18": lambda: ResNet(BasicBlock, (2, 2, 2, 2), image),
+        "resnet50": lambda: ResNet(Bottleneck, (3, 4, 6, 3), image),
+    }[config.name]()
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return network

@@ -1,0 +1,54 @@
+"""Two convolutions, two dense layers: the network of the PyTorch MNIST example, for any image size.
+
+Source of the shape: https://github.com/pytorch/examples/tree/main/mnist (1,199,882 parameters for
+1×28×28 and 10 classes at the default widths).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from trainers.config import ConfigError, ModelConfig, SmallCNNConfig
+from trainers.models import ImageShape
+
+_LOST_PIXELS = 4  # two 3×3 convolutions without padding
+_SMALLEST_PIXELS = _LOST_PIXELS + 2  # one 2×2 pooling window must be left
+
+
+class SmallCNN(nn.Module):
+    """Float images [n, C, H, W] → logits [n, classes]. H and W at least 6."""
+
+    def __init__(self, config: SmallCNNConfig, image: ImageShape) -> None:
+        super().__init__()
+        pooled = ((image.height - _LOST_PIXELS) // 2) * ((image.width - _LOST_PIXELS) // 2)
+        self.features = nn.Sequential(
+            nn.Conv2d(image.channels, config.width, 3),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(config.width, 2 * config.width, 3),
+            nn.MaxPool2d(2),  # before the ReLU: the same values from a quarter of the work
+            nn.ReLU(inplace=True),
+            nn.Dropout(config.dropout),
+        )
+        self.classifier = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(2 * config.width * pooled, config.hidden),
+            nn.ReLU(inplace=True),
+            nn.Dropout(2 * config.dropout),
+            nn.Linear(config.hidden, image.num_classes),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.features(images))
+        return logits
+
+
+def build(config: ModelConfig, image: ImageShape) -> nn.Module:
+    """Raises ConfigError when the images are smaller than 6×6."""
+    if not isinstance(config, SmallCNNConfig):
+        raise TypeError(f"small_cnn takes a SmallCNNConfig, not {type(config).__name__}")
+    if min(image.height, image.width) < _SMALLEST_PIXELS:
+        raise ConfigError(
+            f"model=small_cnn needs images of at least {_SMALLEST_PIXELS}×{_SMALLEST_PIXELS} pixels, the data has "
+            f"{image.height}×{image.width}; choose model=resnet18 or larger images"
+        )
+    return SmallCNN(config, image)

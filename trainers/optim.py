@@ -1,0 +1,145 @@
+"""SGD and Adam as torch computes them, and the learning rate as a pure function of the step.
+
+torch's functional forms are called, not its Optimizer classes: constructing one of those imports
+torch._dynamo, which costs every rank 2 to 8 seconds before its first step and is used for nothing here.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+from trainers.config import (
+    AdamConfig,
+    OneCycleScheduleConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    SGDConfig,
+    StepScheduleConfig,
+)
+
+
+class Optimizer(ABC):
+    """Updates ``parameters`` in place from their ``.grad``; its whole state is ``state()``."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters: list[Tensor] = list(parameters)
+
+    @abstractmethod
+    def step(self, lr: float) -> None:
+        """One update with learning rate ``lr``."""
+
+    @abstractmethod
+    def state(self) -> Mapping[str, list[Tensor]]:
+        """Named lists, one tensor a parameter; load a checkpoint by copying into them."""
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients in parameter order. Raises RuntimeError where a parameter took no part."""
+        found = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if len(found) != len(self.parameters):
+            raise RuntimeError(f"{len(self.parameters) - len(found)} parameters got no gradient in this step")
+        return found
+
+
+class SGD(Optimizer):
+    """As torch.optim.SGD without dampening. A momentum buffer of zeros makes the first step the same."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], config: SGDConfig) -> None:
+        super().__init__(parameters)
+        self.config = config
+        self.momentum = [torch.zeros_like(item) for item in self.parameters] if config.momentum else []
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        buffers: list[Tensor | None] = list(self.momentum) or [None] * len(self.parameters)
+        sgd(
+            self.parameters,
+            self.gradients(),
+            buffers,
+            fused=True,
+            weight_decay=self.config.weight_decay,
+            momentum=self.config.momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=self.config.nesterov,
+            maximize=False,
+        )
+
+    def state(self) -> Mapping[str, list[Tensor]]:
+        return {"momentum": self.momentum}
+
+
+class Adam(Optimizer):
+    """As torch.optim.Adam (weight decay is added to the gradient)."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], config: AdamConfig) -> None:
+        super().__init__(parameters)
+        self.config = config
+        self.mean = [torch.zeros_like(item) for item in self.parameters]
+        self.square = [torch.zeros_like(item) for item in self.parameters]
+        self.steps = [torch.zeros((), device=item.device) for item in self.parameters]
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        adam(
+            self.parameters,
+            self.gradients(),
+            self.mean,
+            self.square,
+            [],
+            self.steps,
+            fused=True,
+            amsgrad=False,
+            beta1=self.config.beta1,
+            beta2=self.config.beta2,
+            lr=lr,
+            weight_decay=self.config.weight_decay,
+            eps=self.config.eps,
+            maximize=False,
+        )
+
+    def state(self) -> Mapping[str, list[Tensor]]:
+        return {"mean": self.mean, "square": self.square, "steps": self.steps}
+
+
+def build(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) -> Optimizer:
+    """The optimizer that a configuration names."""
+    if isinstance(config, SGDConfig):
+        return SGD(parameters, config)
+    if isinstance(config, AdamConfig):
+        return Adam(parameters, config)
+    raise TypeError(f"no optimizer for {type(config).__name__}")
+
+
+def peak_lr(config: OptimizerConfig, world_size: int) -> float:
+    """``lr`` after scaling with the world size as ``lr_scaling`` says."""
+    factor = {"none": 1.0, "linear": float(world_size), "sqrt": math.sqrt(world_size)}[config.lr_scaling]
+    return config.lr * factor
+
+
+def lr_at(config: ScheduleConfig, peak: float, step: int, *, total_steps: int, steps_per_epoch: int) -> float:
+    """The learning rate of step ``step`` (from 0), given the peak. Nothing to store, nothing to resume."""
+    if isinstance(config, StepScheduleConfig):
+        return float(peak * config.gamma ** (step // steps_per_epoch // config.step_epochs))
+    if isinstance(config, OneCycleScheduleConfig):
+        return _one_cycle(config, peak, step, total_steps)
+    return peak
+
+
+def _one_cycle(config: OneCycleScheduleConfig, peak: float, step: int, total_steps: int) -> float:
+    """Two half cosines: peak/div_factor → peak → peak/div_factor/final_div_factor, as torch's OneCycleLR."""
+    first = peak / config.div_factor
+    turn = config.warmup * total_steps - 1
+    if step <= turn:
+        return _cosine(first, peak, step / turn if turn > 0 else 1.0)
+    return _cosine(peak, first / config.final_div_factor, (step - turn) / max(1.0, total_steps - 1 - turn))
+
+
+def _cosine(start: float, stop: float, share: float) -> float:
+    return stop + (start - stop) * (1 + math.cos(math.pi * min(1.0, share))) / 2

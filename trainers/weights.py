@@ -1,0 +1,30 @@
+"""Plain weights: on the CPU, in torch's default memory layout, and their digest."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+def plain(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of the state dict, contiguous on the CPU: what stock torch loads with load_state_dict."""
+    return {
+        name: value.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
+        for name, value in model.state_dict().items()
+    }
+
+
+def digest(weights: Mapping[str, Tensor]) -> str:
+    """sha256 (hex) over name, dtype, shape and raw bytes of contiguous CPU tensors, in the names' order."""
+    total = hashlib.sha256()
+    for name in sorted(weights):
+        value = weights[name]
+        total.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        # ctypes, because torch gives out bytes only through numpy, which a node need not have
+        if value.nbytes:
+            total.update((ctypes.c_char * value.nbytes).from_address(value.data_ptr()))
+    return total.hexdigest()
