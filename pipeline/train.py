@@ -42,11 +42,8 @@ class Run:
         return self.folder.stale_because(self.key)
 
 
-def prepare(config: RunConfig, root: Path) -> Run | None:
-    """The run with its key, or None while its data isn't fetched. Starts nothing, imports no torch."""
-    pack = data.find(config.train.dataset, config.data_dir)
-    if pack is None:
-        return None
+def prepare(config: RunConfig, root: Path, pack: data.Pack) -> Run:
+    """The run with its key. Starts nothing, imports no torch."""
     train = config.train
     chosen = (train.model.name, train.optimizer.name, train.schedule.name, train.strategy.name)
     closure = import_closure(root, ENTRY, chosen)

@@ -7,7 +7,7 @@ import time
 
 from pipeline.cli.invocation import VERBS
 from pipeline.cli.session import ROOT, Session, relative, session
-from pipeline.errors import PacelineError
+from pipeline.errors import PacelineError, UsageError
 
 
 def say(text: str) -> None:
@@ -114,7 +114,7 @@ def record() -> None:
     from pipeline.recorder import Recorder
 
     folder = session().folder()
-    run_id = Recorder(folder.path, session().config, ROOT).finish(say)
+    run_id = Recorder(folder.path, session().config, ROOT, enabled=True).finish(say)
     if run_id is None:
         raise PacelineError(f"{folder.key} is not recorded yet", try_=f"doit record run={folder.key}, once the tracking server answers")
     say(f"{folder.key} is recorded as MLflow run {run_id}")
@@ -131,6 +131,29 @@ def runs() -> None:
         accuracy = "" if row.accuracy is None else f"test/accuracy {row.accuracy:.4f}"
         warning = "  SYNTHETIC DATA" if row.synthetic else ""
         say(f"{row.key}  {row.state:<8}  {day}  {row.what:<28} {row.nodes:<14} {accuracy}{warning}")
+
+
+def lab() -> None:
+    from pipeline import lab as labs
+
+    options = session().asked.options
+    if "down" in options:
+        if options["down"].lower() not in ("1", "true", "yes"):
+            raise UsageError(f"down={options['down']}: doit lab down=1 removes the lab")
+        removed = labs.down(ROOT)
+        say("\n".join(removed) if removed else "no lab is up here; nothing was removed")
+        return
+    if "hosts" in options:
+        if not options["hosts"].isascii() or not options["hosts"].isdecimal() or int(options["hosts"]) < 1:
+            raise UsageError(f"hosts={options['hosts']} must be a whole number from 1; try doit lab hosts=2")
+        labs.up(ROOT, int(options["hosts"]))
+    raised = labs.status(ROOT)
+    if raised is None:
+        say("no lab is up here; raise one: doit lab hosts=2")
+        return
+    for host in raised.hosts:
+        say(f"{host.name}  {host.address}  ssh -F {relative(raised.ssh_config)} {host.name}")
+    say("  train on it  doit train experiment=quickstart cluster=two_node\n  remove it    doit lab down=1")
 
 
 def _figures(result: dict[str, object]) -> str:

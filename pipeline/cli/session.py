@@ -7,7 +7,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import data, runs, train
+from pipeline import data, runs, tracking, train
 from pipeline.cli import invocation
 from pipeline.config import build, compose
 from pipeline.runfolder import RunFolder
@@ -33,6 +33,7 @@ class Session:
         composed = self._given if self._given is not None else compose.compose_config(self.asked.overrides)
         resolved = compose.resolve(composed)
         config = build.build(resolved, self.asked.overrides, root=ROOT, local_gpus=_local_gpus())
+        tracking.absolute_uri(config.tracking_uri, ROOT)  # a wrong address is refused before anything starts
         return config, OmegaConf.to_yaml(composed, resolve=True)
 
     @property
@@ -68,9 +69,9 @@ def session() -> Session:
 
 
 def _local_gpus() -> int:
-    from pipeline.agent import visible_gpus
+    from pipeline.agent import count_gpus
 
-    return visible_gpus()
+    return count_gpus()
 
 
 def relative(path: Path) -> str:
