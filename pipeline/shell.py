@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
 
 from pipeline.errors import PacelineError
 
@@ -53,3 +56,72 @@ def run(
         stdout=done.stdout.decode(errors="replace"),
         stderr=done.stderr.decode(errors="replace"),
     )
+
+
+def run_apart(
+    argv: Sequence[str], *, stdin: Path, env: Mapping[str, str] | None = None, timeout_s: float
+) -> Completed:
+    """Like ``run``, in a session of its own: a Ctrl-C in the terminal doesn't reach it, so clean-up goes on.
+
+    Its stdin is the file ``stdin``, which may be larger than the controller should hold in memory. When
+    something interrupts the wait, the child gets SIGINT (on which pssh ends the ssh clients it started).
+
+    Raises:
+        PacelineError: the program isn't there, or it was still running after ``timeout_s``.
+    """
+    child = _popen(argv, stdin=stdin.open("rb"), env=env)
+    try:
+        stdout, stderr = child.communicate(timeout=timeout_s)
+    except BaseException as error:
+        child.send_signal(signal.SIGINT)
+        try:
+            child.communicate(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise PacelineError(f"{argv[0]} was still running after {timeout_s:g} s") from error
+        raise
+    return Completed(
+        argv=tuple(argv),
+        code=child.returncode,
+        stdout=stdout.decode(errors="replace"),
+        stderr=stderr.decode(errors="replace"),
+    )
+
+
+def stream(argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a long-lived child with three pipes, in a session of its own. Raises PacelineError."""
+    return _popen(argv, stdin=subprocess.PIPE, env=None)
+
+
+def _popen(
+    argv: Sequence[str], *, stdin: IO[bytes] | int, env: Mapping[str, str] | None
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            list(argv),
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise PacelineError(f"program not found: {argv[0]}") from error
+    finally:
+        if not isinstance(stdin, int):
+            stdin.close()
+
+
+def background(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a child that works beside the controller, its output in ``log`` (made anew). Raises OSError."""
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(env),
+            start_new_session=True,  # a Ctrl-C in the terminal must not end it before the run is recorded as KILLED
+        )

@@ -105,6 +105,9 @@ class NodePlan:
     env: Mapping[str, str]
     run_dir: str
     data_dir: str
+    state_dir: str  # the agent's own files on that node
+    first_rank: int
+    nproc_per_node: int
 
 
 @dataclass(frozen=True, kw_only=True)

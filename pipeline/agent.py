@@ -1,0 +1,829 @@
+"""The node agent: one standard-library-only file that any launcher can run on a host (Python 3.9 or newer).
+
+It is never installed. A launcher sends the source itself, then one line of JSON (the request), then an
+optional tar, into the standard input of ``python3 -c BOOTSTRAP``: so no value ever reaches a remote shell
+and controller and node cannot differ in version. Answers are lines ``@paceline {json}``; anything else on
+stdout is a login shell's chatter.
+
+``start`` leaves a supervisor behind that owns torchrun. It merges the ranks' output into one log, keeps a
+lease, writes ``exit.json`` when everything of this node has ended, and kills exactly the processes that
+carry its mark: ``PACELINE_NODE=<run id>:<node rank>`` in their environment, which torchrun's workers
+inherit (so a SIGKILLed torchrun's orphans are found too), and whoever shares a session with one of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+import traceback
+from typing import Any, BinaryIO
+
+MARK = "PACELINE_NODE"
+LINUX = os.path.isdir("/proc/self")
+OLDEST_PYTHON = (3, 9)
+POLL_S = 0.05
+BEAT_STALE_S = 3.0  # the controller beats every second
+PEER_TRY_S = 1.0
+TERM_GRACE_S = 3.0
+SIBLING_GRACE_S = 2.0  # after a rank's error: what torchrun gets to reap the others by itself
+FROZEN_S = 20.0
+UNATTENDED_S = 20.0
+DEAF_S = 8.0
+LONGEST_LINE_BYTES = 65536
+FOREIGN_ENV = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+Json = dict[str, Any]
+
+
+def say(**fields: Any) -> None:
+    """One answer line to the controller. Raises OSError when nobody reads any more."""
+    sys.stdout.write("@paceline " + json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+def write_json(path: str, value: Any) -> None:
+    temporary = f"{path}.{os.getpid()}.{threading.get_ident()}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(value, file)
+    os.replace(temporary, path)
+
+
+def read_json(path: str) -> Any:
+    """The value, or None while the file isn't there (files of the agent appear whole or not at all)."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        return None
+
+
+# ------------------------------------------------------------------------------------ processes
+def born(pid: int) -> str | None:
+    """When ``pid`` started, as the system spells it: with it a recycled pid isn't taken for ours.
+    None: no such process (a zombie counts as gone)."""
+    if LINUX:
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            return None
+        return None if fields[0] in "ZX" else fields[19]
+    ps = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return ps.stdout.strip() or None
+
+
+def marked(mark: str) -> set[int]:
+    """Processes that carry ``PACELINE_NODE=mark``, and all of their sessions."""
+    if not LINUX:  # macOS: environments show with -E; sessions are left out
+        ps = subprocess.run(
+            ["ps", "-axEww", "-o", "pid=,command="], capture_output=True, text=True, check=False
+        )
+        wanted = f"{MARK}={mark}"
+        return {int(line.split()[0]) for line in ps.stdout.splitlines() if wanted in line.split()}
+    wanted_bytes = f"{MARK}={mark}".encode()
+    found: set[int] = set()
+    sessions: dict[int, str] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        pid = int(name)
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+            if fields[0] in "ZX":
+                continue
+            sessions[pid] = fields[3]
+            with open(f"/proc/{pid}/environ", "rb") as environ:
+                if wanted_bytes in environ.read().split(b"\0"):
+                    found.add(pid)
+        except OSError:
+            continue
+    mine = {sessions[pid] for pid in found} - {str(os.getsid(0))}
+    return found | {pid for pid, session in sessions.items() if session in mine}
+
+
+def send_all(pids: set[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def end_tree(mark: str, grace_s: float) -> bool:
+    """TERM to the whole tree, KILL after ``grace_s``, then sweeps until nothing is left. True: nothing is."""
+    deadline = time.monotonic() + grace_s
+    alive = marked(mark)
+    send_all(alive, signal.SIGTERM)
+    while alive and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        alive = marked(mark)
+    deadline = time.monotonic() + 3
+    while alive and time.monotonic() < deadline:
+        send_all(alive, signal.SIGKILL)
+        time.sleep(POLL_S)
+        alive = marked(mark)
+    return not alive
+
+
+# ---------------------------------------------------------------------------------------- probe
+def server_address(request: Json) -> tuple[str, int]:
+    """Address and port on which ssh reached this node; 127.0.0.1 and 0 without ssh."""
+    parts = os.environ.get("SSH_CONNECTION", "").split()
+    if request.get("local") or len(parts) != 4:
+        return "127.0.0.1", 0
+    return parts[2].partition("%")[0], int(parts[3])
+
+
+def identity(request: Json) -> str:
+    """Equal for two names of one node: host name, ssh server's address and port, user id."""
+    address, port = server_address(request)
+    return f"{socket.gethostname()} {address}:{port} uid {os.getuid()}"
+
+
+def interfaces() -> dict[str, str]:
+    """Every address of this node with the interface that holds it (Linux; elsewhere empty)."""
+    found: dict[str, str] = {}
+    if not LINUX:
+        return found
+    import fcntl
+    import struct
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe_socket:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # interfaces without an IPv4 address
+                question = struct.pack("256s", name.encode()[:15])
+                answer = fcntl.ioctl(probe_socket.fileno(), 0x8915, question)  # SIOCGIFADDR
+                found[socket.inet_ntoa(answer[20:24])] = name
+    with contextlib.suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as table:
+        for line in table:
+            digits, *_, name = line.split()
+            found[socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))] = name
+    return found
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        ports = []
+        for _ in range(count):
+            listener = stack.enter_context(socket.socket())
+            listener.bind(("", 0))
+            ports.append(int(listener.getsockname()[1]))
+        return ports
+
+
+def count_gpus() -> int:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")])
+    devices = [path for path in glob.glob("/dev/nvidia*") if re.fullmatch(r"/dev/nvidia\d+", path)]
+    if devices or not shutil.which("nvidia-smi"):
+        return len(devices)
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=5, check=False)
+        return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+    return 0
+
+
+def count_cpus() -> int:
+    """CPUs that this process may use: its affinity, and the container's quota where there is one."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError), open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+        quota, period = file.read().split()
+        count = min(count, max(1, int(quota) // int(period)))
+    return count
+
+
+def torch_version() -> str | None:
+    """From torch/version.py, without importing torch (which takes seconds)."""
+    from importlib.util import find_spec
+
+    spec = find_spec("torch")
+    if spec is None or not spec.origin:
+        return None
+    with contextlib.suppress(OSError):
+        path = os.path.join(os.path.dirname(spec.origin), "version.py")
+        with open(path, encoding="utf-8") as file:
+            found = re.search(r"""^__version__ = ['"]([^'"]+)""", file.read(), re.MULTILINE)
+        return found.group(1) if found else None
+    return None
+
+
+def holds_pack(folder: str, digest: str) -> bool:
+    """Whether ``folder`` is the whole data pack: its digest, and the sizes that the manifest implies."""
+    manifest = read_json(os.path.join(folder, "manifest.json"))
+    if not isinstance(manifest, dict) or manifest.get("digest") != digest:
+        return False
+    try:
+        count = manifest["count"]
+        sizes = {
+            "images.bin": count * manifest["channels"] * manifest["height"] * manifest["width"],
+            "labels.bin": count * 8,
+        }
+        return all(os.path.getsize(os.path.join(folder, name)) == size for name, size in sizes.items())
+    except (KeyError, TypeError, OSError):
+        return False
+
+
+def free_bytes(folder: str) -> int:
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return shutil.disk_usage(folder).free
+
+
+def probe(request: Json) -> None:
+    """One JSON with what the launch depends on; the field names are those of NodeFacts."""
+    address, port = server_address(request)
+    holding = interfaces()
+    ports = free_ports(4)
+    workdir = os.path.expanduser(request["workdir"])
+    digest = request.get("pack_digest", "")
+    places = [*request.get("pack_places", []), os.path.join(workdir, "data", digest)] if digest else []
+    say(
+        identity=identity(request),
+        hostname=socket.gethostname(),
+        address=address,
+        interface=holding.get(address),
+        python=sys.executable,
+        python_version=".".join(map(str, sys.version_info[:3])),
+        torch_version=torch_version(),
+        gpus=count_gpus(),
+        cpus=count_cpus(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        disk_free_bytes=free_bytes(workdir),
+        free_port=ports[0],
+        home=os.path.expanduser("~"),
+        unix_time=time.time(),
+        pack_path=next((place for place in places if holds_pack(place, digest)), None),
+        extra={
+            "ssh_port": port,
+            "ssh_address": address,
+            "free_ports": ports,
+            "interfaces": holding,
+            "env": {name: os.environ[name] for name in request.get("env_names", []) if name in os.environ},
+        },
+    )
+
+
+# ----------------------------------------------------------------------------- stop and clean-up
+def entries(request: Json) -> list[tuple[str, Json]]:
+    """Registered supervisors of this node (homes on NFS show other nodes' entries too)."""
+    me = identity(request)
+    registry = os.path.expanduser(request["registry"])
+    paths = sorted(glob.glob(os.path.join(glob.escape(registry), "*.json")))
+    found = ((path, read_json(path)) for path in paths)
+    return [(path, entry) for path, entry in found if entry and entry["identity"] == me]
+
+
+def bar_path(request: Json, run_id: str) -> str:
+    return os.path.join(os.path.expanduser(request["registry"]), f"{run_id}.barred")
+
+
+def end_entry(path: str, entry: Json) -> bool:
+    """Stop one supervisor and everything it owns; forget it. True when nothing of it is left."""
+    if born(entry["pid"]) == entry["born"]:
+        send_all({entry["pid"]}, signal.SIGTERM)
+        deadline = time.monotonic() + TERM_GRACE_S + 3
+        while born(entry["pid"]) == entry["born"] and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        if born(entry["pid"]) == entry["born"]:
+            send_all({entry["pid"]}, signal.SIGKILL)
+    gone = end_tree(entry["mark"], 0.5)
+    if gone:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    return gone
+
+
+def stop(request: Json) -> None:
+    """End everything that runs here for ``run_key``."""
+    if request["bar"]:  # a start that is still on its way finds this after it has registered
+        os.makedirs(os.path.expanduser(request["registry"]), exist_ok=True)
+        touch(bar_path(request, request["bar"]))
+    mine = [(path, entry) for path, entry in entries(request) if entry["run_key"] == request["run_key"]]
+    done = {entry["run_id"]: end_entry(path, entry) for path, entry in mine}
+    say(stopped=[name for name in done if done[name]], left=[name for name in done if not done[name]])
+
+
+def status(request: Json) -> None:
+    """What is registered on this node and whether it lives."""
+    rows = [{**entry, "alive": born(entry["pid"]) == entry["born"]} for _, entry in entries(request)]
+    say(runs=rows)
+
+
+def clean(request: Json) -> None:
+    """Remove this node's folders of a run. Only folders that ``start`` made (its stamp lies inside)."""
+    remove_ours(own_node(request)["remove"])
+    say(cleaned=True)
+
+
+def remove_ours(folders: list[str]) -> None:
+    for folder in folders:
+        if os.path.exists(os.path.join(folder, ".paceline")):
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.dirname(folder))
+
+
+# ---------------------------------------------------------------------------------------- start
+def own_node(request: Json) -> Json:
+    me = identity(request)
+    for node in request["nodes"]:
+        if node["identity"] == me:
+            return dict(node)
+    raise SystemExit(f"this node is {me!r}, which the plan does not name")
+
+
+def unpack(stream: BinaryIO, folder: str) -> None:
+    """Extract a tar into ``folder``, which then appears whole or not at all."""
+    parent = os.path.dirname(folder)
+    os.makedirs(parent, exist_ok=True)
+    temporary = tempfile.mkdtemp(prefix=".staging-", dir=parent)
+    try:
+        os.chmod(temporary, 0o755)
+        with tarfile.open(fileobj=stream, mode="r|*") as archive:
+            if hasattr(tarfile, "data_filter"):
+                archive.extractall(temporary, filter="data")
+            else:
+                archive.extractall(temporary)
+        os.rename(temporary, folder)
+    except OSError:
+        if not os.path.isdir(folder):  # else somebody else put the same thing there meanwhile
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def put_pack(request: Json) -> None:
+    """Lay the data pack from the tar on stdin at ``workdir/data/<digest>``, once, whole."""
+    folder = os.path.join(os.path.expanduser(request["workdir"]), "data", request["pack_digest"])
+    if os.path.isdir(folder) and not holds_pack(folder, request["pack_digest"]):
+        shutil.rmtree(folder)
+    if not os.path.isdir(folder):
+        unpack(sys.stdin.buffer, folder)
+    if not holds_pack(folder, request["pack_digest"]):
+        shutil.rmtree(folder, ignore_errors=True)
+        raise SystemExit(f"the data pack arrived damaged in {folder}")
+    say(pack_path=folder)
+
+
+def settle_pack(run_dir: str, data_dir: str, digest: str) -> None:
+    """Move a pack that came with the run to its own place; let ``run_dir/data`` point to it."""
+    came = os.path.join(run_dir, "pack")
+    if os.path.isdir(came):
+        os.makedirs(os.path.dirname(data_dir), exist_ok=True)
+        if not holds_pack(data_dir, digest):
+            shutil.rmtree(data_dir, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another node of a shared home was quicker
+                os.rename(came, data_dir)
+        shutil.rmtree(came, ignore_errors=True)
+    link = os.path.join(run_dir, "data")
+    if not os.path.lexists(link):
+        os.symlink(data_dir, link)
+    if not os.path.exists(os.path.join(link, "manifest.json")):
+        raise SystemExit(f"the data pack is missing: {data_dir} holds no manifest.json")
+
+
+def start(request: Json) -> None:
+    """Stage the run, end left-overs of the same key, leave a supervisor behind; answers when torchrun is up."""
+    node = own_node(request)
+    for path, entry in entries(request):
+        if entry["run_key"] == request["run_key"] and not end_entry(path, entry):
+            raise SystemExit(f"an earlier attempt of this run cannot be ended: {entry}")
+        if entry["run_key"] == request["run_key"]:
+            remove_ours(entry["remove"])
+    if request["stage"]:
+        unpack(sys.stdin.buffer, node["run_dir"])
+    settle_pack(node["run_dir"], node["data_dir"], request["pack_digest"])
+    os.makedirs(node["state_dir"], exist_ok=True)
+    for folder in node["remove"]:
+        open(os.path.join(folder, ".paceline"), "w").close()
+    touch(os.path.join(node["state_dir"], "lease"))
+    told, tell = os.pipe()
+    if os.fork() == 0:
+        os.close(told)
+        os.setsid()
+        if os.fork() == 0:
+            supervise_forever(request, node, tell)
+        os._exit(0)
+    os.close(tell)
+    os.wait()
+    with os.fdopen(told, "r", encoding="utf-8") as pipe:
+        answer = pipe.read()
+    say(**(json.loads(answer) if answer else {"error": "the supervisor died at once"}))
+
+
+def touch(path: str) -> None:
+    with open(path, "a", encoding="utf-8"):
+        os.utime(path)
+
+
+def supervise_forever(request: Json, node: Json, tell: int) -> None:
+    """The daemon's whole life; never returns into the caller's stack."""
+    code = 1
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        log = os.open(
+            os.path.join(node["state_dir"], "agent.log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644
+        )
+        os.chdir("/")
+        os.dup2(null, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        Supervisor(request, node).run(tell)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+class Tail:
+    """One growing file, read as whole lines from where the last look ended."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.offset = 0
+        self._rest = b""
+
+    def lines(self, last: bool = False) -> list[str]:
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.offset)
+                data = file.read(1 << 20)
+        except FileNotFoundError:
+            data = b""
+        self.offset += len(data)
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if self._rest and ((last and len(data) < 1 << 20) or len(self._rest) > LONGEST_LINE_BYTES):
+            whole.append(self._rest)
+            self._rest = b""
+        # a progress bar's line is what stands after its last carriage return
+        texts = (line.decode("utf-8", "replace").rstrip("\r") for line in whole)
+        return [text.rpartition("\r")[2] for text in texts]
+
+
+class Supervisor:
+    """Owns one torchrun: merges the ranks' output, keeps the lease, ends the tree, writes exit.json."""
+
+    def __init__(self, request: Json, node: Json) -> None:
+        self.request, self.node = request, node
+        self.state = node["state_dir"]
+        self.mark = f"{request['run_id']}:{node['node_rank']}"
+        self.reason = ""
+        self.end_at: float | None = None
+        self.chatter = Tail(self.path("torchrun.log"))
+        self.said: list[str] = []
+        self.failed: dict[int, Json] = {}
+        self.tails: dict[str, tuple[int, Tail]] = {}
+        self.reachable: set[tuple[str, int]] = set()
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.state, name)
+
+    def run(self, tell: int) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: self.end("stopped"))
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        entry = self.register()
+        try:
+            if os.path.exists(bar_path(self.request, self.request["run_id"])):
+                raise OSError("it was stopped meanwhile")
+            child = self.spawn()
+        except OSError as error:
+            os.unlink(entry)
+            os.write(tell, json.dumps({"error": f"cannot start {self.node['argv'][0]}: {error}"}).encode())
+            os.close(tell)
+            return
+        os.write(
+            tell, json.dumps({"pid": os.getpid(), "torchrun": child.pid, "unix_time": time.time()}).encode()
+        )
+        os.close(tell)
+        threading.Thread(target=self.watch_peers, daemon=True).start()
+        code = self.watch(child)
+        gone = end_tree(self.mark, 0.5)
+        while self.pump(last=True):
+            pass
+        self.finish(code, gone)
+        os.unlink(entry)
+
+    def spawn(self) -> subprocess.Popen[bytes]:
+        env = {name: value for name, value in os.environ.items() if name not in FOREIGN_ENV}
+        env = {name: value for name, value in env.items() if not name.startswith(("TORCHELASTIC_", "PET_"))}
+        env.update(self.node["env"])
+        env[MARK] = self.mark
+        with open(self.chatter.path, "ab") as output:
+            return subprocess.Popen(
+                self.node["argv"],
+                env=env,
+                cwd=self.node["run_dir"],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def register(self) -> str:
+        registry = os.path.expanduser(self.request["registry"])
+        os.makedirs(registry, exist_ok=True)
+        entry = {
+            "identity": self.node["identity"],
+            "run_key": self.request["run_key"],
+            "run_id": self.request["run_id"],
+            "mark": self.mark,
+            "pid": os.getpid(),
+            "born": born(os.getpid()),
+            "state_dir": self.state,
+            "remove": self.node["remove"],
+        }
+        path = os.path.join(registry, f"{self.request['run_id']}.{self.node['node_rank']}.json")
+        write_json(path, entry)
+        write_json(self.path("agent.json"), entry)
+        return path
+
+    def end(self, reason: str, grace_s: float = 0.0) -> None:
+        """Ask for the end in ``grace_s``; the first reason is kept."""
+        self.reason = self.reason or reason
+        at = time.monotonic() + grace_s
+        self.end_at = at if self.end_at is None else min(self.end_at, at)
+
+    def watch(self, child: subprocess.Popen[bytes]) -> int:
+        """Until torchrun is gone. Returns its exit code (negative: the signal that ended it)."""
+        looked = 0.0
+        while child.poll() is None:
+            self.pump()
+            now = time.monotonic()
+            if now - looked > 0.5:
+                looked = now
+                touch(self.path("beat"))
+                lease_s = self.request["lease_s"]
+                if not os.path.exists(self.path("attached")):  # the controller died between start and follow
+                    lease_s = min(lease_s, UNATTENDED_S)
+                if time.time() - os.path.getmtime(self.path("lease")) > lease_s:
+                    self.end(f"the controller has not been heard of for {lease_s:g} s")
+                if glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/error.json")):
+                    self.end("a rank failed", SIBLING_GRACE_S)
+            if self.end_at is not None and now >= self.end_at:
+                threading.Thread(target=end_tree, args=(self.mark, TERM_GRACE_S), daemon=True).start()
+                self.end_at = now + TERM_GRACE_S + 3
+            time.sleep(POLL_S)
+        return child.returncode
+
+    def watch_peers(self) -> None:
+        """End the run when this node is cut off: no beats, and no node that used to answer does any more."""
+        peers = [tuple(peer) for peer in self.node["peers"]]
+        misses = 0
+        while peers:
+            stale = time.time() - os.path.getmtime(self.path("lease")) > BEAT_STALE_S
+            if stale or not self.reachable:
+                alive = {peer for peer in peers if answers(*peer)}
+                self.reachable |= alive
+                cut = stale and self.reachable and not (alive & self.reachable)
+                misses = misses + 1 if cut else 0
+                if misses >= 2:
+                    self.end("isolated: neither the controller nor any other node can be reached")
+            time.sleep(PEER_TRY_S if not stale else 0.2)
+
+    def pump(self, last: bool = False) -> bool:
+        """Append what ranks and torchrun wrote since the last look to the one log; False: nothing."""
+        if len(self.tails) < 2 * self.node["nproc_per_node"] or last:
+            self.find_outputs()
+        rows = [f"{rank} | {text}" for rank, tail in self.tails.values() for text in tail.lines(last)]
+        for text in self.chatter.lines(last):
+            self.said = [*self.said[-39:], text]
+            rows.append(f"- | {text}")
+            found = _FAILED.search(text)
+            if found:
+                code, local_rank, pid = map(int, found.groups())
+                self.failed.setdefault(local_rank, {"code": code, "pid": pid, "unix_time": time.time()})
+        if rows:
+            with open(self.path("log"), "a", encoding="utf-8") as log:
+                log.write("\n".join(rows) + "\n")
+        return bool(rows)
+
+    def find_outputs(self) -> None:
+        for path in glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/std*.log")):
+            if path not in self.tails:
+                local_rank = int(os.path.basename(os.path.dirname(path)))
+                self.tails[path] = (self.node["first_rank"] + local_rank, Tail(path))
+
+    def finish(self, code: int, gone: bool) -> None:
+        reason = self.reason or ("" if code == 0 else f"torchrun ended with {describe(code)}")
+        if not gone:
+            reason += "; some processes could not be ended"
+        tail = [text for text in self.said if text.strip()][-12:] if code else []
+        errors = [] if code == 0 else self.errors()
+        write_json(self.path("exit.json"), {"code": code, "reason": reason, "errors": errors, "tail": tail})
+
+    def errors(self) -> list[Json]:
+        """Each rank's own error: from torch's error file, else from its stderr and exit code."""
+        found: dict[int, Json] = {}
+        for folder in sorted(glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/"))):
+            local_rank = int(os.path.basename(os.path.dirname(folder)))
+            error = recorded_error(os.path.join(folder, "error.json"))
+            if error is None and (local_rank in self.failed or self.end_at is None):
+                error = printed_error(os.path.join(folder, "stderr.log"), self.failed.get(local_rank))
+            if error is not None:
+                found[local_rank] = {"rank": self.node["first_rank"] + local_rank, **error}
+        return sorted(found.values(), key=lambda error: float(error["unix_time"]))
+
+
+def describe(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    return f"signal {-code}"
+
+
+def recorded_error(path: str) -> Json | None:
+    """What torch's @record wrote. The file's own time is used: the one inside counts whole seconds."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        return None
+    message = value.get("message")
+    extra: Json = message.get("extraInfo", {}) if isinstance(message, dict) else {}
+    text = message.get("message", "") if isinstance(message, dict) else str(message)
+    return {"unix_time": os.path.getmtime(path), "message": text, "traceback": extra.get("py_callstack", "")}
+
+
+def printed_error(path: str, failed: Json | None) -> Json | None:
+    """The last traceback on a rank's stderr, or how it ended; None for a rank that did nothing wrong."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read()[-65536:]
+        printed = os.path.getmtime(path)
+    except FileNotFoundError:
+        text, printed = "", time.time()
+    _, head, rest = text.rpartition("Traceback (most recent call last):\n")
+    body = re.match(r"(?:[ \t].*\n|\n)*(?:.*\n?)", rest) if head else None
+    # a traceback in the middle of the output was handled by the program, unless the rank ended by exit code 1
+    if body and ((failed and failed["code"] == 1) or not rest[body.end() :].strip()):
+        shown = body.group(0).rstrip()
+        return {"unix_time": printed, "message": shown.splitlines()[-1], "traceback": head + shown}
+    if failed is None:
+        return None
+    last = "\n".join(text.rstrip().splitlines()[-10:])
+    message = f"ended with {describe(failed['code'])}"
+    return {"unix_time": failed["unix_time"], "message": message, "traceback": last}
+
+
+def answers(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=PEER_TRY_S).close()
+    except OSError:
+        return False
+    return True
+
+
+# --------------------------------------------------------------------------------------- follow
+def follow(request: Json) -> None:
+    """Stream the log, rank 0's metrics and the end as JSON lines; renew the lease from the beats on stdin.
+
+    Resumable: ``log_at`` and ``metrics_at`` are byte offsets that the answers carry.
+    """
+    node = own_node(request)
+    state = node["state_dir"]
+    heard = [time.monotonic()]
+    threading.Thread(target=listen, args=(state, heard), daemon=True).start()
+    threading.Thread(target=leave_when_deaf, args=(heard,), daemon=True).start()
+    offsets = {"log": int(request["log_at"]), "metrics": int(request["metrics_at"])}
+    files = {"log": os.path.join(state, "log")}
+    if node["node_rank"] == 0 and request["metrics"]:
+        files["metrics"] = os.path.join(node["run_dir"], "metrics.jsonl")
+    beat = time.monotonic()
+    while True:
+        ended = read_json(os.path.join(state, "exit.json")) or orphaned(state)
+        while sum(forward(name, path, offsets) for name, path in files.items()):
+            beat = time.monotonic()
+        if ended:
+            say(exit=ended, now=time.time())
+            os._exit(0)  # the listening thread sits in a read that would hold up an ordinary exit
+        if time.monotonic() - beat > 1:
+            beat = time.monotonic()
+            say(beat=time.time())
+        time.sleep(POLL_S)
+
+
+def forward(name: str, path: str, offsets: dict[str, int]) -> bool:
+    """Send the next whole lines of a file; True when there were any."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(offsets[name])
+            data = file.read(1 << 18)
+    except FileNotFoundError:
+        return False
+    whole = data[: data.rfind(b"\n") + 1]
+    if not whole:
+        return False
+    offsets[name] += len(whole)
+    say(**{name: whole.decode("utf-8", "replace").split("\n")[:-1], "at": offsets[name]})
+    return True
+
+
+def orphaned(state: str) -> Json | None:
+    """Ends what a dead or frozen supervisor left behind; None while it lives."""
+    if not os.path.isdir(state):
+        return {"code": 1, "reason": "the run's folder is gone", "lost": True, "errors": [], "tail": []}
+    entry = read_json(os.path.join(state, "agent.json"))
+    if entry is None:
+        return None
+    with contextlib.suppress(FileNotFoundError):
+        frozen = time.time() - os.path.getmtime(os.path.join(state, "beat")) > FROZEN_S
+        if born(entry["pid"]) == entry["born"] and not frozen:
+            return None
+        time.sleep(3 * POLL_S)
+        ended: Json | None = read_json(os.path.join(state, "exit.json"))
+        if ended:
+            return ended
+        send_all({entry["pid"]} if born(entry["pid"]) == entry["born"] else set(), signal.SIGKILL)
+        gone = end_tree(entry["mark"], 1.0)
+        why = "the node agent was killed" if not frozen else f"the node agent was frozen for {FROZEN_S:.0f} s"
+        ended = {"code": -signal.SIGKILL, "reason": why, "lost": True, "errors": [], "tail": [], "gone": gone}
+        write_json(os.path.join(state, "exit.json"), ended)
+        return ended
+    return None
+
+
+def listen(state: str, heard: list[float]) -> None:
+    """Renew the lease for as long as the controller beats; ``stop`` asks the supervisor to end the run."""
+    touch(os.path.join(state, "lease"))
+    touch(os.path.join(state, "attached"))
+    while line := sys.stdin.buffer.readline():
+        heard[0] = time.monotonic()
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(os.path.join(state, "lease"))
+            if line.strip() == b"stop":
+                entry = read_json(os.path.join(state, "agent.json"))
+                if entry and born(entry["pid"]) == entry["born"]:
+                    send_all({entry["pid"]}, signal.SIGTERM)
+
+
+def leave_when_deaf(heard: list[float]) -> None:
+    """A cut connection can leave the stream blocked in a write for minutes: no beat, no stream."""
+    while time.monotonic() - heard[0] < DEAF_S:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+# -------------------------------------------------------------------------------------- collect
+def collect(request: Json) -> None:
+    """Send the named files of the run folder as a tar behind one answer line."""
+    run_dir = own_node(request)["run_dir"]
+    say(tar=True)
+    with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
+        for pattern in request["patterns"]:
+            for path in sorted(glob.glob(os.path.join(glob.escape(run_dir), pattern))):
+                archive.add(path, arcname=os.path.relpath(path, run_dir))
+    sys.stdout.buffer.flush()
+
+
+COMMANDS = {
+    "probe": probe,
+    "start": start,
+    "follow": follow,
+    "stop": stop,
+    "status": status,
+    "collect": collect,
+    "clean": clean,
+    "put_pack": put_pack,
+}
+
+
+def main() -> int:
+    """Read one request from stdin and answer it. Exit code 0, or 1 with ``{"error": …}`` as the answer."""
+    request = json.loads(sys.stdin.buffer.readline())
+    if sys.version_info < OLDEST_PYTHON:
+        say(
+            error=f"Python {sys.version.split()[0]} is too old; 3.9 or newer is needed", python=sys.executable
+        )
+        return 1
+    try:
+        COMMANDS[request["do"]](request)
+    except (SystemExit, OSError, tarfile.TarError) as error:
+        with contextlib.suppress(OSError):
+            say(error=f"{error}" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

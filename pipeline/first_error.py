@@ -1,0 +1,66 @@
+"""Which of many errors came first and was not merely the echo of another. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipeline.types import LaunchPlan, NodeExit, NodeLost, RankError
+
+_ECHO = re.compile(
+    r"closed by peer|connection (?:was )?(?:closed|reset|refused)|broken pipe|SIGTERM|SignalException|signal 15\b"
+    r"|recvValue failed|sendBytes failed|DistNetworkError|DistStoreError|remote process exited|ncclRemoteError"
+    r"|connectFullMesh failed|socket timeout|timed out|ncclSystemError",
+    re.IGNORECASE,
+)
+_PORT = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+
+
+def is_echo(error: RankError) -> bool:
+    """Whether the error only says that somebody else went away."""
+    return _ECHO.search(error.message) is not None
+
+
+def first_error(ends: Mapping[str, NodeExit | NodeLost]) -> tuple[str, RankError] | None:
+    """Host and error of the earliest rank that failed by itself; of the earliest echo where all are echoes.
+
+    Times are on the controller's clock already.
+    """
+    errors = [
+        (host, error) for host, end in ends.items() if isinstance(end, NodeExit) for error in end.errors
+    ]
+    return min(errors, key=lambda pair: (is_echo(pair[1]), pair[1].unix_time), default=None)
+
+
+def port_was_taken(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost]) -> bool:
+    """Whether node 0 could not listen on the master port: somebody took it after the probe."""
+    end = ends.get(plan.nodes[0].host)
+    return isinstance(end, NodeExit) and not end.errors and _PORT.search(end.reason) is not None
+
+
+def failure_text(
+    plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], order: Sequence[str], log_dir: Path
+) -> str:
+    """What a person is told: host, rank, message and traceback of the first error, and where the logs lie."""
+    found = first_error(ends)
+    lost = next((end for host in order if isinstance(end := ends[host], NodeLost)), None)
+    if lost is not None and (found is None or is_echo(found[1])):
+        what = f"training failed: {lost.host} {lost.reason}"
+        host = lost.host
+    elif found is not None:
+        host, error = found
+        what = f"training failed on {host}, rank {error.rank}: {error.message}"
+        if error.traceback.strip():
+            what += "\n" + _indented(error.traceback)
+    else:
+        host = order[0] if order else plan.nodes[0].host
+        last = ends.get(host)
+        what = f"training failed on {host}: {last.reason if last is not None else 'no node answered'}"
+    others = [name for name in order if name != host]
+    also = f"\nended with it: {', '.join(others)}" if others else ""
+    return f"{what}{also}\nlogs: {log_dir}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.rstrip().splitlines())

@@ -1,0 +1,259 @@
+"""One attempt of a run: probe, plan, start, follow to the end, and leave no process behind, whatever happens."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import queue
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from pipeline import launchers
+from pipeline.errors import HostError, TrainingError
+from pipeline.files import write_json
+from pipeline.first_error import failure_text, port_was_taken
+from pipeline.interrupt import Interruptible
+from pipeline.launchers.base import Launcher, Pack, Place
+from pipeline.plan import render, validate
+from pipeline.types import Cluster, Event, Host, LaunchPlan, LogLine, MetricsLine, NodeExit, NodeFacts, NodeLost
+
+STOP_S = 8.0  # agents: TERM, 3 s, KILL; the rest of the promised 10 s is for the way there
+_POLL_S = 0.5
+
+Ends = dict[str, NodeExit | NodeLost]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptResult:
+    """An attempt that ended well: what was planned on which facts, and when torchrun was up."""
+
+    plan: LaunchPlan
+    facts: tuple[NodeFacts, ...]
+    started_unix_time: float
+    ended_unix_time: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watchers:
+    """What the caller wants to hear of: ranks' lines, and the moment that all nodes have started."""
+
+    on_line: Callable[[LogLine], None]
+    on_start: Callable[[], None] | None = None
+
+
+def run_attempt(
+    *,
+    cluster: Cluster,
+    run_dir: Path,
+    run_key: str,
+    pack_dir: Path,
+    pack_digest: str,
+    attempt: int,
+    trainer: str,
+    on_line: Callable[[LogLine], None],
+    on_start: Callable[[], None] | None = None,
+) -> AttemptResult:
+    """Run the trainer on all nodes to its end; outputs are in ``run_dir`` then.
+
+    ``run_dir`` holds config.json and code/ already. Written here: plan.json, attempts/N/<host>.log and
+    .exit.json, and on launchers whose nodes don't share the folder metrics.jsonl and rank 0's outputs.
+
+    Raises:
+        HostError: a host can't take part or can't be started.
+        UsageError: the ranks can't share the global batch.
+        TrainingError: names the host, rank and traceback of the first error.
+        Killed: SIGINT, SIGTERM or SIGHUP. In every case nothing of the attempt runs any more.
+    """
+    run_dir = run_dir.resolve()
+    config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
+    pack = Pack(path=pack_dir.resolve(), digest=pack_digest)
+    watchers = Watchers(on_line=on_line, on_start=on_start)
+    with Interruptible() as signals:
+        launcher = launchers.create(cluster)
+        facts = launcher.probe(pack)
+        settings = config.get("trainer", {}), config.get("strategy", {})
+        validate(
+            cluster,
+            facts,
+            global_batch_size=settings[0].get("global_batch_size", cluster.world_size),
+            backend=settings[1].get("backend", "auto"),
+        )
+        ports = facts[0].extra.get("free_ports", [facts[0].free_port])
+        for port in ports:
+            plan = _plan(launcher, cluster, facts, pack, run_dir, run_key, attempt, port, trainer)
+            write_json(run_dir / "plan.json", dataclasses.asdict(plan))
+            one = _Attempt(launcher, plan, pack, facts, run_dir, watchers, signals)
+            started = one.run()
+            if one.ended_well:
+                return AttemptResult(
+                    plan=plan, facts=tuple(facts), started_unix_time=started, ended_unix_time=time.time()
+                )
+            if not port_was_taken(plan, one.ends) or port == ports[-1]:
+                break
+        raise TrainingError(failure_text(plan, one.ends, one.order, one.log_dir))
+
+
+def _plan(
+    launcher: Launcher,
+    cluster: Cluster,
+    facts: list[NodeFacts],
+    pack: Pack,
+    run_dir: Path,
+    run_key: str,
+    attempt: int,
+    port: int,
+    trainer: str,
+) -> LaunchPlan:
+    """Render with a fresh run id: what is left of an earlier start can't be mistaken for this one."""
+    run_id = f"{run_key}-{attempt}-{secrets.token_hex(3)}"
+
+    def place(host: Host, fact: NodeFacts) -> Place:
+        return launcher.place(host, fact, pack=pack, run_dir=run_dir, run_id=run_id, attempt=attempt)
+
+    return render(
+        cluster=cluster,
+        facts=facts,
+        run_key=run_key,
+        attempt=attempt,
+        run_id=run_id,
+        master_port=port,
+        trainer=trainer,
+        place=place,
+    )
+
+
+def stop_run(cluster: Cluster, run_dir: Path, run_key: str) -> None:
+    """End whatever runs for this key on the cluster's hosts. Raises HostError that lists hosts that failed."""
+    failures = launchers.create(cluster).stop(run_key, run_dir.resolve())
+    if failures:
+        rows = [f"  {host}: {why}" for host, why in failures.items()]
+        raise HostError("\n".join([f"run {run_key} could not be stopped on every host:", *rows]))
+
+
+class _Attempt:
+    """Start, follow and end one plan."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        plan: LaunchPlan,
+        pack: Pack,
+        facts: list[NodeFacts],
+        run_dir: Path,
+        watchers: Watchers,
+        signals: Interruptible,
+    ) -> None:
+        self.launcher, self.plan, self.pack, self.facts = launcher, plan, pack, facts
+        self.run_dir, self.watchers, self.signals = run_dir, watchers, signals
+        self.log_dir = run_dir / "attempts" / str(plan.attempt)
+        self.ends: Ends = {}
+        self.order: list[str] = []  # hosts as their ends came in
+        self._files = ExitStack()
+        self._logs: dict[str, IO[str]] = {}
+        self._metrics: IO[str] | None = None
+
+    @property
+    def ended_well(self) -> bool:
+        """All nodes have ended with exit code 0."""
+        return len(self.ends) == self.plan.nnodes and not any(map(_bad, self.ends.values()))
+
+    def run(self) -> float:
+        """To the end of all nodes. Returns the unix time at which torchrun was up everywhere. Raises Killed."""
+        with self._files:
+            self._open()
+            try:
+                self.launcher.start(self.plan, self.pack, self.facts, self.run_dir)
+                started = time.time()
+                self._follow()
+            except BaseException:
+                self.signals.hold()
+                self._end_everything()
+                self._after(keep_final=False)
+                raise
+        self.signals.hold()
+        if not self.ended_well:
+            self._end_everything()
+        self._after(keep_final=self.ended_well)
+        self.signals.release()
+        return started
+
+    def _open(self) -> None:
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        for node in self.plan.nodes:
+            path = self.log_dir / f"{node.host}.log"
+            self._logs[node.host] = self._files.enter_context(path.open("a", encoding="utf-8"))
+        if not self.launcher.capabilities.shares_run_dir:
+            path = self.run_dir / "metrics.jsonl"
+            if not any((self.run_dir / "checkpoints").glob("step-*.pt")):
+                path.unlink(
+                    missing_ok=True
+                )  # nothing to resume from, so the lines of a dead attempt are void
+            self._metrics = self._files.enter_context(path.open("a", encoding="utf-8"))
+
+    def _follow(self) -> None:
+        """Handle events until every node has ended, or, after the first bad end, until STOP_S have passed."""
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        following = self.launcher.follow(self.plan, events.put)
+        deadline: float | None = None
+        try:
+            if self.watchers.on_start is not None:
+                self.watchers.on_start()
+            while len(self.ends) < self.plan.nnodes and (deadline is None or time.monotonic() < deadline):
+                self._next(events)
+                if deadline is None and any(map(_bad, self.ends.values())):
+                    following.stop()
+                    deadline = time.monotonic() + STOP_S
+        except BaseException:
+            self.signals.hold()
+            following.stop()
+            deadline = time.monotonic() + STOP_S
+            while len(self.ends) < self.plan.nnodes and time.monotonic() < deadline:
+                self._next(events, quiet=True)
+            raise
+        finally:
+            following.close()
+
+    def _next(self, events: queue.SimpleQueue[Event], quiet: bool = False) -> None:
+        try:
+            event = events.get(timeout=_POLL_S)
+        except queue.Empty:
+            for log in self._logs.values():
+                log.flush()
+            return
+        if isinstance(event, LogLine):
+            rank = "-" if event.rank is None else event.rank
+            self._logs[event.host].write(f"{rank} | {event.text}\n")
+            if event.rank is not None and not quiet:  # torchrun's own talk stays in the log file
+                self.watchers.on_line(event)
+        elif isinstance(event, MetricsLine):
+            if self._metrics is not None:
+                self._metrics.write(event.text + "\n")
+                self._metrics.flush()
+        else:
+            self.ends[event.host] = event
+            self.order.append(event.host)
+            kind = {"event": type(event).__name__}
+            write_json(self.log_dir / f"{event.host}.exit.json", {**kind, **dataclasses.asdict(event)})
+
+    def _end_everything(self) -> None:
+        """What the streams could not end is ended by a stop command of its own; that also bars a late start."""
+        sure = {host for host, end in self.ends.items() if isinstance(end, NodeExit)}
+        if len(sure) < self.plan.nnodes:
+            self.launcher.stop(self.plan.run_key, self.run_dir, bar=self.plan.run_id)
+
+    def _after(self, *, keep_final: bool) -> None:
+        """Bring the outputs (after a bad end: what a later attempt resumes from), clear the nodes."""
+        try:
+            if self.ends:
+                self.launcher.collect(self.plan, self.run_dir, final=keep_final)
+        finally:
+            self.launcher.clean(self.plan)
+
+
+def _bad(end: NodeExit | NodeLost) -> bool:
+    return isinstance(end, NodeLost) or end.code != 0

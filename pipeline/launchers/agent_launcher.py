@@ -1,0 +1,271 @@
+"""What every launcher that starts the node agent by a command shares: requests, answers, live streams."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tarfile
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import HostError
+from pipeline.launchers.base import Capabilities, Pack, Place
+from pipeline.launchers.streams import Streams
+from pipeline.types import Cluster, Event, Host, LaunchPlan, NodeFacts
+
+BOOTSTRAP = (
+    "import sys;sys.path=[p for p in sys.path if p];i=sys.stdin.buffer;"
+    "exec(compile(i.read(int(i.readline())),'paceline-agent','exec'))"
+)
+"""The constant program of every remote command: it reads the agent's source, then the request, from stdin.
+The working directory leaves sys.path first, or a stray ``json.py`` in someone's home would be imported."""
+
+ANSWER = b"@paceline "
+ENV_NAMES = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+RIDES_ALONG_BYTES = (
+    8 << 20
+)  # a pack up to this size travels with the run instead of by a round trip of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What came back from one host: the agent's JSON, or why there is none."""
+
+    value: dict[str, Any] | None
+    failure: str = ""
+
+    @property
+    def error(self) -> str | None:
+        """Why the host did not do what it was asked; None when it did."""
+        if self.value is None:
+            return self.failure or "no answer"
+        error = self.value.get("error")
+        return None if error is None else str(error)
+
+
+@cache
+def agent_source() -> bytes:
+    return (Path(__file__).parent.parent / "agent.py").read_bytes()
+
+
+def message(request: dict[str, Any]) -> bytes:
+    """What goes into the stdin of BOOTSTRAP: length, source, one line of JSON. A tar may follow."""
+    source = agent_source()
+    return b"%d\n%s%s\n" % (len(source), source, json.dumps(request).encode())
+
+
+def parse_answer(stdout: bytes) -> dict[str, Any] | None:
+    """The agent's last answer line; what a login shell prints around it is skipped."""
+    for line in reversed(stdout.splitlines()):
+        if line.startswith(ANSWER):
+            value: dict[str, Any] = json.loads(line[len(ANSWER) :])
+            return value
+    return None
+
+
+class AgentLauncher(ABC):
+    """The verbs of ``Launcher`` on top of two ways to reach hosts: ``exchange`` and ``stream_argv``."""
+
+    capabilities: Capabilities
+    local = False  # tells the agent that no ssh connection stands behind its address
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    # ------------------------------------------------------------------ what a launcher brings
+    @abstractmethod
+    def exchange(self, stdin: Path, hosts: Sequence[Host], timeout_s: float) -> dict[str, Answer]:
+        """Run the agent on ``hosts`` at once with the file ``stdin``; host label → answer."""
+
+    @abstractmethod
+    def stream_argv(self, host: Host) -> list[str]:
+        """The command of a live agent on one host."""
+
+    @abstractmethod
+    def place(
+        self, host: Host, facts: NodeFacts, *, pack: Pack, run_dir: Path, run_id: str, attempt: int
+    ) -> Place: ...
+
+    @abstractmethod
+    def registry(self, run_dir: Path) -> str:
+        """The folder on a node where its agents register (``~`` is the node's)."""
+
+    @abstractmethod
+    def explain(self, host: Host, failure: str) -> tuple[str, str | None]:
+        """A failure in plain words, and the command that mends it."""
+
+    # ---------------------------------------------------------------------------- short verbs
+    def ask(
+        self,
+        request: dict[str, Any],
+        *,
+        hosts: Sequence[Host] | None = None,
+        timeout_s: float,
+        payload: Callable[[Path], None] | None = None,
+    ) -> dict[str, Answer]:
+        """Send one request (and what ``payload`` appends to the file) to all hosts; never raises for a host."""
+        with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+            stdin = Path(folder) / "stdin"
+            stdin.write_bytes(message({"local": self.local, **request}))
+            if payload is not None:
+                payload(stdin)
+            return self.exchange(stdin, self.cluster.hosts if hosts is None else hosts, timeout_s)
+
+    def demand(self, doing: str, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:
+        """The values of all answers. Raises HostError that lists every host that failed and the mend."""
+        rows, mends = [], []
+        for host in self.cluster.hosts:
+            answer = answers.get(host.label)
+            if answer is None or answer.error is None:
+                continue
+            why, mend = self.explain(host, answer.error)
+            rows.append(f"  {host.label}: {why}")
+            mends.extend([mend] if mend and mend not in mends else [])
+        if rows:
+            head = f"{doing}: {len(rows)} of {self.cluster.nnodes} hosts can't take part"
+            raise HostError("\n".join([head, *rows]), try_="; then ".join(mends) or None)
+        return {label: answer.value or {} for label, answer in answers.items()}
+
+    @property
+    def workdir(self) -> str:
+        return self.cluster.workdir or "~/.cache/paceline"
+
+    @property
+    def short_s(self) -> float:
+        """Time limit of a short command."""
+        return self.cluster.connect_timeout_s + 8.0
+
+    def probe(self, pack: Pack | None) -> list[NodeFacts]:
+        request = {
+            "do": "probe",
+            "workdir": self.workdir,
+            "env_names": ENV_NAMES,
+            "pack_digest": pack.digest if pack else "",
+            "pack_places": [str(pack.path)] if pack else [],
+        }
+        values = self.demand("probe", self.ask(request, timeout_s=self.short_s))
+        return [self._facts(host, values[host.label]) for host in self.cluster.hosts]
+
+    def _facts(self, host: Host, value: dict[str, Any]) -> NodeFacts:
+        """The probe's answer with what the configuration says about this host on top."""
+        address = host.address or value["address"]
+        interface = host.interface or value["extra"]["interfaces"].get(address)
+        return NodeFacts(**{**value, "host": host.label, "address": address, "interface": interface})
+
+    def start(self, plan: LaunchPlan, pack: Pack, facts: list[NodeFacts], run_dir: Path) -> None:
+        lacking = [
+            host for host, fact in zip(self.cluster.hosts, facts, strict=True) if fact.pack_path is None
+        ]
+        rides = bool(lacking) and _size(pack.path) <= RIDES_ALONG_BYTES
+        if lacking and not rides:
+            self._put_pack(pack, lacking)
+        request = {**self._request(plan, run_dir), "do": "start", "pack_digest": pack.digest}
+        stage = not self.capabilities.shares_run_dir
+        answers = self.ask(
+            {**request, "stage": stage},
+            timeout_s=self.short_s + 20.0,
+            payload=(lambda stdin: _append_run(stdin, run_dir, pack if rides else None)) if stage else None,
+        )
+        try:
+            self.demand("start", answers)
+        except HostError:
+            self.stop(plan.run_key, run_dir)
+            raise
+
+    def _put_pack(self, pack: Pack, hosts: Sequence[Host]) -> None:
+        request = {"do": "put_pack", "workdir": self.workdir, "pack_digest": pack.digest}
+        timeout_s = self.short_s + _size(pack.path) * len(hosts) / 1e6  # at least 1 MB/s in all
+        answers = self.ask(
+            request, hosts=hosts, timeout_s=timeout_s, payload=lambda stdin: _append(stdin, pack.path, ".")
+        )
+        self.demand("sending the data pack", answers)
+
+    def _request(self, plan: LaunchPlan, run_dir: Path) -> dict[str, Any]:
+        """What start, follow, collect and clean all carry: every node's part, found there by identity."""
+        return {
+            "run_key": plan.run_key,
+            "run_id": plan.run_id,
+            "lease_s": plan.lease_s,
+            "registry": self.registry(run_dir),
+            "nodes": [
+                {
+                    **dataclasses.asdict(node),
+                    "peers": plan_peers(plan, node.identity),
+                    "remove": [self.removed(node.run_dir, node.state_dir)],
+                }
+                for node in plan.nodes
+            ],
+        }
+
+    def removed(self, run_dir: str, state_dir: str) -> str:
+        """The folder that ``clean`` removes on a node."""
+        return state_dir if self.capabilities.shares_run_dir else run_dir
+
+    def follow(self, plan: LaunchPlan, emit: Callable[[Event], None]) -> Streams:
+        hosts = {host.label: host for host in self.cluster.hosts}
+        request = {**self._request(plan, Path()), "do": "follow", "local": self.local}
+        request["metrics"] = not self.capabilities.shares_run_dir
+        argvs = {node.host: self.stream_argv(hosts[node.host]) for node in plan.nodes}
+        return Streams(argvs, lambda offsets: message({**request, **offsets}), emit)
+
+    def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
+        request = {"do": "stop", "run_key": run_key, "registry": self.registry(run_dir), "bar": bar}
+        answers = self.ask(request, timeout_s=self.short_s + 8.0)
+        failures = {label: answer.error for label, answer in answers.items() if answer.error is not None}
+        left = {
+            label: f"cannot be ended: {answer.value['left']}"
+            for label, answer in answers.items()
+            if answer.value and answer.value.get("left")
+        }
+        return {**failures, **left}
+
+    @abstractmethod
+    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> None: ...
+
+    def clean(self, plan: LaunchPlan) -> None:
+        self.ask({**self._request(plan, Path()), "do": "clean"}, timeout_s=self.short_s)
+
+
+def plan_peers(plan: LaunchPlan, identity: str) -> list[list[Any]]:
+    """ssh address and port of every other node, as its identity tells: what an isolated node tries to reach."""
+    peers = []
+    for node in plan.nodes:
+        address, _, port = node.identity.split(" ")[1].rpartition(":")
+        if node.identity != identity and port != "0":
+            peers.append([address, int(port)])
+    return peers
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
+def _append(stdin: Path, source: Path, name: str) -> None:
+    with stdin.open("ab") as file, tarfile.open(fileobj=file, mode="w|", dereference=True) as archive:
+        archive.add(source, arcname=name)
+
+
+def _append_run(stdin: Path, run_dir: Path, pack: Pack | None) -> None:
+    """The run as a node needs it: code, config, what a later attempt resumes from, the pack where it is small."""
+    with stdin.open("ab") as file, tarfile.open(fileobj=file, mode="w|", dereference=True) as archive:
+        for path in _staged(run_dir):
+            archive.add(path, arcname=str(path.relative_to(run_dir)), filter=_no_caches)
+        if pack is not None:
+            archive.add(pack.path, arcname="pack")
+
+
+def _staged(run_dir: Path) -> Iterable[Path]:
+    yield run_dir / "code"
+    yield run_dir / "config.json"
+    checkpoints = sorted((run_dir / "checkpoints").glob("step-*.pt"))[-1:]
+    for checkpoint in checkpoints:
+        yield from (checkpoint, checkpoint.with_suffix(".json"), run_dir / "metrics.jsonl")
+
+
+def _no_caches(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if "__pycache__" in member.name else member

@@ -1,0 +1,98 @@
+"""What a launcher is to the launch loop: seven verbs, and what it can do as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pipeline.types import Event, Host, LaunchPlan, NodeFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What the launch loop must know of a launcher without asking which one it is.
+
+    ``shares_run_dir``: nodes see the controller's run folder, so nothing is sent or collected.
+    """
+
+    shares_run_dir: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack:
+    """The data pack as the controller holds it: where, and the digest that names it on every node."""
+
+    path: Path
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Absolute paths on one node: the run folder, the data pack, and the agent's own files."""
+
+    run_dir: str
+    data_dir: str
+    state_dir: str
+
+
+class Following(Protocol):
+    """The live streams of one attempt."""
+
+    def stop(self) -> None:
+        """Ask every node that still answers to end its part; returns at once, NodeExit events follow."""
+        ...
+
+    def close(self) -> None:
+        """End the streams (not the training)."""
+        ...
+
+
+class Launcher(Protocol):
+    """Carries a rendered plan out on the hosts of one cluster.
+
+    Why these verbs and no more: the loop (pipeline.launch) decides what happens when; a launcher only
+    reaches hosts. ``probe`` and ``place`` are apart from ``start`` because the plan between them is pure
+    data that is checked and written down before any effect. ``follow`` is apart from ``start`` because a
+    stream may break while training goes on. ``stop`` takes a run key and not a plan, so that it also ends
+    what an earlier controller, which died, has left behind.
+    """
+
+    capabilities: Capabilities
+
+    def probe(self, pack: Pack | None) -> list[NodeFacts]:
+        """Facts of every host, in the cluster's order. Raises HostError that lists every host that failed."""
+        ...
+
+    def place(
+        self, host: Host, facts: NodeFacts, *, pack: Pack, run_dir: Path, run_id: str, attempt: int
+    ) -> Place:
+        """Where this host keeps the run. Pure."""
+        ...
+
+    def start(self, plan: LaunchPlan, pack: Pack, facts: list[NodeFacts], run_dir: Path) -> None:
+        """Send what is missing, start torchrun on all nodes at once. Raises HostError; then nothing runs on."""
+        ...
+
+    def follow(self, plan: LaunchPlan, emit: Callable[[Event], None]) -> Following:
+        """Stream all nodes' output and ends into ``emit`` (called from several threads)."""
+        ...
+
+    def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
+        """End everything that runs for this key, on every host that answers. Host label → what went wrong.
+
+        ``bar`` is a run id that may not start any more: its start command may still be on its way.
+        """
+        ...
+
+    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> None:
+        """Bring rank 0's outputs into ``run_dir``, verified, whole. Raises TrainingError.
+
+        Not ``final``: only what a later attempt resumes from, as far as it can be had; raises nothing.
+        """
+        ...
+
+    def clean(self, plan: LaunchPlan) -> None:
+        """Remove the attempt's own folders from the nodes; the data pack stays for later runs."""
+        ...

@@ -1,0 +1,59 @@
+"""This computer alone: the same agent, started without ssh; nothing is sent, nothing collected."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline import shell
+from pipeline.errors import PacelineError
+from pipeline.launchers.agent_launcher import BOOTSTRAP, AgentLauncher, Answer, parse_answer
+from pipeline.launchers.base import Capabilities, Pack, Place
+from pipeline.types import Host, LaunchPlan, NodeFacts
+
+
+class LocalLauncher(AgentLauncher):
+    """Runs in the run folder itself; the agent's files lie in ``attempts/N`` until the attempt is over."""
+
+    capabilities = Capabilities(shares_run_dir=True)
+    local = True
+
+    def _argv(self, host: Host) -> list[str]:
+        return [str(Path(host.python or sys.executable).expanduser()), "-c", BOOTSTRAP]
+
+    def exchange(self, stdin: Path, hosts: Sequence[Host], timeout_s: float) -> dict[str, Answer]:
+        answers = {}
+        for host in hosts:
+            try:
+                done = shell.run_apart(self._argv(host), stdin=stdin, timeout_s=timeout_s)
+            except PacelineError as error:
+                answers[host.label] = Answer(value=None, failure=error.what)
+                continue
+            answers[host.label] = Answer(
+                value=parse_answer(done.stdout.encode()), failure=done.stderr.strip()
+            )
+        return answers
+
+    def stream_argv(self, host: Host) -> list[str]:
+        return self._argv(host)
+
+    def place(
+        self, host: Host, facts: NodeFacts, *, pack: Pack, run_dir: Path, run_id: str, attempt: int
+    ) -> Place:
+        state_dir = run_dir / "attempts" / str(attempt) / f"agent-{run_id}"
+        return Place(run_dir=str(run_dir), data_dir=str(pack.path), state_dir=str(state_dir))
+
+    def registry(self, run_dir: Path) -> str:
+        return str(run_dir / ".agents")
+
+    def explain(self, host: Host, failure: str) -> tuple[str, str | None]:
+        if failure.startswith("program not found"):
+            return (
+                f"{failure} (cluster.python={host.python})",
+                "cluster.python=null, or the path of an interpreter",
+            )
+        return failure, None
+
+    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> None:
+        """The outputs lie in the run folder already."""

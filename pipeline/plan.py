@@ -1,0 +1,203 @@
+"""Cluster and probed facts → the launch plan, as data. Pure: no clock, environment, file system or chance."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from pipeline.errors import HostError, UsageError
+from pipeline.launchers.base import Place
+from pipeline.types import Cluster, Host, LaunchPlan, NodeFacts, NodePlan
+
+OLDEST_PYTHON = (3, 11)  # what trainers/ is written for
+WORKERS_TERM_S = (
+    3  # torchrun's own patience with workers that ignore TERM; its default of 30 s is past our 10 s
+)
+
+
+def validate(
+    cluster: Cluster, facts: Sequence[NodeFacts], *, global_batch_size: int, backend: str = "auto"
+) -> None:
+    """Refuse what can't work before anything is started.
+
+    Raises:
+        UsageError: the ranks can't share the global batch evenly.
+        HostError: one text that lists every host that can't take part, the value seen and the mend.
+    """
+    check_batch(global_batch_size, cluster.world_size)
+    problems = [*_same_node(facts), *_loopback(facts)]
+    for host, fact in zip(cluster.hosts, facts, strict=True):
+        problems += [f"  {host.label}: {what}" for what in _unfit(host, fact, backend)]
+    problems += _torch_versions(facts)
+    if problems:
+        raise HostError("\n".join(["the cluster can't run this:", *problems]))
+
+
+def check_batch(global_batch_size: int, world_size: int) -> None:
+    """Raises UsageError that names the nearest sizes that ``world_size`` ranks can share."""
+    if global_batch_size % world_size == 0:
+        return
+    below = global_batch_size // world_size * world_size
+    near = " or ".join(str(size) for size in (below, below + world_size) if size)
+    raise UsageError(
+        f"trainer.global_batch_size={global_batch_size} can't be shared evenly by {world_size} ranks",
+        try_=f"trainer.global_batch_size={near}",
+    )
+
+
+def _same_node(facts: Sequence[NodeFacts]) -> list[str]:
+    names = defaultdict(list)
+    for fact in facts:
+        names[fact.identity].append(fact.host)
+    return [
+        f"  {' and '.join(hosts)} are the same host ({identity}); "
+        "name each node once, more ranks on it are cluster.hosts[].nproc_per_node"
+        for identity, hosts in names.items()
+        if len(hosts) > 1
+    ]
+
+
+def _loopback(facts: Sequence[NodeFacts]) -> list[str]:
+    """A node that ssh reached at 127.x can't be reached there by one that has another address."""
+    inside = [fact.address.startswith("127.") or fact.address == "::1" for fact in facts]
+    if all(inside) or not any(inside):
+        return []
+    return [
+        f"  {fact.host}: its address is {fact.address}, where the other nodes can't reach it; "
+        "set cluster.hosts[].address"
+        for fact, loops in zip(facts, inside, strict=True)
+        if loops
+    ]
+
+
+def _unfit(host: Host, fact: NodeFacts, backend: str) -> list[str]:
+    problems = []
+    version = tuple(int(part) for part in fact.python_version.split(".")[:2])
+    if version < OLDEST_PYTHON:
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        problems.append(
+            f"{fact.python} is Python {fact.python_version}; {oldest} or newer is needed: set cluster.python"
+        )
+    if fact.torch_version is None:
+        problems.append(
+            f"{fact.python} has no torch; install it there ({fact.python} -m pip install torch) "
+            "or point cluster.python at an interpreter that has it"
+        )
+    if backend == "nccl" and fact.gpus == 0:
+        problems.append("strategy.backend=nccl, but it has no GPU; take strategy.backend=gloo")
+    elif backend in ("auto", "nccl") and 0 < fact.gpus < host.nproc_per_node:
+        problems.append(
+            f"nproc_per_node={host.nproc_per_node} is more than its {fact.gpus} GPUs, and NCCL refuses two ranks "
+            f"on one; set nproc_per_node to at most {fact.gpus}, or strategy.backend=gloo"
+        )
+    return problems
+
+
+def _torch_versions(facts: Sequence[NodeFacts]) -> list[str]:
+    """Different releases don't speak the same protocol; a local suffix (+cpu, +cu128) may differ."""
+    versions = {fact.host: fact.torch_version.partition("+")[0] for fact in facts if fact.torch_version}
+    if len(set(versions.values())) <= 1:
+        return []
+    seen = ", ".join(f"{host} has {version}" for host, version in versions.items())
+    return [f"  torch differs: {seen}; install the same version everywhere, or set cluster.python"]
+
+
+def render(
+    *,
+    cluster: Cluster,
+    facts: Sequence[NodeFacts],
+    run_key: str,
+    attempt: int,
+    run_id: str,
+    master_port: int,
+    trainer: str,
+    place: Callable[[Host, NodeFacts], Place],
+) -> LaunchPlan:
+    """Every command, environment and folder of one attempt. Node ranks follow the cluster's order.
+
+    Args:
+        run_id: TORCHELASTIC_RUN_ID, fresh for each start.
+        master_port: a port that was free on node 0.
+        trainer: the module that each rank runs.
+        place: where a host keeps the run.
+    """
+    nodes = []
+    first_rank = 0
+    for node_rank, (host, fact) in enumerate(zip(cluster.hosts, facts, strict=True)):
+        where = place(host, fact)
+        argv = torchrun(
+            python=fact.python,
+            rendezvous={
+                "nnodes": cluster.nnodes,
+                "nproc-per-node": host.nproc_per_node,
+                "node-rank": node_rank,
+                "rdzv-backend": "static",  # node ranks must follow the list, which c10d doesn't promise
+                "rdzv-id": run_id,
+                "master-addr": facts[0].address,
+                "master-port": master_port,
+                "local-addr": fact.address,
+                "max-restarts": 0,
+                "log-dir": f"{where.state_dir}/ranks",
+                "redirects": 3,  # a file a rank: the agent reads them with rank known and torchrun's talk apart
+            },
+            trainer=trainer,
+            run_dir=where.run_dir,
+        )
+        nodes.append(
+            NodePlan(
+                node_rank=node_rank,
+                host=host.label,
+                identity=fact.identity,
+                address=fact.address,
+                argv=argv,
+                env=environment(host, fact, run_dir=where.run_dir, nnodes=cluster.nnodes),
+                run_dir=where.run_dir,
+                data_dir=where.data_dir,
+                state_dir=where.state_dir,
+                first_rank=first_rank,
+                nproc_per_node=host.nproc_per_node,
+            )
+        )
+        first_rank += host.nproc_per_node
+    return LaunchPlan(
+        run_key=run_key,
+        run_id=run_id,
+        attempt=attempt,
+        launcher=cluster.launcher,
+        master_addr=facts[0].address,
+        master_port=master_port,
+        world_size=cluster.world_size,
+        lease_s=cluster.lease_s,
+        nodes=tuple(nodes),
+    )
+
+
+def torchrun(*, python: str, rendezvous: dict[str, str | int], trainer: str, run_dir: str) -> tuple[str, ...]:
+    """The argv of one node's torchrun."""
+    options = [f"--{name}={value}" for name, value in rendezvous.items()]
+    return (
+        python,
+        "-m",
+        "torch.distributed.run",
+        *options,
+        "-m",
+        trainer,
+        "--config",
+        f"{run_dir}/config.json",
+    )
+
+
+def environment(host: Host, fact: NodeFacts, *, run_dir: str, nnodes: int) -> dict[str, str]:
+    """What is set for torchrun on a node: the host's own ``env`` wins, then what the node has set already."""
+    env = {
+        "PYTHONPATH": f"{run_dir}/code",
+        "PYTHONUNBUFFERED": "1",
+        "PET_SHUTDOWN_TIMEOUT": str(WORKERS_TERM_S),
+    }
+    chosen = {"OMP_NUM_THREADS": str(max(1, fact.cpus // host.nproc_per_node))}
+    if nnodes > 1 and fact.interface is not None:
+        chosen["GLOO_SOCKET_IFNAME"] = fact.interface
+        chosen["NCCL_SOCKET_IFNAME"] = f"={fact.interface}"  # '=' makes NCCL match the whole name
+    already = fact.extra.get("env", {})
+    env.update({name: value for name, value in chosen.items() if name not in already})
+    return {**env, **host.env}

@@ -1,0 +1,73 @@
+"""A run folder with a tiny trainer in it, so that a launch costs torchrun's own seconds and no more."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+TRAINER = '''
+import argparse, hashlib, json, os, pathlib, signal, subprocess, sys, time
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config")
+    config = json.loads(pathlib.Path(parser.parse_args().config).read_text())
+    rank = int(os.environ["RANK"])
+    run = pathlib.Path.cwd()
+    print("hello from", rank, "of", os.environ["WORLD_SIZE"], flush=True)
+    (run / f"seen-{rank}").write_text(os.environ.get("PACELINE_NODE", ""))
+    print("HOSTILE=" + json.dumps(os.environ.get("HOSTILE", "")), flush=True)
+    exec(config["program"])
+
+def finish(rank, run):
+    """What a trainer leaves behind, of stub size."""
+    if rank != 0:
+        return
+    (run / "metrics.jsonl").write_text('{"t": 1.0, "step": 1, "epoch": 0, "metrics": {"train/loss": 2.5}}\\n')
+    checkpoints = run / "checkpoints"
+    checkpoints.mkdir(exist_ok=True)
+    for name in ("step-00000001", "final"):
+        (checkpoints / f"{name}.pt").write_bytes(b"weights of " + name.encode())
+        digest = hashlib.sha256((checkpoints / f"{name}.pt").read_bytes()).hexdigest()
+        (checkpoints / f"{name}.json").write_text(json.dumps({"sha256": digest, "step": 1}))
+    (run / "predictions.json").write_text('{"split": "test", "targets": [1], "predictions": [1]}')
+    seen = (run / "data" / "labels.bin").stat().st_size
+    (run / "summary.json").write_text(json.dumps({"state": "FINISHED", "labels_bytes": seen}))
+
+if __name__ == "__main__":
+    main()
+'''
+
+RUN_TO_END = "finish(rank, run)"
+SLEEP = "print('up', flush=True); time.sleep(600)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stub:
+    """A run that is ready to launch."""
+
+    run_dir: Path
+    pack_dir: Path
+    digest: str
+
+
+def make(folder: Path, program: str, *, name: str = "run") -> Stub:
+    """Lay out ``folder/name`` with ``program`` (Python, run in every rank) and a pack of four 2×2 images."""
+    run_dir, pack_dir = folder / name, folder / "pack"
+    trainers = run_dir / "code" / "trainers"
+    trainers.mkdir(parents=True)
+    (trainers / "__init__.py").write_text("")
+    (trainers / "classifier.py").write_text(TRAINER)
+    config = {"program": program, "trainer": {"global_batch_size": 8}, "strategy": {"backend": "gloo"}}
+    (run_dir / "config.json").write_text(json.dumps(config))
+    pack_dir.mkdir(exist_ok=True)
+    (pack_dir / "images.bin").write_bytes(bytes(16))
+    (pack_dir / "labels.bin").write_bytes(bytes(32))
+    digest = hashlib.sha256(str(folder).encode()).hexdigest()
+    manifest = {"digest": digest, "count": 4, "channels": 1, "height": 2, "width": 2}
+    (pack_dir / "manifest.json").write_text(json.dumps(manifest))
+    return Stub(run_dir=run_dir, pack_dir=pack_dir, digest=digest)
