@@ -1,0 +1,84 @@
+"""A real HTTP server on 127.0.0.1 whose misbehaviour is scripted."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Script:
+    """What the server holds and how the next answers go wrong (each list is used up from its front)."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    statuses: list[int] = field(default_factory=list)  # answered instead of the file
+    cut_after: list[int] = field(default_factory=list)  # bytes sent before the connection is closed
+    ranges: bool = True
+    etag: str | None = '"v1"'
+    seen: list[tuple[str, str | None]] = field(default_factory=list)  # (path, Range header)
+    stall: threading.Event | None = None  # set: waited for in the middle of a body
+    stalled: threading.Event = field(default_factory=threading.Event)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    script: Script
+
+    def log_message(self, *args: object) -> None:
+        """Quiet."""
+
+    def do_GET(self) -> None:
+        script = self.script
+        asked = self.headers.get("Range")
+        script.seen.append((self.path, asked))
+        if script.statuses:
+            self.send_error(script.statuses.pop(0))
+            return
+        content = script.files.get(self.path.partition("?")[0].lstrip("/"))
+        if content is None:
+            self.send_error(404)
+            return
+        self._send(content, asked)
+
+    def _send(self, content: bytes, asked: str | None) -> None:
+        script = self.script
+        begin = 0
+        if asked and script.ranges and self.headers.get("If-Range") == script.etag:
+            begin = int(asked.removeprefix("bytes=").rstrip("-"))
+        self.send_response(206 if begin else 200)
+        if begin:
+            self.send_header("Content-Range", f"bytes {begin}-{len(content) - 1}/{len(content)}")
+        if script.etag:
+            self.send_header("ETag", script.etag)
+        self.send_header("Content-Length", str(len(content) - begin))
+        self.end_headers()
+        body = content[begin:]
+        if script.cut_after:
+            body = body[: script.cut_after.pop(0)]
+        half = len(body) // 2
+        self.wfile.write(body[:half])
+        if script.stall is not None:
+            self.wfile.flush()
+            script.stalled.set()
+            script.stall.wait(30)
+        self.wfile.write(body[half:])
+
+
+class Server:
+    """Context manager; ``url`` ends in a slash."""
+
+    def __init__(self) -> None:
+        self.script = Script()
+        handler = type("Bound", (Handler,), {"script": self.script})
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+
+    def __enter__(self) -> Server:
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.script.stall is not None:
+            self.script.stall.set()
+        self._server.shutdown()
+        self._server.server_close()

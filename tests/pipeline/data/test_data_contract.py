@@ -1,0 +1,131 @@
+"""What holds for the pack of every data set. A new one joins with one line in ``CONFIGS``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_fixtures import make_cifar10, make_mnist, random_images, read_pack
+
+from pipeline.data import fetch, find
+from pipeline.data.registry import MODULES
+from pipeline.files import canonical_json, sha256_file, sha256_text
+from trainers.config import SCHEMAS, DatasetConfig, SyntheticConfig
+
+
+def arrays(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
+    images, labels = random_images(50, (6, 7), 5)
+    np.savez(root / "mine.npz", images=images, labels=labels)
+    return DatasetConfig(name="arrays", source=str(root / "mine.npz"), holdout=10, val_size=5)
+
+
+def cifar10(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
+    make_cifar10(root, monkeypatch)
+    return DatasetConfig(name="cifar10", source=str(root), val_size=10)
+
+
+def digits(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
+    return DatasetConfig(name="digits", holdout=360, val_size=180)
+
+
+def mnist(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
+    return DatasetConfig(name="mnist", source=str(make_mnist(root, monkeypatch).folder), val_size=12)
+
+
+def synthetic(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
+    return SyntheticConfig(size=60, test_size=20, channels=2, image_size=9, val_size=10)
+
+
+CONFIGS = {make.__name__: make for make in (arrays, cifar10, digits, mnist, synthetic)}
+
+
+@pytest.fixture(params=sorted(CONFIGS))
+def config(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
+    source = tmp_path / "source"
+    source.mkdir()
+    return CONFIGS[request.param](source, monkeypatch)
+
+
+def test_every_registered_data_set_is_tested_and_has_a_schema() -> None:
+    assert set(CONFIGS) == set(MODULES) == set(SCHEMAS["dataset"])
+
+
+def test_the_files_have_the_sizes_and_digests_of_the_manifest(config: DatasetConfig, tmp_path: Path) -> None:
+    pack = fetch(config, tmp_path / "data")
+    made = pack.manifest
+    pixels = made.count * made.channels * made.height * made.width
+    assert (pack.path / "images.bin").stat().st_size == pixels
+    assert (pack.path / "labels.bin").stat().st_size == 8 * made.count
+    assert {name: sha256_file(pack.path / name) for name in made.sha256} == made.sha256
+
+
+def test_the_digest_covers_all_other_fields_and_no_path(config: DatasetConfig, tmp_path: Path) -> None:
+    pack = fetch(config, tmp_path / "data")
+    raw = json.loads((pack.path / "manifest.json").read_text())
+    digest = raw.pop("digest")
+    assert digest == pack.digest == sha256_text(canonical_json(raw))
+    assert str(tmp_path) not in json.dumps(raw)
+
+
+def test_splits_follow_each_other_and_have_the_sizes_asked_for(config: DatasetConfig, tmp_path: Path) -> None:
+    made = fetch(config, tmp_path / "data").manifest
+    (zero, a), (b, c), (d, end) = (made.splits[name] for name in ("train", "val", "test"))
+    assert (zero, a, c, end) == (0, b, d, made.count)
+    assert c - b == config.val_size
+    assert end > d
+    assert a > 0
+    if config.holdout:
+        assert end - d == config.holdout
+        assert f"hold-out of {config.holdout} training images" in made.source
+
+
+def test_labels_and_classes_agree(config: DatasetConfig, tmp_path: Path) -> None:
+    pack = fetch(config, tmp_path / "data")
+    labels = np.fromfile(pack.path / "labels.bin", dtype="<i8")
+    assert len(pack.manifest.classes) == pack.manifest.num_classes
+    assert set(labels.tolist()) == set(range(pack.manifest.num_classes))
+
+
+def test_mean_and_std_are_those_of_the_train_split(config: DatasetConfig, tmp_path: Path) -> None:
+    pack = fetch(config, tmp_path / "data")
+    made = pack.manifest
+    images, _ = read_pack(pack.path, (made.channels, made.height, made.width))
+    train = images[: made.splits["train"][1]].astype(np.float64) / 255
+    np.testing.assert_allclose(made.mean, train.mean(axis=(0, 2, 3)), rtol=1e-12)
+    np.testing.assert_allclose(made.std, train.std(axis=(0, 2, 3)), rtol=1e-9)
+
+
+def test_only_generated_images_are_called_synthetic(config: DatasetConfig, tmp_path: Path) -> None:
+    made = fetch(config, tmp_path / "data").manifest
+    assert made.synthetic == (config.name == "synthetic")
+    assert ("means nothing" in made.source) == made.synthetic
+
+
+def test_two_folders_get_the_same_pack_and_find_returns_it(config: DatasetConfig, tmp_path: Path) -> None:
+    first, second = fetch(config, tmp_path / "one"), fetch(config, tmp_path / "two")
+    assert first.digest == second.digest
+    assert first.path.name == second.path.name
+    assert find(config, tmp_path / "one") == first
+
+
+def test_what_only_the_nodes_apply_makes_no_new_pack(config: DatasetConfig, tmp_path: Path) -> None:
+    first = fetch(config, tmp_path / "data")
+    other = replace(config, crop_padding=4, flip=True, normalise=False)
+    assert find(other, tmp_path / "data") == first
+
+
+def test_another_val_size_is_another_pack_with_the_same_test_images(
+    config: DatasetConfig, tmp_path: Path
+) -> None:
+    first, second = (fetch(replace(config, val_size=n), tmp_path / "data") for n in (2, 8))
+    assert first.path != second.path
+    tails = []
+    for pack in (first, second):
+        made = pack.manifest
+        images, labels = read_pack(pack.path, (made.channels, made.height, made.width))
+        begin = made.splits["test"][0]
+        tails.append((images[begin:].tobytes(), labels[begin:].tobytes()))
+    assert tails[0] == tails[1]

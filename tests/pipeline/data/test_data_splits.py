@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.data import splits
+from pipeline.data.packing import mean_std
+from pipeline.errors import DataError
+
+
+def test_the_choice_is_the_same_for_ever() -> None:
+    """splitmix64 of 0, 1, 2 … in Python's own integers: no numpy version can change it."""
+    assert np.flatnonzero(splits.assign(20, 3, 4) == splits.TEST).tolist() == expected(20)[:3]
+    assert sorted(np.flatnonzero(splits.assign(20, 3, 4) == splits.VAL).tolist()) == sorted(
+        expected(20, 7)[3:]
+    )
+
+
+def expected(count: int, chosen: int = 3) -> list[int]:
+    order = sorted(range(count), key=splitmix64)
+    return sorted(order[:3]) + order[3:chosen]
+
+
+def splitmix64(value: int) -> int:
+    mask = 2**64 - 1
+    mixed = (value + 0x9E3779B97F4A7C15) & mask
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & mask
+    return mixed ^ (mixed >> 31)
+
+
+def test_splitmix64_is_the_published_one() -> None:
+    """First outputs for seed 0 of Vigna's reference implementation: states are multiples of the golden gamma."""
+    assert splitmix64(0) == 0xE220A8397B1DCDAF
+
+
+def test_a_larger_holdout_keeps_the_images_of_a_smaller_one() -> None:
+    small, large = (set(np.flatnonzero(splits.assign(1000, n, 0) == splits.TEST)) for n in (50, 200))
+    assert small < large
+
+
+def test_sizes_are_exact() -> None:
+    assert np.bincount(splits.assign(50_000, 5000, 4000)).tolist() == [41_000, 4000, 5000]
+
+
+def test_a_set_without_test_images_asks_for_a_holdout() -> None:
+    with pytest.raises(
+        DataError, match=r"no test images of its own and dataset.holdout=0\n  try: dataset.holdout=179"
+    ):
+        splits.check("digits", 1797, 0, 0, has_test=False)
+
+
+@pytest.mark.parametrize(("holdout", "val_size", "field"), [(100, 0, "holdout=100"), (60, 40, "val_size=40")])
+def test_no_training_image_left_is_an_error(holdout: int, val_size: int, field: str) -> None:
+    with pytest.raises(DataError, match=f"dataset.{field} leaves no training image"):
+        splits.check("arrays", 100, holdout, val_size, has_test=True)
+
+
+def test_a_constant_channel_has_std_one() -> None:
+    counts = [0] * 256
+    counts[51] = 7
+    assert mean_std(counts) == (0.2, 1.0)
