@@ -1,0 +1,23 @@
+"""Recording runs in MLflow from their run folders: live, and later where no server answered.
+
+Only the process of ``recorder_command`` imports mlflow; what stands here is for the controller, and light.
+"""
+
+from __future__ import annotations
+
+from pipeline.tracking.address import absolute_uri, default_uri, recorder_env
+from pipeline.tracking.launching import prepare_command, recorder_command
+from pipeline.tracking.recorder import record
+from pipeline.tracking.state import Recorded, is_recorded, last_recorded
+
+__all__ = [
+    "Recorded",
+    "absolute_uri",
+    "default_uri",
+    "is_recorded",
+    "last_recorded",
+    "prepare_command",
+    "record",
+    "recorder_command",
+    "recorder_env",
+]

@@ -1,0 +1,91 @@
+"""Where MLflow keeps the runs: the tracking URI made absolute, its credentials kept out of sight."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+
+from pipeline.errors import UsageError
+
+URI_VARIABLE = "MLFLOW_TRACKING_URI"
+_USER_VARIABLE = "MLFLOW_TRACKING_USERNAME"
+_PASSWORD_VARIABLE = "MLFLOW_TRACKING_PASSWORD"
+_SECRET_VARIABLES = (_PASSWORD_VARIABLE, "MLFLOW_TRACKING_TOKEN")
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+_HIDDEN = "***"
+_CREDENTIALS = re.compile(r"(?<=://)[^\s/?#'\"]+@")  # greedy: a password may hold an unescaped @
+
+
+def default_uri(root: Path) -> str:
+    """The project's own store, a sqlite database: ``sqlite:////abs/mlflow.db``."""
+    return f"sqlite:///{root.resolve() / 'mlflow.db'}"
+
+
+def absolute_uri(uri: str | None, root: Path) -> str:
+    """``uri`` such that it means the same store from every working directory (None: the default store).
+
+    Raises:
+        UsageError: a file store, which MLflow no longer writes, or an unknown scheme.
+    """
+    if not uri:
+        return default_uri(root)
+    scheme = uri.partition("://")[0] if "://" in uri else ""
+    if scheme.startswith("sqlite"):
+        return _absolute_sqlite(uri, scheme, root)
+    if scheme in ("http", "https") or scheme.partition("+")[0] in _DATABASES:
+        return uri
+    raise UsageError(
+        f"tracking.uri={redact(uri)} is not a store that MLflow can write; valid: sqlite:///FILE, "
+        "http://HOST:PORT, https://HOST, postgresql://…, mysql://…, mssql://…",
+        try_="tracking.uri=sqlite:///mlflow.db",
+    )
+
+
+def _absolute_sqlite(uri: str, scheme: str, root: Path) -> str:
+    path, mark, query = uri.removeprefix(f"{scheme}://").removeprefix("/").partition("?")
+    if path in ("", ":memory:"):
+        raise UsageError(f"tracking.uri={uri} names no file", try_="tracking.uri=sqlite:///mlflow.db")
+    return f"{scheme}:///{root.resolve() / path}{mark}{query}"
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """The database file of an absolute sqlite URI; None for every other store."""
+    if not uri.startswith("sqlite"):
+        return None
+    return Path("/" + uri.partition("://")[2].partition("?")[0].lstrip("/"))
+
+
+def redact(text: str) -> str:
+    """``text`` without the credentials in addresses and the values of MLFLOW_TRACKING_PASSWORD and _TOKEN."""
+    for name in _SECRET_VARIABLES:
+        secret = os.environ.get(name)
+        if secret:
+            text = text.replace(secret, _HIDDEN)
+    return _CREDENTIALS.sub(f"{_HIDDEN}@", text)
+
+
+def shown(uri: str) -> str:
+    """``uri`` as files and messages may hold it; equal for the same store with and without a login."""
+    return redact(recorder_env(uri)[URI_VARIABLE])
+
+
+def has_credentials(uri: str) -> bool:
+    """Whether ``uri`` must not be seen in a process list."""
+    return _CREDENTIALS.search(uri) is not None
+
+
+def recorder_env(uri: str) -> dict[str, str]:
+    """What to add to the recorder's environment: the address, and user and password apart from it.
+
+    MLflow reads all three; an http address without credentials can't leak them in an error message.
+    A database address keeps its own, for there is no other way to hand them over.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme not in ("http", "https") or not has_credentials(uri):
+        return {URI_VARIABLE: uri}
+    login, _, host = parts.netloc.rpartition("@")
+    user, _, password = login.partition(":")
+    bare = urlunsplit(SplitResult(parts.scheme, host, parts.path, parts.query, parts.fragment))
+    return {URI_VARIABLE: bare, _USER_VARIABLE: unquote(user), _PASSWORD_VARIABLE: unquote(password)}

@@ -1,0 +1,62 @@
+"""Which files of a run folder go to MLflow, small ones first."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.tracking.address import redact
+from pipeline.tracking.description import read_object
+
+_EARLY = ("config.yaml", "config.json", "key.json", "provenance.json", "plan.json")
+_LATE = ("summary.json", "journal.jsonl", "evaluation/*", "checkpoints/final.json", "checkpoints/final.pt")
+_TEXT = (".json", ".jsonl", ".yaml", ".log", "")
+_MAX_LOG_BYTES = 1 << 20
+
+
+def early(run_dir: Path) -> list[Path]:
+    """What stands before the training starts."""
+    return _existing(run_dir, _EARLY)
+
+
+def late(run_dir: Path, attempt: int) -> list[Path]:
+    """What stands at its end. changes.patch stays out: untracked files may be nobody else's business."""
+    return [*_rank_zero_log(run_dir, attempt), *_existing(run_dir, _LATE)]
+
+
+def _existing(run_dir: Path, patterns: tuple[str, ...]) -> list[Path]:
+    return [path for pattern in patterns for path in sorted(run_dir.glob(pattern)) if path.is_file()]
+
+
+@contextlib.contextmanager
+def sendable(path: Path) -> Iterator[Path]:
+    """The file itself, or a copy under the same name: text without credentials, a log's last MiB."""
+    if path.suffix not in _TEXT:
+        yield path
+        return
+    raw = path.read_bytes()
+    text = raw[-_MAX_LOG_BYTES:].decode(errors="replace") if _is_log(path) else raw.decode(errors="replace")
+    safe = redact(text)
+    if safe.encode() == raw:
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="paceline-artifact-") as folder:
+        copy = Path(folder) / path.name
+        copy.write_text(safe, encoding="utf-8")
+        yield copy
+
+
+def _is_log(path: Path) -> bool:
+    return path.suffix == ".log"
+
+
+def _rank_zero_log(run_dir: Path, attempt: int) -> list[Path]:
+    """The log of the host with node_rank 0: the plan's first (a lone log needs no plan)."""
+    logs = sorted((run_dir / "attempts" / str(attempt)).glob("*.log"))
+    nodes = read_object(run_dir / "plan.json").get("nodes") or [{}]
+    host = str(nodes[0].get("host", ""))
+    named = [path for path in logs if host and path.stem in (host, re.sub(r"[^\w.-]+", "_", host))]
+    return (named or logs)[:1]

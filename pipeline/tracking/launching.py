@@ -1,0 +1,27 @@
+"""The command lines of the recorder process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pipeline.tracking.address import has_credentials
+
+
+def recorder_command(run_dir: Path, uri: str, experiment: str, *, follow: bool = False) -> list[str]:
+    """The argv that records ``run_dir``; ``follow`` goes on until the run has ended or its parent is gone.
+
+    Give the process ``recorder_env(uri)``: an address that holds credentials stands only there.
+    Exit code 0: recorded; 1: pending, with the reason on stderr.
+    """
+    argv = [sys.executable, "-m", "pipeline.tracking", "record", str(run_dir), "--experiment", experiment]
+    return [*argv, *_uri_arguments(uri), *(["--follow"] if follow else [])]
+
+
+def prepare_command(uri: str) -> list[str]:
+    """The argv that creates a database store's schema, before a server or many recorders open it at once."""
+    return [sys.executable, "-m", "pipeline.tracking", "prepare", *_uri_arguments(uri)]
+
+
+def _uri_arguments(uri: str) -> list[str]:
+    return [] if has_credentials(uri) else ["--uri", uri]

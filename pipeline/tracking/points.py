@@ -1,0 +1,85 @@
+"""metrics.jsonl and the final figures as MLflow points."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.tracking.description import mlflow_key, read_object
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of one metric. ``time_ms`` is the time of the measurement (unix milliseconds), never of the
+    recording: MLflow takes an equal (key, time, step, value) for the same point, so a replay adds nothing."""
+
+    key: str
+    value: float
+    time_ms: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Whole lines of metrics.jsonl: their points, where the next line begins, and how many made no sense."""
+
+    points: tuple[Point, ...]
+    end_bytes: int
+    bad_lines: int
+
+
+def read_points(path: Path, start_bytes: int, limit: int) -> Chunk:
+    """From ``start_bytes`` on, to the last whole line or ``limit`` points. A file that shrank is read anew."""
+    points: list[Point] = []
+    bad = 0
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return Chunk((), 0, 0)
+    with file:
+        end = start_bytes if start_bytes <= path.stat().st_size else 0
+        file.seek(end)
+        while len(points) < limit:
+            line = file.readline()
+            if not line.endswith(b"\n"):  # still being written
+                break
+            end += len(line)
+            found = _parse(line)
+            bad += found is None
+            points += found or ()
+    return Chunk(tuple(points), end, bad)
+
+
+def _parse(line: bytes) -> list[Point] | None:
+    try:
+        raw = json.loads(line)
+        time_ms, step = int(raw["t"] * 1000), int(raw["step"])
+        return _points(raw["metrics"], time_ms, step)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return None
+
+
+def _points(metrics: Mapping[str, Any], time_ms: int, step: int) -> list[Point]:
+    return [
+        Point(mlflow_key(str(name)), float(value), time_ms, step)
+        for name, value in metrics.items()
+        if isinstance(value, int | float)
+    ]
+
+
+def final_points(run_dir: Path) -> list[Point]:
+    """The summary's metrics and speed and the report's macro F1, at the last step; empty before that."""
+    summary = read_object(run_dir / "summary.json")
+    metrics = dict(summary.get("metrics") or {})
+    for name in ("images_per_s", "train_s"):
+        metrics[name] = summary.get(name)
+    report = read_object(run_dir / "evaluation" / "report.json")
+    metrics["test/macro_f1"] = (report.get("macro avg") or {}).get("f1-score")
+    try:
+        time_ms = int((summary["first_step_unix_time"] + summary["train_s"]) * 1000)
+        return _points(metrics, time_ms, int(summary["steps"]))
+    except (KeyError, TypeError, ValueError):
+        return []

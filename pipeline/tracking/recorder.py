@@ -1,0 +1,182 @@
+"""One record: from the run folder to MLflow, while the run is under way or afterwards, each thing once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from pipeline.errors import PacelineError
+from pipeline.tracking import state
+from pipeline.tracking.address import redact, shown
+from pipeline.tracking.description import Progress, progress
+from pipeline.tracking.state import Recorded, TrackingState
+from pipeline.tracking.writer import Writer
+
+_POLL_S = 1.0
+_LOOK_S = 0.2  # how often the journal's size is looked at between two polls: the end is noticed soon
+_HEAD_START_S = (
+    15.0  # importing mlflow takes 1–3 s of a core; until the first metrics that core belongs to the ranks
+)
+_MAX_BACKOFF_S = 30.0
+_TAIL_S = 60.0  # for a store that answers, but slowly: `doit train` waits no longer than this
+_WAIT_S = 15.0  # for another process that is recording the same run
+_FOLLOWER_WAIT_S = 90.0  # the follower of the attempt before may still be at its tail
+
+
+def record(
+    run_dir: Path,
+    uri: str,
+    experiment: str,
+    *,
+    follow: bool = False,
+    give_up_s: float = 10.0,
+    parent_pid: int | None = None,
+) -> Recorded:
+    """Bring MLflow to what the run folder says; what stands there already is not written again.
+
+    With ``follow`` this goes on until the journal says that the attempt has ended, or until the process
+    ``parent_pid`` is no longer this one's parent. A store that fails is tried again while the run is under
+    way; after its end, until nothing has succeeded for ``give_up_s`` (then the state is ``pending``).
+
+    Raises:
+        PacelineError: the folder is no run, or another process is recording it.
+    """
+    if state.is_recorded(run_dir, uri, experiment):
+        return _outcome(run_dir)
+    if not (run_dir / "config.json").is_file():
+        raise PacelineError(f"{run_dir} is not a run folder: config.json is missing", try_="doit runs")
+    with _alone(run_dir, _FOLLOWER_WAIT_S if follow else _WAIT_S):
+        if state.is_recorded(run_dir, uri, experiment):
+            return _outcome(run_dir)
+        return _Recording(run_dir, uri, experiment, follow, give_up_s, parent_pid).run()
+
+
+def _outcome(run_dir: Path) -> Recorded:
+    found = state.last_recorded(run_dir)
+    if found is None:
+        raise PacelineError(f"{run_dir / state.FILE} vanished", try_=f"doit record run={run_dir.name}")
+    return found
+
+
+@contextlib.contextmanager
+def _alone(run_dir: Path, wait_s: float) -> Iterator[None]:
+    lock = FileLock(run_dir / ".tracking.lock", timeout=wait_s)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise PacelineError(
+            f"another process is recording {run_dir.name}", try_=f"doit status run={run_dir.name}"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class _SlowError(Exception):
+    """The run has ended and the store has had its time."""
+
+
+class _Recording:
+    def __init__(
+        self, run_dir: Path, uri: str, experiment: str, follow: bool, give_up_s: float, parent_pid: int | None
+    ) -> None:
+        self.run_dir = run_dir
+        self.follow = follow
+        self.give_up_s = give_up_s
+        self.parent_pid = parent_pid
+        self.began = self.last_success = time.monotonic()
+        self.ended_at: float | None = None
+        self.state = self._resumed_state(uri, experiment)
+        self.writer = Writer(run_dir, uri, self.state, self._succeeded)
+
+    def _resumed_state(self, uri: str, experiment: str) -> TrackingState:
+        known = state.load(self.run_dir)
+        if known and (known.uri, known.experiment) == (shown(uri), experiment):
+            known.state = state.RECORDING
+            return known
+        return TrackingState(uri=shown(uri), experiment=experiment, token=uuid.uuid4().hex)
+
+    # ------------------------------------------------------------------------------- the loop
+    def run(self) -> Recorded:
+        backoff_s = _POLL_S
+        while True:
+            size = (
+                self._journal_bytes()
+            )  # taken first: a line added from here on ends the sleep below at once
+            now = progress(self.run_dir)
+            self.ended_at = (self.ended_at or time.monotonic()) if now.ended else None
+            failure = self._try(now)
+            if failure is None and (now.ended or not self.follow):
+                return self.state.outcome()
+            if failure is not None and self._out_of_patience(now):
+                return self._pending(failure)
+            backoff_s = _POLL_S if failure is None else min(backoff_s * 2, _MAX_BACKOFF_S)
+            if self._abandoned():
+                return self.state.outcome()
+            self._sleep(min(backoff_s, self.give_up_s / 5) if now.ended else backoff_s, size)
+
+    def _try(self, now: Progress) -> str | None:
+        """One pass; the reason when the store failed."""
+        if self.follow and not now.ended and not self._under_way():
+            return None
+        from pipeline.tracking.store import StoreError
+
+        try:
+            self.writer.write(now)
+        except StoreError as error:
+            return str(error)
+        except _SlowError:
+            return f"too slow: not everything was taken within {_TAIL_S:g} s"
+        return None
+
+    def _under_way(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            if (self.run_dir / "metrics.jsonl").stat().st_size > 0:
+                return True
+        return time.monotonic() - self.began > _HEAD_START_S
+
+    def _out_of_patience(self, now: Progress) -> bool:
+        if self.follow and not now.ended:
+            return False
+        return time.monotonic() - self.last_success > self.give_up_s or self._too_slow()
+
+    def _too_slow(self) -> bool:
+        return self.follow and self.ended_at is not None and time.monotonic() - self.ended_at > _TAIL_S
+
+    def _succeeded(self) -> None:
+        self.last_success = time.monotonic()
+        if self._too_slow():
+            raise _SlowError
+
+    def _abandoned(self) -> bool:
+        return self.parent_pid is not None and os.getppid() != self.parent_pid
+
+    def _journal_bytes(self) -> int:
+        try:
+            return (self.run_dir / "journal.jsonl").stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _sleep(self, seconds: float, size: int) -> None:
+        """At most ``seconds``; wakes when the journal no longer has ``size`` bytes or the parent is gone."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK_S))
+            if self._abandoned() or self._journal_bytes() != size:
+                return
+
+    def _pending(self, reason: str) -> Recorded:
+        self.state.state = state.PENDING
+        self.state.message = redact(
+            f"MLflow at {self.state.uri} does not take the record of {self.run_dir.name}: {reason}\n"
+            f"  try: doit record run={self.run_dir.name}, once it answers"
+        )
+        self.state.save(self.run_dir)
+        return self.state.outcome()

@@ -1,0 +1,111 @@
+"""tracking.json: how far the record of a run has come, so that a later process continues it exactly once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from pipeline.files import write_json
+from pipeline.tracking.address import shown
+
+FILE = "tracking.json"
+RECORDING, PENDING, DONE = "recording", "pending", "done"
+
+_INPUTS = (
+    "config.json",
+    "config.yaml",
+    "key.json",
+    "provenance.json",
+    "changes.patch",
+    "plan.json",
+    "journal.jsonl",
+    "metrics.jsonl",
+    "summary.json",
+    "checkpoints/final.json",
+    "checkpoints/final.pt",
+    "evaluation/*",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """The outcome for the caller. ``state``: done, pending (the store failed) or recording (not over)."""
+
+    state: str
+    run_id: str | None
+    message: str
+
+
+@dataclass(kw_only=True)
+class TrackingState:
+    """What tracking.json holds. ``token`` marks the MLflow runs that this record made; times are not kept.
+
+    ``last_steps`` holds, by metric, the last step that was logged: an attempt that repeats steps after a
+    resume logs only what is new. ``artifacts`` and ``inputs`` map names to fingerprints of files.
+    """
+
+    uri: str
+    experiment: str
+    token: str
+    state: str = RECORDING
+    run_id: str | None = None
+    experiment_id: str | None = None
+    attempt: int = 0
+    metrics_offset_bytes: int = 0
+    last_steps: dict[str, int] = field(default_factory=dict)
+    artifacts: dict[str, list[int]] = field(default_factory=dict)
+    inputs: dict[str, list[int]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    message: str = ""
+
+    def save(self, run_dir: Path) -> None:
+        """Write tracking.json atomically. Raises OSError."""
+        write_json(run_dir / FILE, asdict(self))
+
+    def outcome(self) -> Recorded:
+        return Recorded(state=self.state, run_id=self.run_id, message=self.message)
+
+
+def load(run_dir: Path) -> TrackingState | None:
+    """The state, or None where it is missing or unreadable (everything is then replayed; that is safe)."""
+    try:
+        raw: Any = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
+        known = {item.name for item in fields(TrackingState)}
+        return TrackingState(**{name: value for name, value in raw.items() if name in known})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def last_recorded(run_dir: Path) -> Recorded | None:
+    """What tracking.json says, whatever store it speaks of."""
+    state = load(run_dir)
+    return state.outcome() if state else None
+
+
+def is_recorded(run_dir: Path, uri: str, experiment: str) -> bool:
+    """Whether everything of ``run_dir`` stands in that store already. Cheap: it looks at file times."""
+    state = load(run_dir)
+    return (
+        state is not None
+        and (state.state, state.uri, state.experiment) == (DONE, shown(uri), experiment)
+        and state.inputs == fingerprints(run_dir)
+    )
+
+
+def fingerprints(run_dir: Path) -> dict[str, list[int]]:
+    """Name → [bytes, mtime in ns] of every file that a record is made from."""
+    return {str(path.relative_to(run_dir)): fingerprint(path) for path in _inputs(run_dir)}
+
+
+def fingerprint(path: Path) -> list[int]:
+    """[bytes, mtime in ns]. Raises OSError."""
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def _inputs(run_dir: Path) -> Iterator[Path]:
+    for pattern in _INPUTS:
+        yield from sorted(path for path in run_dir.glob(pattern) if path.is_file())

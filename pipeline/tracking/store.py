@@ -1,0 +1,217 @@
+"""The few calls of MLflow that a record is made of. The only module that imports mlflow.
+
+Importing it takes 1–3 s and 80–140 MB, so only the recorder process does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from filelock import FileLock
+
+from pipeline.tracking.address import recorder_env, redact, shown, sqlite_path
+from pipeline.tracking.points import Point
+
+ANSWER_TIMEOUT_S = 4
+_SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",  # drops points in silence when a server is down
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # create_run twice is two runs; the recorder looks first
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": str(ANSWER_TIMEOUT_S),
+}
+os.environ.update({name: os.environ.get(name, value) for name, value in _SETTINGS.items()})
+logging.getLogger("alembic").setLevel(logging.ERROR)
+
+from mlflow.entities import Metric, Param, Run, RunTag  # noqa: E402  (the settings above must come first)
+from mlflow.exceptions import MlflowException  # noqa: E402
+from mlflow.tracking.client import MlflowClient  # noqa: E402
+
+METRICS_PER_CALL = 1000  # MLflow's limits
+_PARAMS_PER_CALL = 100
+_OPEN_TIMEOUT_S = 60.0  # the schema of a fresh database takes 3–10 s to create
+_TOKEN_TAG = "paceline.recorder"
+
+Item = TypeVar("Item")
+
+
+class StoreError(Exception):
+    """The store did not do it. ``rejected``: it answered that what was sent is invalid."""
+
+    def __init__(self, reason: str, *, rejected: bool = False) -> None:
+        self.rejected = rejected
+        super().__init__(reason)
+
+
+@contextlib.contextmanager
+def _calls() -> Iterator[None]:
+    """Every failure becomes a StoreError; mlflow passes on those of requests, SQLAlchemy, alembic, the OS."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except Exception as error:
+        code = error.error_code if isinstance(error, MlflowException) else None
+        raise StoreError(
+            _reason(error), rejected=code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    text = redact(str(error))
+    if "Read timed out" in text or "ConnectTimeout" in text:
+        return f"no answer within {os.environ['MLFLOW_HTTP_REQUEST_TIMEOUT']} s"
+    system = re.search(r"\[Errno -?\d+\] ([^'\"\n)]+)", text)
+    if system:
+        return system[1]
+    lines = text.strip().splitlines() or [type(error).__name__]
+    return lines[0][:300]
+
+
+class Store:
+    """A tracking server or database. Every method raises StoreError.
+
+    A sqlite database is opened under a file lock, because MLflow creates its schema at the first opening
+    and processes that do so at the same time break it.
+    """
+
+    def __init__(self, uri: str) -> None:
+        environment = recorder_env(uri)
+        os.environ.update(environment)
+        database = sqlite_path(uri)
+        self._artifacts = database.parent / "mlartifacts" if database else None
+        with _calls(), _opening(database):
+            self._client = MlflowClient(tracking_uri=environment["MLFLOW_TRACKING_URI"])
+            if database:
+                self._client.get_experiment("0")  # the client opens its database at the first question
+        self.name = shown(uri)
+
+    def experiment_id(self, name: str) -> str:
+        """Find or create the experiment; beside a sqlite database lies its artifact folder."""
+        with _calls():
+            found = self._client.get_experiment_by_name(name)
+            if found is None:
+                return self._create_experiment(name)
+            if found.lifecycle_stage != "active":
+                raise StoreError(
+                    f"its experiment {name!r} is deleted (restore it, or set tracking.experiment)"
+                )
+            return str(found.experiment_id)
+
+    def _create_experiment(self, name: str) -> str:
+        location = (self._artifacts / re.sub(r"[^\w.-]+", "_", name)).as_uri() if self._artifacts else None
+        try:
+            return str(self._client.create_experiment(name, artifact_location=location))
+        except MlflowException as error:
+            found = self._client.get_experiment_by_name(name)  # another recorder was quicker
+            if found is None:
+                raise error
+            return str(found.experiment_id)
+
+    def open_run(
+        self, experiment_id: str, key: str, token: str, known: str | None, name: str, start_ms: int | None
+    ) -> str:
+        """The run id of run key ``key``, made where there is none yet.
+
+        ``known`` is preferred, then the oldest. ``token`` marks what this recorder makes: when the answer to
+        a creation was lost and it made another one, all but the chosen one are deleted again.
+        """
+        with _calls():
+            runs = self._find(experiment_id, key)
+            if not runs:
+                tags = {"paceline.run_key": key, _TOKEN_TAG: token}
+                self._client.create_run(experiment_id, start_time=start_ms, tags=tags, run_name=name)
+                runs = self._find(experiment_id, key)
+            if not runs:
+                raise StoreError("the run that was just created cannot be found")
+            chosen = next((run for run in runs if run.info.run_id == known), runs[0])
+            self._delete_others(runs, chosen, token)
+            return str(chosen.info.run_id)
+
+    def _find(self, experiment_id: str, key: str) -> list[Run]:
+        quoted = key.replace("'", "")
+        runs = self._client.search_runs(
+            [experiment_id], filter_string=f"tags.`paceline.run_key` = '{quoted}'"
+        )
+        return sorted(runs, key=lambda run: (run.info.start_time or 0, run.info.run_id))
+
+    def _delete_others(self, runs: Sequence[Run], chosen: Run, token: str) -> None:
+        for run in runs:
+            if run is not chosen and run.data.tags.get(_TOKEN_TAG) == token:
+                self._client.delete_run(run.info.run_id)
+
+    def remove_duplicates(self, experiment_id: str, key: str, token: str, run_id: str) -> None:
+        """A creation that a slow server carried out after its time-out shows only later."""
+        with _calls():
+            runs = self._find(experiment_id, key)
+            chosen = next((run for run in runs if run.info.run_id == run_id), None)
+            if chosen is not None:
+                self._delete_others(runs, chosen, token)
+
+    def set_running(self, run_id: str, name: str) -> None:
+        with _calls():
+            self._client.update_run(run_id, status="RUNNING", name=name)
+
+    def set_ended(self, run_id: str, name: str, status: str, end_ms: int | None) -> None:
+        """``status`` FINISHED, FAILED or KILLED; ``end_ms`` unix milliseconds."""
+        with _calls():
+            self._client.update_run(run_id, name=name)
+            self._client.set_terminated(run_id, status, end_time=end_ms)
+
+    def log_points(self, run_id: str, points: Sequence[Point]) -> list[str]:
+        """Returns the names of metrics that the store refused."""
+        metrics = [Metric(point.key, point.value, point.time_ms, point.step) for point in points]
+        refused = _send(lambda part: self._client.log_batch(run_id, metrics=part), metrics, METRICS_PER_CALL)
+        return [metric.key for metric in refused]
+
+    def log_params(self, run_id: str, params: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+        """Log what the run lacks. Returns refused names, and values that differ from those already there:
+        MLflow never changes a parameter, and one such value would make it refuse the rest."""
+        with _calls():
+            there = self._client.get_run(run_id).data.params
+        differ = {name: value for name, value in params.items() if name in there and there[name] != value}
+        new = [Param(name, value) for name, value in params.items() if name not in there]
+        refused = _send(lambda part: self._client.log_batch(run_id, params=part), new, _PARAMS_PER_CALL)
+        return [param.key for param in refused], {n: f"{there[n]} → {value}" for n, value in differ.items()}
+
+    def set_tags(self, run_id: str, tags: Mapping[str, str]) -> list[str]:
+        """Returns the names of tags that the store refused."""
+        items = [RunTag(name, value) for name, value in tags.items()]
+        refused = _send(lambda part: self._client.log_batch(run_id, tags=part), items, _PARAMS_PER_CALL)
+        return [tag.key for tag in refused]
+
+    def log_file(self, run_id: str, path: Path, folder: str | None) -> None:
+        """Put a file under its own name into the artifact folder ``folder`` (None: the top)."""
+        with _calls():
+            self._client.log_artifact(run_id, str(path), folder)
+
+
+def _send(send: Callable[[list[Item]], object], items: Sequence[Item], limit: int) -> list[Item]:
+    """Send in parts of at most ``limit``; a refused one is halved until its bad items stand alone: the result."""
+    refused: list[Item] = []
+    for start in range(0, len(items), limit):
+        part = list(items[start : start + limit])
+        try:
+            with _calls():
+                send(part)
+        except StoreError as error:
+            if not error.rejected:
+                raise
+            refused += part if len(part) == 1 else _send(send, part, (len(part) + 1) // 2)
+    return refused
+
+
+@contextlib.contextmanager
+def _opening(database: Path | None) -> Iterator[None]:
+    if database is None:
+        yield
+        return
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{database}.lock", timeout=_OPEN_TIMEOUT_S):
+        yield
