@@ -20,7 +20,17 @@ from pipeline.first_error import failure_text, port_was_taken
 from pipeline.interrupt import Interruptible
 from pipeline.launchers.base import Launcher, Pack, Place
 from pipeline.plan import render, validate
-from pipeline.types import Cluster, Event, Host, LaunchPlan, LogLine, MetricsLine, NodeExit, NodeFacts, NodeLost
+from pipeline.types import (
+    Cluster,
+    Event,
+    Host,
+    LaunchPlan,
+    LogLine,
+    MetricsLine,
+    NodeExit,
+    NodeFacts,
+    NodeLost,
+)
 
 STOP_S = 8.0  # agents: TERM, 3 s, KILL; the rest of the promised 10 s is for the way there
 _POLL_S = 0.5

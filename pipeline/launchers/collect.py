@@ -1,0 +1,105 @@
+"""Rank 0's outputs from its node into the controller's run folder: one tar, verified, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tarfile
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from pipeline import shell
+from pipeline.errors import PacelineError, TrainingError
+from pipeline.files import sha256_file
+from pipeline.launchers.agent_launcher import ANSWER, message, parse_answer
+
+RESUME = ("checkpoints/step-*.pt", "checkpoints/step-*.json", "metrics.jsonl")
+"""What a later attempt goes on from."""
+FINAL = (*RESUME, "checkpoints/final.pt", "checkpoints/final.json", "predictions.json", "summary.json")
+_LAST = "summary.json"  # whoever sees it may rely on all the others
+_RESUME_LIMIT_S = 20.0
+
+
+def receive(argv: list[str], request: dict[str, Any], run_dir: Path, *, host: str, final: bool) -> None:
+    """Ask the agent behind ``argv`` for files and put them into ``run_dir``.
+
+    Raises:
+        TrainingError: when ``final``: nothing came, a digest differs, or summary.json or final.pt is missing.
+    """
+    temporary = Path(tempfile.mkdtemp(prefix=".collect-", dir=run_dir))
+    try:
+        _extract(argv, request, temporary, None if final else _RESUME_LIMIT_S)
+        damaged = _drop_damaged(temporary)
+        missing = [name for name in ("checkpoints/final.pt", _LAST) if not (temporary / name).exists()]
+        if final and (damaged or missing):
+            what = (
+                f"damaged on the way: {', '.join(damaged)}" if damaged else f"missing: {', '.join(missing)}"
+            )
+            raise TrainingError(f"{host} ended well, but its outputs could not be collected; {what}")
+        _settle(temporary, run_dir)
+    except (OSError, PacelineError, tarfile.TarError, EOFError) as error:
+        if final:
+            raise TrainingError(f"{host}: its outputs could not be collected: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _extract(argv: list[str], request: dict[str, Any], folder: Path, limit_s: float | None) -> None:
+    child = shell.stream(argv)
+    timer = threading.Timer(limit_s, child.kill) if limit_s else None
+    if timer is not None:
+        timer.start()
+    try:
+        with child:
+            if child.stdin is None or child.stdout is None:
+                raise RuntimeError("a stream has pipes")
+            with contextlib.suppress(BrokenPipeError):  # why it ended shows below
+                child.stdin.write(message(request))
+                child.stdin.close()
+            for line in child.stdout:
+                if line.startswith(ANSWER):
+                    break
+            else:
+                raise PacelineError(_last_words(child.stderr))
+            error = (parse_answer(line) or {}).get("error")
+            if error is not None:
+                raise PacelineError(str(error))
+            with tarfile.open(fileobj=child.stdout, mode="r|") as archive:
+                archive.extractall(folder, filter="data")
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+def _last_words(stderr: Any) -> str:
+    text: str = stderr.read().decode(errors="replace").strip() if stderr else ""
+    return text[-400:] or "no answer"
+
+
+def _drop_damaged(folder: Path) -> list[str]:
+    """Remove checkpoints whose digest isn't that of the .json beside them (or that have none); their names."""
+    damaged = []
+    for path in sorted((folder / "checkpoints").glob("*.pt")):
+        beside = path.with_suffix(".json")
+        known = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
+        if known.get("sha256") != sha256_file(path):
+            damaged.append(path.name)
+            path.unlink()
+            beside.unlink(missing_ok=True)
+    return damaged
+
+
+def _settle(temporary: Path, run_dir: Path) -> None:
+    """Rename every file into place, ``summary.json`` last; older checkpoints that the node dropped go."""
+    came = sorted(path.relative_to(temporary) for path in temporary.rglob("*") if path.is_file())
+    for name in sorted(came, key=lambda name: str(name) == _LAST):
+        target = run_dir / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (temporary / name).replace(target)
+    if any(name.parent.name == "checkpoints" for name in came):
+        for old in (run_dir / "checkpoints").glob("step-*"):
+            if old.relative_to(run_dir) not in came:
+                old.unlink()

@@ -1,0 +1,159 @@
+"""Hosts over OpenSSH: the system's pssh for short commands on all hosts at once, plain ssh for live output.
+
+Your own ~/.ssh/config, agent, ProxyJump and known_hosts are honoured; host-key checking is never touched.
+No value reaches a remote shell: the remote command is constant but for the interpreter's path (quoted),
+everything else goes through stdin.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline import shell
+from pipeline.errors import HostError, PacelineError, UsageError
+from pipeline.launchers.agent_launcher import BOOTSTRAP, AgentLauncher, Answer, parse_answer
+from pipeline.launchers.base import Capabilities, Pack, Place
+from pipeline.launchers.collect import FINAL, RESUME, receive
+from pipeline.launchers.ssh_errors import explain
+from pipeline.types import Cluster, Host, LaunchPlan, NodeFacts
+
+INSTALL = {
+    "Darwin": "brew install pssh",
+    "Linux": "apt install pssh  (Debian, Ubuntu) or dnf install pssh  (Fedora); the pssh packages of Python's index don't work",
+}
+_NAME = re.compile(
+    r"[^\s@/#\[\]-][^\s@/#\[\]]*"
+)  # no option, no path, nothing that pssh's host file splits at
+
+# runs the first interpreter that is there; "~/" is the host's home
+_FIND_PYTHON = (
+    'b=$1; shift; for p; do case $p in "~/"*) p=$HOME/${p#??};; esac; '
+    'command -v "$p" >/dev/null 2>&1 && exec "$p" -c "$b"; done; echo "paceline: no interpreter $*" >&2; exit 127'
+)
+
+
+class PsshLauncher(AgentLauncher):
+    """Needs pssh and ssh here, and on the hosts an ssh server and Python; no shared file system."""
+
+    capabilities = Capabilities(shares_run_dir=False)
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        for host in cluster.hosts:
+            if not _NAME.fullmatch(host.name) or (host.user and not _NAME.fullmatch(host.user)):
+                raise UsageError(f"cluster.hosts: {host.label!r} is not a host name that ssh can be given")
+        program = shell.find("pssh", "parallel-ssh")
+        if program is None or shell.find("ssh") is None:
+            raise HostError(
+                f"cluster.launcher=pssh needs the programs ssh and pssh (or parallel-ssh); PATH={os.environ.get('PATH')}",
+                try_=INSTALL.get(platform.system(), "install OpenSSH's client and pssh"),
+            )
+        self._pssh = program
+
+    # ------------------------------------------------------------------------- reaching hosts
+    def _options(self) -> dict[str, str]:
+        return {
+            "BatchMode": "yes",  # ask nothing: nobody could answer for many hosts at once
+            "ConnectTimeout": str(max(1, round(self.cluster.connect_timeout_s))),
+            "ServerAliveInterval": "1",
+            "ServerAliveCountMax": "3",
+            "ClearAllForwardings": "yes",  # forwarded ports of the user's config would collide
+        }
+
+    def exchange(self, stdin: Path, hosts: Sequence[Host], timeout_s: float) -> dict[str, Answer]:
+        """One pssh for all hosts (one after the other for each distinct interpreter, as pssh has one command)."""
+        answers: dict[str, Answer] = {}
+        for python in dict.fromkeys(host.python for host in hosts):
+            group = [host for host in hosts if host.python == python]
+            answers.update(self._pssh_run(stdin, group, python, timeout_s))
+        return answers
+
+    def _pssh_run(
+        self, stdin: Path, hosts: Sequence[Host], python: str | None, timeout_s: float
+    ) -> dict[str, Answer]:
+        with tempfile.TemporaryDirectory(prefix="paceline-pssh-") as name:
+            folder = Path(name)
+            (folder / "hosts").write_text("".join(f"{pssh_name(host)}\n" for host in hosts), encoding="utf-8")
+            argv = [
+                self._pssh,
+                "-h",
+                str(folder / "hosts"),
+                "-p",
+                str(len(hosts)),
+                "-t",
+                str(round(timeout_s)),
+            ]
+            argv += ["-o", str(folder / "out"), "-e", str(folder / "err"), "-I"]
+            argv += [word for key, value in self._options().items() for word in ("-O", f"{key}={value}")]
+            if self.cluster.ssh_config:
+                argv += ["-x", f"-F {shlex.quote(self.cluster.ssh_config)}"]
+            env = {key: value for key, value in os.environ.items() if not key.startswith("PSSH_")}
+            try:
+                done = shell.run_apart(
+                    [*argv, remote_command(python)], stdin=stdin, env=env, timeout_s=timeout_s + 5
+                )
+            except PacelineError as error:
+                return {host.label: Answer(value=None, failure=error.what) for host in hosts}
+            return {host.label: _answer(folder, host, done.stdout + done.stderr) for host in hosts}
+
+    def stream_argv(self, host: Host) -> list[str]:
+        argv = ["ssh", "-T"]
+        if self.cluster.ssh_config:
+            argv += ["-F", self.cluster.ssh_config]
+        argv += [word for key, value in self._options().items() for word in ("-o", f"{key}={value}")]
+        argv += ["-l", host.user] if host.user else []
+        argv += ["-p", str(host.port)] if host.port else []
+        return [*argv, "--", host.name, remote_command(host.python)]
+
+    def explain(self, host: Host, failure: str) -> tuple[str, str | None]:
+        return explain(host, failure, self.cluster.ssh_config)
+
+    # ------------------------------------------------------------------------ where things lie
+    def place(
+        self, host: Host, facts: NodeFacts, *, pack: Pack, run_dir: Path, run_id: str, attempt: int
+    ) -> Place:
+        """A folder for each run id and node: homes are often shared over NFS."""
+        workdir = self.workdir
+        if workdir == "~" or workdir.startswith("~/"):
+            workdir = facts.home + workdir[1:]
+        node_dir = f"{workdir}/runs/{run_id}/node{self.cluster.hosts.index(host)}"
+        data_dir = facts.pack_path or f"{workdir}/data/{pack.digest}"
+        return Place(run_dir=node_dir, data_dir=data_dir, state_dir=f"{node_dir}/agent")
+
+    def registry(self, run_dir: Path) -> str:
+        return f"{self.workdir}/agents"
+
+    # -------------------------------------------------------------------------------- outputs
+    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> None:
+        host = next(host for host in self.cluster.hosts if host.label == plan.nodes[0].host)
+        request = {**self._request(plan, run_dir), "do": "collect", "patterns": FINAL if final else RESUME}
+        receive(self.stream_argv(host), request, run_dir, host=host.label, final=final)
+
+
+def pssh_name(host: Host) -> str:
+    """One line of pssh's host file. pssh splits at the last colon, so an IPv6 address needs its port."""
+    if ":" in host.name and host.port is None:
+        return f"{host.label}:22"
+    return host.label
+
+
+def remote_command(python: str | None) -> str:
+    """What the remote login shell is given. Without a configured interpreter: the controller's, else python3."""
+    candidates = [python] if python else [sys.executable, "python3"]
+    return shlex.join(["exec", "sh", "-c", _FIND_PYTHON, "sh", BOOTSTRAP, *candidates])
+
+
+def _answer(folder: Path, host: Host, report: str) -> Answer:
+    """pssh leaves each host's streams in files that it names as its host file does."""
+    out, err = folder / "out" / pssh_name(host), folder / "err" / pssh_name(host)
+    value = parse_answer(out.read_bytes()) if out.exists() else None
+    said = err.read_text(encoding="utf-8", errors="replace").strip() if err.exists() else ""
+    ended = re.search(rf"\[FAILURE\] {re.escape(pssh_name(host))} (.*)", report)
+    return Answer(value=value, failure="\n".join(filter(None, [said, ended.group(1) if ended else ""])))
