@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from trainers.config import DatasetConfig
 from trainers.data import Manifest, Pack, take
@@ -32,9 +32,8 @@ def normaliser(manifest: Manifest, *, normalise: bool, device: torch.device) -> 
     mean = torch.tensor(manifest.mean if normalise else [0.0] * manifest.channels, dtype=torch.float64)
     std = torch.tensor(manifest.std if normalise else [1.0] * manifest.channels, dtype=torch.float64)
     std = torch.where(std > 1e-6, std, torch.ones_like(std))  # a constant channel has nothing to scale
-    return Normaliser(
-        scale=(1 / (255 * std)).float().view(shape).to(device), shift=(-mean / std).float().view(shape).to(device)
-    )
+    scale, shift = (1 / (255 * std)).float(), (-mean / std).float()
+    return Normaliser(scale=scale.view(shape).to(device), shift=shift.view(shape).to(device))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +74,7 @@ def augmented(images: Tensor, plan: EpochPlan, padding: int) -> Tensor:
     """Crop (black border of ``padding`` pixels) and mirror uint8 [N, C, H, W] as ``plan`` says."""
     count, _, height, width = images.shape
     if plan.top is not None and plan.left is not None:
-        padded = F.pad(images, (padding, padding, padding, padding))
+        padded = functional.pad(images, (padding, padding, padding, padding))
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: [N, C, 2p+1, 2p+1, H, W]
         images = windows[torch.arange(count, device=images.device), :, plan.top, plan.left]
     if plan.mirrored is not None:

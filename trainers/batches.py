@@ -40,11 +40,10 @@ def plan_steps(config: TrainerConfig, manifest: Manifest, world_size: int) -> St
         )
     if size > available:
         largest = available // world_size * world_size
-        advice = (
-            f"set trainer.global_batch_size to at most {largest}" if largest else "use fewer ranks or more images"
-        )
+        advice = f"set trainer.global_batch_size to at most {largest}" if largest else "use fewer ranks"
         raise TrainerError(
-            f"the train split of {manifest.name} has {available} images, fewer than one global batch of {size}; {advice}"
+            f"the train split of {manifest.name} has {available} images, fewer than one global batch "
+            f"of {size}; {advice}"
         )
     per_epoch = available // size
     total = per_epoch * config.epochs

@@ -47,7 +47,10 @@ def identity(config: TrainConfig, dataset_digest: str, world_size: int) -> Ident
 
 @dataclass(kw_only=True)
 class Checkpoint:
-    """State after ``step`` steps. ``optimizer`` maps a name to one tensor a parameter; ``progress`` is plain data."""
+    """State after ``step`` steps, ``position`` steps into ``epoch`` (from 0).
+
+    ``optimizer`` maps a name to one tensor a parameter; ``progress`` is plain data.
+    """
 
     step: int
     epoch: int
@@ -55,12 +58,6 @@ class Checkpoint:
     model: dict[str, Tensor]
     optimizer: dict[str, list[Tensor]]
     progress: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all tensors."""
-        lists = [list(self.model.values()), *self.optimizer.values()]
-        return sum(item.nbytes for items in lists for item in items)
 
 
 class CheckpointFolder:
@@ -110,7 +107,7 @@ class CheckpointFolder:
     def _write(self, checkpoint: Checkpoint) -> None:
         path = self._folder / f"step-{checkpoint.step:08d}.pt"
         content = {name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__}
-        sha256 = write_atomic(path, lambda file: torch.save(content, file), needed_bytes=checkpoint.size_bytes)
+        sha256 = write_atomic(path, lambda file: file.save(content), needed_bytes=_size_bytes(checkpoint))
         place = {"step": checkpoint.step, "epoch": checkpoint.epoch, "position": checkpoint.position}
         write_json(path.with_suffix(".json"), {"sha256": sha256, **place, **asdict(self._owner)})
         for old in sorted(self._folder.glob("step-*.pt"))[: -self._keep]:
@@ -128,19 +125,31 @@ class CheckpointFolder:
         if different:
             changes = ", ".join(f"{name}={then.get(name)} (now {now.get(name)})" for name in different)
             raise TrainerError(
-                f"checkpoint {path} belongs to another configuration: {changes}; delete {path.parent} to start afresh"
+                f"checkpoint {path} belongs to another configuration: {changes}; "
+                f"delete {path.parent} to start afresh"
             )
 
 
+def _size_bytes(checkpoint: Checkpoint) -> int:
+    lists = [list(checkpoint.model.values()), *checkpoint.optimizer.values()]
+    return sum(item.nbytes for items in lists for item in items)
+
+
 def _read_verified(path: Path) -> dict[str, Any]:
-    """The .json of a checkpoint whose bytes have the sha256 that it names. Raises OSError, ValueError or KeyError."""
+    """What stands beside a checkpoint, whose bytes have the sha256 that it names.
+
+    Raises:
+        OSError, ValueError, KeyError: the checkpoint is torn, altered or unreadable.
+    """
     side: dict[str, Any] = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     if digest.hexdigest() != side["sha256"]:
-        raise ValueError(f"its sha256 is {digest.hexdigest()[:12]}…, {path.stem}.json says {side['sha256'][:12]}…")
+        raise ValueError(
+            f"its sha256 is {digest.hexdigest()[:12]}, {path.stem}.json says {side['sha256'][:12]}"
+        )
     for name in ("world_size", "dataset_digest", "config"):
         side[name]
     return side

@@ -250,7 +250,7 @@ class TrainConfig:
 
 
 def parse(raw: dict[str, Any]) -> TrainConfig:
-    """Type a resolved configuration; keys that belong to the controller (cluster, tracking, paths) are skipped.
+    """Type a resolved configuration; what belongs to the controller (cluster, tracking, paths) is skipped.
 
     Raises:
         ConfigError: a group names no known option, a field is unknown or a value cannot work.
@@ -265,7 +265,8 @@ def parse(raw: dict[str, Any]) -> TrainConfig:
         known = {item.name for item in fields(schemas[name])}
         for key in section:
             if key not in known:
-                raise ConfigError(f"{group}.{key} is not a field of {group}={name}; it has: {', '.join(sorted(known))}")
+                fields_text = ", ".join(sorted(known))
+                raise ConfigError(f"{group}.{key} is not a field of {group}={name}; it has: {fields_text}")
         values[group] = schemas[name](**section)
     return TrainConfig(**values)
 

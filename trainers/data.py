@@ -10,7 +10,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,18 @@ def read_manifest(folder: Path) -> Manifest:
         raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         _check_digest(path, raw)
         return Manifest(
-            **{name: raw[name] for name in ("name", "synthetic", "digest", "sha256")},
-            **{name: int(raw[name]) for name in ("count", "channels", "height", "width", "num_classes")},
+            name=str(raw["name"]),
+            synthetic=bool(raw["synthetic"]),
+            count=int(raw["count"]),
+            channels=int(raw["channels"]),
+            height=int(raw["height"]),
+            width=int(raw["width"]),
+            num_classes=int(raw["num_classes"]),
             splits={name: _split(path, raw, name) for name in ("train", "val", "test")},
             mean=tuple(float(value) for value in raw["mean"]),
             std=tuple(float(value) for value in raw["std"]),
+            sha256=dict(raw["sha256"]),
+            digest=str(raw["digest"]),
         )
     except OSError as error:
         raise TrainerError(f"{path} cannot be read ({error.strerror}); {_FETCH_AGAIN}") from error
@@ -79,17 +86,20 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def open_pack(folder: Path) -> Pack:
-    """Map a pack into memory (read on demand; pages are shared by the ranks of a node). Raises TrainerError."""
+    """Map a pack into memory (read on demand, shared by the ranks of a node). Raises TrainerError."""
     manifest = read_manifest(folder)
     shape = (manifest.count, manifest.channels, manifest.height, manifest.width)
     images = _map(folder / "images.bin", torch.uint8, shape)
     labels = _map(folder / "labels.bin", torch.int64, shape[:1])
     if sys.byteorder != "little":
-        raise TrainerError(f"{folder}/labels.bin is little-endian and this node is not; no such node is supported")
+        raise TrainerError(
+            f"{folder}/labels.bin is little-endian; nodes of the other byte order cannot read it"
+        )
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= manifest.num_classes:
         raise TrainerError(
-            f"{folder}/labels.bin holds labels {low}..{high}, the manifest says 0..{manifest.num_classes - 1}; {_FETCH_AGAIN}"
+            f"{folder}/labels.bin holds labels {low}..{high}, the manifest says "
+            f"0..{manifest.num_classes - 1}; {_FETCH_AGAIN}"
         )
     return Pack(folder=folder, manifest=manifest, images=images, labels=labels)
 
@@ -103,7 +113,8 @@ def check_digests(pack: Pack) -> None:
                 digest.update(block)
         if digest.hexdigest() != wanted:
             raise TrainerError(
-                f"{pack.folder / name} was altered: sha256 {digest.hexdigest()[:12]}…, the manifest says {wanted[:12]}…; {_FETCH_AGAIN}"
+                f"{pack.folder / name} was altered: its sha256 is {digest.hexdigest()[:12]}, "
+                f"the manifest says {wanted[:12]}; {_FETCH_AGAIN}"
             )
 
 
@@ -114,9 +125,7 @@ def place(pack: Pack, device: torch.device) -> Pack:
     free_bytes, _ = torch.cuda.mem_get_info(device)
     if pack.images.nbytes + pack.labels.nbytes > _FREE_SHARE * free_bytes:
         return pack
-    return Pack(
-        folder=pack.folder, manifest=pack.manifest, images=pack.images.to(device), labels=pack.labels.to(device)
-    )
+    return replace(pack, images=pack.images.to(device), labels=pack.labels.to(device))
 
 
 def take(source: Tensor, index: Tensor, device: torch.device) -> Tensor:
@@ -130,7 +139,9 @@ def take(source: Tensor, index: Tensor, device: torch.device) -> Tensor:
 def _split(path: Path, raw: dict[str, Any], name: str) -> tuple[int, int]:
     start, stop = (int(value) for value in raw["splits"][name])
     if not 0 <= start <= stop <= int(raw["count"]):
-        raise TrainerError(f"{path}: splits.{name}=[{start}, {stop}] is no range of {raw['count']} images; {_FETCH_AGAIN}")
+        raise TrainerError(
+            f"{path}: splits.{name}=[{start}, {stop}] is no range of {raw['count']} images; {_FETCH_AGAIN}"
+        )
     return start, stop
 
 

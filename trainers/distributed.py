@@ -11,6 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from trainers.errors import TrainerError
 
@@ -53,7 +54,9 @@ def choose_device(wanted: str, ranks: Ranks, *, gpus: int, host: str) -> tuple[t
     """
     if gpus == 0:
         if wanted == "nccl":
-            raise TrainerError(f"strategy.backend=nccl, but host {host} has no GPU; use strategy.backend=gloo")
+            raise TrainerError(
+                f"strategy.backend=nccl, but host {host} has no GPU; use strategy.backend=auto"
+            )
         return torch.device("cpu"), "gloo"
     if wanted != "gloo" and ranks.local_world_size > gpus:
         raise TrainerError(
@@ -109,8 +112,10 @@ class Node:
                 flat /= self.ranks.world_size
             else:
                 dist.broadcast(flat, src=0)
-            for item, part in zip(members, flat.split([item.numel() for item in members]), strict=True):
-                item.copy_(part.view(item.shape))
+            offset = 0
+            for item in members:
+                item.copy_(flat[offset : offset + item.numel()].view(item.shape))
+                offset += item.numel()
 
 
 def connect(wanted_backend: str) -> Node:
@@ -124,21 +129,21 @@ def connect(wanted_backend: str) -> Node:
     device, backend = choose_device(wanted_backend, ranks, gpus=gpus, host=host)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        torch.backends.cudnn.deterministic = True  # same weights from the same key comes before the last few %
+        torch.backends.cudnn.deterministic = True  # the same key must give the same weights
     if ranks.world_size > 1:
         _join(ranks, device, backend, host)
     return Node(ranks=ranks, device=device, backend=backend)
 
 
 def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> None:
-    store, _, _ = next(dist.rendezvous("env://", timeout=_RENDEZVOUS_TIMEOUT))
+    store, _, _ = next(rendezvous("env://", timeout=_RENDEZVOUS_TIMEOUT))
     if ranks.rank == 0:
         store.set("paceline/device", device.type)
     first = store.get("paceline/device").decode()
     if first != device.type:  # ranks that wait for each other over different backends would hang
         raise TrainerError(
-            f"rank {ranks.rank} on host {host} has device {device.type}, rank 0 has {first}: hosts with and without "
-            "GPUs cannot train together; hide the GPUs with CUDA_VISIBLE_DEVICES='' in the cluster's env"
+            f"rank {ranks.rank} on host {host} has device {device.type}, rank 0 has {first}: hosts with and "
+            "without GPUs cannot train together; hide them with CUDA_VISIBLE_DEVICES='' in the cluster's env"
         )
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,

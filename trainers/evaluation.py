@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from trainers.augment import Normaliser
 from trainers.data import Pack, take
 from trainers.distributed import Node
+from trainers.network import autocast
 
 _SMALLEST_BATCH = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """``loss`` is the mean cross-entropy (no label smoothing), ``predictions`` class numbers in split order."""
+    """``loss`` is the mean cross-entropy (no label smoothing), ``predictions`` are classes in split order."""
 
     loss: float
     accuracy: float
@@ -38,7 +39,14 @@ def shard(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int]:
 
 @torch.inference_mode()
 def evaluate(
-    model: nn.Module, pack: Pack, split: str, *, node: Node, normalise: Normaliser, precision: str, batch_size: int
+    model: nn.Module,
+    pack: Pack,
+    split: str,
+    *,
+    node: Node,
+    normalise: Normaliser,
+    precision: str,
+    batch_size: int,
 ) -> Evaluation:
     """Evaluate a split that is not empty. Leaves the model in evaluation mode; every rank gets the result."""
     start, stop = pack.manifest.splits[split]
@@ -51,7 +59,7 @@ def evaluate(
         end = min(begin + step, last)
         logits, labels = _forward(model, pack, begin, end, node.device, normalise, precision)
         guesses = logits.argmax(1)
-        totals[0] += F.cross_entropy(logits, labels, reduction="sum")
+        totals[0] += functional.cross_entropy(logits, labels, reduction="sum")
         totals[1] += (guesses == labels).sum()
         chosen[begin - start : end - start] = guesses
     node.sum(totals)
@@ -75,6 +83,6 @@ def _forward(
     """float32 logits [n, classes] and labels [n] of one range of the pack."""
     index = torch.arange(begin, end, device=pack.images.device)
     images, labels = take(pack.images, index, device), take(pack.labels, index, device)
-    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+    with autocast(device, precision):
         logits: Tensor = model(normalise(images))
     return logits.float(), labels

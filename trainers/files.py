@@ -9,7 +9,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
+
+import torch
 
 from trainers.errors import TrainerError
 
@@ -39,6 +41,13 @@ class HashingFile:
     def flush(self) -> None:
         self._file.flush()
 
+    def save(self, content: Any) -> None:
+        """torch.save, so that torch.load(weights_only=True) gives ``content`` back. Raises OSError."""
+        try:
+            torch.save(content, cast("IO[bytes]", self))
+        except RuntimeError as error:
+            raise self.error or OSError(str(error)) from error
+
     @property
     def sha256(self) -> str:
         return self._digest.hexdigest()
@@ -56,10 +65,7 @@ def write_atomic(path: Path, write: Callable[[HashingFile], None], *, needed_byt
         try:
             with temporary.open("wb") as raw:
                 file = HashingFile(raw)
-                try:
-                    write(file)
-                except RuntimeError:
-                    raise file.error or OSError("the file could not be written") from None
+                write(file)
                 raw.flush()
                 os.fsync(raw.fileno())
             temporary.replace(path)
@@ -91,8 +97,8 @@ def _explained(path: Path, needed_bytes: int) -> Iterator[None]:
         yield
     except OSError as error:
         raise TrainerError(
-            f"{path} could not be written ({error.strerror or error}): needs {needed_bytes} bytes, {_free_bytes(path)} bytes "
-            "are free there; make room or set paths.runs to another disk"
+            f"{path} could not be written ({error.strerror or error}): needs {needed_bytes} bytes, "
+            f"{_free_bytes(path)} bytes are free there; make room or set paths.runs to another disk"
         ) from error
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -44,7 +45,8 @@ class GradientAverager:
             self._buckets = _fill_buckets(self._parameters)
             for bucket in self._buckets:
                 for parameter in bucket.parameters:
-                    parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._arrived(bucket))
+                    hook = partial(self._arrived, bucket)
+                    parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def start(self) -> None:
         """Forget the gradients of the step before."""
@@ -64,7 +66,7 @@ class GradientAverager:
                 bucket.work.wait()
                 bucket.work = None
 
-    def _arrived(self, bucket: _Bucket) -> None:
+    def _arrived(self, bucket: _Bucket, _: Tensor) -> None:
         """Send full buckets, always in the same order on every rank."""
         bucket.waiting -= 1
         while self._next < len(self._buckets) and self._buckets[self._next].waiting == 0:
@@ -74,7 +76,8 @@ class GradientAverager:
 
 @torch.no_grad()
 def _send(bucket: _Bucket) -> None:
-    torch._foreach_copy_(bucket.views, [parameter.grad for parameter in bucket.parameters])
+    gradients = [parameter.grad for parameter in bucket.parameters if parameter.grad is not None]
+    torch._foreach_copy_(bucket.views, gradients)
     for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
         parameter.grad = view
     bucket.work = dist.all_reduce(bucket.flat, async_op=True)

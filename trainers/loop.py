@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional
 
-from trainers import checkpoint, models, optim
+from trainers import checkpoint, optim
 from trainers.augment import EpochPlan, normaliser, plan_epoch, training_batch
 from trainers.batches import plan_steps
 from trainers.checkpoint import Checkpoint, CheckpointFolder
@@ -21,6 +21,7 @@ from trainers.errors import TrainerError
 from trainers.evaluation import Evaluation, evaluate
 from trainers.gradients import GradientAverager
 from trainers.metrics import Losses, MetricsFile, Throughput
+from trainers.network import autocast, make_network, seed_device
 from trainers.randomness import Stream, key
 
 
@@ -30,7 +31,9 @@ class Trainer:
     def __init__(self, config: TrainConfig, pack: Pack, node: Node, run_dir: Path) -> None:
         self.config, self.pack, self.node, self.run_dir = config, pack, node, run_dir
         self.steps = plan_steps(config.trainer, pack.manifest, node.ranks.world_size)
-        self.model = _build_model(config, pack, node, self.steps.rank_batch_size)
+        self.model = make_network(
+            config.model, pack.manifest, node, seed=config.seed, rank_batch_size=self.steps.rank_batch_size
+        )
         self.parameters = list(self.model.parameters())
         self.optimizer = optim.build(config.optimizer, self.parameters)
         self.averager = GradientAverager(self.parameters, node.ranks.world_size)
@@ -48,9 +51,7 @@ class Trainer:
         """Take up the newest good checkpoint (rank 0 reads it and shares it), or share the fresh weights."""
         step = torch.zeros(1, dtype=torch.int64, device=self.node.device)
         if self.node.leads:
-            owner = checkpoint.identity(
-                self.config, self.pack.manifest.digest, self.node.ranks.world_size
-            )
+            owner = checkpoint.identity(self.config, self.pack.manifest.digest, self.node.ranks.world_size)
             self.folder = CheckpointFolder(
                 self.run_dir / "checkpoints", owner, self.config.trainer.keep_checkpoints
             )
@@ -102,10 +103,12 @@ class Trainer:
         seed_device(self.node.device, key(config.seed, Stream.DROPOUT, self.step, ranks.rank))
         self.averager.start()
         try:
-            with torch.autocast(self.node.device.type, torch.bfloat16, enabled=config.trainer.precision == "bf16"):
+            with autocast(self.node.device, config.trainer.precision):
                 logits = self.model(images)
-            loss = F.cross_entropy(logits.float(), labels, label_smoothing=config.trainer.label_smoothing)
-            (loss / ranks.world_size).backward()
+            loss = functional.cross_entropy(
+                logits.float(), labels, label_smoothing=config.trainer.label_smoothing
+            )
+            (loss / ranks.world_size).backward()  # type: ignore[no-untyped-call]
         except torch.OutOfMemoryError as error:
             raise TrainerError(self._out_of_memory()) from error
         self.averager.finish()
@@ -143,7 +146,7 @@ class Trainer:
             self.throughput.restart()
 
     def _log(self, epoch: int) -> tuple[float, float]:
-        """Read the losses (this waits for the device) and write a line. Returns loss and images per second."""
+        """Read the losses (this waits for the device), write a line. Returns loss and images per second."""
         loss, steps = self.losses.read(self.step)
         rate = self.throughput.interval(steps)
         self._write(epoch, {"train/loss": loss, "train/images_per_s": rate, "lr": self._lr(self.step - 1)})
@@ -169,7 +172,7 @@ class Trainer:
                 epoch=epoch + position // self.steps.per_epoch,
                 position=position % self.steps.per_epoch,
                 model={name: _copy(value) for name, value in self.model.state_dict().items()},
-                optimizer={name: [_copy(item) for item in items] for name, items in self.optimizer.state().items()},
+                optimizer={name: list(map(_copy, items)) for name, items in self.optimizer.state().items()},
                 progress={**self.progress, "metrics": dict(self.progress["metrics"])},
             )
         )
@@ -219,36 +222,12 @@ class Trainer:
 
     def _out_of_memory(self) -> str:
         size, world_size = self.steps.rank_batch_size, self.node.ranks.world_size
-        smaller = f"try trainer.global_batch_size={size // 2 * world_size}" if size > 1 else "use a smaller model"
+        smaller = (
+            f"try trainer.global_batch_size={size // 2 * world_size}" if size > 1 else "take a smaller model"
+        )
         return f"GPU memory is full on rank {self.node.ranks.rank} with {size} images a rank; {smaller}"
-
-
-def seed_device(device: torch.device, seed: int) -> None:
-    """Seed the generator that dropout on ``device`` draws from (torch.manual_seed would visit every device)."""
-    index = device.index or 0
-    generator = torch.cuda.default_generators[index] if device.type == "cuda" else torch.default_generator
-    generator.manual_seed(seed)
 
 
 def _copy(value: Tensor) -> Tensor:
     """On the CPU, safe from the next step, in the default layout: the same bytes however it lay in memory."""
     return value.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
-
-
-def _build_model(config: TrainConfig, pack: Pack, node: Node, rank_batch_size: int) -> nn.Module:
-    """Fresh weights are drawn on the CPU from the seed alone, so they are the same on any device."""
-    manifest = pack.manifest
-    shape = models.ImageShape(
-        channels=manifest.channels,
-        height=manifest.height,
-        width=manifest.width,
-        num_classes=manifest.num_classes,
-    )
-    torch.default_generator.manual_seed(config.seed)
-    model = models.build(config.model, shape).to(node.device, memory_format=torch.channels_last)
-    if rank_batch_size == 1 and any(isinstance(item, nn.BatchNorm2d) for item in model.modules()):
-        raise TrainerError(
-            f"model={config.model.name} has batch normalisation, which needs at least 2 images a rank; "
-            f"set trainer.global_batch_size to at least {2 * node.ranks.world_size}"
-        )
-    return model

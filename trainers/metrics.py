@@ -79,9 +79,10 @@ class Losses:
         for column in range(count):
             bad = [rank for rank, row in enumerate(rows) if not math.isfinite(row[column])]
             if bad:
+                where = f"at step {last_step - count + 1 + column} on rank {', '.join(map(str, bad))}"
                 raise TrainerError(
-                    f"the training loss is {rows[bad[0]][column]} at step {last_step - count + 1 + column} on rank "
-                    f"{', '.join(map(str, bad))}; a lower optimizer.lr or trainer.precision=fp32 usually helps"
+                    f"the training loss is {rows[bad[0]][column]} {where}; a lower optimizer.lr or "
+                    "trainer.precision=fp32 usually helps"
                 )
         return sum(map(sum, rows)) / (count * len(rows)), count
 

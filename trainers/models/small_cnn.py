@@ -48,7 +48,7 @@ def build(config: ModelConfig, image: ImageShape) -> nn.Module:
         raise TypeError(f"small_cnn takes a SmallCNNConfig, not {type(config).__name__}")
     if min(image.height, image.width) < _SMALLEST_PIXELS:
         raise ConfigError(
-            f"model=small_cnn needs images of at least {_SMALLEST_PIXELS}×{_SMALLEST_PIXELS} pixels, the data has "
-            f"{image.height}×{image.width}; choose model=resnet18 or larger images"
+            f"model=small_cnn needs images of at least {_SMALLEST_PIXELS}×{_SMALLEST_PIXELS} pixels, "
+            f"the data has {image.height}×{image.width}; choose model=resnet18 or larger images"
         )
     return SmallCNN(config, image)

@@ -1,0 +1,50 @@
+"""The network of a run, on its device, and the random numbers that its layers draw."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from trainers import models
+from trainers.config import ModelConfig
+from trainers.data import Manifest
+from trainers.distributed import Node
+from trainers.errors import TrainerError
+
+
+def make_network(
+    config: ModelConfig, manifest: Manifest, node: Node, *, seed: int, rank_batch_size: int
+) -> nn.Module:
+    """Fresh weights, drawn on the CPU from the seed alone: the same on any device and rank.
+
+    Raises:
+        ConfigError: the network does not fit the images.
+        TrainerError: the part of a batch that a rank gets is too small for the network.
+    """
+    shape = models.ImageShape(
+        channels=manifest.channels,
+        height=manifest.height,
+        width=manifest.width,
+        num_classes=manifest.num_classes,
+    )
+    torch.default_generator.manual_seed(seed)
+    network = models.build(config, shape).to(node.device).to(memory_format=torch.channels_last)
+    if rank_batch_size == 1 and any(isinstance(item, nn.BatchNorm2d) for item in network.modules()):
+        raise TrainerError(
+            f"model={config.name} has batch normalisation, which needs at least 2 images a rank; "
+            f"set trainer.global_batch_size to at least {2 * node.ranks.world_size}"
+        )
+    return network
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """bf16 where it is safe, or nothing for fp32."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+def seed_device(device: torch.device, seed: int) -> None:
+    """Seed the generator that dropout on ``device`` draws from (torch.manual_seed visits all devices)."""
+    index = device.index or 0
+    on_gpu = device.type == "cuda"
+    generator = torch.cuda.default_generators[index] if on_gpu else torch.default_generator
+    generator.manual_seed(seed)

@@ -1,0 +1,151 @@
+"""One training run from its folder to its results: what every rank does, in order."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainers import weights
+from trainers.config import TrainConfig, load
+from trainers.data import Manifest, Pack, check_digests, open_pack, place
+from trainers.distributed import Ranks, connect, read_ranks
+from trainers.errors import TrainerError
+from trainers.evaluation import Evaluation
+from trainers.files import write_atomic, write_json
+from trainers.loop import Trainer
+
+_SYNTHETIC = "synthetic data: accuracy means nothing"
+
+
+def run(path: Path) -> None:
+    """Train as ``config.json`` at ``path`` says; its folder is the run folder.
+
+    Raises:
+        ConfigError, TrainerError: something a person can mend; the text says what.
+        OSError: the configuration cannot be read.
+    """
+    run_dir = path.parent
+    config = load(path)
+    pack = open_pack(run_dir / "data")
+    _refuse_empty_test(pack.manifest)
+    check = DigestCheck(pack, read_ranks())
+    _set_threads(read_ranks())
+    node = connect(config.strategy.backend)
+    try:
+        trainer = Trainer(config, place(pack, node.device), node, run_dir)
+        trainer.say(_first_line(config, trainer))
+        if pack.manifest.synthetic:
+            trainer.say(_SYNTHETIC)
+        trainer.prepare()
+        check.result()
+        trainer.train()
+        _finish(trainer, trainer.test())
+    finally:
+        node.close()
+
+
+class DigestCheck:
+    """Hashes the data in a thread of one rank a node, while the process group comes up."""
+
+    def __init__(self, pack: Pack, ranks: Ranks) -> None:
+        self._error: TrainerError | None = None
+        self._thread = threading.Thread(target=self._check, args=(pack,), name="digest", daemon=True)
+        if ranks.local_rank == 0:
+            self._thread.start()
+
+    def result(self) -> None:
+        """Raises TrainerError when a file was altered."""
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _check(self, pack: Pack) -> None:
+        try:
+            check_digests(pack)
+        except TrainerError as error:
+            self._error = error
+
+
+def _refuse_empty_test(manifest: Manifest) -> None:
+    if manifest.size("test") == 0:
+        raise TrainerError(
+            f"the test split of {manifest.name} is empty; "
+            "set dataset.holdout to make one from the training images"
+        )
+
+
+def _set_threads(ranks: Ranks) -> None:
+    """Share the cores among the ranks of a node, unless the launcher has decided."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks.local_world_size))
+
+
+def _first_line(config: TrainConfig, trainer: Trainer) -> str:
+    manifest, ranks, steps = trainer.pack.manifest, trainer.node.ranks, trainer.steps
+    sizes = ", ".join(f"{manifest.size(name):,} {name}" for name in manifest.splits)
+    count = sum(item.numel() for item in trainer.parameters)
+    where = f"{_counted(ranks.world_size, 'rank')} on {_counted(ranks.nnodes, 'node')}"
+    return (
+        f"{config.model.name} ({count:,} parameters) on {manifest.name} ({sizes})\n"
+        f"{where}: {trainer.node.device.type}, {trainer.node.backend}, {config.trainer.precision}; "
+        f"batch {steps.global_batch_size} ({steps.rank_batch_size} a rank), {steps.per_epoch} steps an epoch, "
+        f"{steps.total} steps"
+    )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _finish(trainer: Trainer, test: Evaluation) -> None:
+    """Rank 0 writes the results, summary.json last."""
+    if not trainer.node.leads:
+        return
+    run_dir, pack = trainer.run_dir, trainer.pack
+    final = weights.plain(trainer.model)
+    digest = weights.digest(final)
+    size_bytes = sum(item.nbytes for item in final.values())
+    path = run_dir / "checkpoints" / "final.pt"
+    sha256 = write_atomic(path, lambda file: file.save(final), needed_bytes=size_bytes)
+    write_json(
+        path.with_suffix(".json"),
+        {"sha256": sha256, "weights_sha256": digest, "step": trainer.step},
+    )
+    start, stop = pack.manifest.splits["test"]
+    targets = pack.labels[start:stop].tolist()
+    write_json(
+        run_dir / "predictions.json", {"split": "test", "targets": targets, "predictions": test.predictions}
+    )
+    summary = _summary(trainer, digest)
+    write_json(run_dir / "summary.json", summary)
+    value = f" ({_SYNTHETIC})" if pack.manifest.synthetic else ""
+    trainer.say(
+        f"finished: test accuracy {test.accuracy:.4f}{value}, {summary['images_per_s']:,.0f} images/s, "
+        f"{summary['train_s']:.1f} s of training"
+    )
+
+
+def _summary(trainer: Trainer, weights_sha256: str) -> dict[str, Any]:
+    progress, ranks = trainer.progress, trainer.node.ranks
+    return {
+        "state": "FINISHED",
+        "metrics": progress["metrics"],
+        "weights_sha256": weights_sha256,
+        "steps": trainer.step,
+        "epochs": trainer.step // trainer.steps.per_epoch,
+        "nnodes": ranks.nnodes,
+        "world_size": ranks.world_size,
+        "images_per_s": progress["images_per_s"],
+        "train_s": progress["train_s"],
+        "first_step_unix_time": progress["first_step_unix_time"],
+        "synthetic": trainer.pack.manifest.synthetic,
+        "dataset_digest": trainer.pack.manifest.digest,
+        "device": trainer.node.device.type,
+        "backend": trainer.node.backend,
+        "torch": torch.__version__.split("+")[0],
+    }
