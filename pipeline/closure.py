@@ -90,7 +90,9 @@ def _unchosen(node: ast.AST, package: str, chosen: Collection[str]) -> Iterator[
     """Values of a registry dict whose key the configuration did not choose."""
     if isinstance(node, ast.Dict):
         for key, value in zip(node.keys, node.values, strict=True):
-            is_entry = isinstance(key, ast.Constant) and isinstance(value, ast.Constant) and _names_module(value, package)
+            is_entry = (
+                isinstance(key, ast.Constant) and isinstance(value, ast.Constant) and _names_module(value, package)
+            )
             if is_entry and isinstance(key, ast.Constant) and key.value not in chosen:
                 yield value
 

@@ -22,7 +22,9 @@ class Entry:
 
 def append(path: Path, entry: Entry) -> None:
     """One write of one line (atomic under O_APPEND), then fsync. Raises OSError."""
-    line = json.dumps({"state": entry.state, "attempt": entry.attempt, "time": entry.time, "detail": entry.detail}) + "\n"
+    line = (
+        json.dumps({"state": entry.state, "attempt": entry.attempt, "time": entry.time, "detail": entry.detail}) + "\n"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
@@ -41,7 +43,12 @@ def read(path: Path) -> list[Entry]:
         try:
             raw = json.loads(line)
             entries.append(
-                Entry(state=State(raw["state"]), attempt=raw["attempt"], time=raw["time"], detail=raw.get("detail", ""))
+                Entry(
+                    state=State(raw["state"]),
+                    attempt=raw["attempt"],
+                    time=raw["time"],
+                    detail=raw.get("detail", ""),
+                )
             )
         except (ValueError, KeyError, TypeError):
             continue

@@ -37,7 +37,12 @@ class ContentKey:
 
 
 def content_key(
-    *, config: Mapping[str, Any], code: Mapping[str, str], data_digest: str, environment: Mapping[str, str], cluster: Cluster
+    *,
+    config: Mapping[str, Any],
+    code: Mapping[str, str],
+    data_digest: str,
+    environment: Mapping[str, str],
+    cluster: Cluster,
 ) -> ContentKey:
     """Digest the five parts. Pure: equal inputs give equal keys, in whatever order their fields stand."""
     parts: dict[str, Any] = {
@@ -74,7 +79,7 @@ def code_digests(root: Path, closure: Closure) -> dict[str, str]:
 
 
 def environment(closure: Closure) -> dict[str, str]:
-    """Python and the version of each third-party package that the closure imports; 'absent' where it isn't installed."""
+    """Versions of Python and of each third-party package that the closure imports ('absent': not installed)."""
     versions = {"python": platform.python_version()}
     for name in closure.third_party:
         try:

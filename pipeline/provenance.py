@@ -34,7 +34,9 @@ class Provenance:
         return asdict(self)
 
 
-def collect(*, root: Path, argv: Sequence[str], overrides: Sequence[str], hosts: Sequence[str], unix_time: float) -> tuple[Provenance, bytes]:
+def collect(
+    *, root: Path, argv: Sequence[str], overrides: Sequence[str], hosts: Sequence[str], unix_time: float
+) -> tuple[Provenance, bytes]:
     """The provenance and the binary patch (untracked files included) that turns the commit into this tree."""
     commit = _git(root, "rev-parse", "HEAD")
     patch = _patch(root) if commit is not None else b""

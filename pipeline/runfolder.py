@@ -43,7 +43,9 @@ class RunFolder:
     def lock(self) -> Path:
         return self.path.parent / f".{self.key}.lock"
 
-    def prepare(self, *, root: Path, key: ContentKey, config: Mapping[str, Any], config_yaml: str, pack_path: Path) -> None:
+    def prepare(
+        self, *, root: Path, key: ContentKey, config: Mapping[str, Any], config_yaml: str, pack_path: Path
+    ) -> None:
         """Lay the folder out before a launch: key.json, the configuration, the code snapshot and the data link.
 
         The snapshot holds exactly the files that were hashed: what is not in the key cannot be imported.
@@ -72,7 +74,16 @@ class RunFolder:
             return None
         return value if isinstance(value, dict) else None
 
-    def write_result(self, *, key: ContentKey, summary: Mapping[str, Any], hosts: list[str], attempts: int, duration_s: float, mlflow_run_id: str | None) -> None:
+    def write_result(
+        self,
+        *,
+        key: ContentKey,
+        summary: Mapping[str, Any],
+        hosts: list[str],
+        attempts: int,
+        duration_s: float,
+        mlflow_run_id: str | None,
+    ) -> None:
         """result.json, last and atomically, with a fingerprint of each target."""
         write_json(
             self.result,

@@ -43,7 +43,9 @@ def rows(runs_dir: Path) -> list[Row]:
 
 def _folders(runs_dir: Path) -> Iterator[Path]:
     if runs_dir.is_dir():
-        yield from (path for path in runs_dir.iterdir() if len(path.name) == KEY_LENGTH and (path / "key.json").is_file())
+        yield from (
+            path for path in runs_dir.iterdir() if len(path.name) == KEY_LENGTH and (path / "key.json").is_file()
+        )
 
 
 def _row(folder: RunFolder) -> Row:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,11 @@ def _lay_out(run: Run, *, config_yaml: str, argv: Sequence[str], now: float) -> 
     run.folder.result.unlink(missing_ok=True)
     run.folder.summary.unlink(missing_ok=True)
     run.folder.prepare(
-        root=run.root, key=run.key, config=run.config.resolved, config_yaml=config_yaml, pack_path=run.pack.path
+        root=run.root,
+        key=run.key,
+        config=run.config.resolved,
+        config_yaml=config_yaml,
+        pack_path=run.pack.path,
     )
     if not run.folder.code_matches(run.key):
         raise PacelineError("trainers/ was edited while the run was being prepared", try_="the same command again")
@@ -154,7 +159,7 @@ def _attempts(run: Run, recorder: Recorder, say: Say) -> None:
                 attempt=number,
                 trainer=ENTRY,
                 on_line=lambda line: say(f"{line.host}:{'-' if line.rank is None else line.rank} | {line.text}"),
-                on_start=lambda number=number: _on_start(run, recorder, number),
+                on_start=partial(_on_start, run, recorder, number),
             )
             return
         except Killed as error:
@@ -183,7 +188,7 @@ def _note(run: Run, state: State, attempt: int, detail: str = "") -> None:
 
 
 def evaluate_in_child(run_dir: Path) -> None:
-    """The scikit-learn report, made in a process of its own so that the controller stays small. Raises PacelineError."""
+    """The scikit-learn report, made in a process of its own: the controller stays small. Raises PacelineError."""
     from pipeline.shell import run as run_process
 
     done = run_process([sys.executable, "-m", "pipeline.evaluation", str(run_dir)], timeout_s=300.0)

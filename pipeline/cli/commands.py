@@ -116,7 +116,10 @@ def record() -> None:
     folder = session().folder()
     run_id = Recorder(folder.path, session().config, ROOT, enabled=True).finish(say)
     if run_id is None:
-        raise PacelineError(f"{folder.key} is not recorded yet", try_=f"doit record run={folder.key}, once the tracking server answers")
+        raise PacelineError(
+            f"{folder.key} is not recorded yet",
+            try_=f"doit record run={folder.key}, once the tracking server answers",
+        )
     say(f"{folder.key} is recorded as MLflow run {run_id}")
 
 
@@ -161,4 +164,5 @@ def _figures(result: dict[str, object]) -> str:
     accuracy = metrics.get("test/accuracy") if isinstance(metrics, dict) else None
     shown = "no test accuracy" if accuracy is None else f"test/accuracy {accuracy:.4f}"
     warning = " (SYNTHETIC DATA: means nothing)" if result.get("synthetic") else ""
-    return f"{shown}{warning}, {result.get('nnodes')} node(s), {result.get('world_size')} rank(s), {result.get('images_per_s', 0):,.0f} images/s"
+    ranks = f"{result.get('nnodes')} node(s), {result.get('world_size')} rank(s)"
+    return f"{shown}{warning}, {ranks}, {result.get('images_per_s', 0):,.0f} images/s"

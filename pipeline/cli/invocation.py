@@ -30,7 +30,11 @@ VERBS: Mapping[str, Verb] = {
     "runs": Verb(summary="list the runs: state, accuracy, how to repeat them"),
     "stop": Verb(summary="end a run on all of its hosts"),
     "ui": Verb(summary="compare the runs in MLflow's web page", options=("port",)),
-    "lab": Verb(summary="two SSH hosts on this computer: hosts=2 raises them, down=1 removes them", options=("hosts", "down"), composes=False),
+    "lab": Verb(
+        summary="two SSH hosts on this computer: hosts=2 raises them, down=1 removes them",
+        options=("hosts", "down"),
+        composes=False,
+    ),
 }
 
 
@@ -56,7 +60,10 @@ def parse(argv: Sequence[str]) -> Invocation:
     """
     for position, word in enumerate(argv, start=1):
         if not word.strip():
-            raise UsageError(f"argument {position} is empty ({word!r}); is a shell variable unset? overrides look like optimizer.lr=0.1")
+            raise UsageError(
+                f"argument {position} is empty ({word!r}); is a shell variable unset? "
+                "overrides look like optimizer.lr=0.1"
+            )
     words = [word for word in argv if not is_override(word) and not word.startswith("-")]
     names = [word for word in words if word != "run"]
     verb = names[0] if names and names[0] in VERBS else None

@@ -47,10 +47,10 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         """Refuse a bad override now, with exit code 3, rather than in the middle of a task."""
         verb = self._invocation.verb
         if verb is not None and invocation.VERBS[verb].composes:
-            from pipeline.cli import commands
+            from pipeline.cli.session import session
 
             try:
-                commands.session().config  # noqa: B018  (composed once, kept)
+                session().config  # noqa: B018  (composed once, kept)
             except PacelineError as error:
                 _leave(error)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pipeline import data, runs, tracking, train
 from pipeline.cli import invocation
 from pipeline.config import build, compose
+from pipeline.errors import UsageError
 from pipeline.runfolder import RunFolder
 
 if TYPE_CHECKING:
@@ -59,7 +60,11 @@ class Session:
         named = self.asked.options.get("run")
         if named is not None:
             return runs.find(self.config.runs_dir, named)
-        return runs.require(self.run)
+        if self.run is None:
+            raise UsageError(
+                "the data set isn't fetched, so this run has no key yet; try doit fetch, or name a run: run=KEY"
+            )
+        return self.run.folder
 
 
 @cache

@@ -1,4 +1,7 @@
-"""The shapes that dodo.py's tasks have. Whether a task is up to date is asked of the run folder, never of doit's database."""
+"""The shapes that dodo.py's tasks have.
+
+Whether a task is up to date is asked of the run folder, never of doit's database.
+"""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     if launcher not in LAUNCHERS:
         raise UsageError(f"cluster.launcher={launcher!r} is not a launcher; {hint(str(launcher), LAUNCHERS)}")
     nproc = _nproc(raw["nproc_per_node"], launcher, local_gpus)
-    hosts = tuple(_host(entry, raw, nproc) for entry in _entries(raw, root))
+    hosts = tuple(_host(entry, raw, nproc) for entry in _entries(raw, root, nproc))
     _refuse_duplicates(hosts)
     ssh_config = raw["ssh_config"]
     return Cluster(
@@ -112,16 +112,22 @@ def _nproc(value: Any, launcher: str, local_gpus: int) -> int:
     if value == "auto" and launcher == "local":
         return local_gpus or CPU_RANKS
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        also = " or auto" if launcher == "local" else " (auto only for cluster=local: a run's key is taken before any host is asked)"
+        also = (
+            " or auto"
+            if launcher == "local"
+            else " (auto only for cluster=local: a run's key is taken before any host is asked)"
+        )
         raise UsageError(f"cluster.nproc_per_node={value!r} must be a whole number from 1{also}")
     return value
 
 
-def _entries(raw: dict[str, Any], root: Path) -> list[dict[str, Any]]:
+def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]]:
     """The host entries of `hosts`, of the hostfile, or this computer alone."""
     if raw["launcher"] == "local":
         if raw["hosts"] or raw["hostfile"]:
-            raise UsageError("cluster.hosts and cluster.hostfile need a launcher that reaches other hosts; use cluster=pssh")
+            raise UsageError(
+                "cluster.hosts and cluster.hostfile need a launcher that reaches other hosts; use cluster=pssh"
+            )
         return [{"name": "localhost"}]
     if raw["hostfile"] is not None:
         path = root / Path(raw["hostfile"]).expanduser()
@@ -129,9 +135,12 @@ def _entries(raw: dict[str, Any], root: Path) -> list[dict[str, Any]]:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cluster.hostfile={raw['hostfile']}: {error}") from error
-        return [dataclasses.asdict(host) for host in hostfile.parse(text, str(raw["hostfile"]))]
+        parsed = hostfile.parse(text, str(raw["hostfile"]), default_slots=nproc)
+        return [dataclasses.asdict(host) for host in parsed]
     if not raw["hosts"]:
-        raise UsageError("cluster.hosts is empty; name your hosts: cluster.hostfile=FILE or cluster.hosts=[{name: HOST}, …]")
+        raise UsageError(
+            "cluster.hosts is empty; name your hosts: cluster.hostfile=FILE or cluster.hosts=[{name: HOST}, …]"
+        )
     return list(raw["hosts"])
 
 
@@ -156,5 +165,7 @@ def _refuse_duplicates(hosts: tuple[Host, ...]) -> None:
     seen: set[str] = set()
     for host in hosts:
         if host.label in seen:
-            raise UsageError(f"cluster.hosts names {host.label} twice; each node takes part once (more ranks: nproc_per_node)")
+            raise UsageError(
+                f"cluster.hosts names {host.label} twice; each node takes part once (more ranks: nproc_per_node)"
+            )
         seen.add(host.label)

@@ -9,8 +9,9 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.errors import UsageError, hint
+from pipeline.errors import UsageError, hint, nearest
 
+_ABSENT = object()
 Composer = Callable[[Sequence[str]], DictConfig | None]
 
 _UNKNOWN = (
@@ -23,29 +24,35 @@ _UNKNOWN = (
 
 
 def explain(error: Exception, overrides: list[str], composed: Composer) -> UsageError:
-    """The same error as one line. ``composed`` tells whether other overrides compose (it is called to find the culprit)."""
+    """The same error as one line. ``composed`` composes other overrides, to find the one at fault."""
     culprit = _culprit(overrides, composed)
     for cause in _chain(error):
         if isinstance(cause, OverrideParseException):
-            return UsageError(f"{cause.override!r} is not an override: {_first_line(cause)}; write key=value and quote values with , = [ ] {{ }} or spaces")
+            return UsageError(
+                f"{cause.override!r} is not an override: {_first_line(cause)}; "
+                "write key=value and quote values with , = [ ] { } or spaces"
+            )
         if isinstance(cause, MissingConfigException):
             return _missing_option(cause, culprit)
     text = " ".join(str(cause) for cause in _chain(error))
     if "Ambiguous value" in text:
         return UsageError(
             f"{culprit}: several values are a sweep, and this command takes one; "
-            "write key=[a,b] for a list, key=\"'a,b'\" for a text with a comma, or sweep with python -m pipeline --multirun"
+            "write key=[a,b] for a list, key=\"'a,b'\" for a text with a comma, "
+            "or sweep with python -m pipeline --multirun"
         )
     for pattern in _UNKNOWN:
         if found := pattern.search(text):
-            return _unknown_key(found.group(1), [item for item in overrides if item != culprit], composed)
+            return _unknown_key(found.group(1), culprit, [item for item in overrides if item != culprit], composed)
     return UsageError(f"{culprit}: {_reason(error)}")
 
 
 def explain_interpolation(error: OmegaConfBaseException) -> UsageError:
     """A value that is missing or refers to something that is not there, by its full key."""
     if type(error).__name__ == "MissingMandatoryValue":
-        return UsageError(f"{error.full_key} is missing: it was deleted or set to ???; choose an option with {error.full_key}=…")
+        return UsageError(
+            f"{error.full_key} is missing: it was deleted or set to ???; choose an option with {error.full_key}=…"
+        )
     return UsageError(f"{error.full_key or 'configuration'}: {_first_line(error)}")
 
 
@@ -74,32 +81,36 @@ def _culprit(overrides: list[str], composed: Composer) -> str:
 
 
 def _missing_option(error: MissingConfigException, culprit: str) -> UsageError:
-    missing = error.missing_cfg_file
-    name = str(missing[0] if isinstance(missing, list | tuple) and missing else missing)
-    group, _, option = name.rpartition("/")
+    group, _, option = str(error.missing_cfg_file).rpartition("/")
     return UsageError(f"{culprit}: {group or 'config'} has no option {option!r}; {hint(option, error.options or ())}")
 
 
-def _unknown_key(key: str, others: list[str], composed: Composer) -> UsageError:
+def _unknown_key(key: str, culprit: str, others: list[str], composed: Composer) -> UsageError:
     config = composed(others)
     if config is None:
         config = composed([])
-    parent, names = "", _names(config)
+    if config is not None and OmegaConf.select(config, key.partition("@")[0], default=_ABSENT) is not _ABSENT:
+        return UsageError(f"{culprit}: {key} is there but can't be changed this way; {_reason_of(culprit)}")
     parts = re.split(r"[./]", key.partition("@")[0])
     for depth in range(len(parts) - 1, 0, -1):
         node = OmegaConf.select(config, ".".join(parts[:depth])) if config is not None else None
         if isinstance(node, DictConfig):
-            parent, names, parts = ".".join(parts[:depth]) + ".", _names(node), parts[depth:]
-            break
-    return UsageError(f"unknown key {key!r}; {hint(parts[0], [parent + name for name in names]) if not parent else _within(parent, parts[0], names)}")
+            return UsageError(f"unknown key {key!r}; {_within('.'.join(parts[:depth]), parts[depth], _names(node))}")
+    return UsageError(f"unknown key {key!r}; {hint(parts[0], _names(config))}")
+
+
+def _reason_of(culprit: str) -> str:
+    """What to write for a key that exists: an addition needs no +, new entries of a mapping need ++."""
+    if culprit.startswith("+"):
+        return f"to change it write {culprit.lstrip('+')}"
+    return f"to add entries write ++{culprit}"
 
 
 def _within(parent: str, word: str, names: list[str]) -> str:
-    from pipeline.errors import nearest
-
+    """``hint`` with the parent's name in front of the match."""
     close = nearest(word, names)
-    start = f"did you mean {parent}{close}? " if close else ""
-    return f"{start}valid in {parent[:-1]}: {', '.join(sorted(names))}"
+    start = f"did you mean {parent}.{close}? " if close else ""
+    return f"{start}valid in {parent}: {', '.join(sorted(names))}"
 
 
 def _names(node: DictConfig | None) -> list[str]:

@@ -24,7 +24,7 @@ def test_hosts_take_what_they_leave_open_from_the_cluster() -> None:
     cluster = configured(
         "cluster=pssh",
         "cluster.nproc_per_node=2",
-        "cluster.env={A: '1', B: '2'}",
+        "++cluster.env={A: '1', B: '2'}",
         "cluster.interface=eth1",
         "trainer.global_batch_size=120",
         "cluster.hosts=[{name: a, nproc_per_node: 4, env: {B: '3'}}, {name: b, user: me, port: 2222, interface: ib0}]",
@@ -37,7 +37,12 @@ def test_hosts_take_what_they_leave_open_from_the_cluster() -> None:
 
 def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
     (tmp_path / "hosts.txt").write_text("# rack 1\nme@gpu1:2222 slots=4\n\ngpu2\n")
-    words = ["cluster=two_node", "cluster.hostfile=hosts.txt", "cluster.nproc_per_node=2", "trainer.global_batch_size=120"]
+    words = [
+        "cluster=two_node",
+        "cluster.hostfile=hosts.txt",
+        "cluster.nproc_per_node=2",
+        "trainer.global_batch_size=120",
+    ]
     cluster = configured(*words, root=tmp_path).cluster
     assert [(host.label, host.nproc_per_node) for host in cluster.hosts] == [("me@gpu1:2222", 4), ("gpu2", 2)]
 
@@ -48,7 +53,10 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
         (["+note=1"], "unknown key 'note'; "),
         (["++optimizer.foo=1"], "optimizer.foo is not a field of optimizer=sgd; it has: lr, "),
         (["optimizer.lr=-1"], "optimizer.lr=-1.0 must be greater than 0"),
-        (["optimizer.lr_scaling=cube"], "optimizer.lr_scaling='cube' is not an option; choose one of: none, linear, sqrt"),
+        (
+            ["optimizer.lr_scaling=cube"],
+            "optimizer.lr_scaling='cube' is not an option; choose one of: none, linear, sqrt",
+        ),
         (["trainer.precision=fp8"], "choose one of: fp32, bf16"),
         (["trainer.epochs=0"], "trainer.epochs=0 must be at least 1"),
         (["cluster.launcher=psh"], "did you mean pssh?"),
@@ -72,7 +80,9 @@ def test_what_cannot_work_is_refused_in_one_line(overrides: list[str], said: str
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (Path(__file__).parents[2] / "conf/experiment").glob("*.yaml")))
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in (Path(__file__).parents[2] / "conf/experiment").glob("*.yaml"))
+)
 @pytest.mark.parametrize("cluster", ["local", "two_node"])
 def test_every_experiment_composes_for_one_and_two_nodes(name: str, cluster: str) -> None:
     assert configured(f"experiment={name}", f"cluster={cluster}").cluster.world_size == 2

@@ -118,7 +118,10 @@ def test_composes_what_hydra_main_composes(batch: int, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("optimizer.lrr=1", ["unknown key 'optimizer.lrr'", "did you mean optimizer.lr?", "valid in optimizer: lr, "]),
+        (
+            "optimizer.lrr=1",
+            ["unknown key 'optimizer.lrr'", "did you mean optimizer.lr?", "valid in optimizer: lr, "],
+        ),
         ("optimzer.lr=1", ["unknown key 'optimzer.lr'", "did you mean optimizer?", "cluster, dataset"]),
         ("optimzer=sgd", ["unknown key 'optimzer'", "did you mean optimizer?"]),
         ("optimizer=sgdd", ["optimizer=sgdd", "did you mean sgd? valid: adam, sgd"]),
@@ -126,6 +129,8 @@ def test_composes_what_hydra_main_composes(batch: int, monkeypatch: pytest.Monke
         ("optimizer.lr=abc", ["optimizer.lr=abc", "'abc'", "Float"]),
         ("trainer.epochs=1.5", ["trainer.epochs=1.5", "'1.5'", "Integer"]),
         ("seed=null", ["seed=null", "not Optional"]),
+        ("cluster.env={A: '1'}", ["cluster.env is there", "to add entries write ++cluster.env={A: '1'}"]),
+        ("+seed=1", ["seed is there", "to change it write seed=1"]),
         ("~x", ["unknown key 'x'", "valid: cluster, dataset"]),
         ("~optimizer.lr", ["~optimizer.lr"]),
         ("~model=resnet50", ["unknown key 'model'"]),

@@ -9,7 +9,17 @@ from pipeline.errors import UsageError
 
 
 def test_overrides_keep_order_prefixes_and_duplicates() -> None:
-    words = ["cluster=two_node", "+a=1", "train", "++b=2", "~c", "optimizer.lr=0.1", "optimizer.lr=0.2", "x='a=b'", "db@p=q"]
+    words = [
+        "cluster=two_node",
+        "+a=1",
+        "train",
+        "++b=2",
+        "~c",
+        "optimizer.lr=0.1",
+        "optimizer.lr=0.2",
+        "x='a=b'",
+        "db@p=q",
+    ]
     asked = parse(words)
     assert asked.verb == "train"
     assert asked.overrides == tuple(word for word in words if word != "train")

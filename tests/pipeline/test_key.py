@@ -49,7 +49,7 @@ def test_spelling_order_and_whereabouts_do_not_change_the_key(same: tuple[str, .
         ("model=resnet50",),
         ("cluster.nproc_per_node=4",),
         ("cluster=two_node",),
-        ("cluster.env={OMP_NUM_THREADS: '3'}",),
+        ("++cluster.env={OMP_NUM_THREADS: '3'}",),
     ],
 )
 def test_configuration_and_topology_change_the_key(other: tuple[str, ...]) -> None:

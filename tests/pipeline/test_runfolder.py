@@ -26,7 +26,12 @@ def finished(tmp_path: Path) -> RunFolder:
         (folder.path / name).write_text("some bytes")
     write_json(folder.path / "key.json", {})
     folder.write_result(
-        key=KEY, summary={"metrics": {"test/accuracy": 0.5}}, hosts=["a"], attempts=1, duration_s=1.0, mlflow_run_id=None
+        key=KEY,
+        summary={"metrics": {"test/accuracy": 0.5}},
+        hosts=["a"],
+        attempts=1,
+        duration_s=1.0,
+        mlflow_run_id=None,
     )
     return folder
 
@@ -68,6 +73,8 @@ def test_the_journal_keeps_whole_lines(tmp_path: Path) -> None:
 
 def test_a_run_is_found_by_the_beginning_of_its_key(finished: RunFolder) -> None:
     assert runs.find(finished.path.parent, "0123") == finished
-    assert [(row.key, row.state, row.accuracy) for row in runs.rows(finished.path.parent)] == [(KEY.short, "FINISHED", 0.5)]
+    assert [(row.key, row.state, row.accuracy) for row in runs.rows(finished.path.parent)] == [
+        (KEY.short, "FINISHED", 0.5)
+    ]
     with pytest.raises(UsageError, match="run=99: no such run"):
         runs.find(finished.path.parent, "99")
