@@ -26,14 +26,13 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.do == "prepare":
             return _prepare(uri)
         parent = os.getppid() if arguments.follow else None
-        recorded = record(
-            arguments.run_dir, uri, arguments.experiment, follow=arguments.follow, parent_pid=parent
-        )
+        recorded = record(arguments.run_dir, uri, arguments.experiment, follow=arguments.follow, parent_pid=parent)
     except PacelineError as error:
         print(error, file=sys.stderr)
         return 1
     if recorded.state == PENDING:
-        print(recorded.message, file=sys.stderr)
+        retry = f"doit record run={arguments.run_dir.name}, once it answers"
+        print(f"{recorded.message}\n  try: {retry}", file=sys.stderr)
         return 1
     print(f"{recorded.state} {recorded.run_id}")
     return 0

@@ -68,9 +68,7 @@ def describe(run_dir: Path) -> Description:
         key=key,
         name=_name(config, provenance, key) + (" (synthetic data)" if synthetic else ""),
         params=_params(config),
-        tags=_tags(
-            run_dir, key, provenance, summary, synthetic, max((e.attempt for e in entries), default=0)
-        ),
+        tags=_tags(run_dir, key, provenance, summary, synthetic, max((e.attempt for e in entries), default=0)),
         start_ms=int(entries[0].time * 1000) if entries else None,
     )
 
@@ -101,9 +99,7 @@ def mlflow_key(name: str) -> str:
 
 
 def _name(config: Mapping[str, Any], provenance: Mapping[str, Any], key: str) -> str:
-    experiment = next(
-        (word.split("=", 1)[1] for word in _overrides(provenance) if word.startswith("experiment=")), ""
-    )
+    experiment = next((word.split("=", 1)[1] for word in _overrides(provenance) if word.startswith("experiment=")), "")
     return f"{experiment or _option(config, 'model') + '-' + _option(config, 'dataset')}-{key}"
 
 

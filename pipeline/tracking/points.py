@@ -32,7 +32,7 @@ class Chunk:
 
 
 def read_points(path: Path, start_bytes: int, limit: int) -> Chunk:
-    """From ``start_bytes`` on, to the last whole line or ``limit`` points. A file that shrank is read anew."""
+    """From ``start_bytes`` on, to the last whole line or ``limit`` points. One that shrank is read anew."""
     points: list[Point] = []
     bad = 0
     try:

@@ -20,11 +20,9 @@ from pipeline.tracking.writer import Writer
 
 _POLL_S = 1.0
 _LOOK_S = 0.2  # how often the journal's size is looked at between two polls: the end is noticed soon
-_HEAD_START_S = (
-    15.0  # importing mlflow takes 1–3 s of a core; until the first metrics that core belongs to the ranks
-)
+_HEAD_START_S = 15.0  # importing mlflow takes 1–3 s of a core; until the first metrics that core belongs to the ranks
 _MAX_BACKOFF_S = 30.0
-_TAIL_S = 60.0  # for a store that answers, but slowly: `doit train` waits no longer than this
+_TAIL_S = 25.0  # for a store that answers, but slowly: `doit train` waits no longer than this
 _WAIT_S = 15.0  # for another process that is recording the same run
 _FOLLOWER_WAIT_S = 90.0  # the follower of the attempt before may still be at its tail
 
@@ -107,9 +105,7 @@ class _Recording:
     def run(self) -> Recorded:
         backoff_s = _POLL_S
         while True:
-            size = (
-                self._journal_bytes()
-            )  # taken first: a line added from here on ends the sleep below at once
+            size = self._journal_bytes()  # taken first: a line added from here on ends the sleep below at once
             now = progress(self.run_dir)
             self.ended_at = (self.ended_at or time.monotonic()) if now.ended else None
             failure = self._try(now)
@@ -174,9 +170,6 @@ class _Recording:
 
     def _pending(self, reason: str) -> Recorded:
         self.state.state = state.PENDING
-        self.state.message = redact(
-            f"MLflow at {self.state.uri} does not take the record of {self.run_dir.name}: {reason}\n"
-            f"  try: doit record run={self.run_dir.name}, once it answers"
-        )
+        self.state.message = redact(f"MLflow at {self.state.uri} took no (more) records: {reason}")
         self.state.save(self.run_dir)
         return self.state.outcome()

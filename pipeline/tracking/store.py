@@ -58,9 +58,7 @@ def _calls() -> Iterator[None]:
         raise
     except Exception as error:
         code = error.error_code if isinstance(error, MlflowException) else None
-        raise StoreError(
-            _reason(error), rejected=code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
-        ) from error
+        raise StoreError(_reason(error), rejected=code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")) from error
 
 
 def _reason(error: Exception) -> str:
@@ -99,9 +97,7 @@ class Store:
             if found is None:
                 return self._create_experiment(name)
             if found.lifecycle_stage != "active":
-                raise StoreError(
-                    f"its experiment {name!r} is deleted (restore it, or set tracking.experiment)"
-                )
+                raise StoreError(f"its experiment {name!r} is deleted (restore it, or set tracking.experiment)")
             return str(found.experiment_id)
 
     def _create_experiment(self, name: str) -> str:
@@ -136,9 +132,7 @@ class Store:
 
     def _find(self, experiment_id: str, key: str) -> list[Run]:
         quoted = key.replace("'", "")
-        runs = self._client.search_runs(
-            [experiment_id], filter_string=f"tags.`paceline.run_key` = '{quoted}'"
-        )
+        runs = self._client.search_runs([experiment_id], filter_string=f"tags.`paceline.run_key` = '{quoted}'")
         return sorted(runs, key=lambda run: (run.info.start_time or 0, run.info.run_id))
 
     def _delete_others(self, runs: Sequence[Run], chosen: Run, token: str) -> None:
@@ -193,7 +187,7 @@ class Store:
 
 
 def _send(send: Callable[[list[Item]], object], items: Sequence[Item], limit: int) -> list[Item]:
-    """Send in parts of at most ``limit``; a refused one is halved until its bad items stand alone: the result."""
+    """Send in parts of at most ``limit``; a refused one is halved to find its bad items, the result."""
     refused: list[Item] = []
     for start in range(0, len(items), limit):
         part = list(items[start : start + limit])

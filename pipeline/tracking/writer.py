@@ -62,9 +62,7 @@ class Writer:
         )
         if run_id != self.state.run_id:
             self.state.metrics_offset_bytes, self.state.last_steps, self.state.artifacts = 0, {}, {}
-        if (
-            now.attempt != self.state.attempt
-        ):  # the new attempt may have cut metrics.jsonl back to its checkpoint
+        if now.attempt != self.state.attempt:  # the new attempt may have cut metrics.jsonl back to its checkpoint
             self.state.metrics_offset_bytes = 0
         self.state.run_id, self.state.experiment_id, self.state.attempt = run_id, experiment_id, now.attempt
         self.state.save(self.run_dir)
@@ -93,9 +91,7 @@ class Writer:
                 return
             self._log_points(store, chunk.points)
             if chunk.bad_lines:
-                self._note(
-                    [f"{chunk.bad_lines} lines of metrics.jsonl before byte {chunk.end_bytes} make no sense"]
-                )
+                self._note([f"{chunk.bad_lines} lines of metrics.jsonl before byte {chunk.end_bytes} make no sense"])
             self.state.metrics_offset_bytes = chunk.end_bytes
             self.state.save(self.run_dir)
             self._succeeded()
@@ -112,9 +108,7 @@ class Writer:
         self._log_points(store, final_points(self.run_dir))
         self._note(f"MLflow refused {name}" for name in store.set_tags(self._run_id, about.tags))
         self._succeeded()
-        self._upload(
-            store, self._run_id, artifacts.early(self.run_dir) + artifacts.late(self.run_dir, now.attempt)
-        )
+        self._upload(store, self._run_id, artifacts.early(self.run_dir) + artifacts.late(self.run_dir, now.attempt))
         store.remove_duplicates(str(self.state.experiment_id), about.key, self.state.token, self._run_id)
         store.set_ended(self._run_id, about.name, str(now.state), now.end_ms)
         self._succeeded()
