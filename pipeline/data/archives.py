@@ -58,13 +58,13 @@ def _extract_tar(archive: Path, wanted: Mapping[str, int], folder: Path) -> None
         budget = _Budget(archive)
         for member in tar:
             budget.spend(member.name, member.size)
+            name = _inner_name(archive, member.name)
             if member.issym() or member.islnk():
                 raise _hostile(archive, member.name, "is a link")
             try:
                 tarfile.data_filter(member, str(folder))
             except tarfile.FilterError as error:
                 raise _hostile(archive, member.name, str(error)) from error
-            name = PurePosixPath(member.name).name
             if member.isfile() and name in wanted:
                 content = tar.extractfile(member)
                 assert content is not None  # it is a regular file
@@ -76,15 +76,21 @@ def _extract_zip(archive: Path, wanted: Mapping[str, int], folder: Path) -> None
         budget = _Budget(archive)
         for member in bundle.infolist():
             budget.spend(member.filename, member.file_size)
-            path = PurePosixPath(member.filename.replace("\\", "/"))
+            name = _inner_name(archive, member.filename)
             mode = member.external_attr >> 16
-            if path.is_absolute() or ".." in path.parts or (path.parts[:1] and ":" in path.parts[0]):
-                raise _hostile(archive, member.filename, "lies outside the archive's folder")
             if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise _hostile(archive, member.filename, "is a link or a device")
-            if not member.is_dir() and path.name in wanted:
+            if not member.is_dir() and name in wanted:
                 with bundle.open(member) as content:
-                    _copy(archive, content, folder / path.name, wanted[path.name])
+                    _copy(archive, content, folder / name, wanted[name])
+
+
+def _inner_name(archive: Path, member: str) -> str:
+    """The file's own name; a path that leads out of the archive's folder, on any system, is hostile."""
+    path = PurePosixPath(member.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or ":" in "".join(path.parts[:1]):
+        raise _hostile(archive, member, "lies outside the archive's folder")
+    return path.name
 
 
 class _Budget:

@@ -42,9 +42,7 @@ def local_inputs(config: DatasetConfig) -> list[Path]:
     """The .npz itself, so that a changed one means a new pack."""
     path = local_path(_source(config))
     if path is not None and not path.is_file():
-        raise DataError(
-            f"dataset.source={config.source}: {path} is not a file; dataset=arrays needs one .npz"
-        )
+        raise DataError(f"dataset.source={config.source}: {path} is not a file; dataset=arrays needs one .npz")
     return [] if path is None else [path]
 
 
@@ -55,16 +53,12 @@ def load(config: DatasetConfig, work: Workspace) -> RawSet:
     file = ArrayFile(path)
     names = next((names for names in _NAMES if names[0] in file.names), None)
     if names is None:
-        raise DataError(
-            f"{path} has the arrays {', '.join(file.names) or '(none)'}; wanted: images and labels"
-        )
+        raise DataError(f"{path} has the arrays {', '.join(file.names) or '(none)'}; wanted: images and labels")
     train = _Half.open(file, names[0], names[1])
     test = _Half.open(file, names[2], names[3]) if {names[2], names[3]} & set(file.names) else None
     classes = _classes(path, train, test)
     if test is not None and test.shape != train.shape:
-        raise DataError(
-            f"{path}: {names[2]} are {test.shape} (C, H, W), {names[0]} {train.shape}; wanted: equal"
-        )
+        raise DataError(f"{path}: {names[2]} are {test.shape} (C, H, W), {names[0]} {train.shape}; wanted: equal")
     return RawSet(
         train=train.part(),
         test=test.part() if test else None,
@@ -106,9 +100,7 @@ class _Half:
         found = _labels(file, labels)
         count = file.header(images).shape[0]
         if count != len(found):
-            raise DataError(
-                f"{file.path}: {images} has {count} images, {labels} {len(found)}; wanted: as many"
-            )
+            raise DataError(f"{file.path}: {images} has {count} images, {labels} {len(found)}; wanted: as many")
         if count == 0:
             raise DataError(f"{file.path}: {images} is empty; wanted: at least one image")
         return cls(file, images, found, shape, moved)
@@ -134,9 +126,7 @@ def _image_shape(file: ArrayFile, name: str) -> tuple[tuple[int, int, int], bool
             try_="save images.astype('uint8'), after scaling values of 0..1 by 255",
         )
     if len(shape) not in (3, 4) or 0 in shape[1:]:
-        raise DataError(
-            f"{file.path}: {name} has shape {shape}; wanted: [N, H, W], [N, H, W, C] or [N, C, H, W]"
-        )
+        raise DataError(f"{file.path}: {name} has shape {shape}; wanted: [N, H, W], [N, H, W, C] or [N, C, H, W]")
     if len(shape) == 3:
         return (1, shape[1], shape[2]), False
     if _channels_last(file, name, shape):
@@ -167,9 +157,7 @@ def _labels(file: ArrayFile, name: str) -> Labels:
         raise DataError(f"{file.path} has no array {name}; it has: {', '.join(file.names)}")
     header = file.header(name)
     if header.dtype.kind not in "iu":
-        raise DataError(
-            f"{file.path}: {name} is {header.dtype}; wanted: integers 0 … K−1, one for each image"
-        )
+        raise DataError(f"{file.path}: {name} is {header.dtype}; wanted: integers 0 … K−1, one for each image")
     if len(header.shape) != 1 and header.shape[1:] != (1,):
         raise DataError(f"{file.path}: {name} has shape {header.shape}; wanted: [N]")
     values: Any = file.load(name).reshape(-1)
@@ -188,9 +176,7 @@ def _classes(path: Path, train: _Half, test: _Half | None) -> int:
     gaps = np.setdiff1d(np.arange(min(classes, len(present) + _MAX_GAPS)), present)
     if len(gaps):
         listed = ", ".join(map(str, gaps[:_MAX_GAPS].tolist()))
-        raise DataError(
-            f"{path}: labels go up to {classes - 1} but no image has {listed}; wanted: 0 … K−1, no gaps"
-        )
+        raise DataError(f"{path}: labels go up to {classes - 1} but no image has {listed}; wanted: 0 … K−1, no gaps")
     if test is not None and test.labels.max() >= classes:
         raise DataError(f"{path}: test labels go up to {test.labels.max()}, training labels to {classes - 1}")
     return classes

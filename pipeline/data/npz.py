@@ -70,9 +70,7 @@ class ArrayFile:
                 count = min(size, header.shape[0] - begin)
                 content = file.read(count * item_bytes)
                 if len(content) != count * item_bytes:
-                    raise DataError(
-                        f"{self.path}: {name} is cut off after {begin} of {header.shape[0]} images"
-                    )
+                    raise DataError(f"{self.path}: {name} is cut off after {begin} of {header.shape[0]} images")
                 yield np.frombuffer(content, dtype=np.uint8).reshape(count, *header.shape[1:])
 
     @contextmanager
@@ -89,9 +87,7 @@ class ArrayFile:
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran_order, dtype = read(file)
         if dtype.hasobject:
-            raise DataError(
-                f"{self.path}: {name} holds Python objects ({dtype}); wanted: an array of numbers"
-            )
+            raise DataError(f"{self.path}: {name} holds Python objects ({dtype}); wanted: an array of numbers")
         return Header(shape, dtype, fortran_order)
 
     @contextmanager

@@ -112,9 +112,7 @@ def _missing(layout: Layout, folder: Path, config: DatasetConfig) -> list[Offici
     return [file for file in layout.wanted(config) if not (folder / file.name).is_file()]
 
 
-def _check_complete(
-    config: DatasetConfig, catalogue: Catalogue, layout: Layout, folder: Path, origin: str
-) -> None:
+def _check_complete(config: DatasetConfig, catalogue: Catalogue, layout: Layout, folder: Path, origin: str) -> None:
     missing = _missing(layout, folder, config)
     if not missing:
         return

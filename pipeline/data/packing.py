@@ -112,9 +112,7 @@ class _Writer:
     def finish(self) -> None:
         """Refuse a part that gave more or fewer images than it said; make the bytes durable."""
         if self.next != self.ends:
-            raise DataError(
-                f"the source changed while it was read: splits end at {self.next}, not {self.ends}"
-            )
+            raise DataError(f"the source changed while it was read: splits end at {self.next}, not {self.ends}")
         for file in (self.images, self.labels):
             file.flush()
             os.fsync(file.fileno())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from requests import Response
 
 TIMEOUT_S = (3.0, 10.0)  # connect; between two reads
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 16  # what a broken connection loses: urllib3 drops a chunk that is not whole
 
 
 class Part:

@@ -57,9 +57,7 @@ def python2_pickle(data: np.ndarray, labels: list[int]) -> bytes:
 
     dtype = b"cnumpy\ndtype\n(" + text(b"u1") + number(0) + number(1) + b"tR"
     dtype += b"(" + number(3) + text(b"|") + b"NNN" + number(-1) * 2 + number(0) + b"tb"
-    array = (
-        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(" + number(0) + b"t" + text(b"b") + b"tR"
-    )
+    array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(" + number(0) + b"t" + text(b"b") + b"tR"
     shape = b"(" + b"".join(map(number, data.shape)) + b"t"
     array += b"(" + number(1) + shape + dtype + b"\x89" + text(data.tobytes()) + b"tb"
     items = text(b"data") + array + text(b"labels") + b"](" + b"".join(map(number, labels)) + b"e"
@@ -73,9 +71,7 @@ def make_cifar10(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[MadeSet, 
     binary.mkdir(parents=True)
     python.mkdir()
     for number in range(6):
-        images, labels = (
-            (part[number * BATCH : (number + 1) * BATCH] for part in train) if number < 5 else test
-        )
+        images, labels = (part[number * BATCH : (number + 1) * BATCH] for part in train) if number < 5 else test
         name = f"data_batch_{number + 1}" if number < 5 else "test_batch"
         flat = images.reshape(BATCH, -1)
         (binary / f"{name}.bin").write_bytes(np.c_[labels.astype(np.uint8), flat].tobytes())

@@ -117,9 +117,7 @@ def test_what_only_the_nodes_apply_makes_no_new_pack(config: DatasetConfig, tmp_
     assert find(other, tmp_path / "data") == first
 
 
-def test_another_val_size_is_another_pack_with_the_same_test_images(
-    config: DatasetConfig, tmp_path: Path
-) -> None:
+def test_another_val_size_is_another_pack_with_the_same_test_images(config: DatasetConfig, tmp_path: Path) -> None:
     first, second = (fetch(replace(config, val_size=n), tmp_path / "data") for n in (2, 8))
     assert first.path != second.path
     tails = []

@@ -11,9 +11,7 @@ from pipeline.errors import DataError
 def test_the_choice_is_the_same_for_ever() -> None:
     """splitmix64 of 0, 1, 2 … in Python's own integers: no numpy version can change it."""
     assert np.flatnonzero(splits.assign(20, 3, 4) == splits.TEST).tolist() == expected(20)[:3]
-    assert sorted(np.flatnonzero(splits.assign(20, 3, 4) == splits.VAL).tolist()) == sorted(
-        expected(20, 7)[3:]
-    )
+    assert sorted(np.flatnonzero(splits.assign(20, 3, 4) == splits.VAL).tolist()) == sorted(expected(20, 7)[3:])
 
 
 def expected(count: int, chosen: int = 3) -> list[int]:
@@ -30,7 +28,7 @@ def splitmix64(value: int) -> int:
 
 
 def test_splitmix64_is_the_published_one() -> None:
-    """First outputs for seed 0 of Vigna's reference implementation: states are multiples of the golden gamma."""
+    """The first output for seed 0 of Vigna's reference implementation."""
     assert splitmix64(0) == 0xE220A8397B1DCDAF
 
 
@@ -44,9 +42,7 @@ def test_sizes_are_exact() -> None:
 
 
 def test_a_set_without_test_images_asks_for_a_holdout() -> None:
-    with pytest.raises(
-        DataError, match=r"no test images of its own and dataset.holdout=0\n  try: dataset.holdout=179"
-    ):
+    with pytest.raises(DataError, match=r"no test images of its own and dataset.holdout=0\n  try: dataset.holdout=179"):
         splits.check("digits", 1797, 0, 0, has_test=False)
 
 

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+
+import pytest
+from data_server import Server
+
+from pipeline.data import download
+from pipeline.data.download import Failure, Wanted, retrieve
+from pipeline.errors import DataError
+
+CONTENT = bytes(range(256)) * 4000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+def silent(what: str, done: int, total: int | None) -> None:
+    """No progress."""
+
+
+def wanted(*urls: str, sha256: str | None = SHA256) -> Wanted:
+    return Wanted(name="set.bin", urls=[f"{url}set.bin" for url in urls], sha256=sha256)
+
+
+@pytest.fixture
+def served(server: Server) -> Server:
+    server.script.files["set.bin"] = CONTENT
+    return server
+
+
+def content(got: Path | list[Failure]) -> bytes:
+    assert isinstance(got, Path), got
+    return got.read_bytes()
+
+
+def failures(got: Path | list[Failure]) -> list[Failure]:
+    assert isinstance(got, list), got
+    return got
+
+
+def test_progress_ends_with_all_bytes(served: Server, tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int | None]] = []
+    assert content(retrieve(wanted(served.url), tmp_path, lambda *line: seen.append(line))) == CONTENT
+    assert seen[-1] == ("download set.bin", len(CONTENT), len(CONTENT))
+    assert [path.name for path in tmp_path.iterdir()] == ["set.bin"]
+
+
+def test_a_verified_file_is_not_asked_for_again(served: Server, tmp_path: Path) -> None:
+    for _ in range(2):
+        retrieve(wanted(served.url), tmp_path, silent)
+    assert len(served.script.seen) == 1
+
+
+def test_a_kept_file_that_was_altered_is_fetched_anew(served: Server, tmp_path: Path) -> None:
+    (tmp_path / "set.bin").write_bytes(b"altered")
+    assert content(retrieve(wanted(served.url), tmp_path, silent)) == CONTENT
+
+
+def test_a_file_without_a_known_digest_is_always_fetched(served: Server, tmp_path: Path) -> None:
+    (tmp_path / "set.bin").write_bytes(b"old")
+    assert content(retrieve(wanted(served.url, sha256=None), tmp_path, silent)) == CONTENT
+
+
+def test_a_broken_download_goes_on_where_it_stopped(served: Server, tmp_path: Path) -> None:
+    served.script.cut_after = [700_000, 200_000]
+    assert content(retrieve(wanted(served.url), tmp_path, silent)) == CONTENT
+    assert [asked for _, asked in served.script.seen] == [None, "bytes=655360-", "bytes=851968-"]
+
+
+def test_another_process_goes_on_with_what_is_left(
+    served: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.script.cut_after = [700_000]
+    monkeypatch.setattr(download, "_MAX_ROUNDS", 1)
+    (failure,) = failures(retrieve(wanted(served.url), tmp_path, silent))
+    assert "324000 more expected" in failure.text
+    assert not (tmp_path / "set.bin").exists()
+    assert content(retrieve(wanted(served.url), tmp_path, silent)) == CONTENT
+    assert served.script.seen[-1] == ("/set.bin", "bytes=655360-")
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_changed_file_or_a_server_without_ranges_begins_anew(served: Server, tmp_path: Path, ranges: bool) -> None:
+    served.script.ranges = ranges
+    (tmp_path / "set.bin.part").write_bytes(b"old" * 1000)
+    (tmp_path / "set.bin.part.json").write_text(f'{{"url": "{served.url}set.bin", "validator": "\\"v0\\""}}')
+    assert content(retrieve(wanted(served.url), tmp_path, silent)) == CONTENT
+    assert served.script.seen == [("/set.bin", "bytes=3000-")]
+
+
+@pytest.mark.parametrize("etag", [None, 'W/"v1"'])
+def test_without_a_strong_validator_nothing_is_resumed(served: Server, tmp_path: Path, etag: str | None) -> None:
+    served.script.etag = etag
+    served.script.cut_after = [500_000]
+    assert content(retrieve(wanted(served.url), tmp_path, silent)) == CONTENT
+    assert [asked for _, asked in served.script.seen] == [None, None]
+
+
+def test_a_resumed_download_with_a_wrong_checksum_is_tried_whole(served: Server, tmp_path: Path) -> None:
+    (tmp_path / "set.bin.part").write_bytes(b"wrong" * 1000)
+    (tmp_path / "set.bin.part.json").write_text(f'{{"url": "{served.url}set.bin", "validator": "\\"v1\\""}}')
+    assert content(retrieve(wanted(served.url), tmp_path, silent)) == CONTENT
+    assert [asked for _, asked in served.script.seen] == ["bytes=5000-", None]
+
+
+def test_a_busy_server_is_asked_again(served: Server, tmp_path: Path) -> None:
+    served.script.statuses = [503, 429]
+    assert content(retrieve(wanted(served.url), tmp_path, silent)) == CONTENT
+
+
+def test_an_absent_file_is_asked_for_once(server: Server, tmp_path: Path) -> None:
+    (failure,) = failures(retrieve(wanted(server.url), tmp_path, silent))
+    assert (failure.text, failure.final, failure.absent) == ("HTTP 404 Not Found", True, True)
+    assert len(server.script.seen) == 1
+
+
+def test_a_wrong_checksum_leaves_nothing_and_the_next_mirror_is_taken(served: Server, tmp_path: Path) -> None:
+    with Server() as bad:
+        bad.script.files["set.bin"] = CONTENT[:-1] + b"\0"
+        (failure,) = failures(retrieve(wanted(bad.url), tmp_path, silent))
+        assert f"expected {SHA256} but got" in failure.text
+        assert list(tmp_path.iterdir()) == []
+        assert content(retrieve(wanted(bad.url, served.url), tmp_path, silent)) == CONTENT
+
+
+def test_every_refusing_address_is_named_and_the_end_comes_soon(
+    server: Server, refused_url: str, tmp_path: Path
+) -> None:
+    begin_s = time.monotonic()
+    got = failures(retrieve(wanted(refused_url, server.url), tmp_path, silent))
+    assert [(f.url, f.text) for f in got] == [
+        (f"{refused_url}set.bin", "Connection refused"),
+        (f"{server.url}set.bin", "HTTP 404 Not Found"),
+    ]
+    assert time.monotonic() - begin_s < 15  # the issue's bound for bad input
+
+
+def test_a_full_disk_is_found_before_anything_is_written(
+    served: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    with pytest.raises(DataError, match=rf"no room in {tmp_path}: 1286144 bytes .* needed, 1000 free"):
+        retrieve(wanted(served.url), tmp_path, silent)
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == []
+
+
+def test_other_protocols_come_through_fsspec(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    fsspec.filesystem("memory").pipe(f"{tmp_path}/set.bin", CONTENT)
+    assert content(retrieve(wanted(f"memory://{tmp_path}/"), tmp_path, silent)) == CONTENT
+    (failure,) = failures(retrieve(wanted(f"memory://{tmp_path}/absent/"), tmp_path / "other", silent))
+    assert failure.absent
+
+
+def test_a_missing_driver_gives_the_command_that_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
+    with pytest.raises(DataError, match=r"driver of s3:// is not installed .*\n  try: pip install s3fs"):
+        retrieve(wanted("s3://bucket/folder/"), tmp_path, silent)
+
+
+def test_an_unknown_protocol_lists_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"dataset.source=nfs4://x/set.bin: .*protocols: http, https, .*s3"):
+        retrieve(wanted("nfs4://x/"), tmp_path, silent)

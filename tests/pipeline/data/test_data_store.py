@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_fixtures import make_mnist, random_images
+from data_server import Server
+
+from pipeline.data import Pack, disk, fetch, find, manifest, packing
+from pipeline.errors import DataError
+from trainers.config import DatasetConfig, SyntheticConfig
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFIG = SyntheticConfig(size=200, test_size=50, image_size=8, val_size=20)
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Pack:
+    return fetch(CONFIG, tmp_path / "data")
+
+
+def left_overs(data_dir: Path) -> list[str]:
+    return [path.name for path in data_dir.iterdir() if path.name.startswith(".building")]
+
+
+def run(code: str) -> subprocess.Popen[str]:
+    """Python in another process, in the project, its output readable."""
+    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def child_fetch(config: str, data_dir: Path) -> str:
+    return (
+        "from pathlib import Path\nfrom trainers.config import DatasetConfig, SyntheticConfig\n"
+        "from pipeline.data import fetch\n"
+        f"print(fetch({config}, Path({str(data_dir)!r}), on_progress=lambda *line: None).digest)\n"
+    )
+
+
+def test_find_needs_neither_numpy_nor_the_network(pack: Pack) -> None:
+    code = child_fetch(repr(CONFIG), pack.path.parent)
+    process = run(f"{code}import sys\nprint({{'numpy', 'requests', 'pooch', 'rich', 'sklearn'}} & set(sys.modules))")
+    assert process.communicate()[0].split("\n")[:2] == [pack.digest, "set()"]
+
+
+def test_nothing_is_found_where_nothing_was_made_and_nothing_is_written(tmp_path: Path) -> None:
+    assert find(CONFIG, tmp_path / "data") is None
+    assert not (tmp_path / "data").exists()
+
+
+def test_an_unknown_data_set_shows_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"dataset=cifar is not known; did you mean cifar10\? valid: arrays, cifar10"):
+        find(DatasetConfig(name="cifar"), tmp_path)
+
+
+def alter(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[5] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 9)
+
+
+def edit_count(path: Path) -> None:
+    path.write_text(path.read_text().replace('"num_classes": 10', '"num_classes": 11'))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("images.bin", alter),
+        ("labels.bin", alter),
+        ("images.bin", truncate),
+        ("images.bin", Path.unlink),
+        ("manifest.json", Path.unlink),
+        ("manifest.json", truncate),
+        ("manifest.json", edit_count),
+        ("manifest.json", lambda path: path.write_text("[]")),
+    ],
+)
+def test_a_damaged_pack_is_not_found_and_made_again(pack: Pack, name: str, damage: object) -> None:
+    data_dir = pack.path.parent
+    damage(pack.path / name)  # type: ignore[operator]
+    assert find(CONFIG, data_dir) is None
+    assert fetch(CONFIG, data_dir) == pack
+    assert find(CONFIG, data_dir) == pack
+    assert left_overs(data_dir) == []
+
+
+def test_an_untouched_pack_is_not_hashed_and_a_touched_one_once(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+    real = manifest.sha256_file
+    monkeypatch.setattr(manifest, "sha256_file", lambda path: hashed.append(path.name) or real(path))
+    assert find(CONFIG, pack.path.parent) == pack
+    assert hashed == []
+    os.utime(pack.path / "images.bin", (1, 1))
+    for _ in range(2):
+        assert find(CONFIG, pack.path.parent) == pack
+    assert hashed == ["images.bin"]
+
+
+def test_a_copied_pack_works_without_its_side_file(pack: Pack, tmp_path: Path) -> None:
+    copy = shutil.copytree(pack.path, tmp_path / "copy" / pack.path.name)
+    (copy / manifest.STAMPS).unlink()
+    assert find(CONFIG, tmp_path / "copy") == Pack(copy, pack.manifest)
+
+
+def test_a_source_that_is_gone_is_not_found_and_fetch_says_so(tmp_path: Path) -> None:
+    images, labels = random_images(30, (4, 4), 1)
+    np.savez(tmp_path / "mine.npz", images=images, labels=labels)
+    config = DatasetConfig(name="arrays", source=str(tmp_path / "mine.npz"), holdout=5)
+    fetch(config, tmp_path / "data")
+    (tmp_path / "mine.npz").unlink()
+    assert find(config, tmp_path / "data") is None
+    with pytest.raises(DataError, match=r"mine.npz is not a file"):
+        fetch(config, tmp_path / "data")
+
+
+def test_an_unchanged_source_is_not_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_mnist(tmp_path / "source", monkeypatch)
+    config = DatasetConfig(name="mnist", source=str(made.folder))
+    pack = fetch(config, tmp_path / "data")
+    monkeypatch.setattr("pipeline.data.request.sha256_file", lambda path: pytest.fail(f"hashed {path}"))
+    assert find(config, tmp_path / "data") == pack
+
+
+def test_processes_that_ask_at_once_make_one_pack(tmp_path: Path) -> None:
+    config = replace(CONFIG, size=20_000, image_size=32)
+    processes = [run(child_fetch(repr(config), tmp_path)) for _ in range(4)]
+    digests = {process.communicate()[0] for process in processes}
+    assert len(digests) == 1
+    assert digests.pop().strip() == fetch(config, tmp_path).digest
+    made = json.loads((fetch(config, tmp_path).path / manifest.STAMPS).read_text())
+    assert made["images.bin"][1] == (fetch(config, tmp_path).path / "images.bin").stat().st_mtime_ns
+    assert len(list(tmp_path.glob("synthetic-*"))) == 1
+    assert left_overs(tmp_path) == []
+
+
+def test_threads_that_ask_at_once_download_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
+    made = make_mnist(tmp_path / "source", monkeypatch)
+    server.script.files = {path.name: path.read_bytes() for path in made.folder.iterdir()}
+    config = DatasetConfig(name="mnist", source=server.url)
+    with ThreadPoolExecutor(4) as pool:
+        packs = list(pool.map(lambda n: fetch(config, tmp_path / "data"), range(4)))
+    assert len({pack.path for pack in packs}) == 1
+    assert sorted(path for path, _ in server.script.seen) == sorted(f"/{name}" for name in server.script.files)
+
+
+def wait_for(pattern: str, folder: Path) -> None:
+    deadline_s = time.monotonic() + 30
+    while not list(folder.glob(pattern)):
+        assert time.monotonic() < deadline_s, f"{pattern} never appeared"
+        time.sleep(0.01)
+
+
+def test_a_kill_while_packing_leaves_nothing_that_is_found(tmp_path: Path) -> None:
+    config = replace(CONFIG, size=100_000, image_size=32, channels=3)
+    process = run(child_fetch(repr(config), tmp_path))
+    wait_for(".building-*/pack/images.bin", tmp_path)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert len(left_overs(tmp_path)) == 1
+    assert find(config, tmp_path) is None
+    fetch(CONFIG, tmp_path)
+    assert left_overs(tmp_path) == []
+
+
+def test_a_kill_while_downloading_leaves_nothing_that_is_found(tmp_path: Path, server: Server) -> None:
+    images, labels = random_images(400, (32, 32, 3), 1)
+    np.savez(tmp_path / "mine.npz", images=images, labels=labels)
+    server.script.files["mine.npz"] = (tmp_path / "mine.npz").read_bytes()
+    server.script.stall = threading.Event()
+    config = DatasetConfig(name="arrays", source=f"{server.url}mine.npz", holdout=40)
+    process = run(child_fetch(repr(config), tmp_path / "data"))
+    assert server.script.stalled.wait(30)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    server.script.stall.set()
+    assert find(config, tmp_path / "data") is None
+    assert fetch(config, tmp_path / "data").manifest.count == 400
+    assert left_overs(tmp_path / "data") == []
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "mean_std", lambda counts: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fetch(CONFIG, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".synthetic.lock"]
+
+
+def test_a_data_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"dataset=synthetic could not be packed: .*/file"):
+        fetch(CONFIG, tmp_path / "file" / "data")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 2 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(mount, check=False).returncode:
+        pytest.skip("a small file system needs root and the right to mount")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+LARGE = replace(CONFIG, size=1000, test_size=100, image_size=32)
+
+
+def test_a_disk_too_small_is_refused_before_writing(small_disk: Path) -> None:
+    needed_bytes = 1100 * (3 * 32 * 32 + 8) + (1 << 18)
+    with pytest.raises(DataError, match=rf"no room in {small_disk}/.*: {needed_bytes} bytes .* needed, \d+ free"):
+        fetch(LARGE, small_disk)
+    assert sorted(path.name for path in small_disk.iterdir()) == [".synthetic.lock"]
+
+
+def test_a_disk_that_fills_up_while_packing(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "require", lambda path, needed_bytes: None)
+    with pytest.raises(DataError, match=r"no room in .*: \d+ bytes .* needed, \d+ free\n  try: free some space"):
+        fetch(LARGE, small_disk)
+    assert sorted(path.name for path in small_disk.iterdir()) == [".synthetic.lock"]
+    assert fetch(CONFIG, small_disk).manifest.count == 250
