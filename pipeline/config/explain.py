@@ -17,9 +17,8 @@ Composer = Callable[[Sequence[str]], DictConfig | None]
 _UNKNOWN = (
     re.compile(r"Could not override '([^']+)'"),
     re.compile(r"Could not delete from config\. '([^']+)' does not exist"),
-    re.compile(r"Could not delete '([^'=]+)"),
     re.compile(r"config group '([^']+)' does not exist"),
-    re.compile(r"Could not append to config(?: group)?\. '([^']+)'"),
+    re.compile(r"An item is already at '([^']+)'"),
 )
 
 
