@@ -136,6 +136,39 @@ def runs() -> None:
         say(f"{row.key}  {row.state:<8}  {day}  {row.what:<28} {row.nodes:<14} {accuracy}{warning}")
 
 
+def preflight() -> None:
+    from pipeline import preflight as checks
+
+    config = session().config
+    facts = checks.check(
+        config.cluster,
+        global_batch_size=config.train.trainer.global_batch_size,
+        backend=config.train.strategy.backend,
+    )
+    say(checks.table(facts))
+    say(f"{len(facts)} host(s) can take part")
+
+
+def stop() -> None:
+    from pipeline.launch import stop_run
+
+    folder = session().folder()
+    stop_run(session().config.cluster, folder.path, folder.key)
+    say(f"nothing of {folder.key} runs on {', '.join(host.label for host in session().config.cluster.hosts)}")
+
+
+def ui() -> None:
+    from pipeline import tracking
+    from pipeline import ui as page
+
+    asked = session().asked.options.get("port")
+    if asked is not None and not (asked.isascii() and asked.isdecimal() and 0 < int(asked) < 65536):
+        raise UsageError(f"port={asked} must be a whole number from 1 to 65535")
+    config = session().config
+    uri = tracking.absolute_uri(config.tracking_uri, ROOT)
+    page.serve(uri, config.tracking_experiment, port=int(asked) if asked else None, say=say)
+
+
 def lab() -> None:
     from pipeline import lab as labs
 

@@ -28,7 +28,7 @@ VERBS: Mapping[str, Verb] = {
     "evaluate": Verb(summary="accuracy, per-class report and confusion matrix of a run", options=("run",)),
     "record": Verb(summary="replay a run into MLflow (exactly once)", options=("run",)),
     "runs": Verb(summary="list the runs: state, accuracy, how to repeat them"),
-    "stop": Verb(summary="end a run on all of its hosts"),
+    "stop": Verb(summary="end a run on all of its hosts", options=("run",)),
     "ui": Verb(summary="compare the runs in MLflow's web page", options=("port",)),
     "lab": Verb(
         summary="two SSH hosts on this computer: hosts=2 raises them, down=1 removes them",
