@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -119,12 +119,7 @@ def stamp(path: Path) -> tuple[int, int]:
 
 
 def note_stamps(folder: Path, origin: str) -> None:
-    """Write the side file; a pack on a read-only disk does without (it is hashed on each call)."""
+    """Write the side file; a pack on a read-only disk does without and is hashed on each call."""
     stamps = {name: list(stamp(folder / name)) for name in (IMAGES, LABELS)}
-    try:
+    with suppress(OSError):
         write_json(folder / STAMPS, {**stamps, "origin": origin})
-    except PermissionError:
-        return
-    except OSError as error:
-        if error.errno != errno.EROFS:
-            raise

@@ -59,4 +59,5 @@ class _Lines:
             return
         self._last_s = now_s
         of = f" of {megabytes(total)} ({done / total:.0%})" if total else ""
-        print(f"{what}: {megabytes(done)}{of}", file=sys.stderr, flush=True)
+        amount = f": {megabytes(done)}{of}" if done else ""
+        print(f"{what}{amount}", file=sys.stderr, flush=True)

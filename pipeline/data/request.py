@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -39,7 +40,8 @@ def _fingerprints(paths: list[Path], data_dir: Path) -> dict[str, str]:
             fresh[str(path)] = [*now, sha256_file(path)]
         found[path.name] = str({**cache, **fresh}[str(path)][2])
     if fresh and data_dir.is_dir():
-        write_json(data_dir / _FINGERPRINTS, {**cache, **fresh})
+        with suppress(OSError):  # a read-only folder of packs is still good to read from
+            write_json(data_dir / _FINGERPRINTS, {**cache, **fresh})
     return found
 
 

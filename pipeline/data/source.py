@@ -24,4 +24,4 @@ def shown(url: str) -> str:
 
 def file_name(url: str) -> str:
     """The last part of a URL's path; empty for a folder that ends in a slash."""
-    return unquote(urlsplit(url).path.rpartition("/")[2])
+    return unquote(urlsplit(url).path).rpartition("/")[2]

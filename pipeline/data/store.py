@@ -71,11 +71,11 @@ def _only_one(path: Path, report: OnProgress) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     lock = FileLock(path)
-    try:
-        lock.acquire(timeout=_LOCK_NOTICE_S)
-    except Timeout:
-        report(f"wait for another process that holds {path}", 0, None)
-        lock.acquire(timeout=-1)
+    while not lock.is_locked:
+        try:
+            lock.acquire(timeout=_LOCK_NOTICE_S)
+        except Timeout:
+            report(f"wait for another process that holds {path}", 0, None)
     try:
         yield
     finally:
