@@ -49,9 +49,7 @@ def verdict(names: tuple[str, str], a: Sequence[float], b: Sequence[float], targ
 
 def surroundings() -> str:
     """The evidence's other half: versions, commit and machine, in one line."""
-    versions = " ".join(
-        f"{name} {metadata.version(name)}" for name in ("doit", "hydra-core", "torch", "mlflow")
-    )
+    versions = " ".join(f"{name} {metadata.version(name)}" for name in ("doit", "hydra-core", "torch", "mlflow"))
     commit = checked(["git", "describe", "--always", "--dirty"], cwd=ROOT).strip()
     machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
     return f"commit {commit}; Python {platform.python_version()} {versions}; {machine}"

@@ -53,9 +53,7 @@ def one_run(overrides: list[str]) -> tuple[Usage, Usage]:
         words = [*overrides, f"paths.runs={place}/runs", f"tracking.uri=sqlite:///{place}/mlflow.db"]
         child = subprocess.Popen([*DOIT, "train", *words], cwd=ROOT, stdout=subprocess.DEVNULL)
         while child.poll() is None:
-            sample = {
-                name: usage for process in controllers(child.pid, place) for name, usage in measured(process)
-            }
+            sample = {name: usage for process in controllers(child.pid, place) for name, usage in measured(process)}
             if total(sample) > total(whole):
                 whole = sample
             if total(sample) > total(training) and not any(Path(place).glob("runs/*/summary.json")):

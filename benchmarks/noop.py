@@ -7,12 +7,13 @@ The bare side is a dodo.py with one task that is up to date and one compose of c
 
 from __future__ import annotations
 
+import resource
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from measure import DOIT, ROOT, checked, interleaved, surroundings, verdict
+from measure import DOIT, ROOT, checked, interleaved, spread, surroundings, verdict
 
 TARGET = 1.25
 OVERRIDES = ["experiment=quickstart", "trainer.max_steps=2", "tracking=none"]
@@ -37,6 +38,15 @@ def main() -> int:
         bare.mkdir()
         (bare / "dodo.py").write_text(BARE_DODO.format(conf=str(ROOT / "conf"), overrides=overrides))
 
+        cpu: dict[Path, list[float]] = {ROOT: [], bare: []}
+
+        def seconds(argv: list[str], cwd: Path) -> float:
+            before, started = cpu_seconds(), time.perf_counter()
+            checked(argv, cwd=cwd, env={"PYTHONPATH": str(ROOT)})
+            elapsed = time.perf_counter() - started
+            cpu[cwd].append(cpu_seconds() - before)
+            return elapsed
+
         def paceline(_: int) -> float:
             return seconds([*DOIT, "train", *overrides], ROOT)
 
@@ -50,13 +60,15 @@ def main() -> int:
         if journals(Path(temporary)) != finished:
             sys.exit("a finished run was launched again: this measured no no-op")
     print(f"no-op; {surroundings()}")
+    ratios = [x / y for x, y in zip(cpu[ROOT][1:], cpu[bare][1:], strict=True)]  # the first of each warmed up
+    print(f"processor seconds, which other load hardly touches, ratio: {spread(ratios)}")
     return verdict(("doit train, finished", "bare doit + one compose"), a, b, TARGET)
 
 
-def seconds(argv: list[str], cwd: Path) -> float:
-    started = time.perf_counter()
-    checked(argv, cwd=cwd, env={"PYTHONPATH": str(ROOT)})
-    return time.perf_counter() - started
+def cpu_seconds() -> float:
+    """User and system time of all children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def journals(folder: Path) -> list[str]:
