@@ -9,13 +9,8 @@ from pathlib import Path
 
 TRAINER = '''
 import argparse, hashlib, json, os, pathlib, signal, subprocess, sys, time
-from torch.distributed.elastic.multiprocessing.errors import record
 
-@record
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--config")
-    config = json.loads(pathlib.Path(parser.parse_args().config).read_text())
+def main(config):
     rank = int(os.environ["RANK"])
     run = pathlib.Path.cwd()
     print("hello from", rank, "of", os.environ["WORLD_SIZE"], flush=True)
@@ -39,7 +34,13 @@ def finish(rank, run):
     (run / "summary.json").write_text(json.dumps({"state": "FINISHED", "labels_bytes": seen}))
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config")
+    config = json.loads(pathlib.Path(parser.parse_args().config).read_text())
+    if config["record"]:  # importing torch costs three seconds of CPU a rank
+        from torch.distributed.elastic.multiprocessing.errors import record
+        main = record(main)
+    main(config)
 '''
 
 RUN_TO_END = "finish(rank, run)"
@@ -55,14 +56,17 @@ class Stub:
     digest: str
 
 
-def make(folder: Path, program: str, *, name: str = "run") -> Stub:
-    """Lay out ``folder/name`` with ``program`` (Python, run in every rank) and a pack of four 2×2 images."""
+def make(folder: Path, program: str, *, name: str = "run", record: bool = False) -> Stub:
+    """Lay out ``folder/name`` with ``program`` (Python, run in every rank) and a pack of four 2×2 images.
+
+    ``record``: wrap it in torch's @record, as the real trainer does, so that torch's error files are written.
+    """
     run_dir, pack_dir = folder / name, folder / "pack"
     trainers = run_dir / "code" / "trainers"
     trainers.mkdir(parents=True)
     (trainers / "__init__.py").write_text("")
     (trainers / "classifier.py").write_text(TRAINER)
-    config = {"program": program, "trainer": {"global_batch_size": 8}, "strategy": {"backend": "gloo"}}
+    config = {"program": program, "record": record, "trainer": {"global_batch_size": 8}, "strategy": {"backend": "gloo"}}
     (run_dir / "config.json").write_text(json.dumps(config))
     pack_dir.mkdir(exist_ok=True)
     (pack_dir / "images.bin").write_bytes(bytes(16))

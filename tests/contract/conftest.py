@@ -1,0 +1,76 @@
+"""What the launcher contract runs on: each launcher with a way to look for processes on its hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.launch import AttemptResult, run_attempt
+from pipeline.types import Cluster, Host, LogLine
+from tests.contract.stub import Stub, make
+
+HOSTILE = "a 'b' \"c\" $(touch x) `id`; \\ \n#ü|&"
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """One launcher on real hosts: two ranks, one name that is unique to the test in every process."""
+
+    cluster: Cluster
+    folder: Path
+    count: Callable[[str], int]  # processes on all hosts whose environment holds the text
+    shares_run_dir: bool
+
+    def stub(self, program: str, *, record: bool = False) -> Stub:
+        return make(self.folder, program, record=record)
+
+    def run(self, stub: Stub, lines: list[LogLine] | None = None, **change: object) -> AttemptResult:
+        return run_attempt(
+            cluster=replace(self.cluster, **change),  # type: ignore[arg-type]
+            run_dir=stub.run_dir,
+            run_key=stub.digest[:12],
+            pack_dir=stub.pack_dir,
+            pack_digest=stub.digest,
+            attempt=1,
+            trainer="trainers.classifier",
+            on_line=(lines if lines is not None else []).append,
+        )
+
+    def left(self, stub: Stub) -> int:
+        """Processes of the run that are alive on any host."""
+        return self.count(f"PACELINE_NODE={stub.digest[:12]}")
+
+
+def count_here(text: str) -> int:
+    """Processes of this machine whose environment holds ``text``."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            found += text.encode() in path.read_bytes()
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(params=["local", pytest.param("pssh", marks=pytest.mark.lab)])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
+    folder = tmp_path / "it's a $(touch x) folder"
+    folder.mkdir()
+    env = {"HOSTILE": HOSTILE, "OMP_NUM_THREADS": "1"}
+    if request.param == "local":
+        hosts: tuple[Host, ...] = (Host(name="localhost", nproc_per_node=2, env=env),)
+        return Bench(
+            cluster=Cluster(launcher="local", hosts=hosts),
+            folder=folder,
+            count=count_here,
+            shares_run_dir=True,
+        )
+    lab = request.getfixturevalue("lab")
+    hosts = tuple(Host(name=host.name, env=env) for host in lab.hosts)
+    cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), workdir="~/it's a $HOME")
+
+    # lab hosts have process-id namespaces of their own, which the machine around them sees into
+    return Bench(cluster=cluster, folder=folder, count=count_here, shares_run_dir=False)

@@ -1,0 +1,85 @@
+"""What every launcher must do: the same assertions on each of them, with real torchrun."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from pipeline.errors import TrainingError
+from pipeline.launch import stop_run
+from pipeline.types import LogLine
+from tests.contract.conftest import HOSTILE, Bench
+from tests.contract.stub import RUN_TO_END
+
+
+def test_runs_to_the_end_and_brings_everything_back(bench: Bench) -> None:
+    stub = bench.stub(RUN_TO_END)
+    lines: list[LogLine] = []
+    result = bench.run(stub, lines)
+
+    texts = {(line.rank, line.text) for line in lines}
+    assert {(0, "hello from 0 of 2"), (1, "hello from 1 of 2")} <= texts
+    assert {line.host for line in lines} == {host.label for host in bench.cluster.hosts}
+    assert (1, f"HOSTILE={json.dumps(HOSTILE)}") in texts
+
+    summary = json.loads((stub.run_dir / "summary.json").read_text())
+    assert summary == {"state": "FINISHED", "labels_bytes": 32}
+    assert (stub.run_dir / "checkpoints" / "final.pt").read_bytes() == b"weights of final"
+    assert (stub.run_dir / "predictions.json").exists()
+    metrics = (stub.run_dir / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["metrics"] for line in metrics] == [{"train/loss": 2.5}]
+
+    plan = json.loads((stub.run_dir / "plan.json").read_text())
+    assert plan["run_id"] == result.plan.run_id
+    assert [node["first_rank"] for node in plan["nodes"]] == ([0] if bench.shares_run_dir else [0, 1])
+    for host in bench.cluster.hosts:
+        ended = json.loads((stub.run_dir / "attempts" / "1" / f"{host.label}.exit.json").read_text())
+        assert (ended["event"], ended["code"]) == ("NodeExit", 0)
+        assert "hello from" in (stub.run_dir / "attempts" / "1" / f"{host.label}.log").read_text()
+    assert bench.left(stub) == 0
+    assert not list(bench.folder.rglob("x")), "a value was run by a shell"
+
+
+def test_first_error_is_shown_with_host_rank_and_traceback_and_all_are_down(bench: Bench) -> None:
+    stub = bench.stub("if rank == 1: raise ValueError('boom in rank 1')\ntime.sleep(600)", record=True)
+    with pytest.raises(TrainingError) as caught:
+        bench.run(stub)
+    host = bench.cluster.hosts[-1].label
+    assert re.search(rf"training failed on {host}, rank 1: ValueError: boom in rank 1", caught.value.what)
+    assert "Traceback (most recent call last):" in caught.value.what
+    assert bench.left(stub) == 0
+    ended = json.loads((stub.run_dir / "attempts" / "1" / f"{host}.exit.json").read_text())
+    assert [error["rank"] for error in ended["errors"]] == [1]
+
+
+def test_killed_rank_is_named_and_nothing_is_left(bench: Bench) -> None:
+    stub = bench.stub("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)")
+    with pytest.raises(TrainingError, match=r"rank 1: ended with signal 9 \(SIGKILL\)"):
+        bench.run(stub)
+    assert bench.left(stub) == 0
+
+
+def test_stop_from_another_place_ends_a_run_whose_workers_ignore_sigterm(bench: Bench) -> None:
+    stub = bench.stub(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); subprocess.Popen(['sleep', '600'], env={});"
+        "print('up', flush=True); time.sleep(600)"
+    )
+    lines = StopWhenUp(bench, stub)
+    with pytest.raises(TrainingError, match="stopped"):
+        bench.run(stub, lines)
+    assert bench.left(stub) == 0
+
+
+class StopWhenUp(list[LogLine]):
+    """Stops the run from a thread of its own, as `doit stop` would, once both ranks are up."""
+
+    def __init__(self, bench: Bench, stub: object) -> None:
+        super().__init__()
+        self.bench, self.stub, self.up = bench, stub, 0
+
+    def append(self, line: LogLine) -> None:
+        self.up += line.text == "up"
+        if self.up == 2 and line.text == "up":
+            stop_run(self.bench.cluster, self.stub.run_dir, self.stub.digest[:12])  # type: ignore[attr-defined]
