@@ -7,16 +7,18 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import data, runs, tracking, train
 from pipeline.cli import invocation
-from pipeline.config import build, compose
 from pipeline.errors import UsageError
-from pipeline.runfolder import RunFolder
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imported in the functions: a bare `doit` needs none of it
     from omegaconf import DictConfig
 
-ROOT = compose.ROOT
+    from pipeline.config.build import RunConfig
+    from pipeline.data import Pack
+    from pipeline.runfolder import RunFolder
+    from pipeline.train import Run
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Session:
@@ -27,9 +29,12 @@ class Session:
         self._given = composed  # the Hydra application has composed already
 
     @cached_property
-    def composed(self) -> tuple[build.RunConfig, str]:
+    def composed(self) -> tuple[RunConfig, str]:
         """The typed configuration and its YAML."""
         from omegaconf import OmegaConf
+
+        from pipeline import tracking
+        from pipeline.config import build, compose
 
         composed = self._given if self._given is not None else compose.compose_config(self.asked.overrides)
         resolved = compose.resolve(composed)
@@ -38,12 +43,14 @@ class Session:
         return config, OmegaConf.to_yaml(composed, resolve=True)
 
     @property
-    def config(self) -> build.RunConfig:
+    def config(self) -> RunConfig:
         return self.composed[0]
 
     @cached_property
-    def pack(self) -> data.Pack | None:
+    def pack(self) -> Pack | None:
         """The data pack if it is there and intact; ``forget_pack`` after a fetch."""
+        from pipeline import data
+
         return data.find(self.config.train.dataset, self.config.data_dir)
 
     def forget_pack(self) -> None:
@@ -51,12 +58,16 @@ class Session:
         self.__dict__.pop("run", None)
 
     @cached_property
-    def run(self) -> train.Run | None:
+    def run(self) -> Run | None:
         """The run of this configuration, once its data is in place."""
+        from pipeline import train
+
         return train.prepare(self.config, ROOT, self.pack) if self.pack else None
 
     def folder(self) -> RunFolder:
         """The run that ``run=KEY`` names, or this configuration's. Raises UsageError."""
+        from pipeline import runs
+
         named = self.asked.options.get("run")
         if named is not None:
             return runs.find(self.config.runs_dir, named)

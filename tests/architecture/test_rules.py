@@ -1,0 +1,59 @@
+"""Rules of the structure that import-linter can't see."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted([*(ROOT / "pipeline").rglob("*.py"), *(ROOT / "trainers").rglob("*.py")])
+
+
+def _calls(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func)
+
+
+def _offenders(allowed: set[str], *wanted: str) -> list[str]:
+    found = [(path.relative_to(ROOT).as_posix(), call) for path in SOURCES for call in _calls(path)]
+    return [f"{path}: {call}" for path, call in found if call in wanted and path not in allowed]
+
+
+def test_processes_are_started_in_the_shell_and_the_agent_alone() -> None:
+    starters = ("subprocess.Popen", "subprocess.run", "subprocess.call", "os.system", "os.fork", "os.execvp")
+    assert _offenders({"pipeline/shell.py", "pipeline/agent.py"}, *starters) == []
+
+
+def test_rank_variables_are_read_in_one_module() -> None:
+    readers = [
+        path.relative_to(ROOT).as_posix()
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if path.parts[-2] == "trainers" and isinstance(node, ast.Constant) and node.value in ("RANK", "WORLD_SIZE")
+    ]
+    assert set(readers) == {"trainers/distributed.py"}
+
+
+def test_dodo_holds_task_creators_only() -> None:
+    tree = ast.parse((ROOT / "dodo.py").read_text(encoding="utf-8"))
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert functions
+    assert all(name.startswith("task_") for name in functions)
+    assert not any(isinstance(node, ast.ClassDef) for node in tree.body)
+
+
+@pytest.mark.parametrize("words", [["list"], ["help", "train"], []])
+def test_looking_around_imports_neither_torch_nor_mlflow_nor_hydra(words: list[str]) -> None:
+    code = (
+        f"import sys; from doit.doit_cmd import DoitMain; sys.argv = ['doit', *{words!r}]; "
+        "code = DoitMain().run(sys.argv[1:]); "
+        "print('LOADED', code, [name for name in ('torch', 'mlflow', 'hydra', 'sklearn') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "LOADED 0 []"
