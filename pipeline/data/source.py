@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -12,7 +13,7 @@ def local_path(source: str | None) -> Path | None:
         return None
     if source.startswith("file://"):
         return Path(unquote(urlsplit(source).path))
-    return None if "://" in source else Path(source).expanduser().absolute()
+    return None if "://" in source else Path(os.path.normpath(Path(source).expanduser().absolute()))
 
 
 def shown(url: str) -> str:
