@@ -1,0 +1,110 @@
+"""`doit` as a person starts it, with its results in a folder of the test's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+_DOIT = [sys.executable, "-m", "doit"]
+
+
+@dataclass
+class Project:
+    """The checkout's code with runs, data and tracking in ``folder``; ``words`` are added to every call."""
+
+    folder: Path
+    words: list[str] = field(default_factory=list)
+
+    @property
+    def overrides(self) -> list[str]:
+        where = [f"paths.runs='{self.folder}/runs'", f"paths.data='{self.folder}/data'"]
+        return [*where, f"tracking.uri='sqlite:///{self.folder}/mlflow.db'", *self.words]
+
+    def argv(self, *words: str) -> list[str]:
+        return [*_DOIT, "--db-file", str(self.folder / "doit.db"), *words, *self.overrides]
+
+    def doit(self, *words: str, timeout_s: float = 150) -> subprocess.CompletedProcess[str]:
+        """Run to its end; stdout and stderr together in ``stdout``."""
+        return subprocess.run(
+            self.argv(*words),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start in a process group of its own, as a terminal would."""
+        return subprocess.Popen(
+            self.argv(*words),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run_folders(self) -> list[Path]:
+        return [path for path in (self.folder / "runs").glob("*") if (path / "key.json").exists()]
+
+    def only_run(self) -> Path:
+        (folder,) = self.run_folders()
+        return folder
+
+    def result(self) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads((self.only_run() / "result.json").read_text())
+        return result
+
+    def states(self) -> list[str]:
+        lines = (self.only_run() / "journal.jsonl").read_text().splitlines()
+        return [json.loads(line)["state"] for line in lines]
+
+
+def wait_for_step(project: Project, step: int, child: subprocess.Popen[str], timeout_s: float = 90) -> None:
+    """Until metrics.jsonl tells of ``step`` or a later one. Raises AssertionError when the child ends before."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        for folder in project.run_folders():
+            path = folder / "metrics.jsonl"
+            if path.exists() and any(json.loads(line)["step"] >= step for line in _whole_lines(path)):
+                return
+        assert child.poll() is None, child.communicate()[0]
+        time.sleep(0.05)
+    raise AssertionError(f"step {step} was not reached within {timeout_s} s")
+
+
+def _whole_lines(path: Path) -> list[str]:
+    return path.read_text().rpartition("\n")[0].splitlines()
+
+
+def processes_of(folder: Path) -> Iterator[psutil.Process]:
+    """Every process that works for a run below ``folder`` (its command line names the folder or a run's key)."""
+    keys = [path.name for path in (folder / "runs").glob("*") if (path / "key.json").exists()]
+    for process in psutil.process_iter():
+        try:
+            words = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if "trainers.classifier" in words and any(key in words for key in keys):
+            yield process
+
+
+def interrupt(child: subprocess.Popen[str], number: signal.Signals) -> tuple[str, float]:
+    """Send a signal to the controller alone; its output and how many seconds it took to end."""
+    began = time.monotonic()
+    os.kill(child.pid, number)
+    output, _ = child.communicate(timeout=60)
+    return output, time.monotonic() - began

@@ -1,0 +1,142 @@
+"""`doit train` on this computer: from nothing to a recorded result, and not twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.integration.commands import Project, interrupt, processes_of, wait_for_step
+
+QUICK = ("experiment=quickstart", "trainer.epochs=3")
+LONG = ("experiment=quickstart", "trainer.epochs=400", "tracking=none")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def test_the_quickstart_reaches_its_accuracy_and_is_not_run_twice(project: Project) -> None:
+    first = project.doit("train", "experiment=quickstart")
+    assert first.returncode == 0, first.stdout
+    result = project.result()
+    assert result["metrics"]["test/accuracy"] >= 0.97
+    assert (result["state"], result["nnodes"], result["world_size"]) == ("FINISHED", 1, 2)
+    assert result["hosts"] == ["localhost"]
+    assert len(result["weights_sha256"]) == 64
+    assert result["mlflow_run_id"]
+    assert project.states() == ["PLANNED", "RUNNING", "FINISHED"]
+    before = {path: path.stat().st_mtime_ns for path in project.only_run().rglob("*")}
+    second = project.doit("train", "experiment=quickstart")
+    assert second.returncode == 0
+    assert "is finished: test/accuracy 0.9" in second.stdout
+    assert {path: path.stat().st_mtime_ns for path in project.only_run().rglob("*")} == before
+    report = project.doit("evaluate", "run=" + result["key"][:6])
+    assert "weighted avg" in report.stdout
+    assert (project.only_run() / "evaluation" / "confusion_matrix.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_altered_checkpoint_is_found_and_the_run_repeated_with_equal_weights(project: Project) -> None:
+    project.words = ["tracking=none"]
+    assert project.doit("train", *QUICK).returncode == 0
+    weights = project.result()["weights_sha256"]
+    final = project.only_run() / "checkpoints" / "final.pt"
+    final.write_bytes(final.read_bytes()[:-1] + b"x")
+    again = project.doit("train", *QUICK)
+    assert again.returncode == 0, again.stdout
+    assert project.result()["weights_sha256"] == weights
+    assert project.states().count("FINISHED") == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_every_process_and_says_killed_and_the_same_command_resumes(
+    project: Project, number: signal.Signals
+) -> None:
+    child = project.start("train", *LONG)
+    wait_for_step(project, 60, child)
+    output, took_s = interrupt(child, number)
+    assert took_s < 10
+    assert child.returncode == 1
+    assert "KILLED" in output
+    assert "Traceback" not in output
+    assert list(processes_of(project.folder)) == []
+    assert project.states()[-1] == "KILLED"
+    assert not (project.only_run() / "result.json").exists()
+
+
+def test_killed_outright_the_same_command_finishes_with_the_weights_of_an_undisturbed_run(tmp_path: Path) -> None:
+    words = ("experiment=quickstart", "trainer.epochs=60", "tracking=none")
+    undisturbed = Project(tmp_path / "a")
+    undisturbed.folder.mkdir()
+    assert undisturbed.doit("train", *words).returncode == 0
+    disturbed = Project(tmp_path / "b")
+    disturbed.folder.mkdir()
+    child = disturbed.start("train", *words)
+    wait_for_step(disturbed, 40, child)
+    interrupt(child, signal.SIGKILL)
+    done = disturbed.doit("train", *words)
+    assert done.returncode == 0, done.stdout
+    assert disturbed.result()["weights_sha256"] == undisturbed.result()["weights_sha256"]
+    assert list(processes_of(disturbed.folder)) == []
+    steps = [json.loads(line)["step"] for line in (disturbed.only_run() / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["optimizer.lrr=1"], "unknown key 'optimizer.lrr'; did you mean optimizer.lr?"),
+        (["model=resnet"], "did you mean resnet"),
+        (["trainer.epochs=ten"], "trainer.epochs=ten"),
+        (["~x"], "unknown key 'x'"),
+        ([""], "argument 4 is empty"),
+        (["trainer.global_batch_size=63"], "nearest that can: 62 or 64"),
+        (["tracking.uri=ftp://host"], "tracking.uri=ftp://host"),
+        (["+note=1"], "unknown key 'note'"),
+    ],
+)
+def test_a_wrong_override_is_one_line_and_starts_nothing(project: Project, words: list[str], said: str) -> None:
+    done = project.doit("train", *words)
+    assert done.returncode == 3
+    assert said in done.stdout
+    assert len(done.stdout.strip().splitlines()) <= 2
+    assert project.run_folders() == []
+
+
+def test_a_bare_doit_shows_what_there_is_and_starts_nothing(project: Project) -> None:
+    done = project.doit()
+    assert done.returncode == 0
+    assert "doit train" in done.stdout
+    assert list(project.folder.glob("runs/*")) == []
+
+
+def test_synthetic_data_is_named_wherever_its_accuracy_shows(project: Project) -> None:
+    words = ("dataset=synthetic", "model=small_cnn", "dataset.size=256", "dataset.image_size=8", "trainer.max_steps=2")
+    done = project.doit("train", *words, "optimizer=adam", "tracking=none", "trainer.global_batch_size=32")
+    assert done.returncode == 0, done.stdout
+    finished = [line for line in done.stdout.splitlines() if line.startswith("FINISHED")]
+    assert "SYNTHETIC DATA" in finished[0]
+    assert project.result()["synthetic"] is True
+    assert "SYNTHETIC DATA" in project.doit("runs").stdout
+
+
+def test_a_server_that_is_down_costs_a_warning_and_record_replays_later(project: Project) -> None:
+    done = project.doit("train", *QUICK, "tracking.uri=http://127.0.0.1:9")
+    assert done.returncode == 0, done.stdout
+    assert "not recorded in MLflow yet" in done.stdout
+    assert project.result()["mlflow_run_id"] is None
+    key = project.result()["key"]
+    recorded = project.doit("record", f"run={key}")
+    assert recorded.returncode == 0, recorded.stdout
+    assert f"{key} is recorded as MLflow run" in recorded.stdout
+
+
+def test_two_commands_for_one_run_train_it_once(project: Project) -> None:
+    project.words = ["tracking=none"]
+    children = [project.start("train", *QUICK) for _ in range(2)]
+    outputs = [child.communicate(timeout=150)[0] for child in children]
+    assert [child.returncode for child in children] == [0, 0], outputs
+    assert project.states() == ["PLANNED", "RUNNING", "FINISHED"]
