@@ -5,7 +5,7 @@ Only the process of ``recorder_command`` imports mlflow; what stands here is for
 
 from __future__ import annotations
 
-from pipeline.tracking.address import absolute_uri, default_uri, recorder_env
+from pipeline.tracking.address import absolute_uri, default_uri, recorder_env, redact
 from pipeline.tracking.launching import prepare_command, recorder_command
 from pipeline.tracking.recorder import record
 from pipeline.tracking.state import Recorded, is_recorded, last_recorded
@@ -20,4 +20,5 @@ __all__ = [
     "record",
     "recorder_command",
     "recorder_env",
+    "redact",
 ]

@@ -36,6 +36,7 @@ from mlflow.tracking.client import MlflowClient  # noqa: E402
 METRICS_PER_CALL = 1000  # MLflow's limits
 _PARAMS_PER_CALL = 100
 _OPEN_TIMEOUT_S = 60.0  # the schema of a fresh database takes 3–10 s to create
+_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # opens the training view, not GenAI's
 _TOKEN_TAG = "paceline.recorder"
 
 Item = TypeVar("Item")
@@ -103,7 +104,7 @@ class Store:
     def _create_experiment(self, name: str) -> str:
         location = (self._artifacts / re.sub(r"[^\w.-]+", "_", name)).as_uri() if self._artifacts else None
         try:
-            return str(self._client.create_experiment(name, artifact_location=location))
+            return str(self._client.create_experiment(name, artifact_location=location, tags=_EXPERIMENT_TAGS))
         except MlflowException as error:
             found = self._client.get_experiment_by_name(name)  # another recorder was quicker
             if found is None:

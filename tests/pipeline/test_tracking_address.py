@@ -1,0 +1,73 @@
+from pathlib import Path
+
+import pytest
+
+from pipeline import tracking
+from pipeline.errors import UsageError
+from pipeline.tracking.address import redact, shown, sqlite_path
+
+ROOT = Path("/proj")
+
+
+@pytest.mark.parametrize(
+    ("uri", "absolute"),
+    [
+        (None, "sqlite:////proj/mlflow.db"),
+        ("", "sqlite:////proj/mlflow.db"),
+        ("sqlite:///mlflow.db", "sqlite:////proj/mlflow.db"),
+        ("sqlite:///a/b.db?timeout=9", "sqlite:////proj/a/b.db?timeout=9"),
+        ("sqlite:////abs/x.db", "sqlite:////abs/x.db"),
+        ("http://host:5000", "http://host:5000"),
+        ("https://user:pw@host/prefix", "https://user:pw@host/prefix"),
+        ("postgresql+psycopg://u:p@h/db", "postgresql+psycopg://u:p@h/db"),
+    ],
+)
+def test_a_uri_means_the_same_store_from_every_folder(uri: str | None, absolute: str) -> None:
+    assert tracking.absolute_uri(uri, ROOT) == absolute
+
+
+@pytest.mark.parametrize("uri", ["mlruns", "file:///tmp/mlruns", "./mlruns", "ftp://u:hunter2@host", "databricks"])
+def test_a_store_that_mlflow_cannot_write_is_refused(uri: str) -> None:
+    with pytest.raises(UsageError, match="valid: sqlite:///FILE, http://HOST:PORT") as error:
+        tracking.absolute_uri(uri, ROOT)
+    assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize("uri", ["sqlite://", "sqlite:///:memory:"])
+def test_a_database_without_a_file_is_refused(uri: str) -> None:
+    with pytest.raises(UsageError, match="names no file"):
+        tracking.absolute_uri(uri, ROOT)
+
+
+def test_the_default_store_lies_in_the_project(tmp_path: Path) -> None:
+    assert sqlite_path(tracking.default_uri(tmp_path)) == tmp_path.resolve() / "mlflow.db"
+    assert sqlite_path("http://host") is None
+
+
+def test_credentials_go_by_the_environment_only() -> None:
+    uri = "http://ann:p%40ss@host:5000/x"
+    command = tracking.recorder_command(Path("runs/k"), uri, "paceline", follow=True)
+    assert "--uri" not in command
+    assert "--follow" in command
+    assert tracking.recorder_env(uri) == {
+        "MLFLOW_TRACKING_URI": "http://host:5000/x",
+        "MLFLOW_TRACKING_USERNAME": "ann",
+        "MLFLOW_TRACKING_PASSWORD": "p@ss",
+    }
+    assert "--uri" not in tracking.prepare_command("postgresql://u:secret@h/db")
+    assert tracking.recorder_env("postgresql://u:secret@h/db") == {"MLFLOW_TRACKING_URI": "postgresql://u:secret@h/db"}
+
+
+def test_an_address_without_credentials_stands_in_the_command() -> None:
+    command = tracking.recorder_command(Path("runs/k"), "http://host:5000", "paceline")
+    assert command[command.index("--uri") + 1] == "http://host:5000"
+    assert "--follow" not in command
+
+
+def test_what_is_shown_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "t0ken")
+    assert redact("401 for t0ken at http://a:b@c@host/x and https://host") == (
+        "401 for *** at http://***@host/x and https://host"
+    )
+    assert shown("http://ann:pw@host:5000") == shown("http://host:5000") == "http://host:5000"
+    assert shown("postgresql://u:pw@h/db") == "postgresql://***@h/db"

@@ -1,0 +1,258 @@
+"""Recording into a real sqlite store."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tracking_folder as folder
+import tracking_store as store
+from tracking_store import EXPERIMENT
+
+from pipeline import tracking
+from pipeline.errors import PacelineError
+from pipeline.tracking.state import DONE, RECORDING
+
+
+@pytest.fixture(scope="module")
+def fresh_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    database = tmp_path_factory.mktemp("store") / "mlflow.db"
+    store.prepare(database)
+    return database
+
+
+@pytest.fixture
+def uri(tmp_path: Path, fresh_database: Path) -> str:
+    shutil.copy(fresh_database, tmp_path / "mlflow.db")
+    return tracking.absolute_uri(None, tmp_path)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.1)
+
+
+def finished(tmp_path: Path, **more: object) -> Path:
+    run = folder.started(tmp_path, **more)
+    folder.metrics(run, range(20))
+    folder.end(run)
+    return run
+
+
+def test_a_finished_run_is_recorded_whole(tmp_path: Path, uri: str) -> None:
+    recorded = tracking.record(finished(tmp_path), uri, EXPERIMENT)
+    assert recorded.state == DONE
+    (run,) = store.runs(uri)
+    assert run.info.run_id == recorded.run_id
+    assert run.info.status == "FINISHED"
+    assert (run.info.start_time, run.info.end_time) == (int(folder.T0 * 1000), int((folder.T0 + 60) * 1000))
+    assert run.info.run_name == f"quickstart-{folder.KEY}"
+    assert run.data.params["optimizer.lr"] == "0.003"
+    assert run.data.tags["paceline.run_key"] == folder.KEY
+    assert run.data.metrics["test/accuracy"] == 0.9
+    expected = [(step, int((folder.T0 + step) * 1000), 1.0 / (1 + step)) for step in range(20)]
+    assert store.history(uri, run.info.run_id) == expected
+    top = store.artifacts(uri, run.info.run_id)
+    assert {"config.json", "config.yaml", "key.json", "plan.json", "provenance.json", "summary.json"} <= set(top)
+    assert store.artifacts(uri, run.info.run_id, "checkpoints") == [
+        "checkpoints/final.json",
+        "checkpoints/final.pt",
+    ]
+    assert store.artifacts(uri, run.info.run_id, "logs") == ["logs/node0.log"]
+    assert "evaluation/confusion_matrix.png" in store.artifacts(uri, run.info.run_id, "evaluation")
+    assert (tmp_path / "mlartifacts").is_dir()
+
+
+def test_a_second_call_does_nothing_and_needs_no_mlflow(tmp_path: Path, uri: str) -> None:
+    run = finished(tmp_path)
+    tracking.record(run, uri, EXPERIMENT)
+    before = (run / "tracking.json").read_bytes()
+    code = (
+        "import sys; from pathlib import Path; from pipeline import tracking; "
+        f"print(tracking.record(Path({str(run)!r}), {uri!r}, {EXPERIMENT!r}).state, 'mlflow' in sys.modules)"
+    )
+    assert store.python(code) == f"{DONE} False\n"
+    assert (run / "tracking.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("lost", ["everything", "run_id"])
+def test_a_replay_adds_nothing(tmp_path: Path, uri: str, lost: str) -> None:
+    run = finished(tmp_path)
+    first = tracking.record(run, uri, EXPERIMENT)
+    if lost == "everything":
+        (run / "tracking.json").unlink()
+    else:  # a crash right after create_run: the token stands on disk, the run id doesn't
+        state = json.loads((run / "tracking.json").read_text())
+        folder.write(run / "tracking.json", {name: state[name] for name in ("uri", "experiment", "token")})
+    assert tracking.record(run, uri, EXPERIMENT).run_id == first.run_id
+    assert len(store.runs(uri)) == 1
+    assert len(store.history(uri, str(first.run_id))) == 20
+
+
+def test_runs_that_a_lost_answer_left_behind_are_removed(tmp_path: Path, uri: str) -> None:
+    run = folder.started(tmp_path)
+    first = tracking.record(run, uri, EXPERIMENT)
+    assert first.state == RECORDING
+    token = json.loads((run / "tracking.json").read_text())["token"]
+    client, number = store.client(uri), store.runs(uri)[0].info.experiment_id
+    tags = {"paceline.run_key": folder.KEY}
+    client.create_run(number, tags={**tags, "paceline.recorder": token})
+    other = client.create_run(number, tags={**tags, "paceline.recorder": "someone else"})
+    folder.metrics(run, range(20))
+    folder.end(run)
+    assert tracking.record(run, uri, EXPERIMENT).run_id == first.run_id
+    assert {found.info.run_id for found in store.runs(uri)} == {first.run_id, other.info.run_id}
+
+
+def test_a_second_attempt_continues_the_run_without_repeating_steps(tmp_path: Path, uri: str) -> None:
+    run = folder.started(tmp_path)
+    folder.metrics(run, range(12))
+    folder.journal(run, "FAILED", at=folder.T0 + 20)
+    first = tracking.record(run, uri, EXPERIMENT)
+    assert store.runs(uri)[0].info.status == "FAILED"
+
+    (run / "metrics.jsonl").unlink()  # back to the checkpoint of step 10, then on at later times
+    folder.metrics(run, range(10))
+    folder.metrics(run, range(10, 20), at=folder.T0 + 100)
+    folder.journal(run, "PLANNED", "RUNNING", attempt=2, at=folder.T0 + 90)
+    assert tracking.record(run, uri, EXPERIMENT).run_id == first.run_id
+    assert store.runs(uri)[0].info.status == "RUNNING"
+    folder.end(run, attempt=2)
+    assert tracking.record(run, uri, EXPERIMENT).run_id == first.run_id
+    (only,) = store.runs(uri)
+    assert only.info.status == "FINISHED"
+    assert only.data.tags["paceline.attempt"] == "2"
+    assert [step for step, _, _ in store.history(uri, only.info.run_id)] == list(range(20))
+
+
+def test_one_bad_parameter_does_not_cost_the_others(tmp_path: Path, uri: str) -> None:
+    run = finished(tmp_path, note="first")
+    first = tracking.record(run, uri, EXPERIMENT)
+    config = json.loads((run / "config.json").read_text())
+    folder.write(run / "config.json", {**config, "note": "second", "added": 1})
+    (run / "tracking.json").unlink()
+    tracking.record(run, uri, EXPERIMENT)
+    data = store.client(uri).get_run(first.run_id).data
+    assert (data.params["note"], data.params["added"]) == ("first", "1")
+    assert data.tags["paceline.changed_params"] == "note: first → second"
+
+
+def test_many_points_and_odd_values_arrive(tmp_path: Path, uri: str) -> None:
+    run = folder.started(tmp_path)
+    folder.metrics(run, range(2500))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"t": folder.T0, "step": 2500, "metrics": {"train/loss": math.nan, "a=b": 1}}) + "\n")
+        file.write("torn\n")
+    folder.journal(run, "KILLED")
+    recorded = tracking.record(run, uri, EXPERIMENT)
+    assert recorded.state == DONE
+    assert len(store.history(uri, str(recorded.run_id))) == 2501
+    assert store.history(uri, str(recorded.run_id), "a_b") == [(2500, int(folder.T0 * 1000), 1.0)]
+    assert store.runs(uri)[0].info.status == "KILLED"
+    assert "make no sense" in " ".join(json.loads((run / "tracking.json").read_text())["notes"])
+
+
+def test_later_files_are_added_to_a_finished_record(tmp_path: Path, uri: str) -> None:
+    run = finished(tmp_path)
+    first = tracking.record(run, uri, EXPERIMENT)
+    folder.write(run / "evaluation" / "more.json", {})
+    assert not tracking.is_recorded(run, uri, EXPERIMENT)
+    assert tracking.record(run, uri, EXPERIMENT).run_id == first.run_id
+    assert "evaluation/more.json" in store.artifacts(uri, str(first.run_id), "evaluation")
+    assert tracking.is_recorded(run, uri, EXPERIMENT)
+
+
+def test_no_credentials_reach_the_artifacts(tmp_path: Path, uri: str) -> None:
+    run = finished(tmp_path, tracking={"uri": "http://ann:hunter2@host"})
+    tracking.record(run, uri, EXPERIMENT)
+    sent = [path for path in (tmp_path / "mlartifacts").rglob("*") if path.is_file()]
+    assert sent
+    assert not [path for path in sent if b"hunter2" in path.read_bytes()]
+    assert b"hunter2" not in (tmp_path / "mlflow.db").read_bytes()
+
+
+def test_a_deleted_run_is_recorded_anew(tmp_path: Path, uri: str) -> None:
+    run = finished(tmp_path)
+    first = tracking.record(run, uri, EXPERIMENT)
+    store.client(uri).delete_run(first.run_id)
+    (run / "config.yaml").write_text("seed: 0  # touched\n")
+    second = tracking.record(run, uri, EXPERIMENT)
+    assert second.run_id != first.run_id
+    assert len(store.history(uri, str(second.run_id))) == 20
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, uri: str) -> None:
+    with pytest.raises(PacelineError, match=r"config\.json is missing"):
+        tracking.record(tmp_path, uri, EXPERIMENT)
+
+
+def test_the_follower_records_while_training_goes_on_and_ends_with_it(tmp_path: Path, uri: str) -> None:
+    run = folder.started(tmp_path)
+    follower = store.spawn(run, uri, follow=True, env=dict(os.environ))
+    try:
+        folder.metrics(run, range(5))
+        wait_for(lambda: (run / "tracking.json").exists() and '"train/loss": 4' in (run / "tracking.json").read_text())
+        assert store.runs(uri)[0].info.status == "RUNNING"
+        folder.metrics(run, range(5, 20))
+        folder.end(run)
+        out, err = follower.communicate(timeout=60)
+    finally:
+        follower.kill()
+    assert follower.returncode == 0, err
+    (only,) = store.runs(uri)
+    assert out == f"done {only.info.run_id}\n"
+    assert only.info.status == "FINISHED"
+    assert len(store.history(uri, only.info.run_id)) == 20
+
+
+def test_the_follower_leaves_when_its_controller_is_gone(tmp_path: Path, uri: str) -> None:
+    run = folder.started(tmp_path)
+    argv = tracking.recorder_command(run, uri, EXPERIMENT, follow=True)
+    code = (
+        "import subprocess, sys; "
+        f"child = subprocess.Popen({argv!r}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL); "
+        "sys.stdout.write(str(child.pid)); sys.stdout.flush(); sys.stdin.read()"
+    )
+    controller = subprocess.Popen(
+        [argv[0], "-c", code], cwd=store.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert controller.stdin and controller.stdout
+    folder.metrics(run, range(5))
+    wait_for(lambda: (run / "tracking.json").exists() and '"train/loss": 4' in (run / "tracking.json").read_text())
+    controller.kill()
+    follower = int(controller.stdout.read())
+    controller.communicate()
+    with contextlib.suppress(ProcessLookupError):
+        wait_for(lambda: os.kill(follower, 0) is not None or _is_zombie(follower))
+    assert json.loads((run / "tracking.json").read_text())["state"] == RECORDING
+    folder.end(run)
+    assert tracking.record(run, uri, EXPERIMENT).state == DONE
+    assert len(store.runs(uri)) == 1
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_four_recorders_at_once_share_a_fresh_database(tmp_path: Path) -> None:
+    uri = tracking.absolute_uri(None, tmp_path)
+    folders = [finished(tmp_path / str(number), key=f"{number:012x}") for number in range(4)]
+    recorders = [store.spawn(run, uri, follow=False, env=dict(os.environ)) for run in folders]
+    for recorder in recorders:
+        _, err = recorder.communicate(timeout=120)
+        assert recorder.returncode == 0, err
+    assert sorted(run.data.tags["paceline.run_key"] for run in store.runs(uri)) == [f"{n:012x}" for n in range(4)]
+    assert all(len(store.history(uri, run.info.run_id)) == 20 for run in store.runs(uri))
