@@ -125,8 +125,7 @@ class CheckpointFolder:
         if different:
             changes = ", ".join(f"{name}={then.get(name)} (now {now.get(name)})" for name in different)
             raise TrainerError(
-                f"checkpoint {path} belongs to another configuration: {changes}; "
-                f"delete {path.parent} to start afresh"
+                f"checkpoint {path} belongs to another configuration: {changes}; delete {path.parent} to start afresh"
             )
 
 
@@ -147,9 +146,7 @@ def _read_verified(path: Path) -> dict[str, Any]:
         while block := file.read(1 << 20):
             digest.update(block)
     if digest.hexdigest() != side["sha256"]:
-        raise ValueError(
-            f"its sha256 is {digest.hexdigest()[:12]}, {path.stem}.json says {side['sha256'][:12]}"
-        )
+        raise ValueError(f"its sha256 is {digest.hexdigest()[:12]}, {path.stem}.json says {side['sha256'][:12]}")
     for name in ("world_size", "dataset_digest", "config"):
         side[name]
     return side

@@ -81,7 +81,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise TrainerError(f"{path} cannot be read ({error.strerror}); {_FETCH_AGAIN}") from error
     except KeyError as error:
         raise TrainerError(f"{path} has no field {error}; {_FETCH_AGAIN}") from error
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise TrainerError(f"{path} is not a data manifest ({error}); {_FETCH_AGAIN}") from error
 
 
@@ -92,9 +92,7 @@ def open_pack(folder: Path) -> Pack:
     images = _map(folder / "images.bin", torch.uint8, shape)
     labels = _map(folder / "labels.bin", torch.int64, shape[:1])
     if sys.byteorder != "little":
-        raise TrainerError(
-            f"{folder}/labels.bin is little-endian; nodes of the other byte order cannot read it"
-        )
+        raise TrainerError(f"{folder}/labels.bin is little-endian; nodes of the other byte order cannot read it")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= manifest.num_classes:
         raise TrainerError(

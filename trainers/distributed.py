@@ -54,9 +54,7 @@ def choose_device(wanted: str, ranks: Ranks, *, gpus: int, host: str) -> tuple[t
     """
     if gpus == 0:
         if wanted == "nccl":
-            raise TrainerError(
-                f"strategy.backend=nccl, but host {host} has no GPU; use strategy.backend=auto"
-            )
+            raise TrainerError(f"strategy.backend=nccl, but host {host} has no GPU; use strategy.backend=auto")
         return torch.device("cpu"), "gloo"
     if wanted != "gloo" and ranks.local_world_size > gpus:
         raise TrainerError(

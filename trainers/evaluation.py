@@ -66,9 +66,7 @@ def evaluate(
     node.sum(chosen)  # each rank filled its own part and left zeros elsewhere
     loss_sum, correct = totals.tolist()
     count = stop - start
-    return Evaluation(
-        loss=loss_sum / count, accuracy=correct / count, count=count, predictions=chosen.tolist()
-    )
+    return Evaluation(loss=loss_sum / count, accuracy=correct / count, count=count, predictions=chosen.tolist())
 
 
 def _forward(

@@ -98,9 +98,7 @@ def _fill_buckets(parameters: Sequence[nn.Parameter]) -> list[_Bucket]:
 
 def _bucket(parameters: list[nn.Parameter]) -> _Bucket:
     """Views take the strides of their parameter, so that channels-last gradients are copied in one run."""
-    flat = torch.zeros(
-        sum(item.numel() for item in parameters), dtype=parameters[0].dtype, device=parameters[0].device
-    )
+    flat = torch.zeros(sum(item.numel() for item in parameters), dtype=parameters[0].dtype, device=parameters[0].device)
     views, offset = [], 0
     for item in parameters:
         views.append(flat.as_strided(item.shape, item.stride(), offset))

@@ -52,9 +52,7 @@ class Trainer:
         step = torch.zeros(1, dtype=torch.int64, device=self.node.device)
         if self.node.leads:
             owner = checkpoint.identity(self.config, self.pack.manifest.digest, self.node.ranks.world_size)
-            self.folder = CheckpointFolder(
-                self.run_dir / "checkpoints", owner, self.config.trainer.keep_checkpoints
-            )
+            self.folder = CheckpointFolder(self.run_dir / "checkpoints", owner, self.config.trainer.keep_checkpoints)
             for found in self.folder.newest_good():
                 if isinstance(found, str):
                     self.say(f"warning: {found}")
@@ -105,9 +103,7 @@ class Trainer:
         try:
             with autocast(self.node.device, config.trainer.precision):
                 logits = self.model(images)
-            loss = functional.cross_entropy(
-                logits.float(), labels, label_smoothing=config.trainer.label_smoothing
-            )
+            loss = functional.cross_entropy(logits.float(), labels, label_smoothing=config.trainer.label_smoothing)
             (loss / ranks.world_size).backward()  # type: ignore[no-untyped-call]
         except torch.OutOfMemoryError as error:
             raise TrainerError(self._out_of_memory()) from error
@@ -222,9 +218,7 @@ class Trainer:
 
     def _out_of_memory(self) -> str:
         size, world_size = self.steps.rank_batch_size, self.node.ranks.world_size
-        smaller = (
-            f"try trainer.global_batch_size={size // 2 * world_size}" if size > 1 else "take a smaller model"
-        )
+        smaller = f"try trainer.global_batch_size={size // 2 * world_size}" if size > 1 else "take a smaller model"
         return f"GPU memory is full on rank {self.node.ranks.rank} with {size} images a rank; {smaller}"
 
 

@@ -12,9 +12,7 @@ from trainers.distributed import Node
 from trainers.errors import TrainerError
 
 
-def make_network(
-    config: ModelConfig, manifest: Manifest, node: Node, *, seed: int, rank_batch_size: int
-) -> nn.Module:
+def make_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: int, rank_batch_size: int) -> nn.Module:
     """Fresh weights, drawn on the CPU from the seed alone: the same on any device and rank.
 
     Raises:

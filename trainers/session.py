@@ -26,10 +26,12 @@ def run(path: Path) -> None:
 
     Raises:
         ConfigError, TrainerError: something a person can mend; the text says what.
-        OSError: the configuration cannot be read.
     """
     run_dir = path.parent
-    config = load(path)
+    try:
+        config = load(path)
+    except OSError as error:
+        raise TrainerError(f"{path} cannot be read ({error.strerror})") from error
     pack = open_pack(run_dir / "data")
     _refuse_empty_test(pack.manifest)
     check = DigestCheck(pack, read_ranks())
@@ -74,8 +76,7 @@ class DigestCheck:
 def _refuse_empty_test(manifest: Manifest) -> None:
     if manifest.size("test") == 0:
         raise TrainerError(
-            f"the test split of {manifest.name} is empty; "
-            "set dataset.holdout to make one from the training images"
+            f"the test split of {manifest.name} is empty; set dataset.holdout to make one from the training images"
         )
 
 
@@ -118,9 +119,7 @@ def _finish(trainer: Trainer, test: Evaluation) -> None:
     )
     start, stop = pack.manifest.splits["test"]
     targets = pack.labels[start:stop].tolist()
-    write_json(
-        run_dir / "predictions.json", {"split": "test", "targets": targets, "predictions": test.predictions}
-    )
+    write_json(run_dir / "predictions.json", {"split": "test", "targets": targets, "predictions": test.predictions})
     summary = _summary(trainer, digest)
     write_json(run_dir / "summary.json", summary)
     value = f" ({_SYNTHETIC})" if pack.manifest.synthetic else ""

@@ -68,9 +68,7 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """Float images [n, C, H, W] → logits [n, classes]; any H and W from 1."""
 
-    def __init__(
-        self, block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...], image: ImageShape
-    ) -> None:
+    def __init__(self, block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...], image: ImageShape) -> None:
         super().__init__()
         self.conv1, self.bn1 = _convolution(image.channels, _WIDTHS[0], 3), nn.BatchNorm2d(_WIDTHS[0])
         self.relu = nn.ReLU(inplace=True)

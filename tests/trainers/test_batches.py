@@ -1,0 +1,76 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainers.tiny_runs import write_pack
+from trainers.augment import augmented, plan_epoch
+from trainers.batches import plan_steps
+from trainers.config import DatasetConfig, TrainerConfig
+from trainers.data import Pack, open_pack
+from trainers.errors import TrainerError
+
+DATASET = DatasetConfig(name="arrays", crop_padding=2, flip=True)
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Pack:
+    return open_pack(write_pack(tmp_path / "data"))
+
+
+def global_batches(pack: Pack, world_size: int) -> list[list[int]]:
+    """Sample ids of each global batch of two epochs, put together from what each rank takes."""
+    steps = plan_steps(TrainerConfig(epochs=2, global_batch_size=8), pack.manifest, world_size)
+    batches = []
+    for step in range(steps.total):
+        epoch, position = steps.place(step)
+        plan = plan_epoch(DATASET, pack, seed=3, epoch=epoch)
+        ranks = [plan.batch(steps.first_sample(position, rank), steps.rank_batch_size) for rank in range(world_size)]
+        batches.append([int(sample) for part in ranks for sample in part.index])
+    return batches
+
+
+def test_global_batches_are_the_same_on_one_two_and_four_ranks(pack: Pack) -> None:
+    alone = global_batches(pack, 1)
+    assert len(alone) == 14  # 60 images give 7 batches of 8 an epoch; 4 images are left out
+    assert global_batches(pack, 2) == alone
+    assert global_batches(pack, 4) == alone
+
+
+def test_a_sample_is_augmented_alike_whichever_rank_has_it(pack: Pack) -> None:
+    plan = plan_epoch(DATASET, pack, seed=3, epoch=1)
+    whole = plan.batch(0, 8)
+    halves = [plan.batch(0, 4), plan.batch(4, 4)]
+    together = torch.cat([augmented(pack.images[half.index], half, 2) for half in halves])
+    assert augmented(pack.images[whole.index], whole, 2).equal(together)
+
+
+def test_a_crop_is_the_window_of_the_padded_image_and_a_flip_its_mirror(pack: Pack) -> None:
+    plan = plan_epoch(DATASET, pack, seed=3, epoch=0).batch(0, 20)
+    images = pack.images[plan.index]
+    padded = torch.nn.functional.pad(images, (2, 2, 2, 2))
+    assert plan.top is not None
+    assert plan.left is not None
+    assert plan.mirrored is not None
+    assert set(plan.mirrored.tolist()) == {True, False}
+    for number, image in enumerate(augmented(images, plan, 2)):
+        top, left = int(plan.top[number]), int(plan.left[number])
+        window = padded[number, :, top : top + 8, left : left + 8]
+        assert image.equal(window.flip(2) if plan.mirrored[number] else window)
+
+
+def test_a_remainder_names_the_nearest_good_batch_sizes(pack: Pack) -> None:
+    with pytest.raises(TrainerError, match=r"global_batch_size=10 does not divide among 4 .* values: 8, 12$"):
+        plan_steps(TrainerConfig(global_batch_size=10), pack.manifest, 4)
+    with pytest.raises(TrainerError, match=r"nearest good values: 4$"):
+        plan_steps(TrainerConfig(global_batch_size=3), pack.manifest, 4)
+
+
+def test_a_train_split_smaller_than_one_batch_is_refused(pack: Pack) -> None:
+    with pytest.raises(TrainerError, match=r"stripes has 60 images, fewer than one .* of 64; .* at most 56$"):
+        plan_steps(TrainerConfig(global_batch_size=64), pack.manifest, 8)
+
+
+def test_max_steps_ends_a_run_in_the_middle_of_an_epoch(pack: Pack) -> None:
+    config = TrainerConfig(epochs=2, global_batch_size=8, max_steps=9)
+    assert plan_steps(config, pack.manifest, 1).total == 9

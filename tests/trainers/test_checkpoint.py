@@ -1,0 +1,123 @@
+import json
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainers.checkpoint import Checkpoint, CheckpointFolder, Identity
+from trainers.errors import TrainerError
+
+OWNER = Identity(config={"optimizer.lr": 0.1, "seed": 0}, dataset_digest="d" * 64, world_size=2)
+
+
+def checkpoint(step: int) -> Checkpoint:
+    weights = torch.full((100,), float(step))
+    return Checkpoint(
+        step=step,
+        epoch=step // 5,
+        position=step % 5,
+        model={"weight": weights},
+        optimizer={"momentum": [weights.clone()]},
+        progress={"train_s": 1.5},
+    )
+
+
+def save(folder: Path, *steps: int, keep: int = 3) -> None:
+    checkpoints = CheckpointFolder(folder, OWNER, keep)
+    for step in steps:
+        checkpoints.save(checkpoint(step))
+    checkpoints.wait()
+
+
+def test_the_newest_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
+    save(tmp_path, 7, 12)
+    (found,) = CheckpointFolder(tmp_path, OWNER, 3).newest_good()
+    assert isinstance(found, Checkpoint)
+    assert (found.step, found.epoch, found.position, found.progress) == (12, 2, 2, {"train_s": 1.5})
+    assert found.model["weight"].equal(torch.full((100,), 12.0))
+    assert found.optimizer["momentum"][0].equal(torch.full((100,), 12.0))
+
+
+def test_the_side_file_says_what_the_checkpoint_belongs_to(tmp_path: Path) -> None:
+    save(tmp_path, 7)
+    side = json.loads((tmp_path / "step-00000007.json").read_text())
+    assert (side["step"], side["epoch"], side["world_size"]) == (7, 1, 2)
+    assert (side["dataset_digest"], len(side["sha256"])) == ("d" * 64, 64)
+
+
+def test_only_the_last_ones_are_kept(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 3, 4, keep=2)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"step-0000000{step}.{end}" for step in (3, 4) for end in ("json", "pt")]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "alter", "no side file", "side file torn"])
+def test_a_damaged_newest_one_is_skipped_and_named(tmp_path: Path, damage: str) -> None:
+    save(tmp_path, 7, 12)
+    path, side = tmp_path / "step-00000012.pt", tmp_path / "step-00000012.json"
+    content = path.read_bytes()
+    if damage == "truncate":
+        path.write_bytes(content[:-9])
+    elif damage == "alter":
+        path.write_bytes(content[:500] + bytes([content[500] ^ 1]) + content[501:])
+    elif damage == "no side file":
+        side.unlink()
+    else:
+        side.write_text(side.read_text()[:20])
+    warning, found = CheckpointFolder(tmp_path, OWNER, 3).newest_good()
+    assert str(warning).startswith("checkpoint step-00000012.pt is skipped: ")
+    assert isinstance(found, Checkpoint)
+    assert found.step == 7
+
+
+def test_what_a_killed_write_left_is_removed(tmp_path: Path) -> None:
+    save(tmp_path, 7)
+    (tmp_path / ".step-00000012.pt.tmp").write_bytes(b"half")
+    list(CheckpointFolder(tmp_path, OWNER, 3).newest_good())
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_checkpoint_of_another_configuration_names_the_field(tmp_path: Path) -> None:
+    save(tmp_path, 7)
+    other = Identity(config={"optimizer.lr": 0.2, "seed": 0}, dataset_digest="d" * 64, world_size=2)
+    with pytest.raises(TrainerError, match=r"another configuration: optimizer.lr=0.1 \(now 0.2\); delete"):
+        list(CheckpointFolder(tmp_path, other, 3).newest_good())
+
+
+def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, 7)
+    other = Identity(config=OWNER.config, dataset_digest="e" * 64, world_size=2)
+    with pytest.raises(TrainerError, match=r"was trained on data dddddddddddd, this run has eeeeeeeeeeee"):
+        list(CheckpointFolder(tmp_path, other, 3).newest_good())
+
+
+def test_another_world_size_is_said_and_taken(tmp_path: Path) -> None:
+    save(tmp_path, 7)
+    other = Identity(config=OWNER.config, dataset_digest="d" * 64, world_size=4)
+    warning, found = CheckpointFolder(tmp_path, other, 3).newest_good()
+    assert "written by 2 ranks, now there are 4: the weights will not be bit-identical" in str(warning)
+    assert isinstance(found, Checkpoint)
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """No file of this process may grow beyond 512 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_names_path_and_bytes_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match=r"step-00000007.pt could not be written \(File too large\): needs 800 "):
+        save(tmp_path, 7)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file is in the way")
+    with pytest.raises(TrainerError, match=r"checkpoints/step-00000007.pt could not be written"):
+        save(tmp_path / "checkpoints", 7)

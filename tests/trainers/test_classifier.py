@@ -1,0 +1,129 @@
+"""One rank, from the folder to the results, and what a person reads when it cannot work."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainers.tiny_runs import ROOT, MakeRun, metrics_lines, read_summary, start
+from trainers.config import ConfigError
+from trainers.errors import TrainerError
+from trainers.session import run
+
+FIELDS = {"state", "metrics", "weights_sha256", "steps", "epochs", "nnodes", "world_size", "images_per_s", "train_s"}
+FIELDS |= {"first_step_unix_time", "synthetic", "dataset_digest", "device", "backend", "torch"}
+
+
+def test_a_run_leaves_every_result_of_the_contract(make_run: MakeRun) -> None:
+    run_dir = make_run(trainer__epochs=10)
+    run(run_dir / "config.json")
+    summary = read_summary(run_dir)
+    assert set(summary) == FIELDS
+    assert summary["metrics"]["test/accuracy"] > 0.9
+    assert (summary["device"], summary["backend"], summary["epochs"]) == ("cpu", "gloo", 10)
+    predictions = json.loads((run_dir / "predictions.json").read_text())
+    hits = [a == b for a, b in zip(predictions["targets"], predictions["predictions"], strict=True)]
+    assert (predictions["split"], len(hits)) == ("test", 17)
+    assert sum(hits) / 17 == summary["metrics"]["test/accuracy"]
+    names = {name for line in metrics_lines(run_dir) for name in line["metrics"]}
+    splits = {f"{split}/{value}" for split in ("val", "test") for value in ("loss", "accuracy")}
+    assert names == {"train/loss", "train/images_per_s", "lr"} | splits
+    final = json.loads((run_dir / "checkpoints" / "final.json").read_text())
+    assert final["weights_sha256"] == summary["weights_sha256"]
+
+
+def test_the_same_configuration_gives_the_same_weights_and_another_seed_others(make_run: MakeRun) -> None:
+    digests = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        run_dir = make_run(name, seed=seed)
+        run(run_dir / "config.json")
+        digests.append(read_summary(run_dir)["weights_sha256"])
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize("model", [{"name": "small_cnn", "width": 4}, {"name": "resnet18"}])
+def test_bf16_runs(make_run: MakeRun, model: dict[str, object]) -> None:
+    run_dir = make_run(model=model, trainer__precision="bf16", trainer__max_steps=2)
+    run(run_dir / "config.json")
+    weights = torch.load(run_dir / "checkpoints" / "final.pt", weights_only=True)
+    assert {item.dtype for item in weights.values()} <= {torch.float32, torch.int64}
+
+
+def test_without_a_val_split_its_metrics_are_left_out(make_run: MakeRun) -> None:
+    run_dir = make_run(pack={"val": 0})
+    run(run_dir / "config.json")
+    assert set(read_summary(run_dir)["metrics"]) == {"test/loss", "test/accuracy"}
+
+
+def test_synthetic_data_say_at_both_ends_that_accuracy_means_nothing(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = make_run(pack={"synthetic": True})
+    run(run_dir / "config.json")
+    assert capsys.readouterr().out.count("synthetic data: accuracy means nothing") == 2
+    assert read_summary(run_dir)["synthetic"] is True
+
+
+def test_a_loss_that_explodes_stops_the_run_and_leaves_no_result(make_run: MakeRun) -> None:
+    run_dir = make_run(optimizer__lr=1e30)
+    with pytest.raises(TrainerError, match=r"the training loss is (nan|inf) at step \d+ on rank 0"):
+        run(run_dir / "config.json")
+    assert not (run_dir / "summary.json").exists()
+    assert not list((run_dir / "checkpoints").glob("*"))
+
+
+def test_an_empty_test_split_is_refused(make_run: MakeRun) -> None:
+    with pytest.raises(TrainerError, match=r"the test split of stripes is empty; set dataset.holdout"):
+        run(make_run(pack={"test": 0}) / "config.json")
+
+
+def test_an_altered_data_file_is_refused(make_run: MakeRun) -> None:
+    run_dir = make_run()
+    path = run_dir / "data" / "images.bin"
+    path.write_bytes(b"\x07" + path.read_bytes()[1:])
+    with pytest.raises(TrainerError, match=r"images.bin was altered"):
+        run(run_dir / "config.json")
+
+
+def test_one_image_a_rank_is_too_few_for_batch_normalisation(make_run: MakeRun) -> None:
+    run_dir = make_run(model={"name": "resnet18"}, trainer__global_batch_size=1)
+    with pytest.raises(TrainerError, match="model=resnet18 has batch normalisation, which needs at least 2 images"):
+        run(run_dir / "config.json")
+
+
+def test_an_unknown_field_is_refused(make_run: MakeRun) -> None:
+    with pytest.raises(ConfigError, match=r"optimizer.speed is not a field of optimizer=sgd"):
+        run(make_run(optimizer__speed=1) / "config.json")
+
+
+def test_a_mistake_is_one_line_and_stands_in_the_error_file(make_run: MakeRun) -> None:
+    run_dir = make_run(trainer__global_batch_size=64)
+    process = start(run_dir)
+    _, err = process.communicate(timeout=150)
+    wanted = "the train split of stripes has 60 images, fewer than one global batch of 64; "
+    wanted += "set trainer.global_batch_size to at most 60"
+    assert (process.returncode, err) == (1, f"paceline: error: {wanted}\n")
+    message = json.loads((run_dir / "error.json").read_text())["message"]["message"]
+    assert wanted in message
+
+
+def test_a_node_needs_no_numpy_and_never_loads_the_compiler(make_run: MakeRun, tmp_path: Path) -> None:
+    """Loading torch._dynamo would add seconds to the start of every rank."""
+    run_dir = make_run()
+    script = tmp_path / "check.py"
+    script.write_text(
+        "import sys\n"
+        "sys.modules['numpy'] = None\n"
+        f"sys.argv = ['classifier', '--config', {str(run_dir / 'config.json')!r}]\n"
+        "from trainers.classifier import main\n"
+        "main()\n"
+        "heavy = {'torch._dynamo', 'torch._inductor', 'sympy', 'torchvision'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,37 @@
+import pytest
+
+from trainers.distributed import Ranks, choose_device, read_ranks
+from trainers.errors import TrainerError
+
+
+def test_a_process_without_torchrun_is_the_only_rank() -> None:
+    assert read_ranks({}) == Ranks(rank=0, local_rank=0, world_size=1, local_world_size=1, nnodes=1)
+
+
+def test_the_place_of_a_rank_is_what_torchrun_says() -> None:
+    environment = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"}
+    assert read_ranks(environment) == Ranks(rank=3, local_rank=1, world_size=4, local_world_size=2, nnodes=2)
+
+
+@pytest.mark.parametrize(
+    ("backend", "gpus", "wanted"),
+    [
+        ("auto", 0, ("cpu", "gloo")),
+        ("auto", 4, ("cuda:1", "nccl")),
+        ("nccl", 2, ("cuda:1", "nccl")),
+        ("gloo", 1, ("cuda:0", "gloo")),  # two ranks may share a GPU over gloo
+    ],
+)
+def test_device_and_backend_follow_from_the_gpus(backend: str, gpus: int, wanted: tuple[str, str]) -> None:
+    device, chosen = choose_device(backend, Ranks(local_rank=1, local_world_size=2), gpus=gpus, host="node0")
+    assert (str(device), chosen) == wanted
+
+
+def test_more_ranks_than_gpus_are_refused_for_nccl() -> None:
+    with pytest.raises(TrainerError, match=r"nproc 4 > 2 GPUs on host node0.* set cluster.nproc_per_node=2"):
+        choose_device("auto", Ranks(local_world_size=4), gpus=2, host="node0")
+
+
+def test_nccl_without_gpus_is_refused() -> None:
+    with pytest.raises(TrainerError, match="backend=nccl, but host node0 has no GPU"):
+        choose_device("nccl", Ranks(), gpus=0, host="node0")

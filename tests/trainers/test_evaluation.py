@@ -1,0 +1,34 @@
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.trainers.tiny_runs import write_pack
+from trainers.augment import normaliser
+from trainers.data import open_pack
+from trainers.distributed import Node, Ranks
+from trainers.evaluation import evaluate, shard
+
+
+@pytest.mark.parametrize(("size", "world_size"), [(10, 1), (10, 3), (2, 5), (0, 2), (7, 7)])
+def test_shards_hold_every_sample_exactly_once(size: int, world_size: int) -> None:
+    parts = [shard(5, 5 + size, rank, world_size) for rank in range(world_size)]
+    assert [index for start, stop in parts for index in range(start, stop)] == list(range(5, 5 + size))
+    sizes = [stop - start for start, stop in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_loss_and_accuracy_are_those_of_the_whole_split_at_once(tmp_path: Path) -> None:
+    pack = open_pack(write_pack(tmp_path / "data", test=601))  # more than two evaluation batches
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    node = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
+    scale = normaliser(pack.manifest, normalise=True, device=node.device)
+    result = evaluate(model, pack, "test", node=node, normalise=scale, precision="fp32", batch_size=8)
+    start, stop = pack.manifest.splits["test"]
+    logits = model((pack.images[start:stop] / 255 - 0.3) / 0.3)
+    labels = pack.labels[start:stop]
+    assert result.count == 601
+    assert result.predictions == logits.argmax(1).tolist()
+    assert result.accuracy == (logits.argmax(1) == labels).sum().item() / 601
+    assert result.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)

@@ -1,0 +1,71 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainers.tiny_runs import write_pack
+from trainers.augment import normaliser
+from trainers.data import check_digests, open_pack, read_manifest
+from trainers.errors import TrainerError
+
+
+def test_a_pack_is_mapped_with_the_shapes_of_its_manifest(tmp_path: Path) -> None:
+    pack = open_pack(write_pack(tmp_path))
+    assert (pack.images.shape, pack.images.dtype) == ((88, 1, 8, 8), torch.uint8)
+    assert (pack.labels.shape, pack.labels.dtype) == ((88,), torch.int64)
+    assert bytes(pack.images[3].flatten().tolist()) == (tmp_path / "images.bin").read_bytes()[192:256]
+    check_digests(pack)
+
+
+def test_a_truncated_file_is_named_with_both_sizes(tmp_path: Path) -> None:
+    path = write_pack(tmp_path) / "images.bin"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(TrainerError, match=r"images.bin has 5627 bytes, the manifest says 5632; .*doit fetch"):
+        open_pack(tmp_path)
+
+
+def test_an_altered_file_is_named(tmp_path: Path) -> None:
+    path = write_pack(tmp_path) / "images.bin"
+    path.write_bytes(b"\x07" + path.read_bytes()[1:])
+    with pytest.raises(TrainerError, match=r"images.bin was altered: its sha256 is"):
+        check_digests(open_pack(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "images.bin", "labels.bin"])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    (write_pack(tmp_path) / name).unlink()
+    with pytest.raises(TrainerError, match=rf"{name} cannot be read \(No such file"):
+        open_pack(tmp_path)
+
+
+def test_an_edited_manifest_is_refused(tmp_path: Path) -> None:
+    path = write_pack(tmp_path) / "manifest.json"
+    path.write_text(path.read_text().replace('"num_classes": 3', '"num_classes": 4'))
+    with pytest.raises(TrainerError, match=r"manifest.json was altered: its digest"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"digest": "x"})])
+def test_something_else_than_a_manifest_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(TrainerError, match=r"manifest.json (was altered|has no field|is not a data manifest)"):
+        read_manifest(tmp_path)
+
+
+def test_a_label_outside_the_classes_is_refused(tmp_path: Path) -> None:
+    write_pack(tmp_path, num_classes=2)
+    with pytest.raises(TrainerError, match=r"labels 0..2, the manifest says 0..1"):
+        open_pack(tmp_path)
+
+
+def test_a_split_outside_the_pack_is_refused(tmp_path: Path) -> None:
+    write_pack(tmp_path, splits={"train": [0, 60], "val": [60, 60], "test": [60, 89]})
+    with pytest.raises(TrainerError, match=r"splits.test=\[60, 89\] is no range of 88 images"):
+        read_manifest(tmp_path)
+
+
+def test_a_constant_channel_is_not_divided_by_its_spread_of_zero(tmp_path: Path) -> None:
+    pack = open_pack(write_pack(tmp_path, mean=[0.0], std=[0.0]))
+    images = normaliser(pack.manifest, normalise=True, device=torch.device("cpu"))(pack.images)
+    torch.testing.assert_close(images, pack.images / 255)

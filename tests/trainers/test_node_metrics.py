@@ -1,0 +1,52 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainers.tiny_runs import metrics_lines
+from trainers.distributed import Node, Ranks
+from trainers.errors import TrainerError
+from trainers.metrics import Losses, MetricsFile, Throughput
+
+ALONE = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
+
+
+def test_lines_after_the_checkpoint_and_a_torn_last_one_are_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path, keep_to_step=0)
+    for step in (2, 4, 4, 6):
+        file.write(step, 1, {"train/loss": 0.5})
+    file.close()
+    with path.open("a") as raw:
+        raw.write('{"t": 1, "st')
+    MetricsFile(path, keep_to_step=9).close()
+    assert [line["step"] for line in metrics_lines(tmp_path)] == [2, 4, 4, 6]
+    MetricsFile(path, keep_to_step=4).close()
+    assert [line["step"] for line in metrics_lines(tmp_path)] == [2, 4, 4]
+
+
+def test_the_mean_loss_is_over_the_steps_since_the_last_read() -> None:
+    losses = Losses(ALONE, 4)
+    for value in (1.0, 2.0):
+        losses.add(torch.tensor(value))
+    assert losses.read(2) == (1.5, 2)
+    losses.add(torch.tensor(7.0))
+    assert losses.read(3) == (7.0, 1)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_loss_that_is_not_finite_names_its_step_and_rank(value: str) -> None:
+    losses = Losses(ALONE, 4)
+    for item in (1.0, float(value), 2.0):
+        losses.add(torch.tensor(item))
+    with pytest.raises(TrainerError, match=f"the training loss is {value} at step 12 on rank 0"):
+        losses.read(13)
+
+
+def test_throughput_is_the_median_over_steps_without_the_first_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 100.0, 101.0, 103.0, 107.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    speed = Throughput(global_batch_size=10)
+    rates = [speed.interval(steps) for steps in (1, 8, 2, 2)]
+    assert rates == [0.1, 80.0, 10.0, 5.0]
+    assert speed.median() == 80.0

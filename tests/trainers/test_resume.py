@@ -1,0 +1,81 @@
+"""A run that dies anywhere and starts again ends with the same weights, to the bit (one rank, in process)."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary
+from trainers.loop import Trainer
+from trainers.session import run
+
+
+class DiedError(Exception):
+    """Stands for SIGKILL inside the process; test_torchrun.py sends the real one."""
+
+
+def die_at(monkeypatch: pytest.MonkeyPatch, step: int, method: str) -> None:
+    original = getattr(Trainer, method)
+
+    def dying(self: Trainer, *arguments: object) -> object:
+        if self.step == step:
+            raise DiedError
+        return original(self, *arguments)
+
+    monkeypatch.setattr(Trainer, method, dying)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("method", ["_one_step", "_validate", "_save", "_log"])
+def test_dying_at_any_step_changes_nothing(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, optimizer: str, method: str
+) -> None:
+    settings = {"trainer__checkpoint_every_steps": 3, "optimizer": {"name": optimizer, "lr": 0.01}}
+    whole = make_run("whole", **settings)
+    run(whole / "config.json")
+    wanted = read_summary(whole)
+    for step in range(1, 15):
+        broken = make_run(f"broken{step}", **settings)
+        with monkeypatch.context() as patch:
+            die_at(patch, step, method)
+            try:
+                run(broken / "config.json")
+            except DiedError:
+                run_again(broken, patch)
+        assert read_summary(broken)["weights_sha256"] == wanted["weights_sha256"], step
+        assert [line["step"] for line in metrics_lines(broken)] == [line["step"] for line in metrics_lines(whole)]
+
+
+def run_again(run_dir: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.undo()
+    run(run_dir / "config.json")
+
+
+def test_a_torn_newest_checkpoint_is_skipped_with_a_warning(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = make_run()
+    run(run_dir / "config.json")
+    before = read_summary(run_dir)
+    newest = run_dir / "checkpoints" / "step-00000015.pt"
+    newest.write_bytes(newest.read_bytes()[:1000])
+    run(run_dir / "config.json")
+    out = capsys.readouterr().out
+    assert "warning: checkpoint step-00000015.pt is skipped" in out
+    assert "resumed from step 10 (epoch 3, 0 steps into it)" in out
+    assert read_summary(run_dir)["weights_sha256"] == before["weights_sha256"]
+
+
+def test_a_finished_run_called_again_writes_the_same_summary(make_run: MakeRun) -> None:
+    run_dir = make_run()
+    run(run_dir / "config.json")
+    before = read_summary(run_dir)
+    run(run_dir / "config.json")
+    assert read_summary(run_dir) == before
+
+
+def test_max_steps_stops_in_the_middle_of_an_epoch(make_run: MakeRun) -> None:
+    run_dir = make_run(trainer__max_steps=7)
+    run(run_dir / "config.json")
+    summary = read_summary(run_dir)
+    assert (summary["steps"], summary["epochs"]) == (7, 1)
+    assert {"val/accuracy", "test/accuracy"} <= set(summary["metrics"])
