@@ -727,6 +727,8 @@ def forward(name: str, path: str, offsets: dict[str, int]) -> bool:
     """Send the next whole lines of a file; True when there were any."""
     try:
         with open(path, "rb") as file:
+            # a resuming trainer cuts metrics.jsonl back to its checkpoint
+            offsets[name] = min(offsets[name], os.fstat(file.fileno()).st_size)
             file.seek(offsets[name])
             data = file.read(1 << 18)
     except FileNotFoundError:

@@ -7,22 +7,28 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-from pipeline.errors import Killed
+from pipeline.errors import Killed, PacelineError
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal, on its way through the stack: not an Exception, so that nothing takes it for a failure."""
+
+
 class Interruptible:
-    """While it is entered, the first such signal raises Killed wherever the main thread is.
+    """While it is entered, the first such signal is raised wherever the main thread is; it leaves as Killed.
 
     After ``hold()`` signals are only noted: a second Ctrl-C must not cut the clean-up short and orphan
     what is still being ended. Outside the main thread it does nothing (Python delivers signals there).
+    ``left`` is what the clean-up could not make sure of, and stands in the error.
     """
 
     def __init__(self) -> None:
+        self.left = ""
         self._before: dict[signal.Signals, Any] = {}
         self._held = False
-        self._noted: Killed | None = None
+        self._first: signal.Signals | None = None
 
     def __enter__(self) -> Interruptible:
         if threading.current_thread() is threading.main_thread():
@@ -34,24 +40,19 @@ class Interruptible:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        if self._noted is not None and not isinstance(error, Killed):
-            raise self._noted from error
+        if self._first is None:
+            return
+        what = f"stopped by {self._first.name}{self.left or '; no process of the run is left'}"
+        if isinstance(error, PacelineError):
+            what += f", after this: {error.what}"
+        raise Killed(what) from None
 
     def hold(self) -> None:
-        """From here on signals wait."""
+        """From here on signals wait for the end of the ``with`` block."""
         self._held = True
-
-    def release(self) -> None:
-        """A signal that came while held is raised now. Raises Killed."""
-        self._held = False
-        if self._noted is not None:
-            noted, self._noted = self._noted, None
-            raise noted
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        error = Killed(f"stopped by {signal.Signals(number).name}; no process of the run is left on any host")
-        if self._held:
-            self._noted = error
-            return
-        self._held = True
-        raise error
+        self._first = self._first or signal.Signals(number)
+        if not self._held:
+            self._held = True
+            raise Interrupted

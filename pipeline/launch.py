@@ -15,7 +15,7 @@ from typing import IO
 
 from pipeline import launchers
 from pipeline.errors import HostError, TrainingError
-from pipeline.files import write_json
+from pipeline.files import write_atomic, write_json
 from pipeline.first_error import failure_text, port_was_taken
 from pipeline.interrupt import Interruptible
 from pipeline.launchers.base import Launcher, Pack, Place
@@ -105,7 +105,7 @@ def run_attempt(
                 )
             if not port_was_taken(plan, one.ends) or port == ports[-1]:
                 break
-        raise TrainingError(failure_text(plan, one.ends, one.order, one.log_dir))
+        raise TrainingError(failure_text(plan, one.ends, one.order, one.log_dir) + one.left)
 
 
 def _plan(
@@ -162,10 +162,12 @@ class _Attempt:
         self.run_dir, self.watchers, self.signals = run_dir, watchers, signals
         self.log_dir = run_dir / "attempts" / str(plan.attempt)
         self.ends: Ends = {}
+        self.left = ""  # hosts that could not be asked to stop
         self.order: list[str] = []  # hosts as their ends came in
         self._files = ExitStack()
         self._logs: dict[str, IO[str]] = {}
         self._metrics: IO[str] | None = None
+        self._metrics_at = 0
 
     @property
     def ended_well(self) -> bool:
@@ -189,7 +191,6 @@ class _Attempt:
         if not self.ended_well:
             self._end_everything()
         self._after(keep_final=self.ended_well)
-        self.signals.release()
         return started
 
     def _open(self) -> None:
@@ -198,17 +199,14 @@ class _Attempt:
             path = self.log_dir / f"{node.host}.log"
             self._logs[node.host] = self._files.enter_context(path.open("a", encoding="utf-8"))
         if not self.launcher.capabilities.shares_run_dir:
-            path = self.run_dir / "metrics.jsonl"
-            if not any((self.run_dir / "checkpoints").glob("step-*.pt")):
-                path.unlink(
-                    missing_ok=True
-                )  # nothing to resume from, so the lines of a dead attempt are void
+            path = cut_metrics(self.run_dir)
             self._metrics = self._files.enter_context(path.open("a", encoding="utf-8"))
+            self._metrics_at = path.stat().st_size
 
     def _follow(self) -> None:
         """Handle events until every node has ended, or, after the first bad end, until STOP_S have passed."""
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        following = self.launcher.follow(self.plan, events.put)
+        following = self.launcher.follow(self.plan, events.put, metrics_at=self._metrics_at)
         deadline: float | None = None
         try:
             if self.watchers.on_start is not None:
@@ -253,8 +251,16 @@ class _Attempt:
     def _end_everything(self) -> None:
         """What the streams could not end is ended by a stop command of its own; that also bars a late start."""
         sure = {host for host, end in self.ends.items() if isinstance(end, NodeExit)}
-        if len(sure) < self.plan.nnodes:
-            self.launcher.stop(self.plan.run_key, self.run_dir, bar=self.plan.run_id)
+        if len(sure) == self.plan.nnodes:
+            return
+        failures = self.launcher.stop(self.plan.run_key, self.run_dir, bar=self.plan.run_id)
+        unsure = {host: why for host, why in failures.items() if host not in sure}
+        self.left = "".join(
+            f"\n{host} could not be asked to stop ({_last_line(why)}); its agent ends the run by itself at once when "
+            f"it is cut off from every other node, else {self.plan.lease_s:g} s after the last word from here"
+            for host, why in unsure.items()
+        )
+        self.signals.left = self.left
 
     def _after(self, *, keep_final: bool) -> None:
         """Bring the outputs (after a bad end: what a later attempt resumes from), clear the nodes."""
@@ -263,6 +269,24 @@ class _Attempt:
                 self.launcher.collect(self.plan, self.run_dir, final=keep_final)
         finally:
             self.launcher.clean(self.plan)
+
+
+def cut_metrics(run_dir: Path) -> Path:
+    """Drop what an earlier attempt wrote after the checkpoint that this one goes on from; the file's path.
+
+    The trainer does the same to the copy on its node, so both stay byte for byte alike.
+    """
+    path = run_dir / "metrics.jsonl"
+    resumes_at = max((int(found.stem[5:]) for found in (run_dir / "checkpoints").glob("step-*.pt")), default=0)
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= resumes_at]
+    if kept != lines or not path.exists():
+        write_atomic(path, "".join(kept))
+    return path
+
+
+def _last_line(text: str) -> str:
+    return text.strip().splitlines()[-1] if text.strip() else "no answer"
 
 
 def _bad(end: NodeExit | NodeLost) -> bool:

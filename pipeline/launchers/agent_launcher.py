@@ -206,12 +206,12 @@ class AgentLauncher(ABC):
         """The folder that ``clean`` removes on a node."""
         return state_dir if self.capabilities.shares_run_dir else run_dir
 
-    def follow(self, plan: LaunchPlan, emit: Callable[[Event], None]) -> Streams:
+    def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> Streams:
         hosts = {host.label: host for host in self.cluster.hosts}
         request = {**self._request(plan, Path()), "do": "follow", "local": self.local}
         request["metrics"] = not self.capabilities.shares_run_dir
         argvs = {node.host: self.stream_argv(hosts[node.host]) for node in plan.nodes}
-        return Streams(argvs, lambda offsets: message({**request, **offsets}), emit)
+        return Streams(argvs, lambda offsets: message({**request, **offsets}), emit, metrics_at)
 
     def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
         request = {"do": "stop", "run_key": run_key, "registry": self.registry(run_dir), "bar": bar}

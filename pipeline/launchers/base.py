@@ -75,8 +75,11 @@ class Launcher(Protocol):
         """Send what is missing, start torchrun on all nodes at once. Raises HostError; then nothing runs on."""
         ...
 
-    def follow(self, plan: LaunchPlan, emit: Callable[[Event], None]) -> Following:
-        """Stream all nodes' output and ends into ``emit`` (called from several threads)."""
+    def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> Following:
+        """Stream all nodes' output and ends into ``emit`` (called from several threads).
+
+        ``metrics_at``: bytes of metrics.jsonl that the controller has already, from which rank 0 goes on.
+        """
         ...
 
     def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:

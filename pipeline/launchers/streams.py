@@ -31,10 +31,11 @@ class Streams:
         argvs: Mapping[str, list[str]],
         opening: Callable[[dict[str, int]], bytes],
         emit: Callable[[Event], None],
+        metrics_at: int,
     ) -> None:
         self._stopping = threading.Event()
         self._closing = threading.Event()
-        self._streams = [_Stream(label, argv, opening, emit, self._closing) for label, argv in argvs.items()]
+        self._streams = [_Stream(label, argv, opening, emit, self._closing, metrics_at) for label, argv in argvs.items()]
         for stream in self._streams:
             threading.Thread(target=stream.read, daemon=True, name=f"follow {stream.label}").start()
         threading.Thread(target=self._beat, daemon=True, name="beats").start()
@@ -69,10 +70,11 @@ class _Stream:
         opening: Callable[[dict[str, int]], bytes],
         emit: Callable[[Event], None],
         closing: threading.Event,
+        metrics_at: int,
     ) -> None:
         self.label = label
         self._argv, self._opening, self._emit, self._closing = argv, opening, emit, closing
-        self._offsets = {"log_at": 0, "metrics_at": 0}
+        self._offsets = {"log_at": 0, "metrics_at": metrics_at}
         self._child: Popen[bytes] | None = None
         self._said = ""
 

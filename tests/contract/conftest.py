@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +42,21 @@ class Bench:
             trainer="trainers.classifier",
             on_line=(lines if lines is not None else []).append,
         )
+
+    def spawn(self, stub: Stub) -> subprocess.Popen[str]:
+        """The same in a process of its own, whose lines come on its stdout."""
+        spec = {
+            "cluster": dataclasses.asdict(self.cluster),
+            "run_dir": str(stub.run_dir),
+            "run_key": stub.digest[:12],
+            "pack_dir": str(stub.pack_dir),
+            "pack_digest": stub.digest,
+            "attempt": 1,
+        }
+        path = self.folder / "spec.json"
+        path.write_text(json.dumps(spec))
+        argv = [sys.executable, "-m", "tests.contract.attempt_process", str(path)]
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
     def left(self, stub: Stub) -> int:
         """Processes of the run that are alive on any host."""

@@ -66,7 +66,12 @@ def make(folder: Path, program: str, *, name: str = "run", record: bool = False)
     trainers.mkdir(parents=True)
     (trainers / "__init__.py").write_text("")
     (trainers / "classifier.py").write_text(TRAINER)
-    config = {"program": program, "record": record, "trainer": {"global_batch_size": 8}, "strategy": {"backend": "gloo"}}
+    config = {
+        "program": program,
+        "record": record,
+        "trainer": {"global_batch_size": 8},
+        "strategy": {"backend": "gloo"},
+    }
     (run_dir / "config.json").write_text(json.dumps(config))
     pack_dir.mkdir(exist_ok=True)
     (pack_dir / "images.bin").write_bytes(bytes(16))

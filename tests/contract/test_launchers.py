@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import time
 
 import pytest
 
@@ -11,7 +14,7 @@ from pipeline.errors import TrainingError
 from pipeline.launch import stop_run
 from pipeline.types import LogLine
 from tests.contract.conftest import HOSTILE, Bench
-from tests.contract.stub import RUN_TO_END
+from tests.contract.stub import RUN_TO_END, SLEEP
 
 
 def test_runs_to_the_end_and_brings_everything_back(bench: Bench) -> None:
@@ -69,6 +72,34 @@ def test_stop_from_another_place_ends_a_run_whose_workers_ignore_sigterm(bench: 
     lines = StopWhenUp(bench, stub)
     with pytest.raises(TrainingError, match="stopped"):
         bench.run(stub, lines)
+    assert bench.left(stub) == 0
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM,)], ids=["ctrl-c twice", "term"])
+def test_signal_ends_every_process_and_says_killed(bench: Bench, numbers: tuple[int, ...]) -> None:
+    stub = bench.stub(SLEEP)
+    with bench.spawn(stub) as attempt:
+        assert attempt.stdout is not None
+        ups = 0
+        while ups < 2:
+            ups += attempt.stdout.readline().endswith("| up\n")
+        for number in numbers:
+            os.killpg(attempt.pid, number)
+            time.sleep(0.3)
+        rest = attempt.stdout.read()
+    assert attempt.returncode == 1
+    assert f"KILLED stopped by {signal.Signals(numbers[0]).name}" in rest
+    assert bench.left(stub) == 0
+
+
+def test_signal_during_the_start_leaves_nothing(bench: Bench) -> None:
+    stub = bench.stub(SLEEP)
+    with bench.spawn(stub) as attempt:
+        while not (stub.run_dir / "plan.json").exists():
+            time.sleep(0.005)
+        os.kill(attempt.pid, signal.SIGINT)
+        assert attempt.stdout is not None
+        assert "KILLED stopped by SIGINT" in attempt.stdout.read()
     assert bench.left(stub) == 0
 
 

@@ -1,0 +1,163 @@
+"""Faults in the middle of a run over real ssh: cut links, dead agents, broken streams, a port that got taken."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline import plan as plan_module
+from pipeline.errors import TrainingError
+from pipeline.lab import Lab, cut, mend
+from pipeline.types import Cluster, Host, LogLine
+from tests.contract.conftest import Bench, count_here
+from tests.contract.stub import RUN_TO_END, SLEEP
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture
+def pssh(lab: Lab, tmp_path: Path) -> Bench:
+    hosts = tuple(Host(name=host.name, env={"OMP_NUM_THREADS": "1"}) for host in lab.hosts)
+    cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config))
+    return Bench(cluster=cluster, folder=tmp_path, count=count_here, shares_run_dir=False)
+
+
+class Then(list[LogLine]):
+    """Does something once when both ranks are up."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        super().__init__()
+        self.act, self.up = act, 0
+
+    def append(self, line: LogLine) -> None:
+        super().append(line)
+        self.up += line.text == "up"
+        if self.up == 2 and line.text == "up":
+            self.act()
+
+
+def processes(text: str, word: str) -> list[int]:
+    """Processes of this machine (and so of the lab) whose command line holds both words."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            command = path.read_bytes().decode(errors="replace")
+            if text in command and word in command:
+                found.append(int(path.parent.name))
+    return found
+
+
+def test_cut_link_ends_the_run_on_both_sides_within_ten_seconds(pssh: Bench, lab: Lab) -> None:
+    stub = pssh.stub(SLEEP)
+    times: list[float] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        cut(lab, "node1")
+        began = time.monotonic()
+        while pssh.left(stub) and not done.wait(0.1):
+            pass
+        times.append(time.monotonic() - began)
+
+    watcher = threading.Thread(target=watch)
+    try:
+        with pytest.raises(TrainingError, match="node1 no longer answers"):
+            pssh.run(stub, Then(watcher.start), connect_timeout_s=2.0)
+        watcher.join(timeout=15)
+    finally:
+        done.set()
+        mend(lab, "node1")
+    assert pssh.left(stub) == 0
+    assert times[0] < 10, "the issue's promise, not a speed"
+
+
+def test_killed_agent_is_noticed_and_its_workers_are_swept(pssh: Bench) -> None:
+    stub = pssh.stub(SLEEP)
+
+    def kill_agent() -> None:
+        registered = json.loads((stub.run_dir / "plan.json").read_text())["nodes"][1]["state_dir"]
+        pid = int(node_command(pssh, "node1", f"cat '{registered}/agent.json'")["pid"])
+        node_command(pssh, "node1", f"kill -9 {pid}; echo '{{}}'")
+
+    with pytest.raises(TrainingError, match="node1 the node agent was killed"):
+        pssh.run(stub, Then(kill_agent))
+    assert pssh.left(stub) == 0
+
+
+def node_command(bench: Bench, host: str, command: str) -> dict[str, object]:
+    import subprocess
+
+    argv = ["ssh", "-F", str(bench.cluster.ssh_config), host, command]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True)
+    value: dict[str, object] = json.loads(done.stdout)
+    return value
+
+
+def test_killed_torchrun_leaves_no_orphans(pssh: Bench) -> None:
+    stub = pssh.stub(SLEEP)
+
+    def kill_torchrun() -> None:
+        for pid in processes("torch.distributed.run", f"--rdzv-id={stub.digest[:12]}"):
+            if "--node-rank=1" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(TrainingError, match=r"torchrun ended with signal 9 \(SIGKILL\)"):
+        pssh.run(stub, Then(kill_torchrun))
+    assert pssh.left(stub) == 0
+
+
+def test_broken_stream_is_taken_up_again_without_losing_or_repeating_a_line(pssh: Bench, lab: Lab) -> None:
+    stub = pssh.stub(
+        "print('up', flush=True)\nfor i in range(40): print(i, flush=True); time.sleep(0.1)\n" + RUN_TO_END
+    )
+
+    def break_streams() -> None:
+        for pid in processes(str(lab.ssh_config), "ServerAliveInterval"):
+            os.kill(pid, signal.SIGKILL)
+
+    lines = Then(break_streams)
+    pssh.run(stub, lines)
+    for rank in (0, 1):
+        numbers = [line.text for line in lines if line.rank == rank and line.text.isdigit()]
+        assert numbers == [str(number) for number in range(40)]
+    assert len((stub.run_dir / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("", 0))
+        listener.listen()
+        yield int(listener.getsockname()[1])
+
+
+def test_port_that_was_taken_after_the_probe_is_replaced(
+    tmp_path: Path, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports: list[int] = []
+    render = plan_module.render
+
+    def render_first_on_taken(**arguments: object) -> object:
+        arguments["master_port"] = taken if not ports else arguments["master_port"]
+        ports.append(arguments["master_port"])  # type: ignore[arg-type]
+        return render(**arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("pipeline.launch.render", render_first_on_taken)
+    host = Host(name="localhost", nproc_per_node=1, env={"OMP_NUM_THREADS": "1"})
+    local = Bench(
+        cluster=Cluster(launcher="local", hosts=(host,)), folder=tmp_path, count=count_here, shares_run_dir=True
+    )
+    stub = local.stub(RUN_TO_END)
+    result = local.run(stub)
+    assert ports[0] == taken
+    assert result.plan.master_port == ports[1] != taken
