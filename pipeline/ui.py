@@ -93,7 +93,7 @@ def serve(
         except KeyboardInterrupt:
             say("the MLflow UI has ended")
         finally:
-            _stop(server)
+            stop(server)
 
 
 def charts_url(url: str, experiment: str) -> str:
@@ -149,7 +149,7 @@ def _keep_up(server: subprocess.Popen[bytes], log: Path) -> None:
     raise PacelineError(f"the MLflow server ended with exit code {code}:\n{_tail(log)}")
 
 
-def _stop(server: subprocess.Popen[bytes]) -> None:
+def stop(server: subprocess.Popen[bytes]) -> None:
     """The server and its workers: they share a session that holds nothing else."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):

@@ -14,8 +14,9 @@ EXPERIMENT = "paceline"
 
 
 def client(uri: str) -> Any:
-    import pipeline.tracking.store  # noqa: F401  (its settings: no telemetry, no retries)
     from mlflow.tracking.client import MlflowClient
+
+    import pipeline.tracking.store  # noqa: F401  (its settings: no telemetry, no retries)
 
     return MlflowClient(tracking_uri=uri)
 

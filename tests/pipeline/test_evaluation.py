@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import PacelineError
+from pipeline.evaluation import evaluate, format_report
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_folder(tmp_path: Path, *, classes: list[str] | None = None, **predictions: Any) -> Path:
+    (tmp_path / "data").mkdir(exist_ok=True)
+    manifest = {"classes": classes or ["cat", "dog", "frog"], "synthetic": False}
+    (tmp_path / "data" / "manifest.json").write_text(json.dumps(manifest))
+    outcome = {"split": "test", "targets": [0, 0, 1, 1, 2], "predictions": [0, 1, 1, 1, 2], **predictions}
+    (tmp_path / "predictions.json").write_text(json.dumps(outcome))
+    (tmp_path / "summary.json").write_text(json.dumps({"weights_sha256": "ab", "dataset_digest": "cd"}))
+    return tmp_path
+
+
+def test_the_report_holds_the_figures_of_each_class(tmp_path: Path) -> None:
+    run = run_folder(tmp_path)
+    report = evaluate(run)
+    assert json.loads((run / "evaluation" / "report.json").read_text()) == report
+    assert (report["accuracy"], report["n"], report["split"]) == (0.8, 5, "test")
+    assert report["confusion_matrix"] == [[1, 1, 0], [0, 2, 0], [0, 0, 1]]  # rows = true class
+    assert report["per_class"]["cat"] == {"precision": 1.0, "recall": 0.5, "f1-score": 2 / 3, "support": 2}
+    assert report["per_class"]["dog"]["precision"] == pytest.approx(2 / 3)
+    assert report["macro avg"]["recall"] == pytest.approx(2.5 / 3)
+    assert report["weighted avg"]["recall"] == pytest.approx(0.8)
+    assert (report["classes"], report["synthetic"]) == (["cat", "dog", "frog"], False)
+    assert (report["weights_sha256"], report["dataset_digest"]) == ("ab", "cd")
+
+
+def test_a_class_that_never_occurs_has_zero_support(tmp_path: Path) -> None:
+    report = evaluate(run_folder(tmp_path, targets=[0], predictions=[0]))
+    assert report["per_class"]["frog"] == {"precision": 0.0, "recall": 0.0, "f1-score": 0.0, "support": 0}
+
+
+def test_equal_class_names_are_kept_apart(tmp_path: Path) -> None:
+    report = evaluate(run_folder(tmp_path, classes=["a", "b", "a"]))
+    assert list(report["per_class"]) == ["a (0)", "b", "a (2)"]
+
+
+@pytest.mark.parametrize("count", [2, 10, 120])
+def test_the_picture_is_a_png_and_equal_for_equal_figures(tmp_path: Path, count: int) -> None:
+    run = run_folder(tmp_path, classes=[f"$class_{n} {'x' * n}" for n in range(count)], targets=[0], predictions=[1])
+    evaluate(run)
+    picture = run / "evaluation" / "confusion_matrix.png"
+    first = picture.read_bytes()
+    width, height = struct.unpack(">II", first[16:24])
+    assert first.startswith(b"\x89PNG")
+    assert 500 < height < 4000
+    assert 500 < width < 4000
+    evaluate(run)
+    assert picture.read_bytes() == first
+
+
+def test_the_table_is_compact_and_says_synthetic(tmp_path: Path) -> None:
+    report = evaluate(run_folder(tmp_path))
+    lines = format_report(report).splitlines()
+    assert lines[0] == "test accuracy 0.8000 on 5 images"
+    assert lines[2] == "cat              1.0000  0.5000  0.6667        2"
+    assert len(lines) == 7
+    assert format_report({**report, "synthetic": True}).startswith("SYNTHETIC DATA: this accuracy means nothing\n")
+
+
+@pytest.mark.parametrize(
+    ("predictions", "message"),
+    [
+        ({"predictions": [0]}, "must be lists of one length, not 5 and 1"),
+        ({"targets": None}, "not no list and 5"),
+        ({"targets": [], "predictions": []}, "the test split is empty"),
+        ({"predictions": [0, 1, 1, 1, 3]}, r"3 is no class; the data has 0\.\.2"),
+        ({"targets": [0, 0, 1, 1, -1]}, "-1 is no class"),
+        ({"targets": [0, 0, 1, 1, True]}, "True is no class"),
+    ],
+)
+def test_inconsistent_predictions_are_refused(tmp_path: Path, predictions: dict[str, Any], message: str) -> None:
+    run = run_folder(tmp_path, **predictions)
+    with pytest.raises(PacelineError, match=message):
+        evaluate(run)
+    assert not (run / "evaluation").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("predictions.json", None, "is missing: there is nothing to evaluate yet"),
+        ("predictions.json", '{"targets": [1', "is not whole"),
+        ("data/manifest.json", None, r"manifest\.json is missing"),
+        ("data/manifest.json", "[]", "must hold a JSON object, not a list"),
+    ],
+)
+def test_a_missing_or_torn_file_is_named(tmp_path: Path, name: str, content: str | None, message: str) -> None:
+    run = run_folder(tmp_path)
+    (run / name).unlink()
+    if content is not None:
+        (run / name).write_text(content)
+    with pytest.raises(PacelineError, match=message) as error:
+        evaluate(run)
+    assert "\n  try: " in str(error.value)
+
+
+def test_the_process_shows_the_error_without_a_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pipeline.evaluation", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "predictions.json is missing" in done.stderr
+    assert "Traceback" not in done.stderr
