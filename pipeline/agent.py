@@ -11,6 +11,9 @@ carry its mark: ``PACELINE_NODE=<run id>:<node rank>`` in their environment, whi
 inherit (so a SIGKILLed torchrun's orphans are found too), and whoever shares a session with one of them.
 """
 
+# Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
+# ruff: noqa: PTH101, PTH103, PTH104, PTH105, PTH106, PTH108, PTH110, PTH111, PTH112
+# ruff: noqa: PTH118, PTH119, PTH120, PTH123, PTH202, PTH204, PTH207, PTH208, PTH211
 from __future__ import annotations
 
 import contextlib
@@ -96,9 +99,7 @@ def born(pid: int) -> str | None:
 def marked(mark: str) -> set[int]:
     """Processes that carry ``PACELINE_NODE=mark``, and all of their sessions."""
     if not LINUX:  # macOS: environments show with -E; sessions are left out
-        ps = subprocess.run(
-            ["ps", "-axEww", "-o", "pid=,command="], capture_output=True, text=True, check=False
-        )
+        ps = subprocess.run(["ps", "-axEww", "-o", "pid=,command="], capture_output=True, text=True, check=False)
         wanted = f"{MARK}={mark}"
         return {int(line.split()[0]) for line in ps.stdout.splitlines() if wanted in line.split()}
     wanted_bytes = f"{MARK}={mark}".encode()
@@ -440,9 +441,7 @@ def supervise_forever(request: Json, node: Json, tell: int) -> None:
     code = 1
     try:
         null = os.open(os.devnull, os.O_RDWR)
-        log = os.open(
-            os.path.join(node["state_dir"], "agent.log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644
-        )
+        log = os.open(os.path.join(node["state_dir"], "agent.log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
         os.chdir("/")
         os.dup2(null, 0)
         os.dup2(log, 1)
@@ -513,9 +512,7 @@ class Supervisor:
             os.write(tell, json.dumps({"error": f"cannot start {self.node['argv'][0]}: {error}"}).encode())
             os.close(tell)
             return
-        os.write(
-            tell, json.dumps({"pid": os.getpid(), "torchrun": child.pid, "unix_time": time.time()}).encode()
-        )
+        os.write(tell, json.dumps({"pid": os.getpid(), "torchrun": child.pid, "unix_time": time.time()}).encode())
         os.close(tell)
         threading.Thread(target=self.watch_peers, daemon=True).start()
         code = self.watch(child)
@@ -814,9 +811,7 @@ def main() -> int:
     """Read one request from stdin and answer it. Exit code 0, or 1 with ``{"error": …}`` as the answer."""
     request = json.loads(sys.stdin.buffer.readline())
     if sys.version_info < OLDEST_PYTHON:
-        say(
-            error=f"Python {sys.version.split()[0]} is too old; 3.9 or newer is needed", python=sys.executable
-        )
+        say(error=f"Python {sys.version.split()[0]} is too old; 3.9 or newer is needed", python=sys.executable)
         return 1
     try:
         COMMANDS[request["do"]](request)

@@ -8,7 +8,7 @@ from pipeline.errors import UsageError
 from pipeline.types import Host
 
 _LINE = re.compile(
-    r"(?:(?P<user>[^@\s\[\]]+)@)?(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^\s@:\[\]]+))(?::(?P<port>\S*))?$"
+    r"(?:(?P<user>[^@\s\[\]]+)@)?(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^\s@:\[\]]+))(?::(?P<port>[^\s:]*))?$"
 )
 _FORM = "a line is [user@]host[:port] [slots=N], an IPv6 address stands in brackets"
 

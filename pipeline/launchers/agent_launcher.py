@@ -27,9 +27,7 @@ The working directory leaves sys.path first, or a stray ``json.py`` in someone's
 
 ANSWER = b"@paceline "
 ENV_NAMES = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-RIDES_ALONG_BYTES = (
-    8 << 20
-)  # a pack up to this size travels with the run instead of by a round trip of its own
+RIDES_ALONG_BYTES = 8 << 20  # a pack up to this size travels with the run instead of by a round trip of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +85,7 @@ class AgentLauncher(ABC):
         """The command of a live agent on one host."""
 
     @abstractmethod
-    def place(
-        self, host: Host, facts: NodeFacts, *, pack: Pack, run_dir: Path, run_id: str, attempt: int
-    ) -> Place: ...
+    def place(self, host: Host, facts: NodeFacts, *, pack: Pack, run_dir: Path, run_id: str, attempt: int) -> Place: ...
 
     @abstractmethod
     def registry(self, run_dir: Path) -> str:
@@ -158,12 +154,10 @@ class AgentLauncher(ABC):
         return NodeFacts(**{**value, "host": host.label, "address": address, "interface": interface})
 
     def start(self, plan: LaunchPlan, pack: Pack, facts: list[NodeFacts], run_dir: Path) -> None:
-        lacking = [
-            host for host, fact in zip(self.cluster.hosts, facts, strict=True) if fact.pack_path is None
-        ]
+        lacking = [host for host, fact in zip(self.cluster.hosts, facts, strict=True) if fact.pack_path is None]
         rides = bool(lacking) and _size(pack.path) <= RIDES_ALONG_BYTES
         if lacking and not rides:
-            self._put_pack(pack, lacking)
+            self.send_pack(pack, lacking)
         request = {**self._request(plan, run_dir), "do": "start", "pack_digest": pack.digest}
         stage = not self.capabilities.shares_run_dir
         answers = self.ask(
@@ -177,7 +171,8 @@ class AgentLauncher(ABC):
             self.stop(plan.run_key, run_dir)
             raise
 
-    def _put_pack(self, pack: Pack, hosts: Sequence[Host]) -> None:
+    def send_pack(self, pack: Pack, hosts: Sequence[Host]) -> None:
+        """Lay the data pack on ``hosts``, whole or not at all. Raises HostError."""
         request = {"do": "put_pack", "workdir": self.workdir, "pack_digest": pack.digest}
         timeout_s = self.short_s + _size(pack.path) * len(hosts) / 1e6  # at least 1 MB/s in all
         answers = self.ask(

@@ -65,9 +65,7 @@ class Launcher(Protocol):
         """Facts of every host, in the cluster's order. Raises HostError that lists every host that failed."""
         ...
 
-    def place(
-        self, host: Host, facts: NodeFacts, *, pack: Pack, run_dir: Path, run_id: str, attempt: int
-    ) -> Place:
+    def place(self, host: Host, facts: NodeFacts, *, pack: Pack, run_dir: Path, run_id: str, attempt: int) -> Place:
         """Where this host keeps the run. Pure."""
         ...
 

@@ -35,9 +35,7 @@ def receive(argv: list[str], request: dict[str, Any], run_dir: Path, *, host: st
         damaged = _drop_damaged(temporary)
         missing = [name for name in ("checkpoints/final.pt", _LAST) if not (temporary / name).exists()]
         if final and (damaged or missing):
-            what = (
-                f"damaged on the way: {', '.join(damaged)}" if damaged else f"missing: {', '.join(missing)}"
-            )
+            what = f"damaged on the way: {', '.join(damaged)}" if damaged else f"missing: {', '.join(missing)}"
             raise TrainingError(f"{host} ended well, but its outputs could not be collected; {what}")
         _settle(temporary, run_dir)
     except (OSError, PacelineError, tarfile.TarError, EOFError) as error:

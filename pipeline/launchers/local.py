@@ -30,17 +30,13 @@ class LocalLauncher(AgentLauncher):
             except PacelineError as error:
                 answers[host.label] = Answer(value=None, failure=error.what)
                 continue
-            answers[host.label] = Answer(
-                value=parse_answer(done.stdout.encode()), failure=done.stderr.strip()
-            )
+            answers[host.label] = Answer(value=parse_answer(done.stdout.encode()), failure=done.stderr.strip())
         return answers
 
     def stream_argv(self, host: Host) -> list[str]:
         return self._argv(host)
 
-    def place(
-        self, host: Host, facts: NodeFacts, *, pack: Pack, run_dir: Path, run_id: str, attempt: int
-    ) -> Place:
+    def place(self, host: Host, facts: NodeFacts, *, pack: Pack, run_dir: Path, run_id: str, attempt: int) -> Place:
         state_dir = run_dir / "attempts" / str(attempt) / f"agent-{run_id}"
         return Place(run_dir=str(run_dir), data_dir=str(pack.path), state_dir=str(state_dir))
 

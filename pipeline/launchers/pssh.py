@@ -26,11 +26,9 @@ from pipeline.types import Cluster, Host, LaunchPlan, NodeFacts
 
 INSTALL = {
     "Darwin": "brew install pssh",
-    "Linux": "apt install pssh  (Debian, Ubuntu) or dnf install pssh  (Fedora); the pssh packages of Python's index don't work",
+    "Linux": "apt install pssh (Debian, Ubuntu), dnf install pssh (Fedora); not the packages of Python's index",
 }
-_NAME = re.compile(
-    r"[^\s@/#\[\]-][^\s@/#\[\]]*"
-)  # no option, no path, nothing that pssh's host file splits at
+_NAME = re.compile(r"[^\s@/#\[\]-][^\s@/#\[\]]*")  # no option, no path, nothing that pssh's host file splits at
 
 # runs the first interpreter that is there; "~/" is the host's home
 _FIND_PYTHON = (
@@ -52,7 +50,8 @@ class PsshLauncher(AgentLauncher):
         program = shell.find("pssh", "parallel-ssh")
         if program is None or shell.find("ssh") is None:
             raise HostError(
-                f"cluster.launcher=pssh needs the programs ssh and pssh (or parallel-ssh); PATH={os.environ.get('PATH')}",
+                "cluster.launcher=pssh needs the programs ssh and pssh (or parallel-ssh); "
+                f"PATH={os.environ.get('PATH')}",
                 try_=INSTALL.get(platform.system(), "install OpenSSH's client and pssh"),
             )
         self._pssh = program
@@ -75,9 +74,7 @@ class PsshLauncher(AgentLauncher):
             answers.update(self._pssh_run(stdin, group, python, timeout_s))
         return answers
 
-    def _pssh_run(
-        self, stdin: Path, hosts: Sequence[Host], python: str | None, timeout_s: float
-    ) -> dict[str, Answer]:
+    def _pssh_run(self, stdin: Path, hosts: Sequence[Host], python: str | None, timeout_s: float) -> dict[str, Answer]:
         with tempfile.TemporaryDirectory(prefix="paceline-pssh-") as name:
             folder = Path(name)
             (folder / "hosts").write_text("".join(f"{pssh_name(host)}\n" for host in hosts), encoding="utf-8")
@@ -96,9 +93,7 @@ class PsshLauncher(AgentLauncher):
                 argv += ["-x", f"-F {shlex.quote(self.cluster.ssh_config)}"]
             env = {key: value for key, value in os.environ.items() if not key.startswith("PSSH_")}
             try:
-                done = shell.run_apart(
-                    [*argv, remote_command(python)], stdin=stdin, env=env, timeout_s=timeout_s + 5
-                )
+                done = shell.run_apart([*argv, remote_command(python)], stdin=stdin, env=env, timeout_s=timeout_s + 5)
             except PacelineError as error:
                 return {host.label: Answer(value=None, failure=error.what) for host in hosts}
             return {host.label: _answer(folder, host, done.stdout + done.stderr) for host in hosts}
@@ -116,9 +111,7 @@ class PsshLauncher(AgentLauncher):
         return explain(host, failure, self.cluster.ssh_config)
 
     # ------------------------------------------------------------------------ where things lie
-    def place(
-        self, host: Host, facts: NodeFacts, *, pack: Pack, run_dir: Path, run_id: str, attempt: int
-    ) -> Place:
+    def place(self, host: Host, facts: NodeFacts, *, pack: Pack, run_dir: Path, run_id: str, attempt: int) -> Place:
         """A folder for each run id and node: homes are often shared over NFS."""
         workdir = self.workdir
         if workdir == "~" or workdir.startswith("~/"):

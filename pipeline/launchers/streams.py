@@ -35,7 +35,9 @@ class Streams:
     ) -> None:
         self._stopping = threading.Event()
         self._closing = threading.Event()
-        self._streams = [_Stream(label, argv, opening, emit, self._closing, metrics_at) for label, argv in argvs.items()]
+        self._streams = [
+            _Stream(label, argv, opening, emit, self._closing, metrics_at) for label, argv in argvs.items()
+        ]
         for stream in self._streams:
             threading.Thread(target=stream.read, daemon=True, name=f"follow {stream.label}").start()
         threading.Thread(target=self._beat, daemon=True, name="beats").start()
@@ -90,9 +92,7 @@ class _Stream:
                 break
             self._closing.wait(0.3)
         if not self._closing.is_set():
-            self._emit(
-                NodeLost(host=self.label, reason=f"no longer answers: {self._said or 'the connection ended'}")
-            )
+            self._emit(NodeLost(host=self.label, reason=f"no longer answers: {self._said or 'the connection ended'}"))
 
     def _answers(self) -> Any:
         """The JSON lines of one connection."""

@@ -20,6 +20,7 @@ from pipeline.lab import Lab, cut, mend
 from pipeline.types import Cluster, Host, LogLine
 from tests.contract.conftest import Bench, count_here
 from tests.contract.stub import RUN_TO_END, SLEEP
+from tests.lab_fixture import on
 
 pytestmark = pytest.mark.lab
 
@@ -80,26 +81,16 @@ def test_cut_link_ends_the_run_on_both_sides_within_ten_seconds(pssh: Bench, lab
     assert times[0] < 10, "the issue's promise, not a speed"
 
 
-def test_killed_agent_is_noticed_and_its_workers_are_swept(pssh: Bench) -> None:
+def test_killed_agent_is_noticed_and_its_workers_are_swept(pssh: Bench, lab: Lab) -> None:
     stub = pssh.stub(SLEEP)
 
     def kill_agent() -> None:
         registered = json.loads((stub.run_dir / "plan.json").read_text())["nodes"][1]["state_dir"]
-        pid = int(node_command(pssh, "node1", f"cat '{registered}/agent.json'")["pid"])
-        node_command(pssh, "node1", f"kill -9 {pid}; echo '{{}}'")
+        on(lab, "node1", f"kill -9 $(grep -o '\"pid\": [0-9]*' '{registered}/agent.json' | tr -dc 0-9)")
 
     with pytest.raises(TrainingError, match="node1 the node agent was killed"):
         pssh.run(stub, Then(kill_agent))
     assert pssh.left(stub) == 0
-
-
-def node_command(bench: Bench, host: str, command: str) -> dict[str, object]:
-    import subprocess
-
-    argv = ["ssh", "-F", str(bench.cluster.ssh_config), host, command]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True)
-    value: dict[str, object] = json.loads(done.stdout)
-    return value
 
 
 def test_killed_torchrun_leaves_no_orphans(pssh: Bench) -> None:

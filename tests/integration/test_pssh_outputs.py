@@ -1,0 +1,94 @@
+"""What travels to the nodes and back: data packs, checkpoints, metrics, over real ssh."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline import launchers
+from pipeline.errors import TrainingError
+from pipeline.lab import Lab
+from pipeline.launch import run_attempt
+from pipeline.launchers.base import Pack
+from pipeline.types import Cluster, Host, LogLine
+from tests.contract.stub import make
+from tests.lab_fixture import on
+
+pytestmark = pytest.mark.lab
+
+ATTEMPT = """
+if rank == 0:
+    (run / "checkpoints").mkdir(exist_ok=True)
+    print("found", sorted(path.name for path in (run / "checkpoints").iterdir()), flush=True)
+    with (run / "metrics.jsonl").open("a") as file:
+        print("lines", len((run / "metrics.jsonl").read_text().splitlines()), flush=True)
+        for step in (1, 2) if not list((run / "checkpoints").iterdir()) else (2,):
+            file.write(json.dumps({"t": 0.0, "step": step, "epoch": 0, "metrics": {}}) + "\\n")
+    if not list((run / "checkpoints").iterdir()):
+        (run / "checkpoints" / "step-00000001.pt").write_bytes(b"one")
+        digest = hashlib.sha256(b"one").hexdigest()
+        (run / "checkpoints" / "step-00000001.json").write_text(json.dumps({"sha256": digest}))
+        (run / "checkpoints" / "step-00000002.pt").write_bytes(b"torn: no json beside it")
+        time.sleep(1)
+        raise ValueError("boom")
+    finish = globals()["finish"]
+    before = (run / "metrics.jsonl").read_text()
+    finish(rank, run)
+    (run / "metrics.jsonl").write_text(before)
+else:
+    time.sleep(600 if not (run / "checkpoints").exists() else 0)
+"""
+
+
+def cluster(lab: Lab, **change: object) -> Cluster:
+    hosts = tuple(Host(name=host.name, env={"OMP_NUM_THREADS": "1"}) for host in lab.hosts)
+    return Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), **change)  # type: ignore[arg-type]
+
+
+def test_second_attempt_goes_on_from_the_first_ones_checkpoint(lab: Lab, tmp_path: Path) -> None:
+    stub = make(tmp_path, ATTEMPT)
+    lines: list[LogLine] = []
+
+    def attempt(number: int) -> None:
+        run_attempt(
+            cluster=cluster(lab),
+            run_dir=stub.run_dir,
+            run_key=stub.digest[:12],
+            pack_dir=stub.pack_dir,
+            pack_digest=stub.digest,
+            attempt=number,
+            trainer="trainers.classifier",
+            on_line=lines.append,
+        )
+
+    with pytest.raises(TrainingError, match="ValueError: boom"):
+        attempt(1)
+    assert sorted(path.name for path in (stub.run_dir / "checkpoints").iterdir()) == [
+        "step-00000001.json",
+        "step-00000001.pt",
+    ]
+    attempt(2)
+    found = [line.text for line in lines if line.text.startswith(("found", "lines"))]
+    assert found == ["found []", "lines 0", "found ['step-00000001.json', 'step-00000001.pt']", "lines 1"]
+    steps = [json.loads(line)["step"] for line in (stub.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2]
+    assert on(lab, "node0", "ls ~/.cache/paceline/runs").stdout == ""
+
+
+def test_pack_is_sent_once_and_a_truncated_one_is_replaced(lab: Lab, tmp_path: Path) -> None:
+    stub = make(tmp_path, "")
+    pack = Pack(path=stub.pack_dir, digest=stub.digest)
+    what = cluster(lab, workdir="~/packs 'n $(touch x)")
+    launcher = launchers.create(what)
+    assert [fact.pack_path for fact in launcher.probe(pack)] == [None, None]
+
+    launcher.send_pack(pack, what.hosts)  # type: ignore[attr-defined]
+    paths = [fact.pack_path for fact in launcher.probe(pack)]
+    assert all(path is not None and path.endswith(f"/data/{stub.digest}") for path in paths)
+
+    on(lab, "node1", f': > ~/"packs \'n \\$(touch x)"/data/{stub.digest}/images.bin')
+    assert [fact.pack_path is None for fact in launcher.probe(pack)] == [False, True]
+    launcher.send_pack(pack, what.hosts[1:])  # type: ignore[attr-defined]
+    assert [fact.pack_path for fact in launcher.probe(pack)] == paths

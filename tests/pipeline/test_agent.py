@@ -1,0 +1,143 @@
+"""The node agent by itself: what it sees, and which processes it ends."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import agent
+from pipeline.launchers.agent_launcher import BOOTSTRAP, message, parse_answer
+
+
+def ask(request: dict[str, Any], cwd: Path, **env: str) -> dict[str, object]:
+    """As a launcher asks: by BOOTSTRAP, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", BOOTSTRAP],
+        input=message(request),
+        capture_output=True,
+        cwd=cwd,
+        env={**os.environ, **env},
+        check=False,
+    )
+    return parse_answer(done.stdout) or {"stderr": done.stderr.decode()}
+
+
+def test_source_is_standard_library_only_and_of_python_3_9() -> None:
+    tree = ast.parse(Path(agent.__file__).read_text(), feature_version=(3, 9))
+    names = {
+        (node.names[0].name if isinstance(node, ast.Import) else node.module or "").partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    assert names <= sys.stdlib_module_names | {"__future__"}
+
+
+def test_probe_sees_address_interpreter_and_what_is_set(tmp_path: Path) -> None:
+    request = {"do": "probe", "workdir": str(tmp_path / "not" / "yet"), "env_names": ["OMP_NUM_THREADS", "NOT_SET"]}
+    answer = ask(request, tmp_path, SSH_CONNECTION="10.0.0.9 5 127.0.0.1 2222", OMP_NUM_THREADS="3")
+    extra = answer["extra"]
+    assert isinstance(extra, dict)
+    assert (answer["address"], extra["ssh_port"], answer["interface"]) == ("127.0.0.1", 2222, "lo")
+    assert answer["identity"] == f"{answer['hostname']} 127.0.0.1:2222 uid {os.getuid()}"
+    assert answer["python"] == sys.executable
+    assert extra["env"] == {"OMP_NUM_THREADS": "3"}
+    assert len(set(extra["free_ports"])) == 4
+
+
+def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('shadowed')")
+    assert "identity" in ask({"do": "probe", "workdir": "~"}, tmp_path)
+
+
+@pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0,1,2", 3), ("GPU-ab, GPU-cd", 2)])
+def test_gpus_are_those_that_cuda_may_see(monkeypatch: pytest.MonkeyPatch, visible: str, count: int) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert agent.count_gpus() == count
+
+
+def test_truncated_pack_is_not_taken_for_the_whole(tmp_path: Path) -> None:
+    from tests.contract.stub import make
+
+    stub = make(tmp_path, "")
+    assert agent.holds_pack(str(stub.pack_dir), stub.digest)
+    assert not agent.holds_pack(str(stub.pack_dir), "0" * 64)
+    (stub.pack_dir / "images.bin").write_bytes(bytes(15))
+    assert not agent.holds_pack(str(stub.pack_dir), stub.digest)
+
+
+def test_end_tree_takes_the_marked_and_their_sessions_and_nothing_else() -> None:
+    mark = uuid.uuid4().hex
+    # ignores TERM, and has a child that dropped the mark
+    program = "trap '' TERM; env -i /bin/sleep 60 & echo up; wait; sleep 60"
+    ours = subprocess.Popen(
+        ["sh", "-c", program], env={**os.environ, agent.MARK: mark}, start_new_session=True, stdout=subprocess.PIPE
+    )
+    other = subprocess.Popen(["sleep", "60"], env={**os.environ, agent.MARK: mark + "0"}, start_new_session=True)
+    try:
+        assert ours.stdout is not None
+        ours.stdout.readline()
+        while len(agent.marked(mark)) < 2:
+            time.sleep(0.01)
+        assert agent.end_tree(mark, 0.2)
+        assert ours.wait() < 0
+        assert agent.marked(mark) == set()
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_born_tells_a_recycled_pid_from_ours() -> None:
+    assert agent.born(os.getpid()) == agent.born(os.getpid()) != agent.born(os.getppid())
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    assert agent.born(gone.pid) is None
+
+
+def test_tail_gives_whole_lines_and_the_last_state_of_a_progress_bar(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    tail = agent.Tail(str(path))
+    assert tail.lines() == []
+    path.write_bytes(b"one\ntw")
+    assert tail.lines() == ["one"]
+    with path.open("ab") as file:
+        file.write(b"o\n10%\r50%\r100%\nlast \xff")
+    assert tail.lines() == ["two", "100%"]
+    assert tail.lines(last=True) == ["last \ufffd"]
+
+
+def test_printed_error_is_the_last_traceback_of_a_rank_that_ended_by_it(tmp_path: Path) -> None:
+    path = tmp_path / "stderr.log"
+    trace = 'Traceback (most recent call last):\n  File "x.py", line 1\nModuleNotFoundError: No module named x\n'
+    path.write_text(f"handled:\n{trace}and on\n")
+    assert agent.printed_error(str(path), None) is None
+    killed = agent.printed_error(str(path), {"code": -11, "pid": 1, "unix_time": 5.0})
+    assert killed is not None
+    assert killed["message"] == "ended with signal 11 (SIGSEGV)"
+    path.write_text(f"warning\n{trace}[W1] destroy_process_group() was not called\n")
+    failed = agent.printed_error(str(path), {"code": 1, "pid": 1, "unix_time": 5.0})
+    assert failed is not None
+    assert (failed["message"], failed["traceback"]) == ("ModuleNotFoundError: No module named x", trace.rstrip())
+
+
+def test_a_request_that_fails_answers_with_the_reason(tmp_path: Path) -> None:
+    request = {"do": "clean", "nodes": [{"identity": "somebody else"}]}
+    assert "which the plan does not name" in str(ask(request, tmp_path)["error"])
+
+
+def test_clean_removes_only_folders_that_start_made(tmp_path: Path) -> None:
+    ours, other = tmp_path / "a" / "node0", tmp_path / "b"
+    for folder in (ours, other):
+        folder.mkdir(parents=True)
+    (ours / ".paceline").touch()
+    agent.remove_ours([str(ours), str(other)])
+    assert not ours.exists()
+    assert other.exists()

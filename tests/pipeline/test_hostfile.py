@@ -1,0 +1,53 @@
+"""Hostfiles as people write them, and what is refused with file and line."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.errors import UsageError
+from pipeline.hostfile import parse
+from pipeline.types import Host
+
+
+def test_lines_comments_and_blank_lines() -> None:
+    text = "# my lab\n\nnode0 slots=4\nme@node1:2222   slots=2  # the old one\n[fd00::7]:22\nfe@[fd00::8]\n"
+    assert parse(text, "hosts") == (
+        Host(name="node0", nproc_per_node=4),
+        Host(name="node1", user="me", port=2222, nproc_per_node=2),
+        Host(name="fd00::7", port=22),
+        Host(name="fd00::8", user="fe"),
+    )
+
+
+def test_lines_without_slots_take_the_default() -> None:
+    hosts = parse("a\nb slots=1\n", "hosts", default_slots=8)
+    assert [host.nproc_per_node for host in hosts] == [8, 1]
+
+
+def test_duplicate_names_both_lines() -> None:
+    with pytest.raises(UsageError, match=r"^hosts:4: me@a:22 stands in line 1 already"):
+        parse("me@a:22\n\nme@b\nme@a:22 slots=2\n", "hosts")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("a:0", "hosts:1: port='0' must be a whole number from 1 to 65535"),
+        ("a:65536", "hosts:1: port='65536' must be a whole number from 1 to 65535"),
+        ("a:ssh", "hosts:1: port='ssh' must be"),
+        ("a:", "hosts:1: port='' must be"),
+        ("a slots=0", "hosts:1: slots='0' must be a whole number from 1"),
+        ("a slots=two", "hosts:1: slots='two' must be"),
+        ("a slots=²", "hosts:1: slots='²' must be"),
+        ("a gpus=2", "hosts:1: 'gpus=2' is not understood"),
+        ("a b", "hosts:1: 'b' is not understood"),
+        ("fd00::7", "hosts:1: 'fd00::7' is not a host"),
+        ("@a", "hosts:1: '@a' is not a host"),
+        ("-oProxyCommand=x", "hosts:1: '-oProxyCommand=x' is not a host"),
+        ("", "hosts names no host"),
+    ],
+)
+def test_bad_lines_are_refused_with_file_line_and_value(line: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(line + "\n", "hosts")
+    assert caught.value.what.startswith(message)

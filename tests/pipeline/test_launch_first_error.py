@@ -1,0 +1,90 @@
+"""Which error is called the first, and what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.first_error import failure_text, first_error, port_was_taken
+from pipeline.types import LaunchPlan, NodeExit, NodeLost, NodePlan, RankError
+
+ECHO = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:3"
+
+
+def node(rank: int) -> NodePlan:
+    return NodePlan(
+        node_rank=rank,
+        host=f"node{rank}",
+        identity="",
+        address="",
+        argv=(),
+        env={},
+        run_dir="",
+        data_dir="",
+        state_dir="",
+        first_rank=rank,
+        nproc_per_node=1,
+    )
+
+
+PLAN = LaunchPlan(
+    run_key="k",
+    run_id="k-1",
+    attempt=1,
+    launcher="pssh",
+    master_addr="",
+    master_port=1,
+    world_size=2,
+    lease_s=1.0,
+    nodes=(node(0), node(1)),
+)
+
+
+def ended(host: str, *errors: RankError, reason: str = "") -> NodeExit:
+    return NodeExit(host=host, code=1, reason=reason, errors=errors)
+
+
+def error(rank: int, unix_time: float, message: str) -> RankError:
+    return RankError(rank=rank, unix_time=unix_time, message=message, traceback=f"Traceback …\n{message}")
+
+
+def test_an_echo_that_came_earlier_is_not_the_first_error() -> None:
+    ends = {"node0": ended("node0", error(0, 1.0, ECHO)), "node1": ended("node1", error(1, 1.2, "ValueError: boom"))}
+    assert first_error(ends) == ("node1", error(1, 1.2, "ValueError: boom"))
+
+
+def test_the_earliest_of_two_real_errors() -> None:
+    ends = {
+        "node0": ended("node0", error(0, 2.0, "KeyError: 1")),
+        "node1": ended("node1", error(1, 1.0, "KeyError: 2")),
+    }
+    assert first_error(ends) == ("node1", error(1, 1.0, "KeyError: 2"))
+
+
+def test_text_names_host_rank_traceback_and_logs() -> None:
+    ends = {"node0": ended("node0", error(0, 1.0, ECHO)), "node1": ended("node1", error(1, 1.2, "ValueError: boom"))}
+    text = failure_text(PLAN, ends, ["node0", "node1"], Path("runs/k/attempts/1"))
+    assert text == (
+        "training failed on node1, rank 1: ValueError: boom\n  Traceback …\n  ValueError: boom\n"
+        "ended with it: node0\nlogs: runs/k/attempts/1"
+    )
+
+
+def test_a_lost_node_comes_before_the_echoes_it_caused() -> None:
+    ends = {
+        "node0": ended("node0", error(0, 1.0, ECHO)),
+        "node1": NodeLost(host="node1", reason="no longer answers: x"),
+    }
+    text = failure_text(PLAN, ends, ["node0", "node1"], Path("logs"))
+    assert text.startswith("training failed: node1 no longer answers: x")
+
+
+def test_without_rank_errors_torchruns_own_words_are_shown() -> None:
+    ends = {"node0": ended("node0", reason="torchrun ended with exit code 1\nNo module named torch")}
+    assert "node0: torchrun ended with exit code 1\nNo module" in failure_text(PLAN, ends, ["node0"], Path("logs"))
+
+
+def test_only_node_zero_can_have_lost_the_port() -> None:
+    taken = "RuntimeError: The server socket has failed to listen … EADDRINUSE … address already in use"
+    assert port_was_taken(PLAN, {"node0": ended("node0", reason=taken)})
+    assert not port_was_taken(PLAN, {"node1": ended("node1", reason=taken)})
+    assert not port_was_taken(PLAN, {"node0": ended("node0", error(0, 1.0, "x"), reason=taken)})

@@ -1,0 +1,146 @@
+"""Rendering is pure data; validation refuses what can't work and says what mends it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pipeline.errors import HostError, UsageError
+from pipeline.launchers.base import Place
+from pipeline.plan import render, validate
+from pipeline.types import Cluster, Host, LaunchPlan, NodeFacts
+
+
+def facts(number: int, **change: object) -> NodeFacts:
+    value = NodeFacts(
+        host=f"node{number}",
+        identity=f"node{number} 10.0.0.{number + 1}:22 uid 0",
+        hostname=f"node{number}",
+        address=f"10.0.0.{number + 1}",
+        interface=f"eth{number}",
+        python="/venv/bin/python",
+        python_version="3.12.1",
+        torch_version="2.15.0+cpu",
+        gpus=0,
+        cpus=8,
+        memory_bytes=1 << 34,
+        disk_free_bytes=1 << 34,
+        free_port=40000 + number,
+        home="/root",
+        unix_time=0.0,
+    )
+    return replace(value, **change)  # type: ignore[arg-type]
+
+
+def cluster(*nproc: int, **change: object) -> Cluster:
+    hosts = tuple(Host(name=f"node{index}", nproc_per_node=count) for index, count in enumerate(nproc))
+    return replace(Cluster(launcher="pssh", hosts=hosts), **change)  # type: ignore[arg-type]
+
+
+def rendered(what: Cluster, *found: NodeFacts) -> LaunchPlan:
+    return render(
+        cluster=what,
+        facts=found,
+        run_key="abc",
+        attempt=2,
+        run_id="abc-2-ff",
+        master_port=found[0].free_port,
+        trainer="trainers.classifier",
+        place=lambda host, fact: Place(run_dir=f"/w/{host.name}", data_dir="/d", state_dir=f"/w/{host.name}/agent"),
+    )
+
+
+def test_node_ranks_follow_the_list_and_ranks_add_up() -> None:
+    plan = rendered(cluster(2, 3), facts(0), facts(1))
+    assert plan.world_size == 5
+    assert [(node.node_rank, node.first_rank, node.nproc_per_node) for node in plan.nodes] == [(0, 0, 2), (1, 2, 3)]
+    assert (plan.master_addr, plan.master_port) == ("10.0.0.1", 40000)
+
+
+def test_command_is_static_rendezvous_with_the_nodes_own_address() -> None:
+    argv = rendered(cluster(2, 3), facts(0), facts(1)).nodes[1].argv
+    assert argv[:3] == ("/venv/bin/python", "-m", "torch.distributed.run")
+    assert {
+        "--nnodes=2",
+        "--nproc-per-node=3",
+        "--node-rank=1",
+        "--rdzv-backend=static",
+        "--rdzv-id=abc-2-ff",
+        "--master-addr=10.0.0.1",
+        "--master-port=40000",
+        "--local-addr=10.0.0.2",
+        "--max-restarts=0",
+    } <= set(argv)
+    assert argv[-4:] == ("-m", "trainers.classifier", "--config", "/w/node1/config.json")
+
+
+def test_environment_shares_the_cpus_and_names_the_interface_in_both_dialects() -> None:
+    env = rendered(cluster(3, 3), facts(0), facts(1)).nodes[1].env
+    assert env["OMP_NUM_THREADS"] == "2"
+    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("eth1", "=eth1")
+    assert env["PYTHONPATH"] == "/w/node1/code"
+
+
+def test_host_env_wins_then_what_the_node_has_set() -> None:
+    found = facts(0, extra={"env": {"OMP_NUM_THREADS": "5", "GLOO_SOCKET_IFNAME": "ib0"}})
+    assert "OMP_NUM_THREADS" not in rendered(cluster(1, 1), found, facts(1)).nodes[0].env
+    host = Host(name="node0", env={"OMP_NUM_THREADS": "7", "NCCL_SOCKET_IFNAME": "=ib9"})
+    env = rendered(cluster(1, hosts=(host, Host(name="node1"))), found, facts(1)).nodes[0].env
+    assert (env["OMP_NUM_THREADS"], env["NCCL_SOCKET_IFNAME"]) == ("7", "=ib9")
+
+
+def test_one_node_needs_no_interface() -> None:
+    assert "GLOO_SOCKET_IFNAME" not in rendered(cluster(2), facts(0)).nodes[0].env
+
+
+def test_equal_arguments_render_equal_plans() -> None:
+    assert rendered(cluster(1, 1), facts(0), facts(1)) == rendered(cluster(1, 1), facts(0), facts(1))
+
+
+def refused(what: Cluster, *found: NodeFacts, batch: int = 120, backend: str = "auto") -> str:
+    with pytest.raises(HostError) as caught:
+        validate(what, found, global_batch_size=batch, backend=backend)
+    return str(caught.value)
+
+
+def test_a_good_cluster_passes() -> None:
+    validate(cluster(2, 2), [facts(0), facts(1, torch_version="2.15.0+cu128")], global_batch_size=8)
+
+
+def test_global_batch_that_cannot_be_shared_names_the_nearest_good_ones() -> None:
+    with pytest.raises(UsageError, match=r"global_batch_size=10 can't be shared evenly by 4 ranks\n  try: .*=8 or 12"):
+        validate(cluster(2, 2), [facts(0), facts(1)], global_batch_size=10)
+
+
+def test_one_node_under_two_names() -> None:
+    text = refused(cluster(1, 1), facts(0), facts(1, identity=facts(0).identity))
+    assert "node0 and node1 are the same host (node0 10.0.0.1:22 uid 0)" in text
+
+
+def test_more_ranks_than_gpus_unless_gloo_is_asked_for() -> None:
+    found = [facts(0, gpus=2), facts(1, gpus=4)]
+    text = refused(cluster(4, 4), *found)
+    assert "node0: nproc_per_node=4 is more than its 2 GPUs" in text
+    assert "node1" not in text
+    validate(cluster(4, 4), found, global_batch_size=8, backend="gloo")
+
+
+def test_nccl_without_gpus() -> None:
+    assert "node0: strategy.backend=nccl, but it has no GPU" in refused(cluster(1), facts(0), backend="nccl")
+
+
+def test_every_unfit_host_is_listed_with_its_interpreter() -> None:
+    text = refused(cluster(1, 1), facts(0, torch_version=None), facts(1, python_version="3.9.2"))
+    assert "node0: /venv/bin/python has no torch" in text
+    assert "node1: /venv/bin/python is Python 3.9.2; 3.11 or newer is needed" in text
+
+
+def test_different_torch_releases() -> None:
+    text = refused(cluster(1, 1), facts(0), facts(1, torch_version="2.9.1"))
+    assert "torch differs: node0 has 2.15.0, node1 has 2.9.1" in text
+
+
+def test_loopback_address_beside_a_real_one() -> None:
+    text = refused(cluster(1, 1), facts(0, address="127.0.0.1"), facts(1))
+    assert "node0: its address is 127.0.0.1, where the other nodes can't reach it; set cluster.hosts[].address" in text
