@@ -165,7 +165,8 @@ def _attempts(run: Run, recorder: Recorder, say: Say) -> None:
         except Killed as error:
             _note(run, State.KILLED, number, str(error))
             recorder.finish(say)
-            raise
+            text = f"KILLED {run.key.short}: {error}"
+            raise Killed(text, try_="the same command again; it goes on from the last checkpoint") from error
         except TrainingError as error:
             _note(run, State.FAILED, number, error.what)
             if number == last:

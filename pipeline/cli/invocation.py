@@ -65,8 +65,7 @@ def parse(argv: Sequence[str]) -> Invocation:
                 "overrides look like optimizer.lr=0.1"
             )
     words = [word for word in argv if not is_override(word) and not word.startswith("-")]
-    names = [word for word in words if word != "run"]
-    verb = names[0] if names and names[0] in VERBS else None
+    verb = next((word for word in words if word in VERBS), None)
     given = [word for word in argv if is_override(word)]
     if verb is None:
         return Invocation(verb=None, overrides=tuple(given))

@@ -92,7 +92,7 @@ def test_killed_outright_the_same_command_finishes_with_the_weights_of_an_undist
         (["model=resnet"], "did you mean resnet"),
         (["trainer.epochs=ten"], "trainer.epochs=ten"),
         (["~x"], "unknown key 'x'"),
-        ([""], "argument 4 is empty"),
+        ([""], "argument 7 is empty"),
         (["trainer.global_batch_size=63"], "nearest that can: 62 or 64"),
         (["tracking.uri=ftp://host"], "tracking.uri=ftp://host"),
         (["+note=1"], "unknown key 'note'"),
@@ -114,7 +114,14 @@ def test_a_bare_doit_shows_what_there_is_and_starts_nothing(project: Project) ->
 
 
 def test_synthetic_data_is_named_wherever_its_accuracy_shows(project: Project) -> None:
-    words = ("dataset=synthetic", "model=small_cnn", "dataset.size=256", "dataset.image_size=8", "trainer.max_steps=2")
+    words = (
+        "dataset=synthetic",
+        "model=small_cnn",
+        "dataset.size=256",
+        "dataset.val_size=32",
+        "dataset.image_size=8",
+        "trainer.max_steps=2",
+    )
     done = project.doit("train", *words, "optimizer=adam", "tracking=none", "trainer.global_batch_size=32")
     assert done.returncode == 0, done.stdout
     finished = [line for line in done.stdout.splitlines() if line.startswith("FINISHED")]

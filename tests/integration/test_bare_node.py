@@ -1,0 +1,60 @@
+"""A compute node needs Python, torch and trainers/: no doit, no Hydra, no MLflow, no numpy."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+from tests.integration.commands import Project
+
+
+def _needed(name: str, found: set[str] | None = None) -> set[str]:
+    """A distribution and what it requires on this platform, without extras."""
+    found = set() if found is None else found
+    if name not in found:
+        try:
+            requirements = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            return found  # a requirement of another platform
+        found.add(name)
+        for requirement in requirements:
+            if "extra ==" not in requirement:
+                _needed(re.split(r"[\s;\[<>=!~(]", requirement, maxsplit=1)[0], found)
+    return found
+
+
+def _bare_environment(folder: Path) -> Path:
+    """A virtual environment with torch and its requirements alone, linked from this one."""
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    target = Path(subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip())
+    source = Path(sysconfig.get_path("purelib"))
+    names = {
+        file.parts[0]
+        for distribution in _needed("torch")
+        for file in importlib.metadata.files(distribution) or []
+        if not file.parts[0].startswith("..") and file.parts[0] != "__pycache__"
+    }
+    for name in names:
+        (target / name).symlink_to(source / name)
+    return python
+
+
+def test_a_run_finishes_on_a_node_that_has_torch_alone(tmp_path: Path) -> None:
+    python = _bare_environment(tmp_path / "bare")
+    for absent in ("doit", "hydra", "mlflow", "omegaconf", "sklearn", "numpy", "pipeline"):
+        done = subprocess.run([python, "-c", f"import {absent}"], capture_output=True, cwd=tmp_path, check=False)
+        assert done.returncode == 1, absent
+    project = Project(tmp_path, ["tracking=none"])
+    done = project.doit("train", "experiment=quickstart", "trainer.epochs=2", f"cluster.python='{python}'")
+    assert done.returncode == 0, done.stdout
+    plan = (project.only_run() / "plan.json").read_text()
+    assert str(python) in plan
+    assert sys.executable not in plan
+    assert project.result()["metrics"]["test/accuracy"] > 0.5

@@ -1,0 +1,80 @@
+"""`doit train cluster=two_node` on two real SSH hosts: trains, collects, fails fast, and is not run twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.lab import Lab
+from tests.integration.commands import Project, interrupt, wait_for_step
+from tests.lab_fixture import on
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture
+def project(tmp_path: Path, lab: Lab) -> Project:
+    words = ["cluster=two_node", f"cluster.ssh_config='{lab.ssh_config}'", "tracking=none"]
+    return Project(tmp_path, words)
+
+
+def ranks_on(lab: Lab) -> list[int]:
+    """Processes of a training on the lab's hosts (they show in the controller's process table)."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if "trainers.classifier" in process.cmdline() and str(lab.hosts[0].folder.parent) in str(process.environ()):
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_two_hosts_train_the_weights_of_two_local_ranks_and_not_twice(project: Project, lab: Lab) -> None:
+    words = ("train", "experiment=quickstart", "trainer.epochs=3")
+    done = project.doit(*words)
+    assert done.returncode == 0, done.stdout
+    result = project.result()
+    assert (result["hosts"], result["nnodes"], result["world_size"]) == (["node0", "node1"], 2, 2)
+    plan = json.loads((project.only_run() / "plan.json").read_text())
+    assert [node["address"] for node in plan["nodes"]] == [host.address for host in lab.hosts]
+    assert (project.only_run() / "checkpoints" / "final.pt").exists()
+    before = (project.only_run() / "journal.jsonl").read_bytes()
+    again = project.doit(*words)
+    assert again.returncode == 0
+    assert "is finished" in again.stdout
+    assert (project.only_run() / "journal.jsonl").read_bytes() == before
+    leftover = on(lab, "node1", "ls ~/.cache/paceline/runs 2>/dev/null").stdout.split()
+    assert leftover == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_controller_ends_both_hosts(project: Project, lab: Lab, number: signal.Signals) -> None:
+    child = project.start("train", "experiment=quickstart", "trainer.epochs=400", f"seed={int(number)}")
+    wait_for_step(project, 20, child)
+    output, took_s = interrupt(child, number)
+    assert took_s < 10
+    assert child.returncode == 1
+    assert "KILLED" in output
+    assert on(lab, "node0", "pgrep -f trainers.classifier || true").stdout.split() == []
+    assert ranks_on(lab) == []
+
+
+def test_a_killed_rank_ends_the_other_host_and_the_message_names_it(project: Project, lab: Lab) -> None:
+    child = project.start("train", "experiment=quickstart", "trainer.epochs=400")
+    wait_for_step(project, 20, child)
+    inside = lab.host("node1").init_pid
+    assert inside is not None
+    victims = [p for p in psutil.Process(inside).children(recursive=True) if "--config" in p.cmdline()]
+    os.kill(victims[-1].pid, signal.SIGKILL)
+    output, _ = child.communicate(timeout=30)
+    assert child.returncode == 1
+    assert "node1" in output
+    assert "SIGKILL" in output
+    assert ranks_on(lab) == []
+    assert project.states()[-1] == "FAILED"
