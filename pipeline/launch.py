@@ -8,7 +8,7 @@ import queue
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -83,8 +83,7 @@ def run_attempt(
     config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
     pack = Pack(path=pack_dir.resolve(), digest=pack_digest)
     watchers = Watchers(on_line=on_line, on_start=on_start)
-    with Interruptible() as signals:
-        launcher = launchers.create(cluster)
+    with Interruptible() as signals, closing(launchers.create(cluster)) as launcher:
         facts = launcher.probe(pack)
         settings = config.get("trainer", {}), config.get("strategy", {})
         validate(
@@ -139,7 +138,8 @@ def _plan(
 
 def stop_run(cluster: Cluster, run_dir: Path, run_key: str) -> None:
     """End whatever runs for this key on the cluster's hosts. Raises HostError that lists hosts that failed."""
-    failures = launchers.create(cluster).stop(run_key, run_dir.resolve())
+    with closing(launchers.create(cluster)) as launcher:
+        failures = launcher.stop(run_key, run_dir.resolve())
     if failures:
         rows = [f"  {host}: {why}" for host, why in failures.items()]
         raise HostError("\n".join([f"run {run_key} could not be stopped on every host:", *rows]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 
 from pipeline import launchers, plan
 from pipeline.types import Cluster, NodeFacts
@@ -15,7 +16,8 @@ def check(cluster: Cluster, *, global_batch_size: int, backend: str = "auto") ->
         HostError: lists each host that can't take part, the value seen and the mend.
         UsageError: the ranks can't share the global batch.
     """
-    facts = launchers.create(cluster).probe(None)
+    with closing(launchers.create(cluster)) as launcher:
+        facts = launcher.probe(None)
     plan.validate(cluster, facts, global_batch_size=global_batch_size, backend=backend)
     return facts
 

@@ -220,6 +220,9 @@ class AgentLauncher(ABC):
         return {**failures, **left}
 
     @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
     def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> None: ...
 
     def clean(self, plan: LaunchPlan) -> None:

@@ -1,4 +1,4 @@
-"""What a launcher is to the launch loop: seven verbs, and what it can do as data."""
+"""What a launcher is to the launch loop: eight verbs, and what it can do as data."""
 
 from __future__ import annotations
 
@@ -96,4 +96,8 @@ class Launcher(Protocol):
 
     def clean(self, plan: LaunchPlan) -> None:
         """Remove the attempt's own folders from the nodes; the data pack stays for later runs."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the launcher holds here (connections, folders)."""
         ...

@@ -51,5 +51,8 @@ class LocalLauncher(AgentLauncher):
             )
         return failure, None
 
+    def close(self) -> None:
+        """Nothing is held."""
+
     def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> None:
         """The outputs lie in the run folder already."""

@@ -7,13 +7,16 @@ everything else goes through stdin.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
 import shlex
+import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pipeline import shell
@@ -29,6 +32,8 @@ INSTALL = {
     "Linux": "apt install pssh (Debian, Ubuntu), dnf install pssh (Fedora); not the packages of Python's index",
 }
 _NAME = re.compile(r"[^\s@/#\[\]-][^\s@/#\[\]]*")  # no option, no path, nothing that pssh's host file splits at
+
+_RECONNECT_TIMEOUT_S = 2.0  # a stream that breaks is tried again within streams.LOST_S
 
 # runs the first interpreter that is there; "~/" is the host's home
 _FIND_PYTHON = (
@@ -55,12 +60,47 @@ class PsshLauncher(AgentLauncher):
                 try_=INSTALL.get(platform.system(), "install OpenSSH's client and pssh"),
             )
         self._pssh = program
+        self._sockets = Path(tempfile.mkdtemp(prefix="paceline-", dir="/tmp"))  # a socket's path has to be short
+        self._shared = self._shared_connection()
 
     # ------------------------------------------------------------------------- reaching hosts
-    def _options(self) -> dict[str, str]:
+    def _shared_connection(self) -> dict[str, str]:
+        """ssh options that let all later commands share the probe's connection to each host.
+
+        A handshake costs 0.2 to 0.5 s, and many at once meet sshd's MaxStartups. Who configured shared
+        connections himself keeps his: they may be the only way past a second factor.
+        """
+
+        def settings(host: Host) -> str:
+            return shell.run([*self._ssh(host, {}), "-G", "--", host.name]).stdout
+
+        with ThreadPoolExecutor(max_workers=8) as pool:
+            own = [re.search(r"^controlpath (?!none$)", text, re.M) for text in pool.map(settings, self.cluster.hosts)]
+        if any(own):
+            return {}
+        return {"ControlMaster": "auto", "ControlPath": f"{self._sockets}/%C", "ControlPersist": "30"}
+
+    def close(self) -> None:
+        """End the shared connections."""
+        if self._shared:
+            for host in self.cluster.hosts:
+                with contextlib.suppress(PacelineError):  # a stuck one ends by itself: ControlPersist
+                    shell.run([*self._ssh(host, self._shared), "-O", "exit", "--", host.name], timeout_s=5.0)
+        shutil.rmtree(self._sockets, ignore_errors=True)
+
+    def _ssh(self, host: Host, options: Mapping[str, str]) -> list[str]:
+        argv = ["ssh", "-T"]
+        argv += ["-F", self.cluster.ssh_config] if self.cluster.ssh_config else []
+        argv += [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+        argv += ["-l", host.user] if host.user else []
+        argv += ["-p", str(host.port)] if host.port else []
+        return argv
+
+    def _options(self, connect_timeout_s: float) -> dict[str, str]:
         return {
+            **self._shared,
             "BatchMode": "yes",  # ask nothing: nobody could answer for many hosts at once
-            "ConnectTimeout": str(max(1, round(self.cluster.connect_timeout_s))),
+            "ConnectTimeout": str(max(1, round(connect_timeout_s))),
             "ServerAliveInterval": "1",
             "ServerAliveCountMax": "3",
             "ClearAllForwardings": "yes",  # forwarded ports of the user's config would collide
@@ -78,6 +118,7 @@ class PsshLauncher(AgentLauncher):
         with tempfile.TemporaryDirectory(prefix="paceline-pssh-") as name:
             folder = Path(name)
             (folder / "hosts").write_text("".join(f"{pssh_name(host)}\n" for host in hosts), encoding="utf-8")
+            options = self._options(self.cluster.connect_timeout_s)
             argv = [
                 self._pssh,
                 "-h",
@@ -88,7 +129,7 @@ class PsshLauncher(AgentLauncher):
                 str(round(timeout_s)),
             ]
             argv += ["-o", str(folder / "out"), "-e", str(folder / "err"), "-I"]
-            argv += [word for key, value in self._options().items() for word in ("-O", f"{key}={value}")]
+            argv += [word for key, value in options.items() for word in ("-O", f"{key}={value}")]
             if self.cluster.ssh_config:
                 argv += ["-x", f"-F {shlex.quote(self.cluster.ssh_config)}"]
             env = {key: value for key, value in os.environ.items() if not key.startswith("PSSH_")}
@@ -99,13 +140,8 @@ class PsshLauncher(AgentLauncher):
             return {host.label: _answer(folder, host, done.stdout + done.stderr) for host in hosts}
 
     def stream_argv(self, host: Host) -> list[str]:
-        argv = ["ssh", "-T"]
-        if self.cluster.ssh_config:
-            argv += ["-F", self.cluster.ssh_config]
-        argv += [word for key, value in self._options().items() for word in ("-o", f"{key}={value}")]
-        argv += ["-l", host.user] if host.user else []
-        argv += ["-p", str(host.port)] if host.port else []
-        return [*argv, "--", host.name, remote_command(host.python)]
+        options = self._options(min(self.cluster.connect_timeout_s, _RECONNECT_TIMEOUT_S))
+        return [*self._ssh(host, options), "--", host.name, remote_command(host.python)]
 
     def explain(self, host: Host, failure: str) -> tuple[str, str | None]:
         return explain(host, failure, self.cluster.ssh_config)

@@ -13,7 +13,7 @@ from typing import Any
 from pipeline import shell
 from pipeline.types import Event, LogLine, MetricsLine, NodeExit, NodeLost, RankError
 
-RECONNECT_S = 4.0  # with ssh's own 3 s to notice, the other nodes are down within 10 s of a loss
+LOST_S = 6.0  # of silence: ssh notices after 3 to 4, one try to reconnect fits in, others are down within 10
 BEAT_S = 1.0
 _ANSWER = b"@paceline "
 
@@ -88,7 +88,7 @@ class _Stream:
                 heard = time.monotonic()
                 if self._take(value):
                     return
-            if time.monotonic() - heard > RECONNECT_S:
+            if time.monotonic() - heard > LOST_S:
                 break
             self._closing.wait(0.3)
         if not self._closing.is_set():

@@ -112,8 +112,9 @@ def test_broken_stream_is_taken_up_again_without_losing_or_repeating_a_line(pssh
     )
 
     def break_streams() -> None:
-        for pid in processes(str(lab.ssh_config), "ServerAliveInterval"):
-            os.kill(pid, signal.SIGKILL)
+        for pid in [*processes("[mux]", "/tmp/paceline-"), *processes(str(lab.ssh_config), "ServerAliveInterval")]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     lines = Then(break_streams)
     pssh.run(stub, lines)
