@@ -29,9 +29,7 @@ def write_files(lab: Lab) -> None:
     identity = place / "id_ed25519"
     _new_key(identity, "paceline-lab")
     # torch's store listens on IPv6 and looks its clients' names up by their mapped addresses
-    names = "".join(
-        f"{host.address} {host.name}\n::ffff:{host.address} {host.name}.mapped\n" for host in lab.hosts
-    )
+    names = "".join(f"{host.address} {host.name}\n::ffff:{host.address} {host.name}.mapped\n" for host in lab.hosts)
     known = [_write_host(lab, host, names, user, identity) for host in lab.hosts]
     write_atomic(place / "known_hosts", "".join(known))
     entries = [ssh_client_entry(host, user.pw_name, identity, place / "known_hosts") for host in lab.hosts]

@@ -31,9 +31,7 @@ def up(root: Path, hosts: int) -> Lab:
     _require()
     root = _checked_root(root)
     if not 1 <= hosts <= _MAX_HOSTS:
-        raise UsageError(
-            f"lab: hosts={hosts} is out of range; valid: 1 to {_MAX_HOSTS}", try_="doit lab hosts=2"
-        )
+        raise UsageError(f"lab: hosts={hosts} is out of range; valid: 1 to {_MAX_HOSTS}", try_="doit lab hosts=2")
     with _lock():
         lab = state.load(root)
         if lab is not None and _usable(lab, root):

@@ -35,9 +35,7 @@ def free_subnet(id_: str) -> str:
             subnet = ipaddress.ip_network(f"{block}.{(start + index) % 256}.0/24")
             if not any(subnet.overlaps(other) for other in taken):
                 return str(subnet)
-    raise HostError(
-        "lab: no free /24 in 10.83.0.0/16 and 198.18.0.0/15", try_="ip route, and free one of them"
-    )
+    raise HostError("lab: no free /24 in 10.83.0.0/16 and 198.18.0.0/15", try_="ip route, and free one of them")
 
 
 def _taken() -> Iterator[str]:
@@ -67,9 +65,7 @@ def connect(lab: Lab) -> None:
         "link set uplink master br0 up",
     ]
     for host in lab.hosts:
-        lines.append(
-            f"link add {host.name} netns {lab.switch} type veth peer name eth0 netns {host.namespace}"
-        )
+        lines.append(f"link add {host.name} netns {lab.switch} type veth peer name eth0 netns {host.namespace}")
         ports.append(f"link set {host.name} master br0 up")
     command("ip", "-batch", "-", stdin="\n".join(lines))
     command("ip", "-n", lab.switch, "-batch", "-", stdin="\n".join(ports))
@@ -121,9 +117,7 @@ def end_processes(name: str) -> None:
             except ProcessLookupError:
                 continue
         if time.monotonic() > deadline:
-            raise HostError(
-                f"lab: processes {', '.join(pids)} in {name} survive SIGKILL", try_="doit lab down=1"
-            )
+            raise HostError(f"lab: processes {', '.join(pids)} in {name} survive SIGKILL", try_="doit lab down=1")
         time.sleep(0.01)
 
 
@@ -142,9 +136,7 @@ def mend(lab: Lab, host: str) -> None:
 
 def limit(lab: Lab, host: str, rate_mbit: float) -> None:
     """Hold the host's link to ``rate_mbit`` (10^6 bits/s) each way. Needs ``tc`` and the kernel's sch_tbf."""
-    burst_bytes = max(
-        64 << 10, int(rate_mbit * 1e6 / 8 * 0.004)
-    )  # a few timer ticks: less would never reach the rate
+    burst_bytes = max(64 << 10, int(rate_mbit * 1e6 / 8 * 0.004))  # a few timer ticks: less would never reach the rate
     rate = [f"rate {rate_mbit}mbit", f"burst {burst_bytes}b", "latency 100ms"]
     for name, device in _ends(lab, host):
         words = " ".join(["qdisc", "replace", "dev", device, "root", "tbf", *rate]).split()

@@ -65,9 +65,7 @@ def command(*argv: str, stdin: str = "") -> str:
     Raises:
         HostError: it ended with another code than 0; the text holds the command and what it said.
     """
-    done = shell.run(
-        argv, input=stdin.encode(), timeout_s=_COMMAND_TIMEOUT_S, env={"PATH": PATH, "LC_ALL": "C"}
-    )
+    done = shell.run(argv, input=stdin.encode(), timeout_s=_COMMAND_TIMEOUT_S, env={"PATH": PATH, "LC_ALL": "C"})
     if done.code != 0:
         said = " ".join(done.stderr.split()) or "(nothing)"
         raise HostError(

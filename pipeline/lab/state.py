@@ -98,9 +98,7 @@ def load(root: Path) -> Lab | None:
     if record is None or _is_copy(root, record):
         return None
     base = record["subnet"].rsplit(".", 1)[0]
-    hosts = tuple(
-        _host(root, record["id"], f"node{index}", f"{base}.{10 + index}") for index in range(record["hosts"])
-    )
+    hosts = tuple(_host(root, record["id"], f"node{index}", f"{base}.{10 + index}") for index in range(record["hosts"]))
     return Lab(id=record["id"], root=Path(record["root"]), subnet=record["subnet"], hosts=hosts)
 
 

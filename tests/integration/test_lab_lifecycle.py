@@ -32,9 +32,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
 
 def traces(lab_id: str, root: Path) -> list[str]:
     """Everything in the system that bears the lab's id or path."""
-    seen = subprocess.run(
-        ["ip", "-o", "link"], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    seen = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout.splitlines()
     seen += [str(path) for path in (*Path("/run").glob("netns/*"), *Path("/etc").glob("netns/*"))]
     seen += Path("/proc/self/mountinfo").read_text().splitlines()
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
@@ -62,9 +60,7 @@ def test_up_twice_finds_the_same_lab(root: Path) -> None:
 
 def test_another_number_of_hosts_says_what_to_do(root: Path) -> None:
     labs.up(root, 1)
-    with pytest.raises(
-        UsageError, match=r"one of 1 hosts runs here, hosts=2.*\n.*doit lab down=1 && doit lab hosts=2"
-    ):
+    with pytest.raises(UsageError, match=r"one of 1 hosts runs here, hosts=2.*\n.*doit lab down=1 && doit lab hosts=2"):
         labs.up(root, 2)
 
 
@@ -230,9 +226,7 @@ def test_without_root_it_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_missing_programs_are_named_with_their_packages(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name, path: None if name in ("ip", "sshd") else name)
-    with pytest.raises(
-        HostError, match=r"needs ip, sshd, .*\n  try: sudo apt-get install iproute2 openssh-server"
-    ):
+    with pytest.raises(HostError, match=r"needs ip, sshd, .*\n  try: sudo apt-get install iproute2 openssh-server"):
         labs.up(root, 2)
 
 
