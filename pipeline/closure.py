@@ -66,7 +66,7 @@ def _file_of(root: Path, module: str) -> Path | None:
 
 def _imports(tree: ast.AST, name: str, is_package: bool, package: str, chosen: Collection[str]) -> Iterator[str]:
     """Dotted names that one module imports; for ``from a import b`` both a and a.b (b may be a module)."""
-    skipped = {id(value) for node in ast.walk(tree) for value in _unchosen(node, package, chosen)}
+    skipped: set[int] = set()  # a dict comes before its values in ast.walk's order
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -74,6 +74,8 @@ def _imports(tree: ast.AST, name: str, is_package: bool, package: str, chosen: C
             base = _absolute(node, name, is_package)
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Dict):
+            skipped.update(map(id, _unchosen(node, package, chosen)))
         elif isinstance(node, ast.Constant) and id(node) not in skipped and _names_module(node, package):
             yield str(node.value).partition(":")[0]
 
@@ -86,15 +88,12 @@ def _absolute(node: ast.ImportFrom, name: str, is_package: bool) -> str:
     return ".".join([*parent, node.module] if node.module else parent)
 
 
-def _unchosen(node: ast.AST, package: str, chosen: Collection[str]) -> Iterator[ast.expr]:
+def _unchosen(node: ast.Dict, package: str, chosen: Collection[str]) -> Iterator[ast.expr]:
     """Values of a registry dict whose key the configuration did not choose."""
-    if isinstance(node, ast.Dict):
-        for key, value in zip(node.keys, node.values, strict=True):
-            is_entry = (
-                isinstance(key, ast.Constant) and isinstance(value, ast.Constant) and _names_module(value, package)
-            )
-            if is_entry and isinstance(key, ast.Constant) and key.value not in chosen:
-                yield value
+    for key, value in zip(node.keys, node.values, strict=True):
+        is_entry = isinstance(value, ast.Constant) and _names_module(value, package)
+        if is_entry and isinstance(key, ast.Constant) and key.value not in chosen:
+            yield value
 
 
 def _names_module(node: ast.Constant, package: str) -> bool:

@@ -26,8 +26,8 @@ class Recorder:
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Record while the run goes on; an earlier attempt's recorder goes on with this one."""
-        if self.enabled and (self._child is None or self._child.poll() is not None):
+        """Record while the run goes on. An earlier attempt's recorder ends by itself; a lock keeps the two apart."""
+        if self.enabled:
             self._child = self._spawn(follow=True)
 
     def finish(self, say: Callable[[str], None]) -> str | None:
@@ -37,21 +37,28 @@ class Recorder:
         """
         if not self.enabled:
             return None
-        if not tracking.is_recorded(self.run_dir, self.uri, self.experiment):
-            if self._child is None:
-                self._child = self._spawn(follow=False)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(timeout=_PATIENCE_S)
-            if self._child.poll() is None:
-                self._child.kill()
-                self._child.wait()
+        if self._child is not None:
+            _wait(self._child)
+        elif not self._is_recorded():
+            _wait(self._spawn(follow=False))
         recorded = tracking.last_recorded(self.run_dir)
-        if tracking.is_recorded(self.run_dir, self.uri, self.experiment) and recorded is not None:
+        if recorded is not None and self._is_recorded():
             return recorded.run_id
         why = recorded.message if recorded and recorded.message else f"see {self.run_dir / LOG}"
         say(f"WARNING: not recorded in MLflow yet: {why}\n  try: doit record run={self.run_dir.name}")
         return None
 
+    def _is_recorded(self) -> bool:
+        return tracking.is_recorded(self.run_dir, self.uri, self.experiment)
+
     def _spawn(self, *, follow: bool) -> subprocess.Popen[bytes]:
         argv = tracking.recorder_command(self.run_dir, self.uri, self.experiment, follow=follow)
         return shell.background(argv, env={**os.environ, **tracking.recorder_env(self.uri)}, log=self.run_dir / LOG)
+
+
+def _wait(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=_PATIENCE_S)
+    if child.poll() is None:
+        child.kill()
+        child.wait()

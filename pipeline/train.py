@@ -1,61 +1,25 @@
-"""One run from configuration to result.json: key, launch, attempts, evaluation, record."""
+"""A run brought to result.json: launch, attempts, evaluation, record."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline import data, journal, provenance
-from pipeline.closure import import_closure
-from pipeline.config.build import RunConfig
+from pipeline import journal, provenance
 from pipeline.errors import Killed, PacelineError, TrainingError
 from pipeline.files import write_atomic, write_json
-from pipeline.key import ContentKey, code_digests, content_key, environment
 from pipeline.launch import run_attempt
 from pipeline.recorder import Recorder
-from pipeline.runfolder import RunFolder
+from pipeline.run import ENTRY, Run
 from pipeline.types import State
 
-ENTRY = "trainers.classifier"
 _LOCK_POLL_S = 0.2
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """A configured run whose data is in place, so that its key is known."""
-
-    config: RunConfig
-    pack: data.Pack
-    key: ContentKey
-    folder: RunFolder
-    root: Path
-
-    @property
-    def reason(self) -> str | None:
-        """Why it must run, or None when it is finished and intact."""
-        return self.folder.stale_because(self.key)
-
-
-def prepare(config: RunConfig, root: Path, pack: data.Pack) -> Run:
-    """The run with its key. Starts nothing, imports no torch."""
-    train = config.train
-    chosen = (train.model.name, train.optimizer.name, train.schedule.name, train.strategy.name)
-    closure = import_closure(root, ENTRY, chosen)
-    key = content_key(
-        config=config.resolved,
-        code=code_digests(root, closure),
-        data_digest=pack.digest,
-        environment=environment(closure),
-        cluster=config.cluster,
-    )
-    return Run(config=config, pack=pack, key=key, folder=RunFolder(config.runs_dir / key.short), root=root)
 
 
 def train(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say) -> dict[str, Any]:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # imported in the functions: a bare `doit` needs none of it
 
     from pipeline.config.build import RunConfig
     from pipeline.data import Pack
+    from pipeline.run import Run
     from pipeline.runfolder import RunFolder
-    from pipeline.train import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,13 +33,15 @@ class Session:
         """The typed configuration and its YAML."""
         from omegaconf import OmegaConf
 
-        from pipeline import tracking
         from pipeline.config import build, compose
 
         composed = self._given if self._given is not None else compose.compose_config(self.asked.overrides)
         resolved = compose.resolve(composed)
         config = build.build(resolved, self.asked.overrides, root=ROOT, local_gpus=_local_gpus())
-        tracking.absolute_uri(config.tracking_uri, ROOT)  # a wrong address is refused before anything starts
+        if config.tracking_uri is not None:  # a wrong address is refused before anything starts
+            from pipeline import tracking
+
+            tracking.absolute_uri(config.tracking_uri, ROOT)
         return config, OmegaConf.to_yaml(composed, resolve=True)
 
     @property
@@ -60,9 +62,9 @@ class Session:
     @cached_property
     def run(self) -> Run | None:
         """The run of this configuration, once its data is in place."""
-        from pipeline import train
+        from pipeline.run import prepare
 
-        return train.prepare(self.config, ROOT, self.pack) if self.pack else None
+        return prepare(self.config, ROOT, self.pack) if self.pack else None
 
     def folder(self) -> RunFolder:
         """The run that ``run=KEY`` names, or this configuration's. Raises UsageError."""
