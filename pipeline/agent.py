@@ -33,9 +33,12 @@ import time
 import traceback
 from typing import Any, BinaryIO
 
+if sys.version_info < (3, 9):  # noqa: UP036  (said here, before the first line that an older one trips over)
+    print("@paceline " + json.dumps({"error": "Python %s is too old" % sys.version.split()[0]}))  # noqa: UP031
+    sys.exit(1)
+
 MARK = "PACELINE_NODE"
 LINUX = os.path.isdir("/proc/self")
-OLDEST_PYTHON = (3, 9)
 POLL_S = 0.05
 BEAT_STALE_S = 3.0  # the controller beats every second
 PEER_TRY_S = 1.0
@@ -43,6 +46,7 @@ TERM_GRACE_S = 3.0
 SIBLING_GRACE_S = 2.0  # after a rank's error: what torchrun gets to reap the others by itself
 FROZEN_S = 20.0
 UNATTENDED_S = 20.0
+LONGEST_START_S = 3600.0
 DEAF_S = 8.0
 LONGEST_LINE_BYTES = 65536
 FOREIGN_ENV = (
@@ -405,6 +409,10 @@ def settle_pack(run_dir: str, data_dir: str, digest: str) -> None:
 def start(request: Json) -> None:
     """Stage the run, end left-overs of the same key, leave a supervisor behind; answers when torchrun is up."""
     node = own_node(request)
+    for old in glob.glob(bar_path(request, "*")):
+        with contextlib.suppress(OSError):
+            if time.time() - os.path.getmtime(old) > LONGEST_START_S:
+                os.unlink(old)
     for path, entry in entries(request):
         if entry["run_key"] == request["run_key"] and not end_entry(path, entry):
             raise SystemExit(f"an earlier attempt of this run cannot be ended: {entry}")
@@ -810,9 +818,6 @@ COMMANDS = {
 def main() -> int:
     """Read one request from stdin and answer it. Exit code 0, or 1 with ``{"error": …}`` as the answer."""
     request = json.loads(sys.stdin.buffer.readline())
-    if sys.version_info < OLDEST_PYTHON:
-        say(error=f"Python {sys.version.split()[0]} is too old; 3.9 or newer is needed", python=sys.executable)
-        return 1
     try:
         COMMANDS[request["do"]](request)
     except (SystemExit, OSError, tarfile.TarError) as error:

@@ -32,7 +32,8 @@ class Interruptible:
 
     def __enter__(self) -> Interruptible:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._on_signal) for number in _NUMBERS}
+            wanted = [number for number in _NUMBERS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+            self._before = {number: signal.signal(number, self._on_signal) for number in wanted}
         return self
 
     def __exit__(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import HostError
-from pipeline.launchers.base import Capabilities, Pack, Place
+from pipeline.launchers.base import Capabilities, Launcher, Pack, Place
 from pipeline.launchers.streams import Streams
 from pipeline.types import Cluster, Event, Host, LaunchPlan, NodeFacts
 
@@ -66,7 +66,7 @@ def parse_answer(stdout: bytes) -> dict[str, Any] | None:
     return None
 
 
-class AgentLauncher(ABC):
+class AgentLauncher(Launcher, ABC):
     """The verbs of ``Launcher`` on top of two ways to reach hosts: ``exchange`` and ``stream_argv``."""
 
     capabilities: Capabilities
@@ -165,11 +165,7 @@ class AgentLauncher(ABC):
             timeout_s=self.short_s + 20.0,
             payload=(lambda stdin: _append_run(stdin, run_dir, pack if rides else None)) if stage else None,
         )
-        try:
-            self.demand("start", answers)
-        except HostError:
-            self.stop(plan.run_key, run_dir)
-            raise
+        self.demand("start", answers)
 
     def send_pack(self, pack: Pack, hosts: Sequence[Host]) -> None:
         """Lay the data pack on ``hosts``, whole or not at all. Raises HostError."""

@@ -70,7 +70,7 @@ class Launcher(Protocol):
         ...
 
     def start(self, plan: LaunchPlan, pack: Pack, facts: list[NodeFacts], run_dir: Path) -> None:
-        """Send what is missing, start torchrun on all nodes at once. Raises HostError; then nothing runs on."""
+        """Send what is missing, start torchrun on all nodes at once. Raises HostError: some may have started."""
         ...
 
     def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> Following:

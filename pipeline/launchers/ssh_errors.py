@@ -40,7 +40,7 @@ def explain(host: Host, failure: str, ssh_config: str | None) -> tuple[str, str 
             f"no such interpreter there: cluster.python={value}",
             f"cluster.python=/path/to/python, or install Python there ({ssh} command -v python3)",
         )
-    if "SyntaxError" in failure:
+    if "SyntaxError" in failure or "is too old" in failure:
         return (
             f"its Python is too old for the node agent (3.9): {last}",
             "cluster.python=/path/to/newer/python",

@@ -1,0 +1,49 @@
+"""Children: their ends as data, apart from the terminal's Ctrl-C, and ended when the wait is."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from pipeline import shell
+from pipeline.errors import PacelineError
+
+
+def test_exit_code_and_output_are_data() -> None:
+    done = shell.run(["sh", "-c", "cat; echo err >&2; exit 3"], input=b"in")
+    assert (done.code, done.stdout, done.stderr) == (3, "in", "err\n")
+
+
+def test_apart_reads_a_file_and_is_in_a_session_of_its_own(tmp_path: Path) -> None:
+    stdin = tmp_path / "in"
+    stdin.write_text("from a file\n")
+    done = shell.run_apart(["sh", "-c", "cat; ps -o sid= -p $$"], stdin=stdin, timeout_s=10)
+    text, session = done.stdout.splitlines()
+    assert text == "from a file"
+    assert int(session) != os.getsid(0)
+
+
+def test_too_slow_a_child_is_ended(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    command = f"trap 'echo got INT > \"{note}\"; exit 1' INT; echo; while :; do sleep 0.05; done"
+    with pytest.raises(PacelineError, match=r"sh was still running after 0\.5 s"):
+        shell.run_apart(["sh", "-c", command], stdin=Path("/dev/null"), timeout_s=0.5)
+    assert note.read_text() == "got INT\n"
+
+
+def test_missing_program_is_named() -> None:
+    with pytest.raises(PacelineError, match="program not found: no-such-program"):
+        shell.stream(["no-such-program"])
+
+
+def test_stream_is_not_reached_by_signals_to_our_group() -> None:
+    child = shell.stream(["sleep", "60"])
+    try:
+        assert os.getpgid(child.pid) != os.getpgid(0)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        with child:
+            pass
