@@ -41,7 +41,7 @@ class Trainer:
         self.peak_lr = optim.peak_lr(config.optimizer, node.ranks.world_size)
         self.step = 0
         self.progress: dict[str, Any] = {"train_s": 0.0, "metrics": {}}
-        self.losses = Losses(node, config.trainer.log_every_steps)
+        self.losses = Losses(node, min(config.trainer.log_every_steps, self.steps.per_epoch))
         self.throughput = Throughput(self.steps.global_batch_size)
         self.metrics: MetricsFile | None = None
         self.folder: CheckpointFolder | None = None
