@@ -27,9 +27,7 @@ def first_error(ends: Mapping[str, NodeExit | NodeLost]) -> tuple[str, RankError
 
     Times are on the controller's clock already.
     """
-    errors = [
-        (host, error) for host, end in ends.items() if isinstance(end, NodeExit) for error in end.errors
-    ]
+    errors = [(host, error) for host, end in ends.items() if isinstance(end, NodeExit) for error in end.errors]
     return min(errors, key=lambda pair: (is_echo(pair[1]), pair[1].unix_time), default=None)
 
 
@@ -39,9 +37,7 @@ def port_was_taken(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost]) ->
     return isinstance(end, NodeExit) and not end.errors and _PORT.search(end.reason) is not None
 
 
-def failure_text(
-    plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], order: Sequence[str], log_dir: Path
-) -> str:
+def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], order: Sequence[str], log_dir: Path) -> str:
     """What a person is told: host, rank, message and traceback of the first error, and where the logs lie."""
     found = first_error(ends)
     lost = next((end for host in order if isinstance(end := ends[host], NodeLost)), None)

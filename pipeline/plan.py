@@ -10,14 +10,10 @@ from pipeline.launchers.base import Place
 from pipeline.types import Cluster, Host, LaunchPlan, NodeFacts, NodePlan
 
 OLDEST_PYTHON = (3, 11)  # what trainers/ is written for
-WORKERS_TERM_S = (
-    3  # torchrun's own patience with workers that ignore TERM; its default of 30 s is past our 10 s
-)
+WORKERS_TERM_S = 3  # torchrun's own patience with workers that ignore TERM; its default of 30 s is past our 10 s
 
 
-def validate(
-    cluster: Cluster, facts: Sequence[NodeFacts], *, global_batch_size: int, backend: str = "auto"
-) -> None:
+def validate(cluster: Cluster, facts: Sequence[NodeFacts], *, global_batch_size: int, backend: str = "auto") -> None:
     """Refuse what can't work before anything is started.
 
     Raises:

@@ -58,9 +58,7 @@ def run(
     )
 
 
-def run_apart(
-    argv: Sequence[str], *, stdin: Path, env: Mapping[str, str] | None = None, timeout_s: float
-) -> Completed:
+def run_apart(argv: Sequence[str], *, stdin: Path, env: Mapping[str, str] | None = None, timeout_s: float) -> Completed:
     """Like ``run``, in a session of its own: a Ctrl-C in the terminal doesn't reach it, so clean-up goes on.
 
     Its stdin is the file ``stdin``, which may be larger than the controller should hold in memory. When
@@ -95,9 +93,7 @@ def stream(argv: Sequence[str]) -> subprocess.Popen[bytes]:
     return _popen(argv, stdin=subprocess.PIPE, env=None)
 
 
-def _popen(
-    argv: Sequence[str], *, stdin: IO[bytes] | int, env: Mapping[str, str] | None
-) -> subprocess.Popen[bytes]:
+def _popen(argv: Sequence[str], *, stdin: IO[bytes] | int, env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             list(argv),
