@@ -46,8 +46,7 @@ def import_closure(root: Path, module: str, chosen: Collection[str]) -> Closure:
         seen.add(name)
         parts = name.split(".")
         waiting += [".".join(parts[:depth]) for depth in range(1, len(parts))]  # parent packages run first
-        tree = ast.parse((root / path).read_bytes(), filename=str(path))
-        for imported in _imports(tree, name, path.name == "__init__.py", package, chosen):
+        for imported in _imports((root / path).read_bytes(), name, path, package, chosen):
             if imported.partition(".")[0] == package:
                 waiting.append(imported)
             else:
@@ -64,20 +63,34 @@ def _file_of(root: Path, module: str) -> Path | None:
     return None
 
 
-def _imports(tree: ast.AST, name: str, is_package: bool, package: str, chosen: Collection[str]) -> Iterator[str]:
+def _imports(source: bytes, name: str, path: Path, package: str, chosen: Collection[str]) -> Iterator[str]:
     """Dotted names that one module imports; for ``from a import b`` both a and a.b (b may be a module)."""
-    skipped: set[int] = set()  # a dict comes before its values in ast.walk's order
-    for node in ast.walk(tree):
+    tree = ast.parse(source, filename=str(path))
+    names_modules = f"{package}.".encode() in source.replace(f"from {package}.".encode(), b"")
+    skipped: set[int] = set()  # a dict comes before its values in this order
+    for node in ast.walk(tree) if names_modules else _statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = _absolute(node, name, is_package)
+            base = _absolute(node, name, path.name == "__init__.py")
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Dict):
             skipped.update(map(id, _unchosen(node, package, chosen)))
         elif isinstance(node, ast.Constant) and id(node) not in skipped and _names_module(node, package):
             yield str(node.value).partition(":")[0]
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Statements at every depth without their expressions, for the many modules that name no module in a string."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, block, ())
+            if isinstance(inner, list):
+                waiting += inner
 
 
 def _absolute(node: ast.ImportFrom, name: str, is_package: bool) -> str:

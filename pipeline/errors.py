@@ -36,7 +36,7 @@ class TrainingError(PacelineError):
     """Training started and ended badly; the text names host, rank and the first error."""
 
 
-class Killed(PacelineError):
+class Killed(PacelineError):  # noqa: N818  (the word of the journal)
     """Stopped by Ctrl-C or a signal."""
 
 

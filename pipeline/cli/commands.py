@@ -184,8 +184,9 @@ def lab() -> None:
             raise UsageError(f"hosts={options['hosts']} must be a whole number from 1; try doit lab hosts=2")
         labs.up(ROOT, int(options["hosts"]))
     raised = labs.status(ROOT)
-    if raised is None:
-        say("no lab is up here; raise one: doit lab hosts=2")
+    if raised is None or not raised.running:
+        state = "no lab is up here" if raised is None else "the lab's hosts are down"
+        say(f"{state}; raise it: doit lab hosts={len(raised.hosts) if raised else 2}")
         return
     for host in raised.hosts:
         say(f"{host.name}  {host.address}  ssh -F {relative(raised.ssh_config)} {host.name}")
