@@ -74,6 +74,7 @@ class AgentLauncher(Launcher, ABC):
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self._silent: set[str] = set()  # hosts that did not answer when the run had to stop
 
     # ------------------------------------------------------------------ what a launcher brings
     @abstractmethod
@@ -213,6 +214,7 @@ class AgentLauncher(Launcher, ABC):
             for label, answer in answers.items()
             if answer.value and answer.value.get("left")
         }
+        self._silent = set(failures)
         return {**failures, **left}
 
     @abstractmethod
@@ -222,7 +224,9 @@ class AgentLauncher(Launcher, ABC):
     def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> None: ...
 
     def clean(self, plan: LaunchPlan) -> None:
-        self.ask({**self._request(plan, Path()), "do": "clean"}, timeout_s=self.short_s)
+        hosts = [host for host in self.cluster.hosts if host.label not in self._silent]
+        if hosts:
+            self.ask({**self._request(plan, Path()), "do": "clean"}, hosts=hosts, timeout_s=self.short_s)
 
 
 def plan_peers(plan: LaunchPlan, identity: str) -> list[list[Any]]:

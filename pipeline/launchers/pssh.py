@@ -60,6 +60,7 @@ class PsshLauncher(AgentLauncher):
                 try_=INSTALL.get(platform.system(), "install OpenSSH's client and pssh"),
             )
         self._pssh = program
+        self._connect_s = cluster.connect_timeout_s
         self._sockets = Path(tempfile.mkdtemp(prefix="paceline-", dir="/tmp"))  # a socket's path has to be short
         self._shared = self._shared_connection()
 
@@ -96,6 +97,12 @@ class PsshLauncher(AgentLauncher):
         argv += ["-p", str(host.port)] if host.port else []
         return argv
 
+    def probe(self, pack: Pack | None) -> list[NodeFacts]:
+        facts = super().probe(pack)
+        # hosts that have answered answer quickly again, or the others would run on for long after one is lost
+        self._connect_s = min(self._connect_s, _RECONNECT_TIMEOUT_S)
+        return facts
+
     def _options(self, connect_timeout_s: float) -> dict[str, str]:
         return {
             **self._shared,
@@ -118,7 +125,7 @@ class PsshLauncher(AgentLauncher):
         with tempfile.TemporaryDirectory(prefix="paceline-pssh-") as name:
             folder = Path(name)
             (folder / "hosts").write_text("".join(f"{pssh_name(host)}\n" for host in hosts), encoding="utf-8")
-            options = self._options(self.cluster.connect_timeout_s)
+            options = self._options(self._connect_s)
             argv = [
                 self._pssh,
                 "-h",
@@ -140,7 +147,7 @@ class PsshLauncher(AgentLauncher):
             return {host.label: _answer(folder, host, done.stdout + done.stderr) for host in hosts}
 
     def stream_argv(self, host: Host) -> list[str]:
-        options = self._options(min(self.cluster.connect_timeout_s, _RECONNECT_TIMEOUT_S))
+        options = self._options(self._connect_s)
         return [*self._ssh(host, options), "--", host.name, remote_command(host.python)]
 
     def explain(self, host: Host, failure: str) -> tuple[str, str | None]:
