@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -81,14 +82,14 @@ def test_pack_is_sent_once_and_a_truncated_one_is_replaced(lab: Lab, tmp_path: P
     stub = make(tmp_path, "")
     pack = Pack(path=stub.pack_dir, digest=stub.digest)
     what = cluster(lab, workdir="~/packs 'n $(touch x)")
-    launcher = launchers.create(what)
-    assert [fact.pack_path for fact in launcher.probe(pack)] == [None, None]
+    with closing(launchers.create(what)) as launcher:
+        assert [fact.pack_path for fact in launcher.probe(pack)] == [None, None]
 
-    launcher.send_pack(pack, what.hosts)  # type: ignore[attr-defined]
-    paths = [fact.pack_path for fact in launcher.probe(pack)]
-    assert all(path is not None and path.endswith(f"/data/{stub.digest}") for path in paths)
+        launcher.send_pack(pack, what.hosts)  # type: ignore[attr-defined]
+        paths = [fact.pack_path for fact in launcher.probe(pack)]
+        assert all(path is not None and path.endswith(f"/data/{stub.digest}") for path in paths)
 
-    on(lab, "node1", f': > ~/"packs \'n \\$(touch x)"/data/{stub.digest}/images.bin')
-    assert [fact.pack_path is None for fact in launcher.probe(pack)] == [False, True]
-    launcher.send_pack(pack, what.hosts[1:])  # type: ignore[attr-defined]
-    assert [fact.pack_path for fact in launcher.probe(pack)] == paths
+        on(lab, "node1", f': > ~/"packs \'n \\$(touch x)"/data/{stub.digest}/images.bin')
+        assert [fact.pack_path is None for fact in launcher.probe(pack)] == [False, True]
+        launcher.send_pack(pack, what.hosts[1:])  # type: ignore[attr-defined]
+        assert [fact.pack_path for fact in launcher.probe(pack)] == paths
