@@ -79,6 +79,10 @@ class CheckpointFolder:
         if pending is not None:
             pending.result()
 
+    def close(self) -> None:
+        """Let a checkpoint that is being written get done, and end the thread. Raises nothing."""
+        self._writer.shutdown(wait=True)
+
     def newest_good(self) -> Iterator[Checkpoint | str]:
         """Warnings (text) about checkpoints that are skipped, then the newest good one, if any.
 

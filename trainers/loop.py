@@ -195,6 +195,11 @@ class Trainer:
             self.metrics.close()
         return result
 
+    def close(self) -> None:
+        """Finish files that are being written, also after an error."""
+        if self.folder is not None:
+            self.folder.close()
+
     def say(self, text: str) -> None:
         """A line for people, from rank 0."""
         if self.node.leads:

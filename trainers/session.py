@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,10 @@ def run(path: Path) -> None:
     check = DigestCheck(pack, read_ranks())
     _set_threads(read_ranks())
     node = connect(config.strategy.backend)
-    try:
+    with ExitStack() as stack:
+        stack.callback(node.close)
         trainer = Trainer(config, place(pack, node.device), node, run_dir)
+        stack.callback(trainer.close)
         trainer.say(_first_line(config, trainer))
         if pack.manifest.synthetic:
             trainer.say(_SYNTHETIC)
@@ -46,8 +49,6 @@ def run(path: Path) -> None:
         check.result()
         trainer.train()
         _finish(trainer, trainer.test())
-    finally:
-        node.close()
 
 
 class DigestCheck:
