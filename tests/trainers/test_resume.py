@@ -24,8 +24,10 @@ def die_at(monkeypatch: pytest.MonkeyPatch, step: int, method: str) -> None:
     monkeypatch.setattr(Trainer, method, dying)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("method", ["_one_step", "_validate", "_save", "_log"])
+@pytest.mark.parametrize(
+    ("optimizer", "method"),
+    [("sgd", "_one_step"), ("sgd", "_validate"), ("sgd", "_save"), ("adam", "_log")],
+)
 def test_dying_at_any_step_changes_nothing(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, optimizer: str, method: str
 ) -> None:
