@@ -36,8 +36,8 @@ def check_batch(global_batch_size: int, world_size: int) -> None:
     below = global_batch_size // world_size * world_size
     near = " or ".join(str(size) for size in (below, below + world_size) if size)
     raise UsageError(
-        f"trainer.global_batch_size={global_batch_size} can't be shared evenly by {world_size} ranks",
-        try_=f"trainer.global_batch_size={near}",
+        f"trainer.global_batch_size={global_batch_size} can't be shared evenly by {world_size} ranks; "
+        f"nearest that can: {near}"
     )
 
 

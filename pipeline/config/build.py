@@ -12,6 +12,7 @@ from pipeline import hostfile
 from pipeline.config.schema import RootConfig
 from pipeline.errors import UsageError, hint
 from pipeline.launchers import LAUNCHERS
+from pipeline.plan import check_batch
 from pipeline.types import Cluster, Host
 from trainers import config as node
 
@@ -50,7 +51,7 @@ def build(resolved: dict[str, Any], overrides: tuple[str, ...], *, root: Path, l
     except (node.ConfigError, TypeError) as error:
         raise UsageError(str(error)) from error
     cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
-    check_batch(train.trainer.global_batch_size, cluster)
+    check_batch(train.trainer.global_batch_size, cluster.world_size)
     tracking, paths = resolved["tracking"], resolved["paths"]
     return RunConfig(
         train=train,
@@ -83,18 +84,6 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
         lease_s=raw["lease_s"],
         max_restarts=raw["max_restarts"],
     )
-
-
-def check_batch(global_batch_size: int, cluster: Cluster) -> None:
-    """Raises UsageError when the ranks can't share the global batch evenly; names the nearest sizes that work."""
-    ranks = cluster.world_size
-    if global_batch_size % ranks:
-        below, above = global_batch_size // ranks * ranks, -(-global_batch_size // ranks) * ranks
-        near = f"{below} or {above}" if below else f"{above}"
-        raise UsageError(
-            f"trainer.global_batch_size={global_batch_size} can't be shared by {ranks} ranks "
-            f"({cluster.nnodes} nodes); nearest that can: {near}"
-        )
 
 
 def _refuse_unknown(resolved: Mapping[str, Any]) -> None:

@@ -68,7 +68,7 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
         (["cluster=pssh", "cluster.hostfile=nowhere.txt"], "cluster.hostfile=nowhere.txt"),
         (
             ["cluster.nproc_per_node=3", "trainer.global_batch_size=100"],
-            "trainer.global_batch_size=100 can't be shared by 3 ranks (1 nodes); nearest that can: 99 or 102",
+            "trainer.global_batch_size=100 can't be shared evenly by 3 ranks; nearest that can: 99 or 102",
         ),
         (["trainer.global_batch_size=1"], "nearest that can: 2"),
     ],
