@@ -13,7 +13,9 @@ from pipeline.files import sha256_file, write_atomic, write_json
 from pipeline.key import ContentKey
 from pipeline.types import State
 
-TARGETS = ("checkpoints/final.pt", "metrics.jsonl", "predictions.json", "evaluation/report.json")
+TRAINED = ("checkpoints/final.pt", "metrics.jsonl", "predictions.json")
+"""What the node half leaves behind."""
+TARGETS = (*TRAINED, "evaluation/report.json")
 """The files that result.json vouches for."""
 
 
@@ -99,6 +101,22 @@ class RunFolder:
                 "files": {name: _fingerprint(self.path / name) for name in TARGETS if (self.path / name).exists()},
             },
         )
+
+    def training_done(self, key: ContentKey) -> bool:
+        """Whether the node half has ended well under this very key and its outputs are as it left them.
+
+        True without a result when the controller died after the training; what is left is quickly done then.
+        """
+        known, summary = self.read_json("key.json"), self.read_json("summary.json")
+        if not known or not summary or known.get("digest") != key.digest:
+            return False
+        vouched = (self.read_json("result.json") or {}).get("files") or {}
+        for name in TRAINED:
+            if name in vouched and _changed(self.path / name, vouched[name]):
+                return False
+        weights = self.path / TRAINED[0]
+        sidecar = self.read_json("checkpoints/final.json") or {}
+        return all((self.path / name).is_file() for name in TRAINED) and sha256_file(weights) == sidecar.get("sha256")
 
     def stale_because(self, key: ContentKey) -> str | None:
         """None when the run is finished and intact; otherwise the reason in a few words."""

@@ -56,7 +56,7 @@ def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say) -> Non
     """Whatever is still to do: launch, evaluation, record, result.json."""
     started = time.time()
     recorder = Recorder(run.folder.path, run.config, run.root)
-    if not _trained(run):
+    if not run.folder.training_done(run.key):
         _lay_out(run, config_yaml=config_yaml, argv=argv, now=started)
         _attempts(run, recorder, say)
     summary = run.folder.read_json("summary.json")
@@ -73,14 +73,6 @@ def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say) -> Non
         attempts=number,
         duration_s=time.time() - started,
         mlflow_run_id=mlflow_run_id,
-    )
-
-
-def _trained(run: Run) -> bool:
-    """Whether the node half has ended well under this very key (the controller died before it wrote the result)."""
-    known = run.folder.read_json("key.json")
-    return bool(known and known.get("digest") == run.key.digest and run.folder.read_json("summary.json")) and all(
-        (run.folder.path / name).exists() for name in ("checkpoints/final.pt", "metrics.jsonl", "predictions.json")
     )
 
 

@@ -44,11 +44,22 @@ def test_an_altered_checkpoint_is_found_and_the_run_repeated_with_equal_weights(
     assert project.doit("train", *QUICK).returncode == 0
     weights = project.result()["weights_sha256"]
     final = project.only_run() / "checkpoints" / "final.pt"
-    final.write_bytes(final.read_bytes()[:-1] + b"x")
+    good = final.read_bytes()
+    final.write_bytes(good[:-1] + b"x")
     again = project.doit("train", *QUICK)
     assert again.returncode == 0, again.stdout
     assert project.result()["weights_sha256"] == weights
-    assert project.states().count("FINISHED") == 2
+    assert final.read_bytes() == good
+    assert project.states().count("RUNNING") == 2
+
+
+def test_a_lost_report_is_made_again_without_training(project: Project) -> None:
+    project.words = ["tracking=none"]
+    assert project.doit("train", *QUICK).returncode == 0
+    (project.only_run() / "evaluation" / "report.json").unlink()
+    assert project.doit("train", *QUICK).returncode == 0
+    assert (project.only_run() / "evaluation" / "report.json").exists()
+    assert project.states().count("RUNNING") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -35,7 +35,7 @@ def ranks_on(lab: Lab) -> list[int]:
     return found
 
 
-def test_two_hosts_train_the_weights_of_two_local_ranks_and_not_twice(project: Project, lab: Lab) -> None:
+def test_two_hosts_train_one_run_and_not_twice(project: Project, lab: Lab) -> None:
     words = ("train", "experiment=quickstart", "trainer.epochs=3")
     done = project.doit(*words)
     assert done.returncode == 0, done.stdout

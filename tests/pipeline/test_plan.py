@@ -110,7 +110,7 @@ def test_a_good_cluster_passes() -> None:
 
 def test_global_batch_that_cannot_be_shared_names_the_nearest_good_ones() -> None:
     with pytest.raises(
-        UsageError, match="global_batch_size=10 can.t be shared evenly by 4 ranks; nearest that can: 8 or 12"
+        UsageError, match=r"global_batch_size=10 can.t be shared evenly by 4 ranks; nearest that can: 8 or 12"
     ):
         validate(cluster(2, 2), [facts(0), facts(1)], global_batch_size=10)
 

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline import journal, runs
 from pipeline.errors import UsageError
-from pipeline.files import write_json
+from pipeline.files import sha256_file, write_json
 from pipeline.key import ContentKey
 from pipeline.runfolder import TARGETS, RunFolder
 from pipeline.types import State
@@ -53,6 +53,21 @@ def test_a_damaged_target_is_found(finished: RunFolder, name: str, damage: Calla
     assert finished.stale_because(KEY) is None
     damage(finished.path / name)
     assert finished.stale_because(KEY) == f"{name} {reason}"
+
+
+def test_a_training_counts_as_done_only_with_the_outputs_it_left(finished: RunFolder) -> None:
+    weights = finished.path / "checkpoints" / "final.pt"
+    write_json(finished.path / "key.json", {"digest": KEY.digest})
+    write_json(finished.path / "summary.json", {"state": "FINISHED"})
+    write_json(finished.path / "checkpoints" / "final.json", {"sha256": sha256_file(weights)})
+    assert finished.training_done(KEY)
+    assert not finished.training_done(ContentKey(digest="f" * 64, parts={}))
+    (finished.path / "predictions.json").write_text("same size!")
+    assert not finished.training_done(KEY)
+    finished.result.unlink()
+    assert finished.training_done(KEY)
+    weights.write_text("same size!")
+    assert not finished.training_done(KEY)
 
 
 def test_another_key_or_no_result_is_not_finished(finished: RunFolder) -> None:
