@@ -7,7 +7,7 @@ import platform
 import re
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.shell import find, run
 
 _GIT_TIMEOUT_S = 30.0
+_LARGEST_UNTRACKED_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,7 @@ class Provenance:
 
     git_commit: str | None
     git_dirty: bool | None
+    left_out: tuple[str, ...]
     command: str
     overrides: tuple[str, ...]
     hosts: tuple[str, ...]
@@ -35,14 +37,27 @@ class Provenance:
 
 
 def collect(
-    *, root: Path, argv: Sequence[str], overrides: Sequence[str], hosts: Sequence[str], unix_time: float
+    *,
+    root: Path,
+    argv: Sequence[str],
+    overrides: Sequence[str],
+    hosts: Sequence[str],
+    outputs: Sequence[Path],
+    unix_time: float,
 ) -> tuple[Provenance, bytes]:
-    """The provenance and the binary patch (untracked files included) that turns the commit into this tree."""
+    """The provenance and the binary patch (untracked files included) that turns the commit into this tree.
+
+    ``outputs`` are folders of results: what lies there is no source. Untracked files over 8 MiB are named
+    in ``left_out`` and not in the patch.
+    """
     commit = _git(root, "rev-parse", "HEAD")
-    patch = _patch(root) if commit is not None else b""
+    left_out = _too_large(root) if commit is not None else []
+    inside = [str(path.relative_to(root)) for path in outputs if path.is_relative_to(root) and path != root]
+    patch = _patch(root, [*left_out, *inside]) if commit is not None else b""
     provenance = Provenance(
         git_commit=commit.strip() if commit is not None else None,
-        git_dirty=bool(patch) if commit is not None else None,
+        git_dirty=bool(patch or left_out) if commit is not None else None,
+        left_out=tuple(left_out),
         command=shlex.join(_without_secrets(argv)),
         overrides=tuple(_without_secrets(overrides)),
         hosts=tuple(hosts),
@@ -53,25 +68,44 @@ def collect(
     return provenance, patch
 
 
-def _git(root: Path, *arguments: str, index: Path | None = None) -> str | None:
-    """git's output, or None where git or the repository is missing. ``index`` keeps the user's own index untouched."""
+def _git(root: Path, *arguments: str, env: Mapping[str, str] | None = None) -> str | None:
+    """git's output, or None where git or the repository is missing."""
     if find("git") is None:
         return None
-    env = {**os.environ, "GIT_INDEX_FILE": str(index)} if index else None
-    done = run(["git", "-C", str(root), *arguments], timeout_s=_GIT_TIMEOUT_S, env=env)
+    done = run(["git", "-C", str(root), *arguments], timeout_s=_GIT_TIMEOUT_S, env={**os.environ, **(env or {})})
     return done.stdout if done.code == 0 else None
 
 
-def _patch(root: Path) -> bytes:
-    """``git diff HEAD`` with untracked files, made in a throw-away index (to a file: sources may hold any bytes)."""
-    with tempfile.TemporaryDirectory(prefix="paceline-index-") as folder:
-        index, patch = Path(folder) / "index", Path(folder) / "patch"
+def _too_large(root: Path) -> list[str]:
+    """Untracked files that would make the patch a copy of a data set."""
+    listed = _git(root, "ls-files", "--others", "--exclude-standard", "-z") or ""
+    return [
+        name
+        for name in listed.split("\0")
+        if name and (root / name).is_file() and (root / name).stat().st_size > _LARGEST_UNTRACKED_BYTES
+    ]
+
+
+def _patch(root: Path, left_out: Sequence[str]) -> bytes:
+    """``git diff HEAD`` with untracked files; index and objects go to a throw-away folder, so .git stays as it is.
+
+    git writes the patch to a file: sources may hold any bytes.
+    """
+    objects = _git(root, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+    with tempfile.TemporaryDirectory(prefix="paceline-git-") as folder:
+        patch = Path(folder) / "patch"
+        (Path(folder) / "objects").mkdir()
+        env = {
+            "GIT_INDEX_FILE": str(Path(folder) / "index"),
+            "GIT_OBJECT_DIRECTORY": str(Path(folder) / "objects"),
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": (objects or "").strip(),
+        }
         steps = (
             ("read-tree", "HEAD"),
-            ("add", "--all"),
+            ("add", "--all", "--", ".", *(f":(exclude,literal){name}" for name in left_out)),
             ("diff", "--cached", "--binary", f"--output={patch}", "HEAD"),
         )
-        if any(_git(root, *step, index=index) is None for step in steps):
+        if any(_git(root, *step, env=env) is None for step in steps):
             return b""
         return patch.read_bytes() if patch.exists() else b""
 

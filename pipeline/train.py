@@ -93,6 +93,7 @@ def _lay_out(run: Run, *, config_yaml: str, argv: Sequence[str], now: float) -> 
         argv=argv,
         overrides=run.config.overrides,
         hosts=[host.label for host in run.config.cluster.hosts],
+        outputs=[run.config.runs_dir, run.config.data_dir],
         unix_time=now,
     )
     write_json(run.folder.path / "provenance.json", origin.as_json())
