@@ -153,8 +153,9 @@ def stop() -> None:
     from pipeline.launch import stop_run
 
     folder = session().folder()
-    stop_run(session().config.cluster, folder.path, folder.key)
-    say(f"nothing of {folder.key} runs on {', '.join(host.label for host in session().config.cluster.hosts)}")
+    cluster = session().cluster_of(folder)
+    stop_run(cluster, folder.path, folder.key)
+    say(f"nothing of {folder.key} runs on {', '.join(host.label for host in cluster.hosts)}")
 
 
 def ui() -> None:

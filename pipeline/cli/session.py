@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # imported in the functions: a bare `doit` needs none of it
     from pipeline.data import Pack
     from pipeline.run import Run
     from pipeline.runfolder import RunFolder
+    from pipeline.types import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -78,6 +79,15 @@ class Session:
                 "the data set isn't fetched, so this run has no key yet; try doit fetch, or name a run: run=KEY"
             )
         return self.run.folder
+
+    def cluster_of(self, folder: RunFolder) -> Cluster:
+        """The hosts that a run was started on, whatever cluster this command line names. Raises UsageError."""
+        from pipeline.config import build
+
+        recorded = (folder.read_json("config.json") or {}).get("cluster")
+        if not isinstance(recorded, dict):
+            raise UsageError(f"run {folder.key} was never started: {folder.path}/config.json names no cluster")
+        return build.build_cluster(recorded, root=ROOT, local_gpus=_local_gpus())
 
 
 @cache

@@ -78,6 +78,16 @@ def test_a_signal_ends_every_process_and_says_killed_and_the_same_command_resume
     assert not (project.only_run() / "result.json").exists()
 
 
+def test_stop_from_another_terminal_ends_the_run(project: Project) -> None:
+    child = project.start("train", *LONG)
+    wait_for_step(project, 20, child)
+    stopped = project.doit("stop", f"run={project.only_run().name}")
+    assert f"nothing of {project.only_run().name} runs on localhost" in stopped.stdout
+    output, _ = child.communicate(timeout=30)
+    assert child.returncode == 1, output
+    assert list(processes_of(project.folder)) == []
+
+
 def test_killed_outright_the_same_command_finishes_with_the_weights_of_an_undisturbed_run(tmp_path: Path) -> None:
     words = ("experiment=quickstart", "trainer.epochs=60", "tracking=none")
     undisturbed = Project(tmp_path / "a")
