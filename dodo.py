@@ -29,6 +29,11 @@ def task_train() -> Task:
     return tasks.until("train", "is_trained", after=["fetch"])
 
 
+def task_why() -> Task:
+    """Why this run is not up to date: the fields that differ from the nearest finished one."""
+    return tasks.always("why")
+
+
 def task_evaluate() -> Task:
     """Accuracy, per-class report and confusion matrix of a run."""
     return tasks.always("evaluate", after=["train"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline import journal
 from pipeline.errors import UsageError, hint
@@ -39,6 +40,16 @@ def find(runs_dir: Path, named: str) -> RunFolder:
 def rows(runs_dir: Path) -> list[Row]:
     """All runs, oldest first."""
     return sorted((_row(RunFolder(path)) for path in _folders(runs_dir)), key=lambda row: row.unix_time)
+
+
+def finished_parts(runs_dir: Path) -> dict[str, dict[str, Any]]:
+    """key → what key.json holds, of every finished run."""
+    parts = {}
+    for path in _folders(runs_dir):
+        known = RunFolder(path).read_json("key.json")
+        if known is not None and (path / "result.json").is_file():
+            parts[path.name] = known
+    return parts
 
 
 def _folders(runs_dir: Path) -> Iterator[Path]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from dataclasses import asdict
 
 from pipeline.cli.invocation import VERBS
 from pipeline.cli.session import ROOT, Session, relative, session
@@ -94,6 +96,31 @@ def _train(current: Session) -> None:
     say(f"FINISHED {run.key.short}: {_figures(result)}")
     say(f"  results  {relative(run.folder.result)}")
     say("  compare  doit ui")
+
+
+def why() -> None:
+    from pipeline import runs as all_runs
+    from pipeline import why as compare
+
+    run = session().run
+    if run is None:
+        raise PacelineError("the data set isn't fetched, so this run has no key yet", try_="doit fetch, then doit why")
+    reason = run.reason
+    finished = all_runs.finished_parts(session().config.runs_dir)
+    found = compare.nearest(finished, run.key.parts) if reason else None
+    if session().asked.options.get("json") == "1":
+        fields = [asdict(item) for item in found[1]] if found else []
+        answer = {"key": run.key.short, "reason": reason, "nearest": found and found[0], "differences": fields}
+        say(json.dumps(answer, indent=2, ensure_ascii=False))
+        return
+    say(f"{run.key.short}: {reason or 'finished and intact; doit train launches nothing'}")
+    if found is None:
+        say("no finished run to compare with" if reason else f"  {relative(run.folder.result)}")
+        return
+    key, differing = found
+    say(f"the nearest finished run is {key}; " + ("it has the same key" if not differing else "it differs in:"))
+    for item in differing:
+        say(f"  {item}")
 
 
 def evaluate() -> None:

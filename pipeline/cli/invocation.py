@@ -24,6 +24,9 @@ class Verb:
 VERBS: Mapping[str, Verb] = {
     "fetch": Verb(summary="get the data set, check it and pack it"),
     "preflight": Verb(summary="ask every host of the cluster whether it can take part"),
+    "why": Verb(
+        summary="why this run is not up to date: the fields that differ from the nearest one", options=("json",)
+    ),
     "train": Verb(summary="train: fetch, launch torchrun on every host, evaluate, record"),
     "evaluate": Verb(summary="accuracy, per-class report and confusion matrix of a run", options=("run",)),
     "record": Verb(summary="replay a run into MLflow (exactly once)", options=("run",)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from doit.cmd_base import DodoTaskLoader
 from doit.exceptions import InvalidCommand
@@ -25,7 +25,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         try:
             self._invocation = invocation.parse(sys.argv[1:])
         except PacelineError as error:
-            _leave(error)
+            leave(error)
 
     def load_tasks(self, cmd: Any, pos_args: list[str]) -> Any:
         """Compose for a verb that takes overrides, then load dodo.py's tasks.
@@ -52,9 +52,10 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             try:
                 session().config  # noqa: B018  (composed once, kept)
             except PacelineError as error:
-                _leave(error)
+                leave(error)
 
 
-def _leave(error: PacelineError) -> None:
+def leave(error: PacelineError) -> NoReturn:
+    """End with the exit code of a wrong command line."""
     sys.stderr.write(f"ERROR: {error}\n")
     raise SystemExit(EXIT_USAGE)

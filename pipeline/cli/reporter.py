@@ -22,6 +22,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type hints
             super()._write_failure(result, write_exception)
 
     def execute_task(self, task: Any) -> None:
-        """A line for each task that does something."""
-        super().execute_task(task)
+        """A line for each task that does something (a question is answered without one)."""
+        if not (task.meta or {}).get("answers"):
+            super().execute_task(task)
         self.outstream.flush()

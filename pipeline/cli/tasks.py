@@ -11,7 +11,8 @@ from typing import Any
 from doit.exceptions import TaskFailed
 
 from pipeline.cli.invocation import VERBS
-from pipeline.errors import PacelineError
+from pipeline.cli.loader import leave
+from pipeline.errors import PacelineError, UsageError
 
 Task = dict[str, Any]
 
@@ -22,6 +23,7 @@ def always(verb: str, *, after: Sequence[str] = ()) -> Task:
         "actions": [_action(verb)],
         "task_dep": _dependencies(after),
         "verbosity": 2,
+        "meta": {"answers": verb in ("runs", "why")},  # their output is all that is wanted
         "io": {"capture": False},  # doit would keep every line of a training in memory
         "title": lambda task: _title(task.name),
         **({"doc": VERBS[verb].summary} if verb in VERBS else {}),
@@ -44,6 +46,8 @@ def _action(verb: str) -> Callable[[], Any]:
     def run() -> Any:
         try:
             getattr(_commands(), verb)()
+        except UsageError as error:  # of what can only be checked by the verb: a run's key, a port
+            leave(error)
         except PacelineError as error:
             return TaskFailed(str(error))
         return None

@@ -34,6 +34,10 @@ def test_the_quickstart_reaches_its_accuracy_and_is_not_run_twice(project: Proje
     assert second.returncode == 0
     assert "is finished: test/accuracy 0.9" in second.stdout
     assert {path: path.stat().st_mtime_ns for path in project.only_run().rglob("*")} == before
+    why = project.doit("why", "experiment=quickstart", "optimizer.lr=0.2", "json=1")
+    assert json.loads(why.stdout)["differences"] == [
+        {"part": "config", "field": "optimizer.lr", "old": 0.1, "new": 0.2}
+    ]
     report = project.doit("evaluate", "run=" + result["key"][:6])
     assert "weighted avg" in report.stdout
     assert (project.only_run() / "evaluation" / "confusion_matrix.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,59 @@
+"""Why a run is not up to date: the fields in which its key differs from that of the nearest finished run. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_SHOWN_PARTS = ("config", "code", "data", "environment", "topology")
+_ABSENT = "(absent)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One field of the key: ``part`` is config, code, data, environment or topology; a value may be absent (None)."""
+
+    part: str
+    field: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        if self.part == "code":
+            change = "added" if self.old is None else "removed" if self.new is None else "changed"
+            return f"{self.field} {change}"
+        if self.part == "data":
+            return f"data: {str(self.old)[:12]} → {str(self.new)[:12]}"
+        mark = "" if self.part == "environment" else ":"
+        return f"{self.field}{mark} {_text(self.old)} → {_text(self.new)}"
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
+    """Field by field between two keys' parts, in the order config, code, data, environment, topology."""
+    found = []
+    for part in _SHOWN_PARTS:
+        before, after = dict(_flat(old.get(part), "")), dict(_flat(new.get(part), ""))
+        for field in sorted(before.keys() | after.keys()):
+            if before.get(field) != after.get(field):
+                found.append(Difference(part=part, field=field, old=before.get(field), new=after.get(field)))
+    return found
+
+
+def nearest(finished: Mapping[str, Mapping[str, Any]], new: Mapping[str, Any]) -> tuple[str, list[Difference]] | None:
+    """Of finished runs (key → parts) the one with the fewest differing fields; of two as near, the smaller key."""
+    compared = [(key, differences(parts, new)) for key, parts in finished.items()]
+    return min(compared, key=lambda pair: (len(pair[1]), pair[0]), default=None)
+
+
+def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Leaves by dotted path. Lists stay whole: their items mean little alone. File names keep their dots."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _flat(inner, f"{path}.{name}" if path else str(name))
+    else:
+        yield path, value
+
+
+def _text(value: Any) -> str:
+    return _ABSENT if value is None else str(value)

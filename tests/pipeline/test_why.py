@@ -1,0 +1,52 @@
+"""The fields in which two keys differ, and the nearest run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.why import differences, nearest
+
+OLD: dict[str, Any] = {
+    "config": {"optimizer": {"lr": 0.1, "name": "sgd"}, "seed": 0},
+    "code": {"trainers/loop.py": "a", "trainers/old.py": "b"},
+    "data": "0" * 64,
+    "environment": {"torch": "2.14.0"},
+    "topology": {"nnodes": 1, "nproc_per_node": [2]},
+}
+
+
+def changed(**parts: Any) -> dict[str, Any]:
+    return {**OLD, **parts}
+
+
+def test_each_part_is_told_in_its_own_words() -> None:
+    new = changed(
+        config={"optimizer": {"lr": 0.2, "name": "sgd"}, "seed": 0, "note": "x"},
+        code={"trainers/loop.py": "c", "trainers/new.py": "d"},
+        data="f" * 64,
+        environment={"torch": "2.15.0"},
+        topology={"nnodes": 2, "nproc_per_node": [1, 1]},
+    )
+    assert [str(item) for item in differences(OLD, new)] == [
+        "note: (absent) → x",
+        "optimizer.lr: 0.1 → 0.2",
+        "trainers/loop.py changed",
+        "trainers/new.py added",
+        "trainers/old.py removed",
+        "data: 000000000000 → ffffffffffff",
+        "torch 2.14.0 → 2.15.0",
+        "nnodes: 1 → 2",
+        "nproc_per_node: [2] → [1, 1]",
+    ]
+
+
+def test_equal_keys_have_no_differences() -> None:
+    assert differences(OLD, changed()) == []
+
+
+def test_the_nearest_run_has_the_fewest_differences_and_then_the_smaller_key() -> None:
+    far = changed(data="1" * 64, environment={"torch": "1"})
+    found = nearest({"c": far, "b": changed(data="1" * 64), "a": changed(data="2" * 64)}, OLD)
+    assert found is not None
+    assert found[0] == "a"
+    assert nearest({}, OLD) is None
