@@ -40,6 +40,11 @@ class Killed(PacelineError):  # noqa: N818  (the word of the journal)
     """Stopped by Ctrl-C or a signal."""
 
 
+def os_reason(error: OSError) -> str:
+    """``No space left on device (/the/file)``: what the system said, and of which file where that is known."""
+    return f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+
+
 def nearest(word: str, options: Iterable[str]) -> str | None:
     """The option most like ``word``, or None where nothing is alike."""
     found = difflib.get_close_matches(word, list(options), n=1, cutoff=0.5)

@@ -13,7 +13,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write to a temporary name beside ``path``, fsync, rename. Parents are made. Raises OSError."""
+    """Write to a temporary name beside ``path``, fsync, rename. Parents are made. Raises OSError that names a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -24,8 +24,10 @@ def write_atomic(path: Path, content: bytes | str) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a write to an open file doesn't say to which
+            error.filename = str(path)
         raise
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeline import journal, provenance
-from pipeline.errors import Killed, PacelineError, TrainingError
+from pipeline.errors import Killed, PacelineError, TrainingError, os_reason
 from pipeline.files import write_atomic, write_json
 from pipeline.launch import run_attempt
 from pipeline.recorder import Recorder
@@ -29,7 +30,26 @@ def train(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say) -> dict[
         HostError: a host can't take part.
         TrainingError: every attempt failed.
         Killed: stopped by Ctrl-C or SIGTERM.
+        PacelineError: the run folder can't be written, the evaluation failed.
     """
+    with _folder_errors_explained(run):
+        return _train_alone(run, config_yaml=config_yaml, argv=argv, say=say)
+
+
+@contextmanager
+def _folder_errors_explained(run: Run) -> Iterator[None]:
+    """What the controller writes during a run lies in its folder: a full or read-only disk has to be told there."""
+    try:
+        yield
+    except OSError as error:
+        raise PacelineError(
+            f"run {run.key.short} can't go on in {run.folder.path}: {os_reason(error)}",
+            try_="make room or mend its permissions, then the same command; or paths.runs=<another folder>",
+        ) from error
+
+
+def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say) -> dict[str, Any]:
+    """Behind the lock of the run's key."""
     from filelock import FileLock, Timeout
 
     run.folder.path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,8 +82,12 @@ def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say) -> Non
     summary = run.folder.read_json("summary.json")
     if summary is None:
         raise TrainingError(f"{run.folder.summary} is not readable though every node ended well")
-    evaluate_in_child(run.folder.path)
     number = journal.attempts(run.folder.journal)
+    try:
+        evaluate_in_child(run.folder.path)
+    except PacelineError as error:
+        _failed(run, recorder, number, error, say)
+        raise
     _note(run, State.FINISHED, number)
     mlflow_run_id = recorder.finish(say)
     run.folder.write_result(
@@ -120,20 +144,32 @@ def _attempts(run: Run, recorder: Recorder, say: Say) -> None:
             )
             return
         except Killed as error:
-            _note(run, State.KILLED, number, str(error))
-            recorder.finish(say)
+            _failed(run, recorder, number, error, say, State.KILLED)
             text = f"KILLED {run.key.short}: {error}"
             raise Killed(text, try_="the same command again; it goes on from the last checkpoint") from error
         except TrainingError as error:
-            _note(run, State.FAILED, number, error.what)
             if number == last:
-                recorder.finish(say)
+                _failed(run, recorder, number, error, say)
                 raise
-            say(f"{error}\nattempt {number} failed; starting attempt {number + 1} of {last} from the last checkpoint")
-        except PacelineError as error:
             _note(run, State.FAILED, number, error.what)
-            recorder.finish(say)
+            say(f"{error}\nattempt {number} failed; starting attempt {number + 1} of {last} from the last checkpoint")
+        except (PacelineError, OSError) as error:
+            _failed(run, recorder, number, error, say)
             raise
+
+
+def _failed(
+    run: Run,
+    recorder: Recorder,
+    number: int,
+    error: PacelineError | OSError,
+    say: Say,
+    state: State = State.FAILED,
+) -> None:
+    """Into the journal and the record. A disk that takes neither must not hide what went wrong."""
+    with suppress(OSError):
+        _note(run, state, number, error.what if isinstance(error, PacelineError) else os_reason(error))
+        recorder.finish(say)
 
 
 def _on_start(run: Run, recorder: Recorder, number: int) -> None:

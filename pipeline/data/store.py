@@ -13,7 +13,7 @@ from pipeline.data import manifest, registry, request
 from pipeline.data.base import DatasetModule, Workspace
 from pipeline.data.manifest import Pack
 from pipeline.data.progress import OnProgress, reporting
-from pipeline.errors import DataError
+from pipeline.errors import DataError, os_reason
 from trainers.config import DatasetConfig
 
 _LOCK_NOTICE_S = 1.0
@@ -60,8 +60,10 @@ def _os_errors_as_data_errors(dataset: DatasetConfig) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
-        raise DataError(f"dataset={dataset.name} could not be packed: {why}") from error
+        raise DataError(
+            f"dataset={dataset.name} could not be packed: {os_reason(error)}",
+            try_="paths.data=<a folder that you can write to>",
+        ) from error
 
 
 @contextmanager

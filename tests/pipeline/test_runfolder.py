@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import journal, runs
-from pipeline.errors import UsageError
+from pipeline.errors import UsageError, os_reason
 from pipeline.files import sha256_file, write_json
 from pipeline.key import ContentKey
 from pipeline.runfolder import TARGETS, RunFolder
@@ -84,6 +85,25 @@ def test_the_journal_keeps_whole_lines(tmp_path: Path) -> None:
         file.write('{"state": "FINI')
     assert [entry.state for entry in journal.read(path)] == ["PLANNED", "RUNNING", "FAILED"]
     assert journal.attempts(path) == 3
+
+
+def test_a_line_after_a_torn_one_is_not_lost_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal.append(path, journal.Entry(state=State.PLANNED, attempt=1, time=1.0))
+    path.write_bytes(path.read_bytes() + b'{"state": "RUNN')
+    journal.append(path, journal.Entry(state=State.KILLED, attempt=1, time=2.0))
+    assert [entry.state for entry in journal.read(path)] == ["PLANNED", "KILLED"]
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_json(tmp_path / "key.json", {})
+    assert os_reason(caught.value) == f"No space left on device ({tmp_path}/key.json)"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_is_found_by_the_beginning_of_its_key(finished: RunFolder) -> None:
