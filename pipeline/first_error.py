@@ -14,6 +14,7 @@ _ECHO = re.compile(
     r"|connectFullMesh failed|socket timeout|timed out|ncclSystemError",
     re.IGNORECASE,
 )
+_EXPLAINED = re.compile(r"(?:TrainerError|ConfigError): ")  # trainers' own: the text says all
 _PORT = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
@@ -38,7 +39,10 @@ def port_was_taken(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost]) ->
 
 
 def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], order: Sequence[str], log_dir: Path) -> str:
-    """What a person is told: host, rank, message and traceback of the first error, and where the logs lie."""
+    """What a person is told: host, rank, message and traceback of the first error, and where the logs lie.
+
+    What the trainer has explained itself needs no traceback: it would only push the explanation off the screen.
+    """
     found = first_error(ends)
     lost = next((end for host in order if isinstance(end := ends[host], NodeLost)), None)
     if lost is not None and (found is None or is_echo(found[1])):
@@ -46,8 +50,10 @@ def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], orde
         host = lost.host
     elif found is not None:
         host, error = found
-        what = f"training failed on {host}, rank {error.rank}: {error.message}"
-        if error.traceback.strip():
+        explained = _EXPLAINED.match(error.message)
+        message = error.message[explained.end() :] if explained else error.message
+        what = f"training failed on {host}, rank {error.rank}: {message}"
+        if error.traceback.strip() and not explained:
             what += "\n" + _indented(error.traceback)
     else:
         host = order[0] if order else plan.nodes[0].host

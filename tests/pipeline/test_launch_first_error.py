@@ -69,6 +69,12 @@ def test_text_names_host_rank_traceback_and_logs() -> None:
     )
 
 
+def test_an_error_that_the_trainer_explains_is_shown_without_its_traceback() -> None:
+    ends = {"node0": ended("node0", error(0, 1.0, "TrainerError: x.pt could not be written (No space left on device)"))}
+    text = failure_text(PLAN, ends, ["node0"], Path("logs"))
+    assert text == "training failed on node0, rank 0: x.pt could not be written (No space left on device)\nlogs: logs"
+
+
 def test_a_lost_node_comes_before_the_echoes_it_caused() -> None:
     ends = {
         "node0": ended("node0", error(0, 1.0, ECHO)),
