@@ -37,28 +37,50 @@ class Recorder:
         """
         if not self.enabled:
             return None
-        if self._child is not None:
-            _wait(self._child)
-        elif not self._is_recorded():
-            _wait(self._spawn(follow=False))
+        died = self._child is not None and _wait(self._child) and self._says_nothing()
+        if died or (self._child is None and not self._is_recorded()):
+            _wait(self._spawn())
+        run_id = self._recorded_id()
+        if run_id is None:
+            say(f"WARNING: not recorded in MLflow yet: {self.why()}\n  try: doit record run={self.run_dir.name}")
+        return run_id
+
+    def replay(self) -> str | None:
+        """Bring the store to what the folder says, also where it lost what it was given; the run's id or None."""
+        _wait(self._spawn(check=True))
+        return self._recorded_id()
+
+    def why(self) -> str:
+        """Why the run isn't recorded, in a line."""
         recorded = tracking.last_recorded(self.run_dir)
-        if recorded is not None and self._is_recorded():
-            return recorded.run_id
-        why = recorded.message if recorded and recorded.message else f"see {self.run_dir / LOG}"
-        say(f"WARNING: not recorded in MLflow yet: {why}\n  try: doit record run={self.run_dir.name}")
-        return None
+        if recorded is not None and recorded.message:
+            return recorded.message
+        last = (self.run_dir / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        return "; ".join([*last, f"see {self.run_dir / LOG}"])
+
+    def _recorded_id(self) -> str | None:
+        recorded = tracking.last_recorded(self.run_dir)
+        return recorded.run_id if recorded is not None and self._is_recorded() else None
+
+    def _says_nothing(self) -> bool:
+        """The recorder left neither a record nor a reason: somebody (the system, short of memory) ended it."""
+        recorded = tracking.last_recorded(self.run_dir)
+        return not self._is_recorded() and (recorded is None or not recorded.message)
 
     def _is_recorded(self) -> bool:
         return tracking.is_recorded(self.run_dir, self.uri, self.experiment)
 
-    def _spawn(self, *, follow: bool) -> subprocess.Popen[bytes]:
-        argv = tracking.recorder_command(self.run_dir, self.uri, self.experiment, follow=follow)
+    def _spawn(self, *, follow: bool = False, check: bool = False) -> subprocess.Popen[bytes]:
+        argv = tracking.recorder_command(self.run_dir, self.uri, self.experiment, follow=follow, check=check)
         return shell.background(argv, env={**os.environ, **tracking.recorder_env(self.uri)}, log=self.run_dir / LOG)
 
 
-def _wait(child: subprocess.Popen[bytes]) -> None:
+def _wait(child: subprocess.Popen[bytes]) -> bool:
+    """Whether it ended by itself (True) or had to be ended."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(timeout=_PATIENCE_S)
-    if child.poll() is None:
-        child.kill()
-        child.wait()
+    if child.poll() is not None:
+        return True
+    child.kill()
+    child.wait()
+    return False

@@ -138,13 +138,22 @@ def evaluate() -> None:
 
 
 def record() -> None:
+    from pipeline import journal
     from pipeline.recorder import Recorder
+    from pipeline.types import State
 
     folder = session().folder()
-    run_id = Recorder(folder.path, session().config, ROOT, enabled=True).finish(say)
+    recorder = Recorder(folder.path, session().config, ROOT, enabled=True)
+    run_id = recorder.replay()
     if run_id is None:
+        states = [entry.state for entry in journal.read(folder.journal)]
+        if states and states[-1] in (State.PLANNED, State.RUNNING):
+            raise PacelineError(
+                f"{folder.key} has not ended, its journal says {states[-1]}; it is recorded up to where it is",
+                try_="the same doit train, which goes on with it; it records by itself",
+            )
         raise PacelineError(
-            f"{folder.key} is not recorded yet",
+            f"{folder.key} is not recorded in MLflow yet: {recorder.why()}",
             try_=f"doit record run={folder.key}, once the tracking server answers",
         )
     say(f"{folder.key} is recorded as MLflow run {run_id}")

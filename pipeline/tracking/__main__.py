@@ -26,7 +26,14 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.do == "prepare":
             return _prepare(uri)
         parent = os.getppid() if arguments.follow else None
-        recorded = record(arguments.run_dir, uri, arguments.experiment, follow=arguments.follow, parent_pid=parent)
+        recorded = record(
+            arguments.run_dir,
+            uri,
+            arguments.experiment,
+            follow=arguments.follow,
+            check=arguments.check,
+            parent_pid=parent,
+        )
     except PacelineError as error:
         print(error, file=sys.stderr)
         return 1
@@ -47,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     recording.add_argument("run_dir", type=Path)
     recording.add_argument("--experiment", required=True)
     recording.add_argument("--follow", action="store_true")
+    recording.add_argument("--check", action="store_true")
     return parser
 
 

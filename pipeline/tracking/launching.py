@@ -8,14 +8,18 @@ from pathlib import Path
 from pipeline.tracking.address import has_credentials
 
 
-def recorder_command(run_dir: Path, uri: str, experiment: str, *, follow: bool = False) -> list[str]:
-    """The argv that records ``run_dir``; ``follow`` goes on until the run has ended or its parent is gone.
+def recorder_command(
+    run_dir: Path, uri: str, experiment: str, *, follow: bool = False, check: bool = False
+) -> list[str]:
+    """The argv that records ``run_dir``; ``follow`` goes on until the run has ended or its parent is gone,
+    ``check`` asks the store also where everything is recorded already.
 
     Give the process ``recorder_env(uri)``: an address that holds credentials stands only there.
     Exit code 0: recorded; 1: pending, with the reason on stderr.
     """
     argv = [sys.executable, "-m", "pipeline.tracking", "record", str(run_dir), "--experiment", experiment]
-    return [*argv, *_uri_arguments(uri), *(["--follow"] if follow else [])]
+    flags = [*(["--follow"] if follow else []), *(["--check"] if check else [])]
+    return [*argv, *_uri_arguments(uri), *flags]
 
 
 def prepare_command(uri: str) -> list[str]:

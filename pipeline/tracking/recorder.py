@@ -33,6 +33,7 @@ def record(
     experiment: str,
     *,
     follow: bool = False,
+    check: bool = False,
     give_up_s: float = 10.0,
     parent_pid: int | None = None,
 ) -> Recorded:
@@ -41,16 +42,17 @@ def record(
     With ``follow`` this goes on until the journal says that the attempt has ended, or until the process
     ``parent_pid`` is no longer this one's parent. A store that fails is tried again while the run is under
     way; after its end, until nothing has succeeded for ``give_up_s`` (then the state is ``pending``).
+    With ``check`` the store is asked also where tracking.json says that it has everything: it may be a new one.
 
     Raises:
         PacelineError: the folder is no run, or another process is recording it.
     """
-    if state.is_recorded(run_dir, uri, experiment):
+    if not check and state.is_recorded(run_dir, uri, experiment):
         return _outcome(run_dir)
     if not (run_dir / "config.json").is_file():
         raise PacelineError(f"{run_dir} is not a run folder: config.json is missing", try_="doit runs")
     with _alone(run_dir, _FOLLOWER_WAIT_S if follow else _WAIT_S):
-        if state.is_recorded(run_dir, uri, experiment):
+        if not check and state.is_recorded(run_dir, uri, experiment):
             return _outcome(run_dir)
         return _Recording(run_dir, uri, experiment, follow, give_up_s, parent_pid).run()
 
@@ -69,7 +71,7 @@ def _alone(run_dir: Path, wait_s: float) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise PacelineError(
-            f"another process is recording {run_dir.name}", try_=f"doit status run={run_dir.name}"
+            f"another process is recording {run_dir.name}", try_=f"doit record run={run_dir.name}, when it is done"
         ) from None
     try:
         yield

@@ -191,6 +191,19 @@ def test_a_deleted_run_is_recorded_anew(tmp_path: Path, uri: str) -> None:
     assert len(store.history(uri, str(second.run_id))) == 20
 
 
+def test_asked_to_check_it_finds_out_that_the_store_is_a_new_one(
+    tmp_path: Path, uri: str, fresh_database: Path
+) -> None:
+    run = finished(tmp_path)
+    first = tracking.record(run, uri, EXPERIMENT)
+    assert tracking.record(run, uri, EXPERIMENT, check=True).run_id == first.run_id
+    assert len(store.history(uri, str(first.run_id))) == 20
+    shutil.copy(fresh_database, tmp_path / "mlflow.db")
+    again = tracking.record(run, uri, EXPERIMENT, check=True)
+    assert (again.state, [found.info.run_id for found in store.runs(uri)]) == (DONE, [again.run_id])
+    assert len(store.history(uri, str(again.run_id))) == 20
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, uri: str) -> None:
     with pytest.raises(PacelineError, match=r"config\.json is missing"):
         tracking.record(tmp_path, uri, EXPERIMENT)
