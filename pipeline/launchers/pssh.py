@@ -52,11 +52,17 @@ class PsshLauncher(AgentLauncher):
         for host in cluster.hosts:
             if not _NAME.fullmatch(host.name) or (host.user and not _NAME.fullmatch(host.user)):
                 raise UsageError(f"cluster.hosts: {host.label!r} is not a host name that ssh can be given")
+        if cluster.ssh_config and not Path(cluster.ssh_config).is_file():
+            of_a_lab = Path(cluster.ssh_config).parent.name == ".lab"
+            raise UsageError(
+                f"cluster.ssh_config={cluster.ssh_config} does not exist" + (": no lab is up here" if of_a_lab else ""),
+                try_="doit lab hosts=2" if of_a_lab else "cluster.ssh_config=null, which takes your own ~/.ssh/config",
+            )
         program = shell.find("pssh", "parallel-ssh")
         if program is None or shell.find("ssh") is None:
+            absent = "pssh (or parallel-ssh)" if program is None else "ssh"
             raise HostError(
-                "cluster.launcher=pssh needs the programs ssh and pssh (or parallel-ssh); "
-                f"PATH={os.environ.get('PATH')}",
+                f"cluster.launcher=pssh needs the program {absent}, which is not in PATH={os.environ.get('PATH')}",
                 try_=INSTALL.get(platform.system(), "install OpenSSH's client and pssh"),
             )
         self._pssh = program

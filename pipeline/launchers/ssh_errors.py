@@ -12,6 +12,7 @@ _UNREACHABLE = re.compile(
     r"|Network is unreachable|Connection (?:closed|reset) by[^\n]*|Connection to [^\n]* timed out|Timed out)",
     re.IGNORECASE,
 )
+_OFFENDING = re.compile(r"^Offending \S+ key in (.+):\d+\s*$", re.MULTILINE)
 
 
 def explain(host: Host, failure: str, ssh_config: str | None) -> tuple[str, str | None]:
@@ -19,9 +20,11 @@ def explain(host: Host, failure: str, ssh_config: str | None) -> tuple[str, str 
     ssh = ssh_words(host, ssh_config)
     last = failure.strip().splitlines()[-1] if failure.strip() else "no message"
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in failure:
+        where = _OFFENDING.search(failure)
+        file = f" -f {shlex.quote(where.group(1))}" if where else ""
         return (
             "its host key is another one than known_hosts has: it was reinstalled, or somebody stands between",
-            f"ssh-keygen -R {shlex.quote(keyscan_name(host))} once you know why, then {ssh} true",
+            f"ssh-keygen{file} -R {shlex.quote(keyscan_name(host))} once you know why, then {ssh} true",
         )
     if "Host key verification failed" in failure:
         return (

@@ -71,6 +71,21 @@ def test_unknown_host_key_is_never_accepted_but_the_way_is_shown(lab: Lab, tmp_p
     assert known.read_text() == ""
 
 
+def test_changed_host_key_is_removed_from_the_file_that_ssh_names(lab: Lab, tmp_path: Path) -> None:
+    known = tmp_path / "known_hosts"
+    key = (lab.root / ".lab" / "id_ed25519.pub").read_text().split()  # any key but the host's
+    known.write_text(f"node0,{lab.hosts[0].address} {key[0]} {key[1]}\n")
+    config = changed(lab, tmp_path, UserKnownHostsFile=str(known), GlobalKnownHostsFile="/dev/null")
+    text = error(config, Host(name="node0"))
+    assert "node0: its host key is another one than known_hosts has" in text
+    assert f"ssh-keygen -f {known} -R node0" in text
+
+
+def test_missing_ssh_config_of_a_lab_says_how_to_raise_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"ssh_config does not exist: no lab is up here\n  try: doit lab hosts=2"):
+        check(tmp_path / ".lab" / "ssh_config", Host(name="node0"))
+
+
 def test_wrong_key_names_the_ways_to_a_right_one(lab: Lab, tmp_path: Path) -> None:
     key = tmp_path / "other_key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
@@ -128,5 +143,7 @@ def test_host_name_that_ssh_could_misread_is_refused(lab: Lab, name: str) -> Non
 
 def test_missing_pssh_names_the_package_to_install(lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(HostError, match=r"needs the programs ssh and pssh .*\n  try: "):
+    with pytest.raises(
+        HostError, match=r"needs the program pssh \(or parallel-ssh\), which is not in PATH=.*\n  try: "
+    ):
         check(lab.ssh_config, Host(name="node0"))
