@@ -79,14 +79,23 @@ def _unfit(host: Host, fact: NodeFacts, backend: str) -> list[str]:
             f"{fact.python} has no torch; install it there ({fact.python} -m pip install torch) "
             "or point cluster.python at an interpreter that has it"
         )
-    if backend == "nccl" and fact.gpus == 0:
+    gpus = _visible_gpus(host, fact)
+    if backend == "nccl" and gpus == 0:
         problems.append("strategy.backend=nccl, but it has no GPU; take strategy.backend=gloo")
-    elif backend in ("auto", "nccl") and 0 < fact.gpus < host.nproc_per_node:
+    elif backend in ("auto", "nccl") and 0 < gpus < host.nproc_per_node:
         problems.append(
-            f"nproc_per_node={host.nproc_per_node} is more than its {fact.gpus} GPUs, and NCCL refuses two ranks "
-            f"on one; set nproc_per_node to at most {fact.gpus}, or strategy.backend=gloo"
+            f"nproc_per_node={host.nproc_per_node} is more than its {gpus} GPU{'s' if gpus > 1 else ''}, and NCCL "
+            f"refuses two ranks on one; set nproc_per_node to at most {gpus}, or strategy.backend=gloo"
         )
     return problems
+
+
+def _visible_gpus(host: Host, fact: NodeFacts) -> int:
+    """The probe doesn't run under the configured environment, which may hide some of what it counts."""
+    chosen = host.env.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return fact.gpus
+    return min(fact.gpus, len([part for part in chosen.split(",") if part.strip() not in ("", "-1")]))
 
 
 def _torch_versions(facts: Sequence[NodeFacts]) -> list[str]:

@@ -128,6 +128,12 @@ def test_more_ranks_than_gpus_unless_gloo_is_asked_for() -> None:
     validate(cluster(4, 4), found, global_batch_size=8, backend="gloo")
 
 
+def test_gpus_that_the_configured_environment_hides_do_not_count() -> None:
+    host = Host(name="node0", nproc_per_node=2, env={"CUDA_VISIBLE_DEVICES": "5"})
+    text = refused(Cluster(launcher="pssh", hosts=(host,)), facts(0, gpus=8))
+    assert "node0: nproc_per_node=2 is more than its 1 GPU, and" in text
+
+
 def test_nccl_without_gpus() -> None:
     assert "node0: strategy.backend=nccl, but it has no GPU" in refused(cluster(1), facts(0), backend="nccl")
 
