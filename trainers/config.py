@@ -174,11 +174,13 @@ class OneCycleScheduleConfig(ScheduleConfig):
 @dataclass(kw_only=True)
 class TrainerConfig:
     """``epochs`` bounds the run, ``max_steps`` too where it is set (the smaller bound wins).
-    ``global_batch_size`` counts images over all ranks. ``precision``: fp32 or bf16 (autocast)."""
+    ``global_batch_size`` counts images over all ranks and micro-batches of an optimizer step.
+    ``precision``: fp32 or bf16 (autocast)."""
 
     epochs: int = 10
     max_steps: int | None = None
     global_batch_size: int = 128
+    accumulate_steps: int = 1  # micro-batches of each rank in an optimizer step: saves memory, not time
     precision: str = "fp32"
     label_smoothing: float = 0.0
     log_every_steps: int = 10
@@ -190,7 +192,7 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         for name in ("epochs", "global_batch_size", "log_every_steps", "eval_every_epochs"):
             _at_least(f"trainer.{name}", getattr(self, name), 1)
-        for name in ("checkpoint_every_epochs", "keep_checkpoints"):
+        for name in ("accumulate_steps", "checkpoint_every_epochs", "keep_checkpoints"):
             _at_least(f"trainer.{name}", getattr(self, name), 1)
         for name in ("max_steps", "checkpoint_every_steps"):
             if getattr(self, name) is not None:

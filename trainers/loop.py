@@ -8,21 +8,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from trainers import checkpoint, optim
-from trainers.augment import EpochPlan, normaliser, plan_epoch, training_batch
+from trainers import checkpoint
+from trainers.augment import EpochPlan, normaliser, plan_epoch
 from trainers.batches import plan_steps
 from trainers.checkpoint import Checkpoint, CheckpointFolder
 from trainers.config import TrainConfig
 from trainers.data import Pack
 from trainers.distributed import Node
-from trainers.errors import TrainerError
 from trainers.evaluation import Evaluation, evaluate
-from trainers.gradients import GradientAverager
 from trainers.metrics import Losses, MetricsFile, Throughput
-from trainers.network import autocast, make_network, seed_device
-from trainers.randomness import Stream, key
+from trainers.network import make_network
+from trainers.step import Stepper
 
 
 class Trainer:
@@ -31,14 +28,9 @@ class Trainer:
     def __init__(self, config: TrainConfig, pack: Pack, node: Node, run_dir: Path) -> None:
         self.config, self.pack, self.node, self.run_dir = config, pack, node, run_dir
         self.steps = plan_steps(config.trainer, pack.manifest, node.ranks.world_size)
-        self.model = make_network(
-            config.model, pack.manifest, node, seed=config.seed, rank_batch_size=self.steps.rank_batch_size
-        )
-        self.parameters = list(self.model.parameters())
-        self.optimizer = optim.build(config.optimizer, self.parameters)
-        self.averager = GradientAverager(self.parameters, node.ranks.world_size)
+        self.model = make_network(config.model, pack.manifest, node, seed=config.seed, steps=self.steps)
         self.normalise = normaliser(pack.manifest, normalise=config.dataset.normalise, device=node.device)
-        self.peak_lr = optim.peak_lr(config.optimizer, node.ranks.world_size)
+        self.stepper = Stepper(config, pack, node, self.model, self.steps, self.normalise)
         self.step = 0
         self.progress: dict[str, Any] = {"train_s": 0.0, "metrics": {}}
         self.losses = Losses(node, min(config.trainer.log_every_steps, self.steps.per_epoch))
@@ -64,12 +56,12 @@ class Trainer:
         self.step = int(step)
 
     def _state(self) -> list[Tensor]:
-        lists = self.optimizer.state().values()
+        lists = self.stepper.state().values()
         return [*self.model.state_dict().values(), *(item for tensors in lists for item in tensors)]
 
     def _load(self, found: Checkpoint) -> None:
         self.model.load_state_dict(found.model)
-        for name, tensors in self.optimizer.state().items():
+        for name, tensors in self.stepper.state().items():
             for target, source in zip(tensors, found.optimizer[name], strict=True):
                 target.copy_(source)
         self.step, self.progress = found.step, found.progress
@@ -95,30 +87,7 @@ class Trainer:
             self.folder.wait()
 
     def _one_step(self, plan: EpochPlan, position: int) -> None:
-        config, ranks, size = self.config, self.node.ranks, self.steps.rank_batch_size
-        part = plan.batch(self.steps.first_sample(position, ranks.rank), size)
-        images, labels = training_batch(self.pack, part, config.dataset.crop_padding, self.normalise)
-        seed_device(self.node.device, key(config.seed, Stream.DROPOUT, self.step, ranks.rank))
-        self.averager.start()
-        try:
-            with autocast(self.node.device, config.trainer.precision):
-                logits = self.model(images)
-            loss = functional.cross_entropy(logits.float(), labels, label_smoothing=config.trainer.label_smoothing)
-            (loss / ranks.world_size).backward()  # type: ignore[no-untyped-call]
-        except torch.OutOfMemoryError as error:
-            raise TrainerError(self._out_of_memory()) from error
-        self.averager.finish()
-        self.optimizer.step(self._lr(self.step))
-        self.losses.add(loss)
-
-    def _lr(self, step: int) -> float:
-        return optim.lr_at(
-            self.config.schedule,
-            self.peak_lr,
-            step,
-            total_steps=self.steps.total,
-            steps_per_epoch=self.steps.per_epoch,
-        )
+        self.losses.add(self.stepper(plan, self.step, position))
 
     def _after_step(self, epoch: int, position: int, began: float) -> None:
         """Log, evaluate and save where it is time to. All of it depends on the step only."""
@@ -145,7 +114,7 @@ class Trainer:
         """Read the losses (this waits for the device), write a line. Returns loss and images per second."""
         loss, steps = self.losses.read(self.step)
         rate = self.throughput.interval(steps)
-        self._write(epoch, {"train/loss": loss, "train/images_per_s": rate, "lr": self._lr(self.step - 1)})
+        self._write(epoch, {"train/loss": loss, "train/images_per_s": rate, "lr": self.stepper.lr(self.step - 1)})
         return loss, rate
 
     def _validate(self, epoch: int) -> float | None:
@@ -168,7 +137,7 @@ class Trainer:
                 epoch=epoch + position // self.steps.per_epoch,
                 position=position % self.steps.per_epoch,
                 model={name: _copy(value) for name, value in self.model.state_dict().items()},
-                optimizer={name: list(map(_copy, items)) for name, items in self.optimizer.state().items()},
+                optimizer={name: list(map(_copy, items)) for name, items in self.stepper.state().items()},
                 progress={**self.progress, "metrics": dict(self.progress["metrics"])},
             )
         )
@@ -183,7 +152,7 @@ class Trainer:
             node=self.node,
             normalise=self.normalise,
             precision=self.config.trainer.precision,
-            batch_size=self.steps.rank_batch_size,
+            batch_size=self.steps.micro_batch_size,
         )
 
     def test(self) -> Evaluation:
@@ -220,11 +189,6 @@ class Trainer:
             f"epoch {epoch + 1}/{self.config.trainer.epochs}  step {self.step}/{self.steps.total}"
             f"  loss {loss:.4f}{value}  {rate:,.0f} images/s"
         )
-
-    def _out_of_memory(self) -> str:
-        size, world_size = self.steps.rank_batch_size, self.node.ranks.world_size
-        smaller = f"try trainer.global_batch_size={size // 2 * world_size}" if size > 1 else "take a smaller model"
-        return f"GPU memory is full on rank {self.node.ranks.rank} with {size} images a rank; {smaller}"
 
 
 def _copy(value: Tensor) -> Tensor:

@@ -6,18 +6,19 @@ import torch
 from torch import nn
 
 from trainers import models
+from trainers.batches import Steps
 from trainers.config import ModelConfig
 from trainers.data import Manifest
 from trainers.distributed import Node
 from trainers.errors import TrainerError
 
 
-def make_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: int, rank_batch_size: int) -> nn.Module:
+def make_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: int, steps: Steps) -> nn.Module:
     """Fresh weights, drawn on the CPU from the seed alone: the same on any device and rank.
 
     Raises:
         ConfigError: the network does not fit the images.
-        TrainerError: the part of a batch that a rank gets is too small for the network.
+        TrainerError: a rank's micro-batch is too small for the network.
     """
     shape = models.ImageShape(
         channels=manifest.channels,
@@ -27,10 +28,10 @@ def make_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: i
     )
     torch.default_generator.manual_seed(seed)
     network = models.build(config, shape).to(node.device).to(memory_format=torch.channels_last)
-    if rank_batch_size == 1 and any(isinstance(item, nn.BatchNorm2d) for item in network.modules()):
+    if steps.micro_batch_size == 1 and any(isinstance(item, nn.BatchNorm2d) for item in network.modules()):
         raise TrainerError(
             f"model={config.name} has batch normalisation, which needs at least 2 images a rank; "
-            f"set trainer.global_batch_size to at least {2 * node.ranks.world_size}"
+            f"set trainer.global_batch_size to at least {2 * steps.parts}"
         )
     return network
 
