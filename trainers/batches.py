@@ -43,6 +43,11 @@ def plan_steps(config: TrainerConfig, manifest: Manifest, world_size: int) -> St
     """Raises TrainerError when the global batch cannot be divided, or is larger than the train split."""
     size, available = config.global_batch_size, manifest.size("train")
     parts = world_size * config.accumulate_steps
+    if world_size > available:
+        raise TrainerError(
+            f"{world_size} ranks are more than the {available} images of the train split of {manifest.name}; "
+            f"use at most {available} ranks"
+        )
     if size % parts:
         below = size // parts * parts
         good = [value for value in (below, below + parts) if value]
@@ -52,8 +57,8 @@ def plan_steps(config: TrainerConfig, manifest: Manifest, world_size: int) -> St
         )
     if size > available:
         largest = available // parts * parts
-        fewer = "use fewer ranks" if config.accumulate_steps == 1 else "lower trainer.accumulate_steps"
-        advice = f"set trainer.global_batch_size to at most {largest}" if largest else fewer
+        lower = "lower trainer.accumulate_steps"  # one image a rank and micro-batch is too many
+        advice = f"set trainer.global_batch_size to at most {largest}" if largest else lower
         raise TrainerError(
             f"the train split of {manifest.name} has {available} images, fewer than one global batch "
             f"of {size}; {advice}"

@@ -187,7 +187,10 @@ class TrainerConfig:
     eval_every_epochs: int = 1
     checkpoint_every_epochs: int = 1
     checkpoint_every_steps: int | None = None  # more checkpoints, inside the epochs
+    checkpoint_every_minutes: float | None = None  # looked at whenever the loss is logged
     keep_checkpoints: int = 2
+    keep_best: bool = False  # the weights with the best val/accuracy stay as checkpoints/best.pt
+    skip_nonfinite: bool = False  # leave out updates with NaN or infinite gradients instead of stopping
 
     def __post_init__(self) -> None:
         for name in ("epochs", "global_batch_size", "log_every_steps", "eval_every_epochs"):
@@ -197,6 +200,10 @@ class TrainerConfig:
         for name in ("max_steps", "checkpoint_every_steps"):
             if getattr(self, name) is not None:
                 _at_least(f"trainer.{name}", getattr(self, name), 1)
+        if self.checkpoint_every_minutes is not None and not self.checkpoint_every_minutes > 0:
+            raise ConfigError(
+                f"trainer.checkpoint_every_minutes={self.checkpoint_every_minutes} must be greater than 0"
+            )
         _choice("trainer.precision", self.precision, ("fp32", "bf16"))
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"trainer.label_smoothing={self.label_smoothing} must lie in [0, 1)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainers import checkpoint
+from trainers import buffers, checkpoint
 from trainers.augment import EpochPlan, normaliser, plan_epoch
 from trainers.batches import plan_steps
 from trainers.checkpoint import Checkpoint, CheckpointFolder
 from trainers.config import TrainConfig
 from trainers.data import Pack
 from trainers.distributed import Node
+from trainers.errors import TrainerError
 from trainers.evaluation import Evaluation, evaluate
-from trainers.metrics import Losses, MetricsFile, Throughput
+from trainers.metrics import Losses, MetricsFile, Reading, Throughput
 from trainers.network import make_network
 from trainers.step import Stepper
+from trainers.weights import plain
 
 
 class Trainer:
@@ -35,6 +38,8 @@ class Trainer:
         self.progress: dict[str, Any] = {"train_s": 0.0, "metrics": {}}
         self.losses = Losses(node, min(config.trainer.log_every_steps, self.steps.per_epoch))
         self.throughput = Throughput(self.steps.global_batch_size)
+        self.saved_step = 0
+        self._saved_at = time.monotonic()
         self.metrics: MetricsFile | None = None
         self.folder: CheckpointFolder | None = None
 
@@ -42,6 +47,7 @@ class Trainer:
     def prepare(self) -> None:
         """Take up the newest good checkpoint (rank 0 reads it and shares it), or share the fresh weights."""
         step = torch.zeros(1, dtype=torch.int64, device=self.node.device)
+        statistics = self._statistics(None)
         if self.node.leads:
             owner = checkpoint.identity(self.config, self.pack.manifest.digest, self.node.ranks.world_size)
             self.folder = CheckpointFolder(self.run_dir / "checkpoints", owner, self.config.trainer.keep_checkpoints)
@@ -50,17 +56,32 @@ class Trainer:
                     self.say(f"warning: {found}")
                 else:
                     self._load(found)
+                    statistics = self._statistics(found)
+            self.folder.check()
             step.fill_(self.step)
             self.metrics = MetricsFile(self.run_dir / "metrics.jsonl", keep_to_step=self.step)
-        self.node.share([step, *self._state()])
-        self.step = int(step)
+        self.node.share([step, statistics, *self._state()])
+        buffers.fill(self.model, statistics[self.node.ranks.rank])
+        self.step = self.saved_step = int(step)
+
+    def _statistics(self, found: Checkpoint | None) -> Tensor:
+        """The batch statistics of each rank: those of a checkpoint, or of the fresh model for all."""
+        row = buffers.row(self.model, self.node.device)
+        table = row.unsqueeze(0) if found is None else found.statistics.to(self.node.device)
+        return buffers.spread(table, self.node.ranks.world_size)
 
     def _state(self) -> list[Tensor]:
         lists = self.stepper.state().values()
         return [*self.model.state_dict().values(), *(item for tensors in lists for item in tensors)]
 
     def _load(self, found: Checkpoint) -> None:
-        self.model.load_state_dict(found.model)
+        try:
+            self.model.load_state_dict(found.model)
+        except RuntimeError as error:
+            raise TrainerError(
+                f"the checkpoint of step {found.step} does not fit model={self.config.model.name} "
+                f"({' '.join(str(error).split())[:200]}); delete {self.run_dir / 'checkpoints'} to start afresh"
+            ) from error
         for name, tensors in self.stepper.state().items():
             for target, source in zip(tensors, found.optimizer[name], strict=True):
                 target.copy_(source)
@@ -98,24 +119,34 @@ class Trainer:
         if trainer.checkpoint_every_steps is not None:
             saves = saves or self.step % trainer.checkpoint_every_steps == 0
         if epoch_ends or evaluates or saves or self.step % trainer.log_every_steps == 0:
-            loss, rate = self._log(epoch)
+            reading, rate = self._log(epoch)
+            saves = saves or reading.called
             self.progress["train_s"] = time.perf_counter() - began
-        if evaluates or saves:
+        if evaluates:
             self.node.average(self.model.buffers())  # batch statistics are each rank's own until here
         accuracy = self._validate(epoch) if evaluates else None
         if saves:
             self._save(epoch, position)
         if evaluates or epoch_ends:
-            self._report_epoch(epoch, loss, rate, accuracy)
+            self._report_epoch(epoch, reading.loss, rate, accuracy)
         if evaluates or saves:
             self.throughput.restart()
 
-    def _log(self, epoch: int) -> tuple[float, float]:
-        """Read the losses (this waits for the device), write a line. Returns loss and images per second."""
-        loss, steps = self.losses.read(self.step)
-        rate = self.throughput.interval(steps)
-        self._write(epoch, {"train/loss": loss, "train/images_per_s": rate, "lr": self.stepper.lr(self.step - 1)})
-        return loss, rate
+    def _log(self, epoch: int) -> tuple[Reading, float]:
+        """Read the losses (this waits for the device), write a line. Returns them and the images per second."""
+        trainer = self.config.trainer
+        minutes, passed_s = trainer.checkpoint_every_minutes, time.monotonic() - self._saved_at
+        if minutes is not None and passed_s >= 60 * minutes and self.node.leads:
+            self.losses.call()  # for a checkpoint: the ranks' clocks differ, so rank 0's counts
+        reading = self.losses.read(self.step, saved_step=self.saved_step, skip_nonfinite=trainer.skip_nonfinite)
+        rate = self.throughput.interval(reading.steps)
+        values = {"train/images_per_s": rate, "lr": self.stepper.lr(self.step - 1)}
+        if math.isfinite(reading.loss):
+            values["train/loss"] = reading.loss
+        if self.stepper.guard is not None:
+            values["train/skipped_steps"] = float(self.stepper.guard.skipped)
+        self._write(epoch, values)
+        return reading, rate
 
     def _validate(self, epoch: int) -> float | None:
         if not self.pack.manifest.size("val"):
@@ -124,9 +155,19 @@ class Trainer:
         self.model.train()
         self.progress["metrics"].update(result.metrics("val"))
         self._write(epoch, result.metrics("val"))
+        self._keep_best(result)
         return result.accuracy
 
+    def _keep_best(self, result: Evaluation) -> None:
+        """The first of equals stays. Written before the checkpoint that knows of it."""
+        if self.config.trainer.keep_best and result.accuracy > self.progress.get("best_accuracy", -1.0):
+            self.progress["best_accuracy"] = result.accuracy
+            if self.folder is not None:
+                self.folder.save_best(plain(self.model), {"step": self.step, **result.metrics("val")})
+
     def _save(self, epoch: int, position: int) -> None:
+        table = self.node.gather(buffers.row(self.model, self.node.device))
+        self.saved_step, self._saved_at = self.step, time.monotonic()
         if self.folder is None or self.metrics is None:
             return
         self.metrics.sync()
@@ -136,8 +177,9 @@ class Trainer:
                 step=self.step,
                 epoch=epoch + position // self.steps.per_epoch,
                 position=position % self.steps.per_epoch,
-                model={name: _copy(value) for name, value in self.model.state_dict().items()},
+                model=plain(self.model),
                 optimizer={name: list(map(_copy, items)) for name, items in self.stepper.state().items()},
+                statistics=_copy(table),
                 progress={**self.progress, "metrics": dict(self.progress["metrics"])},
             )
         )

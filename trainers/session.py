@@ -35,7 +35,7 @@ def run(path: Path) -> None:
     except OSError as error:
         raise TrainerError(f"{path} cannot be read ({error.strerror})") from error
     pack = open_pack(run_dir / "data")
-    _refuse_empty_test(pack.manifest)
+    _refuse_empty_splits(config, pack.manifest)
     check = DigestCheck(pack, read_ranks())
     _set_threads(read_ranks())
     node = connect(config.strategy.backend)
@@ -75,10 +75,15 @@ class DigestCheck:
             self._error = error
 
 
-def _refuse_empty_test(manifest: Manifest) -> None:
+def _refuse_empty_splits(config: TrainConfig, manifest: Manifest) -> None:
     if manifest.size("test") == 0:
         raise TrainerError(
             f"the test split of {manifest.name} is empty; set dataset.holdout to make one from the training images"
+        )
+    if config.trainer.keep_best and manifest.size("val") == 0:
+        raise TrainerError(
+            f"trainer.keep_best=true needs val images, and the val split of {manifest.name} is empty; "
+            "set dataset.val_size to take one from the training images"
         )
 
 

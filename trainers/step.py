@@ -14,6 +14,7 @@ from trainers.data import Pack
 from trainers.distributed import Node
 from trainers.errors import TrainerError
 from trainers.gradients import GradientAverager
+from trainers.guard import UpdateGuard
 from trainers.network import autocast, seed_device
 from trainers.randomness import Stream, key
 
@@ -29,6 +30,7 @@ class Stepper:
         self.parameters = list(model.parameters())
         self.optimizer = optim.build(config.optimizer, self.parameters)
         self.averager = GradientAverager(self.parameters, node.ranks.world_size)
+        self.guard = UpdateGuard(model, node.device) if config.trainer.skip_nonfinite else None
         self._peak_lr = optim.peak_lr(config.optimizer, node.ranks.world_size)
 
     def __call__(self, plan: EpochPlan, step: int, position: int) -> Tensor:
@@ -39,16 +41,14 @@ class Stepper:
         """
         rank = self.node.ranks.rank
         seed_device(self.node.device, key(self.config.seed, Stream.DROPOUT, step, rank))
-        first, losses = self.steps.first_sample(position, rank), []
-        self.averager.start()
-        for number in range(self.steps.accumulate):
-            if number == self.steps.accumulate - 1:
-                self.averager.send_next()
-            part = plan.batch(first + number * self.steps.micro_batch_size, self.steps.micro_batch_size)
-            losses.append(self._backward(part))
-        self.averager.finish()
-        self.optimizer.step(self.lr(step))
-        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+        if self.guard is not None:
+            self.guard.begin()
+        try:
+            loss = self._gradients(plan, self.steps.first_sample(position, rank))
+            self._update(self.lr(step))
+        except torch.OutOfMemoryError as error:
+            raise TrainerError(out_of_memory(self.steps, rank)) from error
+        return loss
 
     def lr(self, step: int) -> float:
         """The learning rate of a step (from 0)."""
@@ -62,22 +62,44 @@ class Stepper:
 
     def state(self) -> dict[str, list[Tensor]]:
         """Named lists of tensors; load a checkpoint by copying into them."""
-        return dict(self.optimizer.state())
+        guard = {} if self.guard is None else self.guard.state()
+        return {**self.optimizer.state(), **guard}
+
+    def _gradients(self, plan: EpochPlan, first: int) -> Tensor:
+        """Average the gradients of the global batch; this rank's part begins at sample ``first`` of the epoch."""
+        losses, size = [], self.steps.micro_batch_size
+        self.averager.start()
+        for number in range(self.steps.accumulate):
+            if number == self.steps.accumulate - 1:
+                self.averager.send_next()
+            losses.append(self._backward(plan.batch(first + number * size, size)))
+        self.averager.finish()
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+    def _update(self, lr: float) -> None:
+        if self.guard is None:
+            self.optimizer.step(lr)
+        else:
+            self.optimizer.step(lr, self.guard.inspect(self.optimizer.gradients()))
+            self.guard.end()
 
     def _backward(self, part: EpochPlan) -> Tensor:
         """Add the gradients of one micro-batch; returns its mean loss."""
         config = self.config
         images, labels = training_batch(self.pack, part, config.dataset.crop_padding, self.normalise)
-        try:
-            with autocast(self.node.device, config.trainer.precision):
-                logits = self.model(images)
-            loss = functional.cross_entropy(logits.float(), labels, label_smoothing=config.trainer.label_smoothing)
-            (loss / self.steps.parts).backward()  # type: ignore[no-untyped-call]
-        except torch.OutOfMemoryError as error:
-            raise TrainerError(self._out_of_memory()) from error
+        with autocast(self.node.device, config.trainer.precision):
+            logits = self.model(images)
+        loss = functional.cross_entropy(logits.float(), labels, label_smoothing=config.trainer.label_smoothing)
+        (loss / self.steps.parts).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def _out_of_memory(self) -> str:
-        size, world_size = self.steps.rank_batch_size, self.node.ranks.world_size
-        smaller = f"try trainer.global_batch_size={size // 2 * world_size}" if size > 1 else "take a smaller model"
-        return f"GPU memory is full on rank {self.node.ranks.rank} with {size} images a rank; {smaller}"
+
+def out_of_memory(steps: Steps, rank: int) -> str:
+    """What to do when a micro-batch doesn't fit: the next smaller one that divides a rank's part."""
+    size = steps.micro_batch_size
+    seen = f"GPU memory is full on rank {rank} with {size} images at once ({steps.rank_batch_size} a rank and step)"
+    smaller = max((part for part in range(1, size) if steps.rank_batch_size % part == 0), default=None)
+    if smaller is None:
+        return f"{seen}; take a smaller model"
+    accumulate = steps.rank_batch_size // smaller
+    return f"{seen}; trainer.accumulate_steps={accumulate} takes {smaller} at once in the same global batch"

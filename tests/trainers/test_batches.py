@@ -81,6 +81,11 @@ def test_a_train_split_smaller_than_one_batch_is_refused(pack: Pack) -> None:
         plan_steps(TrainerConfig(global_batch_size=64), pack.manifest, 8)
 
 
+def test_more_ranks_than_images_are_refused(pack: Pack) -> None:
+    with pytest.raises(TrainerError, match=r"64 ranks are more than the 60 images .* use at most 60 ranks$"):
+        plan_steps(TrainerConfig(global_batch_size=64), pack.manifest, 64)
+
+
 def test_max_steps_ends_a_run_in_the_middle_of_an_epoch(pack: Pack) -> None:
     config = TrainerConfig(epochs=2, global_batch_size=8, max_steps=9)
     assert plan_steps(config, pack.manifest, 1).total == 9

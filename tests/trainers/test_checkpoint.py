@@ -20,6 +20,7 @@ def checkpoint(step: int) -> Checkpoint:
         position=step % 5,
         model={"weight": weights},
         optimizer={"momentum": [weights.clone()]},
+        statistics=torch.zeros(2, 0),
         progress={"train_s": 1.5},
     )
 
@@ -115,6 +116,26 @@ def test_a_full_disk_names_path_and_bytes_and_leaves_nothing(tmp_path: Path) -> 
     with pytest.raises(TrainerError, match=r"step-00000007.pt could not be written \(File too large\): needs 800 "):
         save(tmp_path, 7)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_the_training(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / "checkpoints", OWNER, 3)
+    folder.check()
+    assert not list((tmp_path / "checkpoints").iterdir())
+    (tmp_path / "checkpoints").rmdir()
+    (tmp_path / "checkpoints").write_text("a file is in the way")
+    with pytest.raises(TrainerError, match=r"could not be written .* set paths.runs to another disk"):
+        folder.check()
+
+
+def test_weights_that_are_not_finite_are_no_checkpoint(tmp_path: Path) -> None:
+    broken = checkpoint(7)
+    broken.model["weight"][3] = float("nan")
+    folder = CheckpointFolder(tmp_path, OWNER, 3)
+    folder.save(broken)
+    with pytest.raises(TrainerError, match="weight is not finite after step 7, which is therefore not saved"):
+        folder.wait()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
