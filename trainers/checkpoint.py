@@ -41,9 +41,10 @@ class Identity:
     config: Mapping[str, Any]
     dataset_digest: str
     world_size: int
+    hardware: str  # kind of device and precision: "cuda in bf16"
 
 
-def identity(config: TrainConfig, dataset_digest: str, world_size: int) -> Identity:
+def identity(config: TrainConfig, dataset_digest: str, *, world_size: int, hardware: str) -> Identity:
     """The identity of a run, without the fields that have no influence on its weights."""
     flat: dict[str, Any] = {}
     for group, section in asdict(config).items():
@@ -52,7 +53,7 @@ def identity(config: TrainConfig, dataset_digest: str, world_size: int) -> Ident
         else:
             flat[group] = section
     kept = {name: value for name, value in flat.items() if name not in _NOT_COMPARED}
-    return Identity(config=kept, dataset_digest=dataset_digest, world_size=world_size)
+    return Identity(config=kept, dataset_digest=dataset_digest, world_size=world_size, hardware=hardware)
 
 
 @dataclass(kw_only=True)
@@ -122,11 +123,15 @@ class CheckpointFolder:
                 yield f"checkpoint {path.name} is skipped: {error}"
                 continue
             self._check_owner(path, side)
+            inexact = "the weights will not be bit-identical to an undisturbed run"
             if side["world_size"] != self._owner.world_size:
                 yield (
                     f"checkpoint {path.name} was written by {side['world_size']} ranks, now there are "
-                    f"{self._owner.world_size}: the weights will not be bit-identical to an undisturbed run"
+                    f"{self._owner.world_size}: {inexact}"
                 )
+            if side["hardware"] != self._owner.hardware:
+                hardware = f"comes from {side['hardware']}, now it is {self._owner.hardware}"
+                yield f"checkpoint {path.name} {hardware}: {inexact}"
             content = torch.load(path, map_location="cpu", weights_only=True)
             yield Checkpoint(**content)
             return
@@ -191,6 +196,6 @@ def _read_verified(path: Path) -> dict[str, Any]:
             seen.update(block)
     if seen.hexdigest() != side["sha256"]:
         raise ValueError(f"its sha256 is {seen.hexdigest()[:12]}, {path.stem}.json says {side['sha256'][:12]}")
-    for name in ("world_size", "dataset_digest", "config"):
+    for name in ("world_size", "hardware", "dataset_digest", "config"):
         side[name]
     return side

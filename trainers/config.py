@@ -175,13 +175,13 @@ class OneCycleScheduleConfig(ScheduleConfig):
 class TrainerConfig:
     """``epochs`` bounds the run, ``max_steps`` too where it is set (the smaller bound wins).
     ``global_batch_size`` counts images over all ranks and micro-batches of an optimizer step.
-    ``precision``: fp32 or bf16 (autocast)."""
+    ``precision`` is that of autocast; auto is bf16 where the device computes in it, else fp32."""
 
     epochs: int = 10
     max_steps: int | None = None
     global_batch_size: int = 128
     accumulate_steps: int = 1  # micro-batches of each rank in an optimizer step: saves memory, not time
-    precision: str = "fp32"
+    precision: str = "auto"
     label_smoothing: float = 0.0
     log_every_steps: int = 10
     eval_every_epochs: int = 1
@@ -204,7 +204,7 @@ class TrainerConfig:
             raise ConfigError(
                 f"trainer.checkpoint_every_minutes={self.checkpoint_every_minutes} must be greater than 0"
             )
-        _choice("trainer.precision", self.precision, ("fp32", "bf16"))
+        _choice("trainer.precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"trainer.label_smoothing={self.label_smoothing} must lie in [0, 1)")
 

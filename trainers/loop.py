@@ -20,7 +20,7 @@ from trainers.distributed import Node
 from trainers.errors import TrainerError
 from trainers.evaluation import Evaluation, evaluate
 from trainers.metrics import Losses, MetricsFile, Reading, Throughput
-from trainers.network import make_network
+from trainers.network import agree_on_precision, make_network
 from trainers.step import Stepper
 from trainers.weights import plain
 
@@ -33,7 +33,16 @@ class Trainer:
         self.steps = plan_steps(config.trainer, pack.manifest, node.ranks.world_size)
         self.model = make_network(config.model, pack.manifest, node, seed=config.seed, steps=self.steps)
         self.normalise = normaliser(pack.manifest, normalise=config.dataset.normalise, device=node.device)
-        self.stepper = Stepper(config, pack, node, self.model, self.steps, self.normalise)
+        self.precision = agree_on_precision(config.trainer.precision, node)
+        self.stepper = Stepper(
+            config,
+            pack,
+            node,
+            self.model,
+            steps=self.steps,
+            normalise=self.normalise,
+            precision=self.precision,
+        )
         self.step = 0
         self.progress: dict[str, Any] = {"train_s": 0.0, "metrics": {}}
         self.losses = Losses(node, min(config.trainer.log_every_steps, self.steps.per_epoch))
@@ -49,7 +58,12 @@ class Trainer:
         step = torch.zeros(1, dtype=torch.int64, device=self.node.device)
         statistics = self._statistics(None)
         if self.node.leads:
-            owner = checkpoint.identity(self.config, self.pack.manifest.digest, self.node.ranks.world_size)
+            owner = checkpoint.identity(
+                self.config,
+                self.pack.manifest.digest,
+                world_size=self.node.ranks.world_size,
+                hardware=f"{self.node.device.type} in {self.precision}",
+            )
             self.folder = CheckpointFolder(self.run_dir / "checkpoints", owner, self.config.trainer.keep_checkpoints)
             for found in self.folder.newest_good():
                 if isinstance(found, str):
@@ -193,7 +207,7 @@ class Trainer:
             split,
             node=self.node,
             normalise=self.normalise,
-            precision=self.config.trainer.precision,
+            precision=self.precision,
             batch_size=self.steps.micro_batch_size,
         )
 

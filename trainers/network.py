@@ -36,9 +36,33 @@ def make_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: i
     return network
 
 
+def agree_on_precision(wanted: str, node: Node) -> str:
+    """fp32, bf16 or fp16 for all ranks: what ``wanted`` says, or for auto what suits rank 0's device.
+
+    Raises:
+        TrainerError: fp16 on the CPU.
+    """
+    if wanted == "fp16" and node.device.type == "cpu":
+        raise TrainerError("trainer.precision=fp16 needs a GPU; on the CPU choose bf16 or fp32")
+    if wanted != "auto":
+        return wanted
+    native = torch.tensor(_computes_in_bf16(node.device), dtype=torch.int64, device=node.device)
+    node.share([native])
+    return "bf16" if native.item() else "fp32"
+
+
+def _computes_in_bf16(device: torch.device) -> bool:
+    """Whether bf16 is faster than fp32 and not merely emulated."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # torch names no public ones
+    return any(getattr(torch.cpu, name, bool)() for name in checks)
+
+
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """bf16 where it is safe, or nothing for fp32."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    """The lower precision where it is safe, or nothing for fp32."""
+    lower = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, lower, enabled=precision != "fp32")
 
 
 def seed_device(device: torch.device, seed: int) -> None:

@@ -100,7 +100,7 @@ def _first_line(config: TrainConfig, trainer: Trainer) -> str:
     where = f"{_counted(ranks.world_size, 'rank')} on {_counted(ranks.nnodes, 'node')}"
     return (
         f"{config.model.name} ({count:,} parameters) on {manifest.name} ({sizes})\n"
-        f"{where}: {trainer.node.device.type}, {trainer.node.backend}, {config.trainer.precision}; "
+        f"{where}: {trainer.node.device.type}, {trainer.node.backend}, {trainer.precision}; "
         f"batch {steps.global_batch_size} ({_share(steps)}), {steps.per_epoch} steps an epoch, "
         f"{steps.total} steps"
     )

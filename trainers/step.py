@@ -23,14 +23,25 @@ class Stepper:
     """What a step needs, put together once. The whole state beside the model is ``state()``."""
 
     def __init__(
-        self, config: TrainConfig, pack: Pack, node: Node, model: nn.Module, steps: Steps, normalise: Normaliser
+        self,
+        config: TrainConfig,
+        pack: Pack,
+        node: Node,
+        model: nn.Module,
+        *,
+        steps: Steps,
+        normalise: Normaliser,
+        precision: str,
     ) -> None:
+        """``precision``: fp32, bf16 or fp16."""
         self.config, self.pack, self.node, self.model = config, pack, node, model
-        self.steps, self.normalise = steps, normalise
+        self.steps, self.normalise, self.precision = steps, normalise, precision
         self.parameters = list(model.parameters())
         self.optimizer = optim.build(config.optimizer, self.parameters)
         self.averager = GradientAverager(self.parameters, node.ranks.world_size)
-        self.guard = UpdateGuard(model, node.device) if config.trainer.skip_nonfinite else None
+        scales = precision == "fp16"
+        guarded = scales or config.trainer.skip_nonfinite
+        self.guard = UpdateGuard(model, node.device, scales=scales) if guarded else None
         self._peak_lr = optim.peak_lr(config.optimizer, node.ranks.world_size)
 
     def __call__(self, plan: EpochPlan, step: int, position: int) -> Tensor:
@@ -87,10 +98,11 @@ class Stepper:
         """Add the gradients of one micro-batch; returns its mean loss."""
         config = self.config
         images, labels = training_batch(self.pack, part, config.dataset.crop_padding, self.normalise)
-        with autocast(self.node.device, config.trainer.precision):
+        with autocast(self.node.device, self.precision):
             logits = self.model(images)
         loss = functional.cross_entropy(logits.float(), labels, label_smoothing=config.trainer.label_smoothing)
-        (loss / self.steps.parts).backward()  # type: ignore[no-untyped-call]
+        factor = 1 / self.steps.parts if self.guard is None else self.guard.scale / self.steps.parts
+        (loss * factor).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
 

@@ -1,6 +1,7 @@
 import json
 import resource
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from trainers.checkpoint import Checkpoint, CheckpointFolder, Identity
 from trainers.errors import TrainerError
 
-OWNER = Identity(config={"optimizer.lr": 0.1, "seed": 0}, dataset_digest="d" * 64, world_size=2)
+OWNER = Identity(config={"optimizer.lr": 0.1, "seed": 0}, dataset_digest="d" * 64, world_size=2, hardware="cpu in fp32")
 
 
 def checkpoint(step: int) -> Checkpoint:
@@ -82,22 +83,25 @@ def test_what_a_killed_write_left_is_removed(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_configuration_names_the_field(tmp_path: Path) -> None:
     save(tmp_path, 7)
-    other = Identity(config={"optimizer.lr": 0.2, "seed": 0}, dataset_digest="d" * 64, world_size=2)
+    other = Identity(
+        config={"optimizer.lr": 0.2, "seed": 0}, dataset_digest="d" * 64, world_size=2, hardware="cpu in fp32"
+    )
     with pytest.raises(TrainerError, match=r"another configuration: optimizer.lr=0.1 \(now 0.2\); delete"):
         list(CheckpointFolder(tmp_path, other, 3).newest_good())
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 7)
-    other = Identity(config=OWNER.config, dataset_digest="e" * 64, world_size=2)
+    other = Identity(config=OWNER.config, dataset_digest="e" * 64, world_size=2, hardware="cpu in fp32")
     with pytest.raises(TrainerError, match=r"was trained on data dddddddddddd, this run has eeeeeeeeeeee"):
         list(CheckpointFolder(tmp_path, other, 3).newest_good())
 
 
-def test_another_world_size_is_said_and_taken(tmp_path: Path) -> None:
+def test_another_world_size_or_device_is_said_and_taken(tmp_path: Path) -> None:
     save(tmp_path, 7)
-    other = Identity(config=OWNER.config, dataset_digest="d" * 64, world_size=4)
-    warning, found = CheckpointFolder(tmp_path, other, 3).newest_good()
+    other = replace(OWNER, world_size=4, hardware="cuda in bf16")
+    warning, second, found = CheckpointFolder(tmp_path, other, 3).newest_good()
+    assert str(second).startswith("checkpoint step-00000007.pt comes from cpu in fp32, now it is cuda in bf16: the wei")
     assert "written by 2 ranks, now there are 4: the weights will not be bit-identical" in str(warning)
     assert isinstance(found, Checkpoint)
 
