@@ -20,8 +20,18 @@ from torch import Tensor
 from trainers.config import TrainConfig
 from trainers.errors import TrainerError
 from trainers.files import remove_temporaries, write_atomic, write_json
+from trainers.weights import digest
 
-_NOT_COMPARED = {"trainer.log_every_steps", "trainer.keep_checkpoints", "dataset.source", "strategy.backend"}
+_NOT_COMPARED = {
+    "dataset.source",
+    "strategy.backend",
+    "trainer.checkpoint_every_epochs",
+    "trainer.checkpoint_every_minutes",
+    "trainer.checkpoint_every_steps",
+    "trainer.keep_best",
+    "trainer.keep_checkpoints",
+    "trainer.log_every_steps",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +41,10 @@ class Identity:
     config: Mapping[str, Any]
     dataset_digest: str
     world_size: int
+    hardware: str  # kind of device and precision: "cuda in bf16"
 
 
-def identity(config: TrainConfig, dataset_digest: str, world_size: int) -> Identity:
+def identity(config: TrainConfig, dataset_digest: str, *, world_size: int, hardware: str) -> Identity:
     """The identity of a run, without the fields that have no influence on its weights."""
     flat: dict[str, Any] = {}
     for group, section in asdict(config).items():
@@ -42,14 +53,15 @@ def identity(config: TrainConfig, dataset_digest: str, world_size: int) -> Ident
         else:
             flat[group] = section
     kept = {name: value for name, value in flat.items() if name not in _NOT_COMPARED}
-    return Identity(config=kept, dataset_digest=dataset_digest, world_size=world_size)
+    return Identity(config=kept, dataset_digest=dataset_digest, world_size=world_size, hardware=hardware)
 
 
 @dataclass(kw_only=True)
 class Checkpoint:
     """State after ``step`` steps, ``position`` steps into ``epoch`` (from 0).
 
-    ``optimizer`` maps a name to one tensor a parameter; ``progress`` is plain data.
+    ``optimizer`` maps a name to its tensors (one a parameter, as a rule); ``statistics`` are the batch
+    statistics of each rank, [world_size, n]; ``progress`` is plain data.
     """
 
     step: int
@@ -57,6 +69,7 @@ class Checkpoint:
     position: int
     model: dict[str, Tensor]
     optimizer: dict[str, list[Tensor]]
+    statistics: Tensor
     progress: dict[str, Any] = field(default_factory=dict)
 
 
@@ -67,6 +80,17 @@ class CheckpointFolder:
         self._folder, self._owner, self._keep = folder, owner, keep
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
+
+    def check(self) -> None:
+        """Raises TrainerError when no checkpoint could be written here: better before the training than in it."""
+        probe = self._folder / ".probe"
+        write_atomic(probe, lambda _: None)
+        probe.unlink()
+
+    def save_best(self, weights: dict[str, Tensor], side: Mapping[str, Any]) -> None:
+        """Start writing best.pt (plain weights, safe from change) and best.json. Raises as ``save`` does."""
+        self.wait()
+        self._pending = self._writer.submit(self._write_best, weights, dict(side))
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Start writing; tensors must not change any more. Raises TrainerError of the write before."""
@@ -99,16 +123,27 @@ class CheckpointFolder:
                 yield f"checkpoint {path.name} is skipped: {error}"
                 continue
             self._check_owner(path, side)
+            inexact = "the weights will not be bit-identical to an undisturbed run"
             if side["world_size"] != self._owner.world_size:
                 yield (
                     f"checkpoint {path.name} was written by {side['world_size']} ranks, now there are "
-                    f"{self._owner.world_size}: the weights will not be bit-identical to an undisturbed run"
+                    f"{self._owner.world_size}: {inexact}"
                 )
+            if side["hardware"] != self._owner.hardware:
+                hardware = f"comes from {side['hardware']}, now it is {self._owner.hardware}"
+                yield f"checkpoint {path.name} {hardware}: {inexact}"
             content = torch.load(path, map_location="cpu", weights_only=True)
             yield Checkpoint(**content)
             return
 
+    def _write_best(self, weights: dict[str, Tensor], side: dict[str, Any]) -> None:
+        path = self._folder / "best.pt"
+        needed_bytes = sum(item.nbytes for item in weights.values())
+        sha256 = write_atomic(path, lambda file: file.save(weights), needed_bytes=needed_bytes)
+        write_json(path.with_suffix(".json"), {"sha256": sha256, "weights_sha256": digest(weights), **side})
+
     def _write(self, checkpoint: Checkpoint) -> None:
+        _refuse_nonfinite(checkpoint)
         path = self._folder / f"step-{checkpoint.step:08d}.pt"
         content = {name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__}
         sha256 = write_atomic(path, lambda file: file.save(content), needed_bytes=_size_bytes(checkpoint))
@@ -133,6 +168,16 @@ class CheckpointFolder:
             )
 
 
+def _refuse_nonfinite(checkpoint: Checkpoint) -> None:
+    """A checkpoint that is kept is one to go on from."""
+    for name, value in checkpoint.model.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise TrainerError(
+                f"{name} is not finite after step {checkpoint.step}, which is therefore not saved; "
+                "a lower optimizer.lr usually helps"
+            )
+
+
 def _size_bytes(checkpoint: Checkpoint) -> int:
     lists = [list(checkpoint.model.values()), *checkpoint.optimizer.values()]
     return sum(item.nbytes for items in lists for item in items)
@@ -145,12 +190,12 @@ def _read_verified(path: Path) -> dict[str, Any]:
         OSError, ValueError, KeyError: the checkpoint is torn, altered or unreadable.
     """
     side: dict[str, Any] = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    digest = hashlib.sha256()
+    seen = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            digest.update(block)
-    if digest.hexdigest() != side["sha256"]:
-        raise ValueError(f"its sha256 is {digest.hexdigest()[:12]}, {path.stem}.json says {side['sha256'][:12]}")
-    for name in ("world_size", "dataset_digest", "config"):
+            seen.update(block)
+    if seen.hexdigest() != side["sha256"]:
+        raise ValueError(f"its sha256 is {seen.hexdigest()[:12]}, {path.stem}.json says {side['sha256'][:12]}")
+    for name in ("world_size", "hardware", "dataset_digest", "config"):
         side[name]
     return side

@@ -174,28 +174,37 @@ class OneCycleScheduleConfig(ScheduleConfig):
 @dataclass(kw_only=True)
 class TrainerConfig:
     """``epochs`` bounds the run, ``max_steps`` too where it is set (the smaller bound wins).
-    ``global_batch_size`` counts images over all ranks. ``precision``: fp32 or bf16 (autocast)."""
+    ``global_batch_size`` counts images over all ranks and micro-batches of an optimizer step.
+    ``precision`` is that of autocast; auto is bf16 where the device computes in it, else fp32."""
 
     epochs: int = 10
     max_steps: int | None = None
     global_batch_size: int = 128
-    precision: str = "fp32"
+    accumulate_steps: int = 1  # micro-batches of each rank in an optimizer step: saves memory, not time
+    precision: str = "auto"
     label_smoothing: float = 0.0
     log_every_steps: int = 10
     eval_every_epochs: int = 1
     checkpoint_every_epochs: int = 1
     checkpoint_every_steps: int | None = None  # more checkpoints, inside the epochs
+    checkpoint_every_minutes: float | None = None  # looked at whenever the loss is logged
     keep_checkpoints: int = 2
+    keep_best: bool = False  # the weights with the best val/accuracy stay as checkpoints/best.pt
+    skip_nonfinite: bool = False  # leave out updates with NaN or infinite gradients instead of stopping
 
     def __post_init__(self) -> None:
         for name in ("epochs", "global_batch_size", "log_every_steps", "eval_every_epochs"):
             _at_least(f"trainer.{name}", getattr(self, name), 1)
-        for name in ("checkpoint_every_epochs", "keep_checkpoints"):
+        for name in ("accumulate_steps", "checkpoint_every_epochs", "keep_checkpoints"):
             _at_least(f"trainer.{name}", getattr(self, name), 1)
         for name in ("max_steps", "checkpoint_every_steps"):
             if getattr(self, name) is not None:
                 _at_least(f"trainer.{name}", getattr(self, name), 1)
-        _choice("trainer.precision", self.precision, ("fp32", "bf16"))
+        if self.checkpoint_every_minutes is not None and not self.checkpoint_every_minutes > 0:
+            raise ConfigError(
+                f"trainer.checkpoint_every_minutes={self.checkpoint_every_minutes} must be greater than 0"
+            )
+        _choice("trainer.precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"trainer.label_smoothing={self.label_smoothing} must lie in [0, 1)")
 

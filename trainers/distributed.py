@@ -92,6 +92,15 @@ class Node:
         """Replace the floating-point tensors of all ranks by their mean."""
         self._together([item for item in tensors if item.is_floating_point()], average=True)
 
+    def gather(self, row: Tensor) -> Tensor:
+        """The rows [n] of all ranks, as a table [world_size, n] on every rank."""
+        if self.ranks.world_size == 1:
+            return row.unsqueeze(0)
+        rows = [torch.empty_like(row) for _ in range(self.ranks.world_size)]
+        if row.numel():
+            dist.all_gather(rows, row)
+        return torch.stack(rows)
+
     def close(self) -> None:
         """Leave the process group."""
         if dist.is_initialized():

@@ -33,14 +33,15 @@ class _Bucket:
 class GradientAverager:
     """Averages gradients over the ranks.
 
-    Call ``start()`` before and ``finish()`` after each backward pass of a loss that was divided by the
-    world size; then every ``.grad`` holds the mean over all ranks. With one rank it only clears gradients.
+    ``start()``, any number of backward passes of losses divided by their number over all ranks, ``send_next()``
+    before the last of them, ``finish()``: then every ``.grad`` holds the mean. With one rank it only clears gradients.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], world_size: int) -> None:
         self._parameters = list(parameters)
         self._buckets: list[_Bucket] = []
         self._next = 0
+        self._sends = False
         if world_size > 1:
             self._buckets = _fill_buckets(self._parameters)
             for bucket in self._buckets:
@@ -55,6 +56,11 @@ class GradientAverager:
         for bucket in self._buckets:
             bucket.waiting = len(bucket.parameters)
         self._next = 0
+        self._sends = False
+
+    def send_next(self) -> None:
+        """The next backward pass is the last of this step: send each bucket as soon as it is full."""
+        self._sends = True
 
     def finish(self) -> None:
         """Wait for the sums. Raises RuntimeError when a parameter took no part in the loss."""
@@ -68,6 +74,8 @@ class GradientAverager:
 
     def _arrived(self, bucket: _Bucket, _: Tensor) -> None:
         """Send full buckets, always in the same order on every rank."""
+        if not self._sends:
+            return
         bucket.waiting -= 1
         while self._next < len(self._buckets) and self._buckets[self._next].waiting == 0:
             _send(self._buckets[self._next])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from trainers import checkpoint, optim
-from trainers.augment import EpochPlan, normaliser, plan_epoch, training_batch
+from trainers import buffers, checkpoint
+from trainers.augment import EpochPlan, normaliser, plan_epoch
 from trainers.batches import plan_steps
 from trainers.checkpoint import Checkpoint, CheckpointFolder
 from trainers.config import TrainConfig
@@ -19,10 +19,10 @@ from trainers.data import Pack
 from trainers.distributed import Node
 from trainers.errors import TrainerError
 from trainers.evaluation import Evaluation, evaluate
-from trainers.gradients import GradientAverager
-from trainers.metrics import Losses, MetricsFile, Throughput
-from trainers.network import autocast, make_network, seed_device
-from trainers.randomness import Stream, key
+from trainers.metrics import Losses, MetricsFile, Reading, Throughput
+from trainers.network import agree_on_precision, make_network
+from trainers.step import Stepper
+from trainers.weights import plain
 
 
 class Trainer:
@@ -31,18 +31,24 @@ class Trainer:
     def __init__(self, config: TrainConfig, pack: Pack, node: Node, run_dir: Path) -> None:
         self.config, self.pack, self.node, self.run_dir = config, pack, node, run_dir
         self.steps = plan_steps(config.trainer, pack.manifest, node.ranks.world_size)
-        self.model = make_network(
-            config.model, pack.manifest, node, seed=config.seed, rank_batch_size=self.steps.rank_batch_size
-        )
-        self.parameters = list(self.model.parameters())
-        self.optimizer = optim.build(config.optimizer, self.parameters)
-        self.averager = GradientAverager(self.parameters, node.ranks.world_size)
+        self.model = make_network(config.model, pack.manifest, node, seed=config.seed, steps=self.steps)
         self.normalise = normaliser(pack.manifest, normalise=config.dataset.normalise, device=node.device)
-        self.peak_lr = optim.peak_lr(config.optimizer, node.ranks.world_size)
+        self.precision = agree_on_precision(config.trainer.precision, node)
+        self.stepper = Stepper(
+            config,
+            pack,
+            node,
+            self.model,
+            steps=self.steps,
+            normalise=self.normalise,
+            precision=self.precision,
+        )
         self.step = 0
         self.progress: dict[str, Any] = {"train_s": 0.0, "metrics": {}}
         self.losses = Losses(node, min(config.trainer.log_every_steps, self.steps.per_epoch))
         self.throughput = Throughput(self.steps.global_batch_size)
+        self.saved_step = 0
+        self._saved_at = time.monotonic()
         self.metrics: MetricsFile | None = None
         self.folder: CheckpointFolder | None = None
 
@@ -50,26 +56,47 @@ class Trainer:
     def prepare(self) -> None:
         """Take up the newest good checkpoint (rank 0 reads it and shares it), or share the fresh weights."""
         step = torch.zeros(1, dtype=torch.int64, device=self.node.device)
+        statistics = self._statistics(None)
         if self.node.leads:
-            owner = checkpoint.identity(self.config, self.pack.manifest.digest, self.node.ranks.world_size)
+            owner = checkpoint.identity(
+                self.config,
+                self.pack.manifest.digest,
+                world_size=self.node.ranks.world_size,
+                hardware=f"{self.node.device.type} in {self.precision}",
+            )
             self.folder = CheckpointFolder(self.run_dir / "checkpoints", owner, self.config.trainer.keep_checkpoints)
             for found in self.folder.newest_good():
                 if isinstance(found, str):
                     self.say(f"warning: {found}")
                 else:
                     self._load(found)
+                    statistics = self._statistics(found)
+            self.folder.check()
             step.fill_(self.step)
             self.metrics = MetricsFile(self.run_dir / "metrics.jsonl", keep_to_step=self.step)
-        self.node.share([step, *self._state()])
-        self.step = int(step)
+        self.node.share([step, statistics, *self._state()])
+        buffers.fill(self.model, statistics[self.node.ranks.rank])
+        self.step = self.saved_step = int(step)
+
+    def _statistics(self, found: Checkpoint | None) -> Tensor:
+        """The batch statistics of each rank: those of a checkpoint, or of the fresh model for all."""
+        row = buffers.row(self.model, self.node.device)
+        table = row.unsqueeze(0) if found is None else found.statistics.to(self.node.device)
+        return buffers.spread(table, self.node.ranks.world_size)
 
     def _state(self) -> list[Tensor]:
-        lists = self.optimizer.state().values()
+        lists = self.stepper.state().values()
         return [*self.model.state_dict().values(), *(item for tensors in lists for item in tensors)]
 
     def _load(self, found: Checkpoint) -> None:
-        self.model.load_state_dict(found.model)
-        for name, tensors in self.optimizer.state().items():
+        try:
+            self.model.load_state_dict(found.model)
+        except RuntimeError as error:
+            raise TrainerError(
+                f"the checkpoint of step {found.step} does not fit model={self.config.model.name} "
+                f"({' '.join(str(error).split())[:200]}); delete {self.run_dir / 'checkpoints'} to start afresh"
+            ) from error
+        for name, tensors in self.stepper.state().items():
             for target, source in zip(tensors, found.optimizer[name], strict=True):
                 target.copy_(source)
         self.step, self.progress = found.step, found.progress
@@ -95,30 +122,7 @@ class Trainer:
             self.folder.wait()
 
     def _one_step(self, plan: EpochPlan, position: int) -> None:
-        config, ranks, size = self.config, self.node.ranks, self.steps.rank_batch_size
-        part = plan.batch(self.steps.first_sample(position, ranks.rank), size)
-        images, labels = training_batch(self.pack, part, config.dataset.crop_padding, self.normalise)
-        seed_device(self.node.device, key(config.seed, Stream.DROPOUT, self.step, ranks.rank))
-        self.averager.start()
-        try:
-            with autocast(self.node.device, config.trainer.precision):
-                logits = self.model(images)
-            loss = functional.cross_entropy(logits.float(), labels, label_smoothing=config.trainer.label_smoothing)
-            (loss / ranks.world_size).backward()  # type: ignore[no-untyped-call]
-        except torch.OutOfMemoryError as error:
-            raise TrainerError(self._out_of_memory()) from error
-        self.averager.finish()
-        self.optimizer.step(self._lr(self.step))
-        self.losses.add(loss)
-
-    def _lr(self, step: int) -> float:
-        return optim.lr_at(
-            self.config.schedule,
-            self.peak_lr,
-            step,
-            total_steps=self.steps.total,
-            steps_per_epoch=self.steps.per_epoch,
-        )
+        self.losses.add(self.stepper(plan, self.step, position))
 
     def _after_step(self, epoch: int, position: int, began: float) -> None:
         """Log, evaluate and save where it is time to. All of it depends on the step only."""
@@ -129,24 +133,34 @@ class Trainer:
         if trainer.checkpoint_every_steps is not None:
             saves = saves or self.step % trainer.checkpoint_every_steps == 0
         if epoch_ends or evaluates or saves or self.step % trainer.log_every_steps == 0:
-            loss, rate = self._log(epoch)
+            reading, rate = self._log(epoch)
+            saves = saves or reading.called
             self.progress["train_s"] = time.perf_counter() - began
-        if evaluates or saves:
+        if evaluates:
             self.node.average(self.model.buffers())  # batch statistics are each rank's own until here
         accuracy = self._validate(epoch) if evaluates else None
         if saves:
             self._save(epoch, position)
         if evaluates or epoch_ends:
-            self._report_epoch(epoch, loss, rate, accuracy)
+            self._report_epoch(epoch, reading.loss, rate, accuracy)
         if evaluates or saves:
             self.throughput.restart()
 
-    def _log(self, epoch: int) -> tuple[float, float]:
-        """Read the losses (this waits for the device), write a line. Returns loss and images per second."""
-        loss, steps = self.losses.read(self.step)
-        rate = self.throughput.interval(steps)
-        self._write(epoch, {"train/loss": loss, "train/images_per_s": rate, "lr": self._lr(self.step - 1)})
-        return loss, rate
+    def _log(self, epoch: int) -> tuple[Reading, float]:
+        """Read the losses (this waits for the device), write a line. Returns them and the images per second."""
+        trainer = self.config.trainer
+        minutes, passed_s = trainer.checkpoint_every_minutes, time.monotonic() - self._saved_at
+        if minutes is not None and passed_s >= 60 * minutes and self.node.leads:
+            self.losses.call()  # for a checkpoint: the ranks' clocks differ, so rank 0's counts
+        reading = self.losses.read(self.step, saved_step=self.saved_step, skip_nonfinite=trainer.skip_nonfinite)
+        rate = self.throughput.interval(reading.steps)
+        values = {"train/images_per_s": rate, "lr": self.stepper.lr(self.step - 1)}
+        if math.isfinite(reading.loss):
+            values["train/loss"] = reading.loss
+        if self.stepper.guard is not None:
+            values["train/skipped_steps"] = float(self.stepper.guard.skipped)
+        self._write(epoch, values)
+        return reading, rate
 
     def _validate(self, epoch: int) -> float | None:
         if not self.pack.manifest.size("val"):
@@ -155,9 +169,19 @@ class Trainer:
         self.model.train()
         self.progress["metrics"].update(result.metrics("val"))
         self._write(epoch, result.metrics("val"))
+        self._keep_best(result)
         return result.accuracy
 
+    def _keep_best(self, result: Evaluation) -> None:
+        """The first of equals stays. Written before the checkpoint that knows of it."""
+        if self.config.trainer.keep_best and result.accuracy > self.progress.get("best_accuracy", -1.0):
+            self.progress["best_accuracy"] = result.accuracy
+            if self.folder is not None:
+                self.folder.save_best(plain(self.model), {"step": self.step, **result.metrics("val")})
+
     def _save(self, epoch: int, position: int) -> None:
+        table = self.node.gather(buffers.row(self.model, self.node.device))
+        self.saved_step, self._saved_at = self.step, time.monotonic()
         if self.folder is None or self.metrics is None:
             return
         self.metrics.sync()
@@ -167,8 +191,9 @@ class Trainer:
                 step=self.step,
                 epoch=epoch + position // self.steps.per_epoch,
                 position=position % self.steps.per_epoch,
-                model={name: _copy(value) for name, value in self.model.state_dict().items()},
-                optimizer={name: list(map(_copy, items)) for name, items in self.optimizer.state().items()},
+                model=plain(self.model),
+                optimizer={name: list(map(_copy, items)) for name, items in self.stepper.state().items()},
+                statistics=_copy(table),
                 progress={**self.progress, "metrics": dict(self.progress["metrics"])},
             )
         )
@@ -182,8 +207,8 @@ class Trainer:
             split,
             node=self.node,
             normalise=self.normalise,
-            precision=self.config.trainer.precision,
-            batch_size=self.steps.rank_batch_size,
+            precision=self.precision,
+            batch_size=self.steps.micro_batch_size,
         )
 
     def test(self) -> Evaluation:
@@ -220,11 +245,6 @@ class Trainer:
             f"epoch {epoch + 1}/{self.config.trainer.epochs}  step {self.step}/{self.steps.total}"
             f"  loss {loss:.4f}{value}  {rate:,.0f} images/s"
         )
-
-    def _out_of_memory(self) -> str:
-        size, world_size = self.steps.rank_batch_size, self.node.ranks.world_size
-        smaller = f"try trainer.global_batch_size={size // 2 * world_size}" if size > 1 else "take a smaller model"
-        return f"GPU memory is full on rank {self.node.ranks.rank} with {size} images a rank; {smaller}"
 
 
 def _copy(value: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -51,6 +52,15 @@ def _truncate(path: Path, keep_to_step: int) -> None:
     os.truncate(path, kept_bytes)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """``loss``: mean over ``steps`` steps and all ranks (NaN: none was finite). ``called``: rank 0 has called."""
+
+    loss: float
+    steps: int
+    called: bool
+
+
 class Losses:
     """The training losses since the last read, one row a rank, kept on the device.
 
@@ -59,7 +69,7 @@ class Losses:
 
     def __init__(self, node: Node, capacity: int) -> None:
         self._node = node
-        self._values = torch.zeros(node.ranks.world_size, capacity, device=node.device)
+        self._values = torch.zeros(node.ranks.world_size, capacity + 1, device=node.device)  # the last: a call
         self._count = 0
 
     def add(self, loss: Tensor) -> None:
@@ -67,24 +77,36 @@ class Losses:
         self._values[self._node.ranks.rank, self._count].copy_(loss.detach())
         self._count += 1
 
-    def read(self, last_step: int) -> tuple[float, int]:
-        """Mean loss over all ranks and steps since the last read, and how many steps these were.
+    def call(self) -> None:
+        """Rank 0 asks all ranks for something at the next read, at the cost of no message of its own."""
+        self._values[0, -1] = 1.0
+
+    def read(self, last_step: int, *, saved_step: int = 0, skip_nonfinite: bool = False) -> Reading:
+        """What happened since the last read, over all ranks; the same on each of them.
 
         Raises:
-            TrainerError: a loss is not a number or infinite; on every rank alike, naming step and rank.
+            TrainerError: a loss is not a number or infinite, naming step, rank and last checkpoint.
         """
         count, self._count = self._count, 0
-        rows: list[list[float]] = self._node.sum(self._values)[:, :count].tolist()
+        table: list[list[float]] = self._node.sum(self._values).tolist()
         self._values.zero_()
-        for column in range(count):
+        rows = [row[:count] for row in table]
+        for column in range(0 if skip_nonfinite else count):
             bad = [rank for rank, row in enumerate(rows) if not math.isfinite(row[column])]
             if bad:
                 where = f"at step {last_step - count + 1 + column} on rank {', '.join(map(str, bad))}"
                 raise TrainerError(
-                    f"the training loss is {rows[bad[0]][column]} {where}; a lower optimizer.lr or "
-                    "trainer.precision=fp32 usually helps"
+                    f"the training loss is {rows[bad[0]][column]} {where}; {_last_good(saved_step)}; a lower "
+                    "optimizer.lr or trainer.precision=fp32 usually helps, trainer.skip_nonfinite=true leaves such "
+                    "steps out"
                 )
-        return sum(map(sum, rows)) / (count * len(rows)), count
+        finite = [loss for row in rows for loss in row if math.isfinite(loss)]
+        mean = sum(finite) / len(finite) if finite else math.nan
+        return Reading(loss=mean, steps=count, called=table[0][-1] > 0)
+
+
+def _last_good(step: int) -> str:
+    return f"the last good checkpoint is that of step {step}" if step else "there is no checkpoint yet"
 
 
 class Throughput:

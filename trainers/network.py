@@ -6,18 +6,19 @@ import torch
 from torch import nn
 
 from trainers import models
+from trainers.batches import Steps
 from trainers.config import ModelConfig
 from trainers.data import Manifest
 from trainers.distributed import Node
 from trainers.errors import TrainerError
 
 
-def make_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: int, rank_batch_size: int) -> nn.Module:
+def make_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: int, steps: Steps) -> nn.Module:
     """Fresh weights, drawn on the CPU from the seed alone: the same on any device and rank.
 
     Raises:
         ConfigError: the network does not fit the images.
-        TrainerError: the part of a batch that a rank gets is too small for the network.
+        TrainerError: a rank's micro-batch is too small for the network.
     """
     shape = models.ImageShape(
         channels=manifest.channels,
@@ -27,17 +28,41 @@ def make_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: i
     )
     torch.default_generator.manual_seed(seed)
     network = models.build(config, shape).to(node.device).to(memory_format=torch.channels_last)
-    if rank_batch_size == 1 and any(isinstance(item, nn.BatchNorm2d) for item in network.modules()):
+    if steps.micro_batch_size == 1 and any(isinstance(item, nn.BatchNorm2d) for item in network.modules()):
         raise TrainerError(
             f"model={config.name} has batch normalisation, which needs at least 2 images a rank; "
-            f"set trainer.global_batch_size to at least {2 * node.ranks.world_size}"
+            f"set trainer.global_batch_size to at least {2 * steps.parts}"
         )
     return network
 
 
+def agree_on_precision(wanted: str, node: Node) -> str:
+    """fp32, bf16 or fp16 for all ranks: what ``wanted`` says, or for auto what suits rank 0's device.
+
+    Raises:
+        TrainerError: fp16 on the CPU.
+    """
+    if wanted == "fp16" and node.device.type == "cpu":
+        raise TrainerError("trainer.precision=fp16 needs a GPU; on the CPU choose bf16 or fp32")
+    if wanted != "auto":
+        return wanted
+    native = torch.tensor(_computes_in_bf16(node.device), dtype=torch.int64, device=node.device)
+    node.share([native])
+    return "bf16" if native.item() else "fp32"
+
+
+def _computes_in_bf16(device: torch.device) -> bool:
+    """Whether bf16 is faster than fp32 and not merely emulated."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # torch names no public ones
+    return any(getattr(torch.cpu, name, bool)() for name in checks)
+
+
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """bf16 where it is safe, or nothing for fp32."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    """The lower precision where it is safe, or nothing for fp32."""
+    lower = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, lower, enabled=precision != "fp32")
 
 
 def seed_device(device: torch.device, seed: int) -> None:

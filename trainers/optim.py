@@ -32,8 +32,8 @@ class Optimizer(ABC):
         self.parameters: list[Tensor] = list(parameters)
 
     @abstractmethod
-    def step(self, lr: float) -> None:
-        """One update with learning rate ``lr``."""
+    def step(self, lr: float, found_inf: Tensor | None = None) -> None:
+        """One update with learning rate ``lr``; none where ``found_inf`` (scalar, on the device) is 1.0."""
 
     @abstractmethod
     def state(self) -> Mapping[str, list[Tensor]]:
@@ -56,13 +56,14 @@ class SGD(Optimizer):
         self.momentum = [torch.zeros_like(item) for item in self.parameters] if config.momentum else []
 
     @torch.no_grad()
-    def step(self, lr: float) -> None:
+    def step(self, lr: float, found_inf: Tensor | None = None) -> None:
         buffers: list[Tensor | None] = list(self.momentum) or [None] * len(self.parameters)
         sgd(
             self.parameters,
             self.gradients(),
             buffers,
             fused=True,
+            found_inf=found_inf,
             weight_decay=self.config.weight_decay,
             momentum=self.config.momentum,
             lr=lr,
@@ -86,7 +87,7 @@ class Adam(Optimizer):
         self.steps = [torch.zeros((), device=item.device) for item in self.parameters]
 
     @torch.no_grad()
-    def step(self, lr: float) -> None:
+    def step(self, lr: float, found_inf: Tensor | None = None) -> None:
         adam(
             self.parameters,
             self.gradients(),
@@ -95,6 +96,7 @@ class Adam(Optimizer):
             [],
             self.steps,
             fused=True,
+            found_inf=found_inf,
             amsgrad=False,
             beta1=self.config.beta1,
             beta2=self.config.beta2,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from trainers import weights
+from trainers.batches import Steps
 from trainers.config import TrainConfig, load
 from trainers.data import Manifest, Pack, check_digests, open_pack, place
 from trainers.distributed import Ranks, connect, read_ranks
@@ -34,7 +35,7 @@ def run(path: Path) -> None:
     except OSError as error:
         raise TrainerError(f"{path} cannot be read ({error.strerror})") from error
     pack = open_pack(run_dir / "data")
-    _refuse_empty_test(pack.manifest)
+    _refuse_empty_splits(config, pack.manifest)
     check = DigestCheck(pack, read_ranks())
     _set_threads(read_ranks())
     node = connect(config.strategy.backend)
@@ -74,10 +75,15 @@ class DigestCheck:
             self._error = error
 
 
-def _refuse_empty_test(manifest: Manifest) -> None:
+def _refuse_empty_splits(config: TrainConfig, manifest: Manifest) -> None:
     if manifest.size("test") == 0:
         raise TrainerError(
             f"the test split of {manifest.name} is empty; set dataset.holdout to make one from the training images"
+        )
+    if config.trainer.keep_best and manifest.size("val") == 0:
+        raise TrainerError(
+            f"trainer.keep_best=true needs val images, and the val split of {manifest.name} is empty; "
+            "set dataset.val_size to take one from the training images"
         )
 
 
@@ -90,14 +96,19 @@ def _set_threads(ranks: Ranks) -> None:
 def _first_line(config: TrainConfig, trainer: Trainer) -> str:
     manifest, ranks, steps = trainer.pack.manifest, trainer.node.ranks, trainer.steps
     sizes = ", ".join(f"{manifest.size(name):,} {name}" for name in manifest.splits)
-    count = sum(item.numel() for item in trainer.parameters)
+    count = sum(item.numel() for item in trainer.stepper.parameters)
     where = f"{_counted(ranks.world_size, 'rank')} on {_counted(ranks.nnodes, 'node')}"
     return (
         f"{config.model.name} ({count:,} parameters) on {manifest.name} ({sizes})\n"
-        f"{where}: {trainer.node.device.type}, {trainer.node.backend}, {config.trainer.precision}; "
-        f"batch {steps.global_batch_size} ({steps.rank_batch_size} a rank), {steps.per_epoch} steps an epoch, "
+        f"{where}: {trainer.node.device.type}, {trainer.node.backend}, {trainer.precision}; "
+        f"batch {steps.global_batch_size} ({_share(steps)}), {steps.per_epoch} steps an epoch, "
         f"{steps.total} steps"
     )
+
+
+def _share(steps: Steps) -> str:
+    whole = f"{steps.rank_batch_size} a rank"
+    return whole if steps.accumulate == 1 else f"{whole} in {steps.accumulate} micro-batches"
 
 
 def _counted(count: int, what: str) -> str:

@@ -16,7 +16,7 @@ from pipeline.errors import PacelineError, TrainingError
 from pipeline.files import sha256_file
 from pipeline.launchers.agent_launcher import ANSWER, message, parse_answer
 
-RESUME = ("checkpoints/step-*.pt", "checkpoints/step-*.json", "metrics.jsonl")
+RESUME = ("checkpoints/step-*.pt", "checkpoints/step-*.json", "checkpoints/best.*", "metrics.jsonl")
 """What a later attempt goes on from."""
 FINAL = (*RESUME, "checkpoints/final.pt", "checkpoints/final.json", "predictions.json", "summary.json")
 _LAST = "summary.json"  # whoever sees it may rely on all the others

@@ -57,7 +57,7 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
             ["optimizer.lr_scaling=cube"],
             "optimizer.lr_scaling='cube' is not an option; choose one of: none, linear, sqrt",
         ),
-        (["trainer.precision=fp8"], "choose one of: fp32, bf16"),
+        (["trainer.precision=fp8"], "choose one of: auto, fp32, bf16, fp16"),
         (["trainer.epochs=0"], "trainer.epochs=0 must be at least 1"),
         (["cluster.launcher=psh"], "did you mean pssh?"),
         (["cluster.nproc_per_node=0"], "must be a whole number from 1 or auto"),

@@ -18,9 +18,10 @@ def pack(tmp_path: Path) -> Pack:
     return open_pack(write_pack(tmp_path / "data"))
 
 
-def global_batches(pack: Pack, world_size: int) -> list[list[int]]:
+def global_batches(pack: Pack, world_size: int, accumulate: int = 1) -> list[list[int]]:
     """Sample ids of each global batch of two epochs, put together from what each rank takes."""
-    steps = plan_steps(TrainerConfig(epochs=2, global_batch_size=8), pack.manifest, world_size)
+    config = TrainerConfig(epochs=2, global_batch_size=8, accumulate_steps=accumulate)
+    steps = plan_steps(config, pack.manifest, world_size)
     batches = []
     for step in range(steps.total):
         epoch, position = steps.place(step)
@@ -35,6 +36,7 @@ def test_global_batches_are_the_same_on_one_two_and_four_ranks(pack: Pack) -> No
     assert len(alone) == 14  # 60 images give 7 batches of 8 an epoch; 4 images are left out
     assert global_batches(pack, 2) == alone
     assert global_batches(pack, 4) == alone
+    assert global_batches(pack, 2, accumulate=2) == alone
 
 
 def test_a_sample_is_augmented_alike_whichever_rank_has_it(pack: Pack) -> None:
@@ -66,9 +68,22 @@ def test_a_remainder_names_the_nearest_good_batch_sizes(pack: Pack) -> None:
         plan_steps(TrainerConfig(global_batch_size=3), pack.manifest, 4)
 
 
+def test_with_accumulation_a_remainder_names_sizes_that_fit_it(pack: Pack) -> None:
+    config = TrainerConfig(global_batch_size=10, accumulate_steps=3)
+    with pytest.raises(TrainerError, match=r"among 2 ranks × 3 micro-batches .*; nearest good values: 6, 12$"):
+        plan_steps(config, pack.manifest, 2)
+    steps = plan_steps(TrainerConfig(global_batch_size=12, accumulate_steps=3), pack.manifest, 2)
+    assert (steps.rank_batch_size, steps.micro_batch_size, steps.parts) == (6, 2, 6)
+
+
 def test_a_train_split_smaller_than_one_batch_is_refused(pack: Pack) -> None:
     with pytest.raises(TrainerError, match=r"stripes has 60 images, fewer than one .* of 64; .* at most 56$"):
         plan_steps(TrainerConfig(global_batch_size=64), pack.manifest, 8)
+
+
+def test_more_ranks_than_images_are_refused(pack: Pack) -> None:
+    with pytest.raises(TrainerError, match=r"64 ranks are more than the 60 images .* use at most 60 ranks$"):
+        plan_steps(TrainerConfig(global_batch_size=64), pack.manifest, 64)
 
 
 def test_max_steps_ends_a_run_in_the_middle_of_an_epoch(pack: Pack) -> None:

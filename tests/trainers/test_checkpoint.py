@@ -1,6 +1,7 @@
 import json
 import resource
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from trainers.checkpoint import Checkpoint, CheckpointFolder, Identity
 from trainers.errors import TrainerError
 
-OWNER = Identity(config={"optimizer.lr": 0.1, "seed": 0}, dataset_digest="d" * 64, world_size=2)
+OWNER = Identity(config={"optimizer.lr": 0.1, "seed": 0}, dataset_digest="d" * 64, world_size=2, hardware="cpu in fp32")
 
 
 def checkpoint(step: int) -> Checkpoint:
@@ -20,6 +21,7 @@ def checkpoint(step: int) -> Checkpoint:
         position=step % 5,
         model={"weight": weights},
         optimizer={"momentum": [weights.clone()]},
+        statistics=torch.zeros(2, 0),
         progress={"train_s": 1.5},
     )
 
@@ -81,22 +83,25 @@ def test_what_a_killed_write_left_is_removed(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_configuration_names_the_field(tmp_path: Path) -> None:
     save(tmp_path, 7)
-    other = Identity(config={"optimizer.lr": 0.2, "seed": 0}, dataset_digest="d" * 64, world_size=2)
+    other = Identity(
+        config={"optimizer.lr": 0.2, "seed": 0}, dataset_digest="d" * 64, world_size=2, hardware="cpu in fp32"
+    )
     with pytest.raises(TrainerError, match=r"another configuration: optimizer.lr=0.1 \(now 0.2\); delete"):
         list(CheckpointFolder(tmp_path, other, 3).newest_good())
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 7)
-    other = Identity(config=OWNER.config, dataset_digest="e" * 64, world_size=2)
+    other = Identity(config=OWNER.config, dataset_digest="e" * 64, world_size=2, hardware="cpu in fp32")
     with pytest.raises(TrainerError, match=r"was trained on data dddddddddddd, this run has eeeeeeeeeeee"):
         list(CheckpointFolder(tmp_path, other, 3).newest_good())
 
 
-def test_another_world_size_is_said_and_taken(tmp_path: Path) -> None:
+def test_another_world_size_or_device_is_said_and_taken(tmp_path: Path) -> None:
     save(tmp_path, 7)
-    other = Identity(config=OWNER.config, dataset_digest="d" * 64, world_size=4)
-    warning, found = CheckpointFolder(tmp_path, other, 3).newest_good()
+    other = replace(OWNER, world_size=4, hardware="cuda in bf16")
+    warning, second, found = CheckpointFolder(tmp_path, other, 3).newest_good()
+    assert str(second).startswith("checkpoint step-00000007.pt comes from cpu in fp32, now it is cuda in bf16: the wei")
     assert "written by 2 ranks, now there are 4: the weights will not be bit-identical" in str(warning)
     assert isinstance(found, Checkpoint)
 
@@ -115,6 +120,26 @@ def test_a_full_disk_names_path_and_bytes_and_leaves_nothing(tmp_path: Path) -> 
     with pytest.raises(TrainerError, match=r"step-00000007.pt could not be written \(File too large\): needs 800 "):
         save(tmp_path, 7)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_the_training(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / "checkpoints", OWNER, 3)
+    folder.check()
+    assert not list((tmp_path / "checkpoints").iterdir())
+    (tmp_path / "checkpoints").rmdir()
+    (tmp_path / "checkpoints").write_text("a file is in the way")
+    with pytest.raises(TrainerError, match=r"could not be written .* set paths.runs to another disk"):
+        folder.check()
+
+
+def test_weights_that_are_not_finite_are_no_checkpoint(tmp_path: Path) -> None:
+    broken = checkpoint(7)
+    broken.model["weight"][3] = float("nan")
+    folder = CheckpointFolder(tmp_path, OWNER, 3)
+    folder.save(broken)
+    with pytest.raises(TrainerError, match="weight is not finite after step 7, which is therefore not saved"):
+        folder.wait()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

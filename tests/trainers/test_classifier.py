@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.trainers.tiny_runs import ROOT, MakeRun, metrics_lines, read_summary, start
+from trainers.augment import EpochPlan
+from trainers.batches import Steps
 from trainers.config import ConfigError
 from trainers.errors import TrainerError
+from trainers.models import MODELS
 from trainers.session import run
+from trainers.step import Stepper, out_of_memory
+from trainers.weights import digest
 
 FIELDS = {"state", "metrics", "weights_sha256", "steps", "epochs", "nnodes", "world_size", "images_per_s", "train_s"}
 FIELDS |= {"first_step_unix_time", "synthetic", "dataset_digest", "device", "backend", "torch"}
@@ -73,6 +79,73 @@ def test_a_loss_that_explodes_stops_the_run_and_leaves_no_result(make_run: MakeR
         run(run_dir / "config.json")
     assert not (run_dir / "summary.json").exists()
     assert not list((run_dir / "checkpoints").glob("*"))
+
+
+def test_an_exploded_loss_names_the_last_good_checkpoint(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stepper, "lr", lambda self, step: 1e30 if step >= 8 else 0.01)
+    run_dir = make_run(trainer__checkpoint_every_steps=3)
+    with pytest.raises(TrainerError, match=r"step \d+ on rank 0; the last good checkpoint is that of step [69]; "):
+        run(run_dir / "config.json")
+    assert (run_dir / "checkpoints" / "step-00000006.pt").exists()
+
+
+def test_updates_that_are_not_finite_can_be_left_out(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Stepper._backward
+
+    def sometimes_infinite(self: Stepper, part: EpochPlan) -> Tensor:
+        loss = original(self, part)
+        if poisoned := int(part.index[0]) % 4 == 0:
+            self.parameters[0].grad.fill_(float("inf"))
+        return loss * float("inf") if poisoned else loss
+
+    monkeypatch.setattr(Stepper, "_backward", sometimes_infinite)
+    monkeypatch.setitem(MODELS, "resnet18", "tests.trainers.other_model")
+    run_dir = make_run(trainer__skip_nonfinite=True, model={"name": "resnet18"}, trainer__epochs=2)
+    run(run_dir / "config.json")
+    skipped = [line["metrics"].get("train/skipped_steps") for line in metrics_lines(run_dir)]
+    assert 0 < max(count for count in skipped if count is not None) < 10
+    weights = torch.load(run_dir / "checkpoints" / "final.pt", weights_only=True)
+    assert all(item.isfinite().all() for item in weights.values())
+
+
+def test_the_best_weights_of_the_run_are_kept(make_run: MakeRun) -> None:
+    run_dir = make_run(trainer__keep_best=True, trainer__epochs=6)
+    run(run_dir / "config.json")
+    lines = [line for line in metrics_lines(run_dir) if "val/accuracy" in line["metrics"]]
+    best = max(lines, key=lambda line: line["metrics"]["val/accuracy"])
+    side = json.loads((run_dir / "checkpoints" / "best.json").read_text())
+    assert (side["step"], side["val/accuracy"]) == (best["step"], best["metrics"]["val/accuracy"])
+    assert digest(torch.load(run_dir / "checkpoints" / "best.pt", weights_only=True)) == side["weights_sha256"]
+
+
+def test_the_best_of_an_empty_val_split_is_refused(make_run: MakeRun) -> None:
+    with pytest.raises(TrainerError, match=r"keep_best=true needs val images, .* set dataset.val_size"):
+        run(make_run(pack={"val": 0}, trainer__keep_best=True) / "config.json")
+
+
+def test_checkpoints_by_the_clock_are_looked_for_when_the_loss_is_logged(make_run: MakeRun) -> None:
+    run_dir = make_run(trainer__checkpoint_every_minutes=1e-6, trainer__keep_checkpoints=99)
+    run(run_dir / "config.json")
+    steps = [int(path.stem[5:]) for path in sorted((run_dir / "checkpoints").glob("step-*.pt"))]
+    assert steps == [2, 4, 5, 6, 8, 10, 12, 14, 15]
+
+
+def test_full_memory_names_the_next_smaller_micro_batch_that_divides() -> None:
+    steps = Steps(global_batch_size=36, rank_batch_size=18, accumulate=2, per_epoch=1, total=1)
+    assert out_of_memory(steps, 1) == (
+        "GPU memory is full on rank 1 with 9 images at once (18 a rank and step); "
+        "trainer.accumulate_steps=3 takes 6 at once in the same global batch"
+    )
+    single = Steps(global_batch_size=2, rank_batch_size=1, accumulate=1, per_epoch=1, total=1)
+    assert out_of_memory(single, 0).endswith("with 1 images at once (1 a rank and step); take a smaller model")
+
+
+def test_weights_of_another_network_are_refused(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = make_run()
+    run(run_dir / "config.json")
+    monkeypatch.setitem(MODELS, "small_cnn", "tests.trainers.other_model")
+    with pytest.raises(TrainerError, match=r"step 15 does not fit model=small_cnn .*Missing key.* to start afresh"):
+        run(run_dir / "config.json")
 
 
 def test_an_empty_test_split_is_refused(make_run: MakeRun) -> None:

@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import pytest
@@ -6,7 +7,7 @@ import torch
 from tests.trainers.tiny_runs import metrics_lines
 from trainers.distributed import Node, Ranks
 from trainers.errors import TrainerError
-from trainers.metrics import Losses, MetricsFile, Throughput
+from trainers.metrics import Losses, MetricsFile, Reading, Throughput
 
 ALONE = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
 
@@ -29,9 +30,19 @@ def test_the_mean_loss_is_over_the_steps_since_the_last_read() -> None:
     losses = Losses(ALONE, 4)
     for value in (1.0, 2.0):
         losses.add(torch.tensor(value))
-    assert losses.read(2) == (1.5, 2)
+    assert losses.read(2) == Reading(loss=1.5, steps=2, called=False)
     losses.add(torch.tensor(7.0))
-    assert losses.read(3) == (7.0, 1)
+    losses.call()
+    assert losses.read(3) == Reading(loss=7.0, steps=1, called=True)
+    losses.add(torch.tensor(1.0))
+    assert losses.read(4).called is False
+
+
+def test_skipped_losses_are_left_out_of_the_mean() -> None:
+    losses = Losses(ALONE, 4)
+    for value in (1.0, math.nan, 3.0):
+        losses.add(torch.tensor(value))
+    assert losses.read(3, skip_nonfinite=True).loss == 2.0
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])

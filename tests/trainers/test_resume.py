@@ -25,13 +25,14 @@ def die_at(monkeypatch: pytest.MonkeyPatch, step: int, method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "method"),
-    [("sgd", "_one_step"), ("sgd", "_validate"), ("sgd", "_save"), ("adam", "_log")],
+    ("optimizer", "method", "accumulate"),
+    [("sgd", "_one_step", 2), ("sgd", "_validate", 1), ("sgd", "_save", 1), ("adam", "_log", 3)],
 )
 def test_dying_at_any_step_changes_nothing(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, optimizer: str, method: str
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, optimizer: str, method: str, accumulate: int
 ) -> None:
-    settings = {"trainer__checkpoint_every_steps": 3, "optimizer": {"name": optimizer, "lr": 0.01}}
+    settings: dict[str, object] = {"trainer__checkpoint_every_steps": 3, "optimizer": {"name": optimizer, "lr": 0.01}}
+    settings["trainer__accumulate_steps"] = accumulate
     whole = make_run("whole", **settings)
     run(whole / "config.json")
     wanted = read_summary(whole)

@@ -64,9 +64,11 @@ def check_evaluation_alone(run_dir: Path, accuracy: float) -> None:
     assert (alone.accuracy, alone.count) == (accuracy, 17)
 
 
-def test_two_ranks_follow_the_same_path_as_one(make_run: MakeRun) -> None:
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_two_ranks_follow_the_same_path_as_one(make_run: MakeRun, accumulate: int) -> None:
     settings = {"model__dropout": 0.0, "trainer__log_every_steps": 1}
-    alone, pair = make_run("alone", **settings), make_run("pair", **settings)
+    alone = make_run("alone", **settings)
+    pair = make_run("pair", trainer__accumulate_steps=accumulate, **settings)
     run(alone / "config.json")
     finish(start(pair, ranks=2))
     losses = [

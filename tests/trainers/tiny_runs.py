@@ -60,7 +60,7 @@ def config(overrides: Mapping[str, Any]) -> dict[str, Any]:
         "model": {"name": "small_cnn", "width": 4, "hidden": 16},
         "optimizer": {"name": "sgd", "lr": 0.1},
         "schedule": {"name": "one_cycle"},
-        "trainer": {"epochs": 3, "global_batch_size": 12, "log_every_steps": 2},
+        "trainer": {"epochs": 3, "global_batch_size": 12, "log_every_steps": 2, "precision": "fp32"},
         "strategy": {"name": "ddp"},
     }
     for name, value in overrides.items():

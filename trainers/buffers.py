@@ -1,0 +1,36 @@
+"""The floating-point buffers of a network (batch statistics), which are each rank's own between evaluations.
+
+A checkpoint keeps those of every rank, so that saving one changes nothing: when it happens may depend on the clock.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def statistics(model: nn.Module) -> list[Tensor]:
+    """The floating-point buffers, in the model's order."""
+    return [item for item in model.buffers() if item.is_floating_point()]
+
+
+def row(model: nn.Module, device: torch.device) -> Tensor:
+    """All of them in one float tensor of shape [n]; n is 0 for a model without any."""
+    found = statistics(model)
+    return torch.cat([item.reshape(-1) for item in found]) if found else torch.zeros(0, device=device)
+
+
+@torch.no_grad()
+def fill(model: nn.Module, values: Tensor) -> None:
+    """The inverse of ``row``."""
+    offset = 0
+    for item in statistics(model):
+        item.copy_(values[offset : offset + item.numel()].view(item.shape))
+        offset += item.numel()
+
+
+def spread(table: Tensor, world_size: int) -> Tensor:
+    """A table of rows [ranks, n] for another number of ranks: the mean for each. The same number keeps its rows."""
+    if table.shape[0] == world_size:
+        return table
+    return table.mean(0, keepdim=True).expand(world_size, -1).contiguous()
