@@ -49,6 +49,11 @@ def task_stop() -> Task:
     return tasks.always("stop")
 
 
+def task_allreduce() -> Task:
+    """All-reduce bandwidth of the cluster, every sum checked."""
+    return tasks.always("allreduce")
+
+
 def task_ui() -> Task:
     """Compare the runs in MLflow's web page."""
     return tasks.always("ui")

@@ -221,7 +221,7 @@ def _shared(node: Node, timing: Timing | None, *, owner: int) -> Timing:
     return Timing(**whole)
 
 
-_HEADER = f"{'bytes':>12}{'n':>5}{'min µs':>12}{'median µs':>12}{'max µs':>12}{'alg GB/s':>11}{'bus GB/s':>11}  wrong"
+_HEADER = f"{'bytes':>12}{'n':>5}{'min µs':>12}{'median µs':>12}{'max µs':>12}{'alg MB/s':>11}{'bus MB/s':>11}  wrong"
 
 
 def _line(row: Timing) -> str:
@@ -230,7 +230,7 @@ def _line(row: Timing) -> str:
 
 def _figures(row: Timing) -> str:
     times = "".join(f"{seconds * 1e6:>12,.1f}" for seconds in (row.min_s, row.median_s, row.max_s))
-    rates = "".join(f"{rate / 1e9:>11.3f}" for rate in (row.algorithm_bytes_per_s, row.bus_bytes_per_s))
+    rates = "".join(f"{rate / 1e6:>11,.2f}" for rate in (row.algorithm_bytes_per_s, row.bus_bytes_per_s))
     return f"{row.n:>5}{times}{rates}  {row.wrong_elements}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
+from pipeline.cli.diagnostics import allreduce as allreduce
 from pipeline.cli.invocation import VERBS
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.errors import PacelineError, UsageError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,30 @@ def test_two_ranks_say_who_they_are_and_add_up_right(tmp_path: Path) -> None:
         assert row["n"] == 3
         assert row["bus_bytes_per_s"] == pytest.approx(row["size_bytes"] / row["median_s"])  # 2(n−1)/n is 1 for two
     assert "rank 1  node 0" in done.stdout
+
+
+def test_three_nodes_are_also_measured_two_at_a_time(tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3", "GROUP_WORLD_SIZE": "3"}
+    environment = {**os.environ, **place, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    words = ["--max-bytes", "1K", "--iterations", "2", "--output", str(tmp_path / "out.json")]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "trainers.allreduce", *words],
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": "0", "GROUP_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0, 0]
+    assert "two nodes at a time, 1024 bytes" in outputs[0]
+    pairs = json.loads((tmp_path / "out.json").read_text())["pairs"]
+    assert [pair["nodes"] for pair in pairs] == [[0, 1], [0, 2], [1, 2]]
+    assert [(pair["ranks"], pair["wrong_elements"], pair["n"]) for pair in pairs] == [(2, 0, 2)] * 3
 
 
 def test_one_rank_alone_is_refused() -> None:
