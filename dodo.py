@@ -54,6 +54,11 @@ def task_allreduce() -> Task:
     return tasks.always("allreduce")
 
 
+def task_benchmark() -> Task:
+    """Throughput and scaling against a plain PyTorch loop."""
+    return tasks.always("benchmark", after=["fetch"])
+
+
 def task_ui() -> Task:
     """Compare the runs in MLflow's web page."""
     return tasks.always("ui")

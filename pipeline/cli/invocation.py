@@ -38,6 +38,11 @@ VERBS: Mapping[str, Verb] = {
         options=("min_bytes", "max_bytes", "iterations"),
         shares_batch=False,
     ),
+    "benchmark": Verb(
+        summary="throughput and scaling against a plain PyTorch loop: pairs=5 block_s=2",
+        options=("pairs", "block_s"),
+        shares_batch=False,
+    ),
     "ui": Verb(summary="compare the runs in MLflow's web page", options=("port",)),
     "lab": Verb(
         summary="two SSH hosts on this computer: hosts=2 raises them, down=1 removes them",
