@@ -54,6 +54,16 @@ def task_stop() -> Task:
     return tasks.always("stop")
 
 
+def task_allreduce() -> Task:
+    """All-reduce bandwidth of the cluster, every sum checked."""
+    return tasks.always("allreduce")
+
+
+def task_benchmark() -> Task:
+    """Throughput and scaling against a plain PyTorch loop."""
+    return tasks.always("benchmark", after=["fetch"])
+
+
 def task_ui() -> Task:
     """Compare the runs in MLflow's web page."""
     return tasks.always("ui")

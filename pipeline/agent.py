@@ -420,7 +420,8 @@ def start(request: Json) -> None:
             remove_ours(entry["remove"])
     if request["stage"]:
         unpack(sys.stdin.buffer, node["run_dir"])
-    settle_pack(node["run_dir"], node["data_dir"], request["pack_digest"])
+    if request["pack_digest"]:  # a diagnosis may need no data
+        settle_pack(node["run_dir"], node["data_dir"], request["pack_digest"])
     os.makedirs(node["state_dir"], exist_ok=True)
     for folder in node["remove"]:
         open(os.path.join(folder, ".paceline"), "w").close()

@@ -21,6 +21,7 @@ from pipeline.interrupt import Interruptible
 from pipeline.launchers.base import Launcher, Pack, Place
 from pipeline.plan import render, validate
 from pipeline.types import (
+    TRAINED,
     Cluster,
     Event,
     Host,
@@ -30,6 +31,7 @@ from pipeline.types import (
     NodeExit,
     NodeFacts,
     NodeLost,
+    Outputs,
 )
 
 STOP_S = 8.0  # agents: TERM, 3 s, KILL; the rest of the promised 10 s is for the way there
@@ -61,17 +63,19 @@ def run_attempt(
     cluster: Cluster,
     run_dir: Path,
     run_key: str,
-    pack_dir: Path,
+    pack_dir: Path | None,
     pack_digest: str,
     attempt: int,
     trainer: str,
     on_line: Callable[[LogLine], None],
     on_start: Callable[[], None] | None = None,
+    outputs: Outputs = TRAINED,
 ) -> AttemptResult:
     """Run the trainer on all nodes to its end; outputs are in ``run_dir`` then.
 
     ``run_dir`` holds config.json and code/ already. Written here: plan.json, attempts/N/<host>.log and
-    .exit.json, and on launchers whose nodes don't share the folder metrics.jsonl and rank 0's outputs.
+    .exit.json, and on launchers whose nodes don't share the folder metrics.jsonl and rank 0's ``outputs``.
+    ``pack_dir`` is None for what needs no data.
 
     Raises:
         HostError: a host can't take part or can't be started.
@@ -81,7 +85,7 @@ def run_attempt(
     """
     run_dir = run_dir.resolve()
     config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
-    pack = Pack(path=pack_dir.resolve(), digest=pack_digest)
+    pack = Pack(path=pack_dir.resolve(), digest=pack_digest) if pack_dir is not None else None
     watchers = Watchers(on_line=on_line, on_start=on_start)
     with Interruptible() as signals, closing(launchers.create(cluster)) as launcher:
         facts = launcher.probe(pack)
@@ -95,6 +99,7 @@ def run_attempt(
         ports = facts[0].extra.get("free_ports", [facts[0].free_port])
         for port in ports:
             plan = _plan(launcher, cluster, facts, pack, run_dir, run_key, attempt, port, trainer)
+            plan = dataclasses.replace(plan, outputs=outputs)
             write_json(run_dir / "plan.json", dataclasses.asdict(plan))
             one = _Attempt(launcher, plan, pack, facts, run_dir, watchers, signals)
             started = one.run()
@@ -111,7 +116,7 @@ def _plan(
     launcher: Launcher,
     cluster: Cluster,
     facts: list[NodeFacts],
-    pack: Pack,
+    pack: Pack | None,
     run_dir: Path,
     run_key: str,
     attempt: int,
@@ -152,7 +157,7 @@ class _Attempt:
         self,
         launcher: Launcher,
         plan: LaunchPlan,
-        pack: Pack,
+        pack: Pack | None,
         facts: list[NodeFacts],
         run_dir: Path,
         watchers: Watchers,

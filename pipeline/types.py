@@ -111,6 +111,28 @@ class NodePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """What rank 0 leaves in its run folder for the controller: glob patterns relative to it.
+
+    ``resume`` is what a later attempt goes on from, ``final`` what comes after a good end. Without every file of
+    ``needed`` an end isn't good; the last of them is put in place last, so whoever sees it may rely on the rest.
+    """
+
+    resume: tuple[str, ...] = ()
+    final: tuple[str, ...]
+    needed: tuple[str, ...]
+
+
+_RESUME = ("checkpoints/step-*.pt", "checkpoints/step-*.json", "checkpoints/best.*", "metrics.jsonl")
+TRAINED = Outputs(
+    resume=_RESUME,
+    final=(*_RESUME, "checkpoints/final.pt", "checkpoints/final.json", "predictions.json", "summary.json"),
+    needed=("checkpoints/final.pt", "summary.json"),
+)
+"""The outputs of a training."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
     """Everything that one attempt will do, as data: what plan.json holds."""
 
@@ -123,6 +145,7 @@ class LaunchPlan:
     world_size: int
     lease_s: float
     nodes: tuple[NodePlan, ...]
+    outputs: Outputs = TRAINED
 
     @property
     def nnodes(self) -> int:

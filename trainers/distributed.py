@@ -28,6 +28,7 @@ class Ranks:
     world_size: int = 1
     local_world_size: int = 1
     nnodes: int = 1
+    node_rank: int = 0
 
 
 def read_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
@@ -43,6 +44,7 @@ def read_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
         world_size=world_size,
         local_world_size=number("LOCAL_WORLD_SIZE", world_size),
         nnodes=number("GROUP_WORLD_SIZE", 1),
+        node_rank=number("GROUP_RANK", 0),
     )
 
 

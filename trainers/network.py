@@ -14,12 +14,23 @@ from trainers.errors import TrainerError
 
 
 def make_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: int, steps: Steps) -> nn.Module:
-    """Fresh weights, drawn on the CPU from the seed alone: the same on any device and rank.
+    """A network to train with these steps.
 
     Raises:
         ConfigError: the network does not fit the images.
         TrainerError: a rank's micro-batch is too small for the network.
     """
+    network = fresh_network(config, manifest, node, seed=seed)
+    if steps.micro_batch_size == 1 and any(isinstance(item, nn.BatchNorm2d) for item in network.modules()):
+        raise TrainerError(
+            f"model={config.name} has batch normalisation, which needs at least 2 images a rank; "
+            f"set trainer.global_batch_size to at least {2 * steps.parts}"
+        )
+    return network
+
+
+def fresh_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: int) -> nn.Module:
+    """Fresh weights, drawn on the CPU from the seed alone: the same on any device and rank. Raises ConfigError."""
     shape = models.ImageShape(
         channels=manifest.channels,
         height=manifest.height,
@@ -27,13 +38,7 @@ def make_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: i
         num_classes=manifest.num_classes,
     )
     torch.default_generator.manual_seed(seed)
-    network = models.build(config, shape).to(node.device).to(memory_format=torch.channels_last)
-    if steps.micro_batch_size == 1 and any(isinstance(item, nn.BatchNorm2d) for item in network.modules()):
-        raise TrainerError(
-            f"model={config.name} has batch normalisation, which needs at least 2 images a rank; "
-            f"set trainer.global_batch_size to at least {2 * steps.parts}"
-        )
-    return network
+    return models.build(config, shape).to(node.device).to(memory_format=torch.channels_last)
 
 
 def agree_on_precision(wanted: str, node: Node) -> str:

@@ -7,6 +7,8 @@ import sys
 import time
 from dataclasses import asdict
 
+from pipeline.cli.diagnostics import allreduce as allreduce
+from pipeline.cli.diagnostics import benchmark as benchmark
 from pipeline.cli.invocation import VERBS
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.errors import PacelineError, UsageError

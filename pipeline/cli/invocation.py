@@ -14,11 +14,15 @@ from pipeline.errors import UsageError, hint
 
 @dataclass(frozen=True, kw_only=True)
 class Verb:
-    """One command. ``options`` are its own ``name=value`` words; ``composes`` says that it takes overrides."""
+    """One command. ``options`` are its own ``name=value`` words; ``composes`` says that it takes overrides.
+
+    ``shares_batch``: the ranks must be able to share the global batch.
+    """
 
     summary: str
     options: tuple[str, ...] = ()
     composes: bool = True
+    shares_batch: bool = True
 
 
 VERBS: Mapping[str, Verb] = {
@@ -32,6 +36,16 @@ VERBS: Mapping[str, Verb] = {
     "record": Verb(summary="replay a run into MLflow (exactly once)", options=("run",)),
     "runs": Verb(summary="list the runs: state, accuracy, how to repeat them"),
     "stop": Verb(summary="end a run on all of its hosts", options=("run",)),
+    "allreduce": Verb(
+        summary="all-reduce bandwidth of the cluster, every sum checked: max_bytes=1G iterations=20",
+        options=("min_bytes", "max_bytes", "iterations"),
+        shares_batch=False,
+    ),
+    "benchmark": Verb(
+        summary="throughput and scaling against a plain PyTorch loop: pairs=5 block_s=2",
+        options=("pairs", "block_s"),
+        shares_batch=False,
+    ),
     "ui": Verb(summary="compare the runs in MLflow's web page", options=("port",)),
     "lab": Verb(
         summary="two SSH hosts on this computer: hosts=2 raises them, down=1 removes them",

@@ -38,7 +38,14 @@ class Session:
 
         composed = self._given if self._given is not None else compose.compose_config(self.asked.overrides)
         resolved = compose.resolve(composed)
-        config = build.build(resolved, self.asked.overrides, root=ROOT, local_gpus=_local_gpus())
+        verb = invocation.VERBS.get(self.asked.verb or "")
+        config = build.build(
+            resolved,
+            self.asked.overrides,
+            root=ROOT,
+            local_gpus=_local_gpus(),
+            shares_batch=verb is None or verb.shares_batch,
+        )
         if config.tracking_uri is not None:  # a wrong address is refused before anything starts
             from pipeline import tracking
 

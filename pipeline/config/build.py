@@ -34,13 +34,21 @@ class RunConfig:
     overrides: tuple[str, ...]
 
 
-def build(resolved: dict[str, Any], overrides: tuple[str, ...], *, root: Path, local_gpus: int) -> RunConfig:
+def build(
+    resolved: dict[str, Any],
+    overrides: tuple[str, ...],
+    *,
+    root: Path,
+    local_gpus: int,
+    shares_batch: bool = True,
+) -> RunConfig:
     """Type and check a resolved configuration.
 
     Args:
         resolved: plain containers, as ``compose.resolve`` returns them.
         root: what relative paths are relative to.
         local_gpus: GPUs of this computer, for ``cluster.nproc_per_node=auto``.
+        shares_batch: refuse a global batch that the ranks can't share (what doesn't train has none).
 
     Raises:
         UsageError: a field that no code reads, or a value that cannot work.
@@ -51,7 +59,8 @@ def build(resolved: dict[str, Any], overrides: tuple[str, ...], *, root: Path, l
     except (node.ConfigError, TypeError) as error:
         raise UsageError(str(error)) from error
     cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
-    check_batch(train.trainer.global_batch_size, cluster.world_size)
+    if shares_batch:
+        check_batch(train.trainer.global_batch_size, cluster.world_size)
     tracking, paths = resolved["tracking"], resolved["paths"]
     return RunConfig(
         train=train,

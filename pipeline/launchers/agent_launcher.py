@@ -86,7 +86,9 @@ class AgentLauncher(Launcher, ABC):
         """The command of a live agent on one host."""
 
     @abstractmethod
-    def place(self, host: Host, facts: NodeFacts, *, pack: Pack, run_dir: Path, run_id: str, attempt: int) -> Place: ...
+    def place(
+        self, host: Host, facts: NodeFacts, *, pack: Pack | None, run_dir: Path, run_id: str, attempt: int
+    ) -> Place: ...
 
     @abstractmethod
     def registry(self, run_dir: Path) -> str:
@@ -154,19 +156,25 @@ class AgentLauncher(Launcher, ABC):
         interface = host.interface or value["extra"]["interfaces"].get(address)
         return NodeFacts(**{**value, "host": host.label, "address": address, "interface": interface})
 
-    def start(self, plan: LaunchPlan, pack: Pack, facts: list[NodeFacts], run_dir: Path) -> None:
-        lacking = [host for host, fact in zip(self.cluster.hosts, facts, strict=True) if fact.pack_path is None]
-        rides = bool(lacking) and _size(pack.path) <= RIDES_ALONG_BYTES
-        if lacking and not rides:
-            self.send_pack(pack, lacking)
-        request = {**self._request(plan, run_dir), "do": "start", "pack_digest": pack.digest}
+    def start(self, plan: LaunchPlan, pack: Pack | None, facts: list[NodeFacts], run_dir: Path) -> None:
+        rides = self._provide(pack, facts) if pack is not None else None
+        request = {**self._request(plan, run_dir), "do": "start", "pack_digest": pack.digest if pack else ""}
         stage = not self.capabilities.shares_run_dir
         answers = self.ask(
             {**request, "stage": stage},
             timeout_s=self.short_s + 20.0,
-            payload=(lambda stdin: _append_run(stdin, run_dir, pack if rides else None)) if stage else None,
+            payload=(lambda stdin: _append_run(stdin, run_dir, rides)) if stage else None,
         )
         self.demand("start", answers)
+
+    def _provide(self, pack: Pack, facts: list[NodeFacts]) -> Pack | None:
+        """Send a large pack to the hosts that lack it; one that is small enough to ride along comes back."""
+        lacking = [host for host, fact in zip(self.cluster.hosts, facts, strict=True) if fact.pack_path is None]
+        if lacking and _size(pack.path) <= RIDES_ALONG_BYTES:
+            return pack
+        if lacking:
+            self.send_pack(pack, lacking)
+        return None
 
     def send_pack(self, pack: Pack, hosts: Sequence[Host]) -> None:
         """Lay the data pack on ``hosts``, whole or not at all. Raises HostError."""

@@ -65,11 +65,13 @@ class Launcher(Protocol):
         """Facts of every host, in the cluster's order. Raises HostError that lists every host that failed."""
         ...
 
-    def place(self, host: Host, facts: NodeFacts, *, pack: Pack, run_dir: Path, run_id: str, attempt: int) -> Place:
-        """Where this host keeps the run. Pure."""
+    def place(
+        self, host: Host, facts: NodeFacts, *, pack: Pack | None, run_dir: Path, run_id: str, attempt: int
+    ) -> Place:
+        """Where this host keeps the run. Pure. No pack (a diagnosis without data): ``data_dir`` is empty."""
         ...
 
-    def start(self, plan: LaunchPlan, pack: Pack, facts: list[NodeFacts], run_dir: Path) -> None:
+    def start(self, plan: LaunchPlan, pack: Pack | None, facts: list[NodeFacts], run_dir: Path) -> None:
         """Send what is missing, start torchrun on all nodes at once. Raises HostError: some may have started."""
         ...
 
@@ -88,7 +90,7 @@ class Launcher(Protocol):
         ...
 
     def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> None:
-        """Bring rank 0's outputs into ``run_dir``, verified, whole. Raises TrainingError.
+        """Bring rank 0's outputs (``plan.outputs``) into ``run_dir``, verified, whole. Raises TrainingError.
 
         Not ``final``: only what a later attempt resumes from, as far as it can be had; raises nothing.
         """

@@ -15,29 +15,29 @@ from pipeline import shell
 from pipeline.errors import PacelineError, TrainingError
 from pipeline.files import sha256_file
 from pipeline.launchers.agent_launcher import ANSWER, message, parse_answer
+from pipeline.types import TRAINED, Outputs
 
-RESUME = ("checkpoints/step-*.pt", "checkpoints/step-*.json", "checkpoints/best.*", "metrics.jsonl")
-"""What a later attempt goes on from."""
-FINAL = (*RESUME, "checkpoints/final.pt", "checkpoints/final.json", "predictions.json", "summary.json")
-_LAST = "summary.json"  # whoever sees it may rely on all the others
 _RESUME_LIMIT_S = 20.0
 
 
-def receive(argv: list[str], request: dict[str, Any], run_dir: Path, *, host: str, final: bool) -> None:
+def receive(
+    argv: list[str], request: dict[str, Any], run_dir: Path, *, host: str, final: bool, outputs: Outputs = TRAINED
+) -> None:
     """Ask the agent behind ``argv`` for files and put them into ``run_dir``.
 
     Raises:
-        TrainingError: when ``final``: nothing came, a digest differs, or summary.json or final.pt is missing.
+        TrainingError: when ``final``: nothing came, a digest differs, or a needed file is missing.
     """
+    request = {**request, "do": "collect", "patterns": outputs.final if final else outputs.resume}
     temporary = Path(tempfile.mkdtemp(prefix=".collect-", dir=run_dir))
     try:
         _extract(argv, request, temporary, None if final else _RESUME_LIMIT_S)
         damaged = _drop_damaged(temporary)
-        missing = [name for name in ("checkpoints/final.pt", _LAST) if not (temporary / name).exists()]
+        missing = [name for name in outputs.needed if not (temporary / name).exists()]
         if final and (damaged or missing):
             what = f"damaged on the way: {', '.join(damaged)}" if damaged else f"missing: {', '.join(missing)}"
             raise TrainingError(f"{host} ended well, but its outputs could not be collected; {what}")
-        _settle(temporary, run_dir)
+        _settle(temporary, run_dir, outputs.needed[-1])
     except (OSError, PacelineError, tarfile.TarError, EOFError) as error:
         if final:
             raise TrainingError(f"{host}: its outputs could not be collected: {error}") from error
@@ -90,10 +90,10 @@ def _drop_damaged(folder: Path) -> list[str]:
     return damaged
 
 
-def _settle(temporary: Path, run_dir: Path) -> None:
-    """Rename every file into place, ``summary.json`` last; older checkpoints that the node dropped go."""
+def _settle(temporary: Path, run_dir: Path, last: str) -> None:
+    """Rename every file into place, ``last`` as the last; older checkpoints that the node dropped go."""
     came = sorted(path.relative_to(temporary) for path in temporary.rglob("*") if path.is_file())
-    for name in sorted(came, key=lambda name: str(name) == _LAST):
+    for name in sorted(came, key=lambda name: str(name) == last):
         target = run_dir / name
         target.parent.mkdir(parents=True, exist_ok=True)
         (temporary / name).replace(target)

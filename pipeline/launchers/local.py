@@ -36,9 +36,11 @@ class LocalLauncher(AgentLauncher):
     def stream_argv(self, host: Host) -> list[str]:
         return self._argv(host)
 
-    def place(self, host: Host, facts: NodeFacts, *, pack: Pack, run_dir: Path, run_id: str, attempt: int) -> Place:
+    def place(
+        self, host: Host, facts: NodeFacts, *, pack: Pack | None, run_dir: Path, run_id: str, attempt: int
+    ) -> Place:
         state_dir = run_dir / "attempts" / str(attempt) / f"agent-{run_id}"
-        return Place(run_dir=str(run_dir), data_dir=str(pack.path), state_dir=str(state_dir))
+        return Place(run_dir=str(run_dir), data_dir=str(pack.path) if pack else "", state_dir=str(state_dir))
 
     def registry(self, run_dir: Path) -> str:
         return str(run_dir / ".agents")

@@ -23,7 +23,7 @@ from pipeline import shell
 from pipeline.errors import HostError, PacelineError, UsageError
 from pipeline.launchers.agent_launcher import BOOTSTRAP, AgentLauncher, Answer, parse_answer
 from pipeline.launchers.base import Capabilities, Pack, Place
-from pipeline.launchers.collect import FINAL, RESUME, receive
+from pipeline.launchers.collect import receive
 from pipeline.launchers.ssh_errors import explain
 from pipeline.types import Cluster, Host, LaunchPlan, NodeFacts
 
@@ -160,13 +160,15 @@ class PsshLauncher(AgentLauncher):
         return explain(host, failure, self.cluster.ssh_config)
 
     # ------------------------------------------------------------------------ where things lie
-    def place(self, host: Host, facts: NodeFacts, *, pack: Pack, run_dir: Path, run_id: str, attempt: int) -> Place:
+    def place(
+        self, host: Host, facts: NodeFacts, *, pack: Pack | None, run_dir: Path, run_id: str, attempt: int
+    ) -> Place:
         """A folder for each run id and node: homes are often shared over NFS."""
         workdir = self.workdir
         if workdir == "~" or workdir.startswith("~/"):
             workdir = facts.home + workdir[1:]
         node_dir = f"{workdir}/runs/{run_id}/node{self.cluster.hosts.index(host)}"
-        data_dir = facts.pack_path or f"{workdir}/data/{pack.digest}"
+        data_dir = facts.pack_path or (f"{workdir}/data/{pack.digest}" if pack else "")
         return Place(run_dir=node_dir, data_dir=data_dir, state_dir=f"{node_dir}/agent")
 
     def registry(self, run_dir: Path) -> str:
@@ -175,8 +177,8 @@ class PsshLauncher(AgentLauncher):
     # -------------------------------------------------------------------------------- outputs
     def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> None:
         host = next(host for host in self.cluster.hosts if host.label == plan.nodes[0].host)
-        request = {**self._request(plan, run_dir), "do": "collect", "patterns": FINAL if final else RESUME}
-        receive(self.stream_argv(host), request, run_dir, host=host.label, final=final)
+        request = self._request(plan, run_dir)
+        receive(self.stream_argv(host), request, run_dir, host=host.label, final=final, outputs=plan.outputs)
 
 
 def pssh_name(host: Host) -> str:

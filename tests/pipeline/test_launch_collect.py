@@ -15,7 +15,7 @@ import pytest
 from pipeline.errors import TrainingError
 from pipeline.launch import cut_metrics
 from pipeline.launchers.agent_launcher import BOOTSTRAP
-from pipeline.launchers.collect import FINAL, RESUME, receive
+from pipeline.launchers.collect import receive
 
 
 def node_folder(folder: Path) -> Path:
@@ -32,8 +32,7 @@ def node_folder(folder: Path) -> Path:
 def collect(node: Path, run_dir: Path, *, final: bool = True) -> None:
     run_dir.mkdir(exist_ok=True)
     me = f"{socket.gethostname()} 127.0.0.1:0 uid {getuid()}"
-    request: dict[str, Any] = {"do": "collect", "local": True, "nodes": [{"identity": me, "run_dir": str(node)}]}
-    request["patterns"] = FINAL if final else RESUME
+    request: dict[str, Any] = {"local": True, "nodes": [{"identity": me, "run_dir": str(node)}]}
     receive([sys.executable, "-c", BOOTSTRAP], request, run_dir, host="node0", final=final)
 
 

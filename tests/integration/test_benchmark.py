@@ -1,0 +1,44 @@
+"""`doit benchmark`: here, and over two real SSH hosts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.lab import Lab
+from tests.integration.commands import Project
+
+QUICK = ("benchmark", "experiment=quickstart", "pairs=2", "block_s=0.1")
+
+
+def benchmark(project: Project) -> tuple[Path, dict[str, Any]]:
+    (folder,) = project.folder.glob("runs/diagnostics/*-benchmark")
+    value: dict[str, Any] = json.loads((folder / "benchmark.json").read_text())
+    return folder, value
+
+
+def test_one_and_two_local_ranks_with_table_figures_and_picture(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    done = project.doit(*QUICK)
+    assert done.returncode == 0, done.stdout
+    assert "images/s over all ranks; the plain loop took turns" in done.stdout
+    assert "one step taken apart" in done.stdout
+    folder, whole = benchmark(project)
+    assert [(point["nnodes"], point["world_size"]) for point in whole["points"]] == [(1, 1), (1, 2)]
+    assert [len(point["pairs"]) for point in whole["points"]] == [2, 2]
+    assert whole["points"][1]["dataset"] == "digits"
+    assert (folder / "benchmark.png").read_bytes().startswith(b"\x89PNG")
+    assert project.run_folders() == []
+
+
+@pytest.mark.lab
+def test_one_host_and_two(tmp_path: Path, lab: Lab) -> None:
+    project = Project(tmp_path, ["cluster=two_node", f"cluster.ssh_config='{lab.ssh_config}'"])
+    done = project.doit(*QUICK)
+    assert done.returncode == 0, done.stdout
+    _, whole = benchmark(project)
+    assert [point["hosts"] for point in whole["points"]] == [["node0"], ["node0", "node1"]]
+    assert [(point["nnodes"], point["world_size"]) for point in whole["points"]] == [(1, 1), (2, 2)]

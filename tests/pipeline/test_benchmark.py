@@ -1,0 +1,95 @@
+"""Which points a benchmark measures, its figures and its picture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.benchmark import settings
+from pipeline.benchmark.figures import points, rows, table
+from pipeline.benchmark.plot import picture
+from pipeline.errors import UsageError
+from pipeline.types import Cluster, Host
+
+
+def cluster(*ranks: int) -> Cluster:
+    hosts = tuple(Host(name=f"node{number}", nproc_per_node=count) for number, count in enumerate(ranks))
+    return Cluster(launcher="pssh", hosts=hosts)
+
+
+def shape(one: Cluster) -> tuple[int, int]:
+    return one.nnodes, one.world_size
+
+
+def result(ranks: int, own: list[float], plain: list[float], *, peak: float | None = None) -> dict[str, Any]:
+    parts = dict.fromkeys(("data", "forward", "backward", "communication", "optimizer", "other"), 0.001)
+    return {
+        "model": "resnet18",
+        "parameters": 11173962,
+        "dataset": "cifar10",
+        "synthetic": False,
+        "precision": "bf16",
+        "global_batch_size": 128,
+        "backend": "gloo",
+        "nnodes": 1,
+        "world_size": ranks,
+        "hardware": {"name": "a processor", "device": "cpu", "torch": "2.15.0", "threads": 1, "peak_flop_per_s": peak},
+        "flop_per_image": 2e9,
+        "pairs": [{"paceline_images_per_s": a, "plain_images_per_s": b} for a, b in zip(own, plain, strict=True)],
+        "parts_s": parts,
+        "parts_steps": 4,
+        "communication_alone_s": 0.0125 if ranks > 1 else None,
+    }
+
+
+def whole(*results: dict[str, Any]) -> dict[str, Any]:
+    return {"commit": "abc", "left_out": ["1 host(s) with 3 ranks: too many"], "points": list(results)}
+
+
+def test_ranks_of_one_host_then_hosts() -> None:
+    good, left_out = points(cluster(2, 2, 2, 2), 128)
+    assert [shape(one) for one in good] == [(1, 1), (1, 2), (2, 4), (4, 8)]
+    assert left_out == ["3 host(s) with 6 ranks: they can't share a global batch of 128"]
+
+
+def test_of_many_ranks_the_powers_of_two_and_all_of_them() -> None:
+    good, _ = points(cluster(12), 48)
+    assert [one.world_size for one in good] == [1, 2, 4, 8, 12]
+    good, _ = points(cluster(8), 128)
+    assert [one.world_size for one in good] == [1, 2, 4, 8]
+
+
+def test_medians_ratios_pair_by_pair_scaling_and_share_of_the_peak() -> None:
+    first, second = rows(
+        [
+            result(1, [100.0, 110.0, 90.0], [100.0, 100.0, 100.0], peak=1e12),
+            result(2, [150.0, 160.0, 170.0], [200.0, 160.0, 100.0], peak=1e12),
+        ]
+    )
+    assert (first.n, first.rate, first.rate_min, first.rate_max, first.plain) == (3, 100.0, 90.0, 110.0, 100.0)
+    assert (second.ratio, second.ratio_min, second.ratio_max) == (1.0, 0.75, 1.7)
+    assert second.scaling == 1.6
+    assert first.flop_per_s == 2e11
+    assert (first.peak_share, second.peak_share) == (0.2, 0.16)
+
+
+def test_the_table_says_what_is_missing() -> None:
+    text = table(whole(result(1, [100.0], [100.0]), result(2, [150.0], [100.0])))
+    assert "no peak is known for a processor" in text
+    assert "left out: 1 host(s) with 3 ranks: too many" in text
+    assert "12.50" in text
+    assert "1.500 (1.500 – 1.500)" in text
+    known = table(whole(result(1, [100.0], [100.0], peak=1e12)))
+    assert "20.0%" in known
+    assert "no peak" not in known
+
+
+def test_the_picture_is_a_png() -> None:
+    assert picture(whole(result(1, [100.0], [90.0]), result(2, [150.0], [100.0]))).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("options", "said"), [({"pairs": "0"}, "pairs=0 must"), ({"block_s": "x"}, "block_s=x must")])
+def test_options_that_make_no_sense(options: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        settings(options)

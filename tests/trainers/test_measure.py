@@ -1,0 +1,122 @@
+"""The measuring module on tiny runs: the Trainer's own steps, a plain loop, and a step taken apart."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainers.tiny_runs import ROOT, MakeRun
+from trainers.config import load
+from trainers.data import open_pack
+from trainers.distributed import Node, Ranks
+from trainers.gradients import GradientAverager
+from trainers.loop import Trainer
+from trainers.measure import OwnLoop, flop_per_image
+from trainers.measure import run as measure
+from trainers.stopwatch import PARTS, watching
+from trainers.yardstick import PlainLoop
+
+ALONE = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
+
+
+def with_options(run_dir: Path, **options: float) -> Path:
+    path = run_dir / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "measure": options}))
+    return path
+
+
+def read(path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((path.parent / "measure.json").read_text())
+    return value
+
+
+def test_two_ranks_measure_both_loops_in_pairs_and_take_a_step_apart(make_run: MakeRun) -> None:
+    path = with_options(make_run(), pairs=2, block_s=0.05)
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", *torchrun, "trainers.measure", "--config", str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "pair 2/2: Paceline" in done.stdout
+    result = read(path)
+    assert (result["world_size"], result["global_batch_size"], len(result["pairs"])) == (2, 12, 2)
+    assert all(rate > 0 for pair in result["pairs"] for rate in pair.values())
+    assert set(result["parts_s"]) == set(PARTS)
+    assert result["parts_s"]["communication"] > 0
+    assert result["communication_alone_s"] > 0
+
+
+def test_one_rank_has_no_communication_of_its_own(make_run: MakeRun) -> None:
+    path = with_options(make_run(), pairs=1, block_s=0.02)
+    measure(path)
+    result = read(path)
+    assert result["communication_alone_s"] is None
+    assert result["hardware"]["peak_flop_per_s"] is None
+    assert result["steps_a_block"] >= 1
+
+
+def test_operations_of_a_convolution_are_counted_forward_and_backward(make_run: MakeRun) -> None:
+    run_dir = make_run()
+    pack = open_pack(run_dir / "data")
+    counted = flop_per_image(load(run_dir / "config.json"), pack, ALONE)
+    forward = 2 * (6 * 6 * 4 * 9 + 4 * 4 * 8 * 4 * 9 + 32 * 16 + 16 * 3)
+    first = 2 * 6 * 6 * 4 * 9  # the gradient by the image itself isn't computed
+    assert counted == 3 * forward - first
+
+
+def test_the_own_loop_takes_the_steps_of_a_training(make_run: MakeRun) -> None:
+    weights = []
+    for name in ("loop", "training"):
+        run_dir = make_run(name, trainer__max_steps=7)
+        trainer = Trainer(load(run_dir / "config.json"), open_pack(run_dir / "data"), ALONE, run_dir)
+        trainer.prepare()
+        if name == "loop":
+            OwnLoop(trainer).run(7)
+        else:
+            trainer.train()
+        trainer.close()
+        weights.append(trainer.model.state_dict())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_the_watch_is_gone_after_its_block(make_run: MakeRun) -> None:
+    run_dir = make_run()
+    trainer = Trainer(load(run_dir / "config.json"), open_pack(run_dir / "data"), ALONE, run_dir)
+    before = GradientAverager.finish
+    with watching(trainer.model, ALONE.device) as watch:
+        watch.mark("data")
+        OwnLoop(trainer).run(1)
+    assert GradientAverager.finish is before
+    assert all(watch.seconds[name] > 0 for name in ("data", "forward", "backward", "optimizer"))
+    counted = dict(watch.seconds)
+    OwnLoop(trainer).run(1)
+    assert watch.seconds == counted
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_plain_loop_trains(make_run: MakeRun, optimizer: str) -> None:
+    plain = {"dataset__crop_padding": 0, "dataset__flip": False, "model__dropout": 0.0}
+    run_dir = make_run(**plain, optimizer={"name": optimizer, "lr": 2.0 if optimizer == "sgd" else 0.1})
+    loop = PlainLoop(load(run_dir / "config.json"), open_pack(run_dir / "data"), ALONE, precision="fp32")
+    first = loop._train(torch.arange(12))
+    loop.run(100)
+    assert float(loop._train(torch.arange(12))) < float(first) / 2
+
+
+def test_the_plain_loop_crops_within_the_padded_image_and_mirrors(make_run: MakeRun) -> None:
+    run_dir = make_run()
+    loop = PlainLoop(load(run_dir / "config.json"), open_pack(run_dir / "data"), ALONE, precision="fp32")
+    image = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8)
+    padded = torch.nn.functional.pad(image, (1, 1, 1, 1))
+    windows = [padded[..., y : y + 8, x : x + 8] for y in range(3) for x in range(3)]
+    allowed = [*windows, *(window.flip(3) for window in windows)]
+    found = loop._augment(image.expand(64, 1, 8, 8))
+    assert all(any(torch.equal(one[None], window) for window in allowed) for one in found)
+    assert len({tuple(one.flatten().tolist()) for one in found}) > 9

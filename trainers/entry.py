@@ -1,0 +1,29 @@
+"""The command line that node modules share: ``--config RUN_DIR/config.json``, a user's error as one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from trainers.config import ConfigError
+from trainers.distributed import read_ranks
+from trainers.errors import TrainerError
+
+
+def start(program: str, run: Callable[[Path], None]) -> None:
+    """Call ``run`` with the path of config.json; what a person can mend is said once a node, with exit code 1."""
+    parser = argparse.ArgumentParser(prog=program)
+    parser.add_argument("--config", type=Path, required=True, help="config.json in the run folder")
+    path: Path = parser.parse_args().config
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # a node needs no numpy
+    try:
+        record(run)(path.resolve())  # writes what goes wrong to TORCHELASTIC_ERROR_FILE, where the agent finds it
+    except (ConfigError, TrainerError) as error:
+        if read_ranks().local_rank == 0:
+            print(f"paceline: error: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
