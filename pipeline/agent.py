@@ -17,6 +17,7 @@ inherit (so a SIGKILLed torchrun's orphans are found too), and whoever shares a 
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import json
 import os
@@ -374,6 +375,8 @@ def unpack(stream: BinaryIO, folder: str) -> None:
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):  # a folder that was made for nothing
+            os.rmdir(parent)
 
 
 def put_pack(request: Json) -> None:
@@ -816,6 +819,15 @@ COMMANDS = {
 }
 
 
+def reason(error: BaseException) -> str:
+    """What the controller is told, as it stands behind the host's name."""
+    if isinstance(error, SystemExit):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"has a full disk ({error}); make room there, or set cluster.workdir to a folder on another disk"
+    return f"{type(error).__name__}: {error}"
+
+
 def main() -> int:
     """Read one request from stdin and answer it. Exit code 0, or 1 with ``{"error": …}`` as the answer."""
     request = json.loads(sys.stdin.buffer.readline())
@@ -823,7 +835,7 @@ def main() -> int:
         COMMANDS[request["do"]](request)
     except (SystemExit, OSError, tarfile.TarError) as error:
         with contextlib.suppress(OSError):
-            say(error=f"{error}" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}")
+            say(error=reason(error))
         return 1
     return 0
 

@@ -98,7 +98,8 @@ def _explained(path: Path, needed_bytes: int) -> Iterator[None]:
     except OSError as error:
         raise TrainerError(
             f"{path} could not be written ({error.strerror or error}): needs {needed_bytes} bytes, "
-            f"{_free_bytes(path)} bytes are free there; make room or set paths.runs to another disk"
+            f"{_free_bytes(path)} bytes are free there; make room, or set paths.runs (on other hosts "
+            "cluster.workdir) to another disk"
         ) from error
 
 

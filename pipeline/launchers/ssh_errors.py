@@ -48,6 +48,8 @@ def explain(host: Host, failure: str, ssh_config: str | None) -> tuple[str, str 
             f"its Python is too old for the node agent (3.9): {last}",
             "cluster.python=/path/to/newer/python",
         )
+    if "has a full disk" in failure:
+        return failure.strip(), f"{ssh} df -h"
     unreachable = _UNREACHABLE.search(failure)
     if unreachable:
         return f"unreachable: {unreachable.group(1).strip()}", f"{ssh} true"

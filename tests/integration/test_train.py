@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import Project, interrupt, processes_of, wait_for_step
+from tests.integration.commands import ROOT, Project, interrupt, processes_of, wait_for_step
 
 QUICK = ("experiment=quickstart", "trainer.epochs=3")
 LONG = ("experiment=quickstart", "trainer.epochs=400", "tracking=none")
@@ -164,6 +166,15 @@ def test_a_server_that_is_down_costs_a_warning_and_record_replays_later(project:
     recorded = project.doit("record", f"run={key}")
     assert recorded.returncode == 0, recorded.stdout
     assert f"{key} is recorded as MLflow run" in recorded.stdout
+
+
+def test_hydras_own_multirun_trains_each_and_leaves_its_file_among_the_runs(project: Project) -> None:
+    words = ["--multirun", "seed=0,1", "experiment=quickstart", "trainer.max_steps=2", "tracking=none"]
+    argv = [sys.executable, "-m", "pipeline", *words, *project.overrides]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len([folder for folder in project.run_folders() if (folder / "result.json").exists()]) == 2
+    assert (project.folder / "runs" / ".multirun" / "multirun.yaml").exists()
 
 
 def test_two_commands_for_one_run_train_it_once(project: Project) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import errno
+import io
 import os
 import subprocess
 import sys
+import tarfile
 import time
 import uuid
 from pathlib import Path
@@ -61,6 +64,19 @@ def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path) -> No
 def test_gpus_are_those_that_cuda_may_see(monkeypatch: pytest.MonkeyPatch, visible: str, count: int) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert agent.count_gpus() == count
+
+
+def test_a_full_disk_is_told_with_the_setting_that_mends_it() -> None:
+    text = agent.reason(OSError(errno.ENOSPC, "No space left on device", "/w/run"))
+    assert text.startswith("has a full disk ([Errno 28] No space left on device: '/w/run'); make room there, or set")
+    assert "cluster.workdir" in text
+    assert agent.reason(PermissionError(errno.EACCES, "Permission denied", "/w")).startswith("PermissionError: ")
+
+
+def test_what_cannot_be_unpacked_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(tarfile.TarError):
+        agent.unpack(io.BytesIO(b"no tar" * 999), str(tmp_path / "run" / "node0"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_truncated_pack_is_not_taken_for_the_whole(tmp_path: Path) -> None:
