@@ -19,6 +19,7 @@ from trainers.errors import TrainerError
 from trainers.evaluation import Evaluation
 from trainers.files import write_atomic, write_json
 from trainers.loop import Trainer
+from trainers.memory import keep_freed_memory
 
 _SYNTHETIC = "synthetic data: accuracy means nothing"
 
@@ -38,6 +39,7 @@ def run(path: Path) -> None:
     _refuse_empty_splits(config, pack.manifest)
     check = DigestCheck(pack, read_ranks())
     _set_threads(read_ranks())
+    keep_freed_memory()
     node = connect(config.strategy.backend)
     with ExitStack() as stack:
         stack.callback(node.close)

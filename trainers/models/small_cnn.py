@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from trainers.config import ConfigError, ModelConfig, SmallCNNConfig
 from trainers.models import ImageShape
+from trainers.models.dropout import Dropout
 
 _LOST_PIXELS = 4  # two 3×3 convolutions without padding
 _SMALLEST_PIXELS = _LOST_PIXELS + 2  # one 2×2 pooling window must be left
@@ -27,13 +28,13 @@ class SmallCNN(nn.Module):
             nn.Conv2d(config.width, 2 * config.width, 3),
             nn.MaxPool2d(2),  # before the ReLU: the same values from a quarter of the work
             nn.ReLU(inplace=True),
-            nn.Dropout(config.dropout),
+            Dropout(config.dropout),
         )
         self.classifier = nn.Sequential(
             nn.Flatten(),
             nn.Linear(2 * config.width * pooled, config.hidden),
             nn.ReLU(inplace=True),
-            nn.Dropout(2 * config.dropout),
+            Dropout(2 * config.dropout),
             nn.Linear(config.hidden, image.num_classes),
         )
 

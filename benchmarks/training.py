@@ -1,0 +1,92 @@
+"""Paceline's training step against loops in plain PyTorch, on two CPU ranks over gloo, in interleaved pairs.
+
+    python benchmarks/training.py [model] [pairs] [against]
+
+``model`` is small_cnn (global batch 64) or resnet18 (global batch 128), ``against`` is tuned or guide: see
+benchmarks/plain_loop.py. fp32 on both sides, 3×32×32 images, random crop and flip. Each launch is new and leaves out
+its first steps. Besides wall time it prints processor seconds, which other load on the machine touches less.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from measure import ROOT, checked, interleaved, spread, surroundings
+
+RANKS = 2
+SIZES = {"small_cnn": (64, 120), "resnet18": (128, 5)}  # global batch, steps of a launch
+TARGETS = {("small_cnn", "tuned"): 1.1, ("resnet18", "tuned"): 0.98, ("resnet18", "guide"): 1.9}
+
+
+def main() -> int:
+    model = sys.argv[1] if len(sys.argv) > 1 else "small_cnn"
+    pairs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
+    against = sys.argv[3] if len(sys.argv) > 3 else "tuned"
+    batch, steps = SIZES[model]
+    cpu: dict[str, list[float]] = {"paceline": [], against: []}
+    with tempfile.TemporaryDirectory() as temporary:
+        run_dir = Path(temporary)
+        write_pack(run_dir / "data")
+
+        def seconds(style: str) -> float:
+            shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)  # each launch begins at the first step
+            (run_dir / "metrics.jsonl").unlink(missing_ok=True)
+            result = launch([style, model, str(batch), str(steps), str(run_dir)])
+            cpu[style].append(result["cpu_s"])
+            return result["wall_s"]
+
+        ours, theirs = interleaved(lambda _: seconds("paceline"), lambda _: seconds(against), pairs)
+    print(f"{model}, {RANKS} ranks, global batch {batch}, {steps} steps a launch; {surroundings()}")
+    for name, walls in (("paceline", ours), (against, theirs)):
+        print(f"{name}: {spread([batch / value for value in walls], 'images/s')}")
+    rates = [b / a for a, b in zip(ours, theirs, strict=True)]
+    loads = [b / a for a, b in zip(cpu["paceline"], cpu[against], strict=True)]
+    print(f"times as fast as {against}, wall time: {spread(rates)}")
+    print(f"times as fast as {against}, processor seconds: {spread(loads)}")
+    target = TARGETS.get((model, against))
+    if target is None:
+        return 0
+    kept = statistics.median(rates) >= target
+    print(f"target at least {target} of wall time: {'kept' if kept else 'MISSED'}")
+    return 0 if kept else 1
+
+
+def launch(words: list[str]) -> dict[str, float]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    script = str(ROOT / "benchmarks" / "training_rank.py")
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    output = checked([*torchrun, script, *words], cwd=ROOT, env=environment)
+    results = [line for line in output.splitlines() if line.startswith('{"wall_s"')]
+    found: dict[str, float] = json.loads(results[-1])
+    return found
+
+
+def write_pack(folder: Path, count: int = 4096) -> None:
+    """Noise: what the images show has no influence on the time."""
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (count, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, 10, (count,), generator=generator)
+    (folder / "images.bin").write_bytes(images.numpy().tobytes())
+    (folder / "labels.bin").write_bytes(labels.numpy().tobytes())
+    content = {
+        "version": 1, "name": "noise", "synthetic": True, "count": count, "channels": 3, "height": 32, "width": 32,
+        "num_classes": 10, "classes": [str(number) for number in range(10)],
+        "splits": {"train": [0, count - 256], "val": [count - 256, count - 256], "test": [count - 256, count]},
+        "mean": [0.5] * 3, "std": [0.25] * 3, "source": "benchmarks/training.py", "source_files": {},
+        "sha256": {name: sha256((folder / name).read_bytes()).hexdigest() for name in ("images.bin", "labels.bin")},
+    }  # fmt: skip
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    content["digest"] = sha256(canonical.encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(content))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""One rank of benchmarks/training.py: ``torchrun … training_rank.py STYLE MODEL GLOBAL_BATCH STEPS RUN_DIR``.
+
+STYLE is paceline, tuned or guide. The last line of rank 0 is JSON: wall and processor seconds of a step, the latter
+the sum over the ranks, without the first steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import plain_loop
+import torch
+import torch.distributed as dist
+
+from trainers.config import DatasetConfig, ModelConfig, SmallCNNConfig, TrainConfig, TrainerConfig
+from trainers.data import Pack, open_pack
+from trainers.distributed import connect
+from trainers.loop import Trainer
+from trainers.memory import keep_freed_memory
+
+WARMUP_STEPS = 3
+
+
+class Stopwatch:
+    """Starts at the end of the last warm-up step; ``tick`` after each step."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.done = steps, 0
+        self.started = self.ended = (0.0, 0.0)
+
+    def tick(self) -> None:
+        self.done += 1
+        now = (time.perf_counter(), time.process_time())
+        if self.done == WARMUP_STEPS:
+            self.started = now
+        if self.done == WARMUP_STEPS + self.steps:
+            self.ended = now
+
+    def per_step(self) -> tuple[float, float]:
+        """Wall and processor seconds of a step."""
+        wall_s, cpu_s = (end - start for start, end in zip(self.started, self.ended, strict=True))
+        return wall_s / self.steps, cpu_s / self.steps
+
+
+class Timed(Trainer):
+    """The real loop, logging included; the evaluation and checkpoint after its last step don't count."""
+
+    stopwatch: Stopwatch
+
+    def _after_step(self, epoch: int, position: int, began: float) -> None:
+        if self.step < self.steps.total:
+            super()._after_step(epoch, position, began)
+        self.stopwatch.tick()
+
+
+def paceline(name: str, pack: Pack, global_batch: int, stopwatch: Stopwatch, run_dir: Path) -> None:
+    """What trainers.session does, up to the results."""
+    steps = WARMUP_STEPS + stopwatch.steps
+    config = TrainConfig(
+        dataset=DatasetConfig(crop_padding=plain_loop.PADDING, flip=True),
+        model=SmallCNNConfig() if name == "small_cnn" else ModelConfig(name=name),
+        trainer=TrainerConfig(
+            global_batch_size=global_batch,
+            epochs=10**6,
+            max_steps=steps,
+            precision="fp32",
+            eval_every_epochs=10**6,
+            checkpoint_every_epochs=10**6,
+        ),
+    )
+    config.optimizer.lr = 0.01
+    trainer = Timed(config, pack, connect("gloo"), run_dir)
+    trainer.stopwatch = stopwatch
+    trainer.prepare()
+    trainer.train()
+    trainer.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("style", choices=("paceline", "tuned", "guide"))
+    parser.add_argument("model")
+    parser.add_argument("global_batch", type=int)
+    parser.add_argument("steps", type=int)
+    parser.add_argument("run_dir", type=Path)
+    given = parser.parse_args()
+    pack, stopwatch = open_pack(given.run_dir / "data"), Stopwatch(given.steps)
+    torch.set_num_threads(1)
+    if given.style == "paceline":
+        keep_freed_memory()
+        paceline(given.model, pack, given.global_batch, stopwatch, given.run_dir)
+    else:
+        dist.init_process_group("gloo")
+        loop = plain_loop.tuned if given.style == "tuned" else plain_loop.guide
+        batch = given.global_batch // dist.get_world_size()
+        loop(given.model, pack, batch, WARMUP_STEPS + given.steps, stopwatch.tick)
+    wall_s, cpu_s = stopwatch.per_step()
+    total = torch.tensor([cpu_s], dtype=torch.float64)
+    dist.all_reduce(total)
+    if dist.get_rank() == 0:
+        print(json.dumps({"wall_s": wall_s, "cpu_s": total.item()}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
