@@ -64,6 +64,11 @@ def task_benchmark() -> Task:
     return tasks.always("benchmark", after=["fetch"])
 
 
+def task_profile() -> Task:
+    """Torch profiler trace of a few training steps."""
+    return tasks.always("profile", after=["fetch"])
+
+
 def task_ui() -> Task:
     """Compare the runs in MLflow's web page."""
     return tasks.always("ui")

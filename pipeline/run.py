@@ -32,9 +32,7 @@ class Run:
 
 def prepare(config: RunConfig, root: Path, pack: data.Pack) -> Run:
     """The run with its key. Starts nothing, imports no torch."""
-    train = config.train
-    chosen = (train.model.name, train.optimizer.name, train.schedule.name, train.strategy.name)
-    closure = import_closure(root, ENTRY, chosen)
+    closure = import_closure(root, ENTRY, config.chosen)
     key = content_key(
         config=config.resolved,
         code=code_digests(root, closure),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +19,6 @@ def start(program: str, run: Callable[[Path], None]) -> None:
     parser = argparse.ArgumentParser(prog=program)
     parser.add_argument("--config", type=Path, required=True, help="config.json in the run folder")
     path: Path = parser.parse_args().config
-    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # a node needs no numpy
     try:
         record(run)(path.resolve())  # writes what goes wrong to TORCHELASTIC_ERROR_FILE, where the agent finds it
     except (ConfigError, TrainerError) as error:

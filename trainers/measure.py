@@ -32,7 +32,7 @@ from trainers.yardstick import PlainLoop
 
 RESULT = "measure.json"
 _PAIRS, _BLOCK_S = 5, 2.0
-_WARM_UP = {"cpu": 2, "cuda": 20}  # steps; cuDNN and the allocator settle in them
+WARM_UP = {"cpu": 2, "cuda": 20}  # steps; cuDNN and the allocator settle in them
 _FLOP_IMAGES = 2  # the fewest that batch normalisation takes
 _ALONE_ITERATIONS = 5
 
@@ -94,7 +94,7 @@ def _pairs(own: OwnLoop, plain: PlainLoop, count: int, block_s: float) -> tuple[
     trainer = own.trainer
     node, batch = trainer.node, trainer.steps.global_batch_size
     for loop in (own, plain):
-        timed(loop, _WARM_UP[node.device.type], node)
+        timed(loop, WARM_UP[node.device.type], node)
     steps = max(1, math.ceil(block_s * 2 / timed(own, 2, node)))
     found = []
     for number in range(count):

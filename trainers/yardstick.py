@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainers.config import AdamConfig, SGDConfig, TrainConfig
 from trainers.data import Pack
 from trainers.distributed import Node
+from trainers.errors import TrainerError
 from trainers.network import fresh_network
 
 _LR_SHARE = 0.04  # of the configured rate, all the time: where the loss goes is no matter here
@@ -26,6 +27,8 @@ class PlainLoop:
     """``run(steps)`` trains so many steps; epoch follows epoch."""
 
     def __init__(self, config: TrainConfig, pack: Pack, node: Node, *, precision: str) -> None:
+        if precision == "fp16":
+            raise TrainerError("the plain loop knows fp32 and bf16; measure with trainer.precision=bf16")
         self.config, self.node, self.precision = config, node, precision
         start, stop = pack.manifest.splits["train"]
         self.images = pack.images[start:stop].to(node.device, copy=True)

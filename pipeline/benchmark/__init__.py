@@ -53,7 +53,6 @@ def measure(
     batch = config.train.trainer.global_batch_size
     clusters, left_out = points(config.cluster, batch)
     folder = diagnose.new_folder(config.runs_dir, "benchmark")
-    train = config.train
     results = []
     for number, cluster in enumerate(clusters, start=1):
         nodes, ranks = cluster.nnodes, cluster.world_size
@@ -62,7 +61,7 @@ def measure(
             module=MODULE,
             config={**config.resolved, "measure": given},
             result="measure.json",
-            chosen=(train.model.name, train.optimizer.name, train.schedule.name, train.strategy.name),
+            chosen=config.chosen,
         )
         part = folder / f"{folder.name}-{nodes}x{ranks}"
         result = diagnose.run(diagnosis, cluster=cluster, folder=part, root=root, pack=pack, say=say)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from pipeline.cli.diagnostics import allreduce as allreduce
 from pipeline.cli.diagnostics import benchmark as benchmark
+from pipeline.cli.diagnostics import profile as profile
 from pipeline.cli.invocation import VERBS
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.errors import PacelineError, UsageError

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pipeline.cli.session import ROOT, relative, session
+from pipeline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from pipeline.launchers.base import Pack
 
 
 def allreduce() -> None:
@@ -23,17 +29,28 @@ def allreduce() -> None:
 
 def benchmark() -> None:
     from pipeline import benchmark as benchmarks
-    from pipeline.errors import PacelineError
-    from pipeline.launchers.base import Pack
 
-    current = session()
-    if current.pack is None:
-        raise PacelineError("the data set vanished after it was fetched", try_="the same command again")
-    pack = Pack(path=current.pack.path, digest=current.pack.digest)
-    folder, whole = benchmarks.measure(current.config, pack, options=current.asked.options, root=ROOT, say=_say)
+    config, options = session().config, session().asked.options
+    folder, whole = benchmarks.measure(config, _pack(), options=options, root=ROOT, say=_say)
     _say(f"\n{benchmarks.table(whole)}")
     _say(f"  figures  {relative(folder / benchmarks.RESULT)}")
     _say(f"  picture  {relative(folder / benchmarks.PICTURE)}")
+
+
+def profile() -> None:
+    from pipeline import profiling
+
+    path = profiling.trace(session().config, _pack(), options=session().asked.options, root=ROOT, say=_say)
+    _say(f"\n  trace  {relative(path)}   (open it in ui.perfetto.dev)")
+
+
+def _pack() -> Pack:
+    from pipeline.launchers.base import Pack
+
+    pack = session().pack
+    if pack is None:
+        raise PacelineError("the data set vanished after it was fetched", try_="the same command again")
+    return Pack(path=pack.path, digest=pack.digest)
 
 
 def _say(text: str) -> None:

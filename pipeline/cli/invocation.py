@@ -46,6 +46,7 @@ VERBS: Mapping[str, Verb] = {
         options=("pairs", "block_s"),
         shares_batch=False,
     ),
+    "profile": Verb(summary="torch profiler trace of a few training steps of rank 0: steps=5", options=("steps",)),
     "ui": Verb(summary="compare the runs in MLflow's web page", options=("port",)),
     "lab": Verb(
         summary="two SSH hosts on this computer: hosts=2 raises them, down=1 removes them",

@@ -33,6 +33,12 @@ class RunConfig:
     resolved: Mapping[str, Any]
     overrides: tuple[str, ...]
 
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The names taken from the node half's registries, whose modules alone a run needs."""
+        train = self.train
+        return (train.model.name, train.optimizer.name, train.schedule.name, train.strategy.name)
+
 
 def build(
     resolved: dict[str, Any],
