@@ -21,11 +21,15 @@ _FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early
 
 @dataclass(kw_only=True)
 class _Bucket:
-    """Some parameters and one flat buffer for their gradients; ``views`` are that buffer in their shapes."""
+    """Some parameters and one flat buffer for their gradients; ``views`` are that buffer in their shapes.
+
+    ``sent`` is what travels: the buffer itself, or its copy in fp16.
+    """
 
     parameters: list[nn.Parameter]
     flat: Tensor
     views: list[Tensor]
+    sent: Tensor
     waiting: int = 0
     work: dist.Work | None = field(default=None, repr=False)
 
@@ -37,13 +41,14 @@ class GradientAverager:
     before the last of them, ``finish()``: then every ``.grad`` holds the mean. With one rank it only clears gradients.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], world_size: int) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], world_size: int, compression: str = "none") -> None:
+        """``compression``: none or fp16 (on the wire; the sum is taken in it too)."""
         self._parameters = list(parameters)
         self._buckets: list[_Bucket] = []
         self._next = 0
         self._sends = False
         if world_size > 1:
-            self._buckets = _fill_buckets(self._parameters)
+            self._buckets = _fill_buckets(self._parameters, torch.float16 if compression == "fp16" else None)
             for bucket in self._buckets:
                 for parameter in bucket.parameters:
                     hook = partial(self._arrived, bucket)
@@ -71,6 +76,8 @@ class GradientAverager:
             if bucket.work is not None:
                 bucket.work.wait()
                 bucket.work = None
+                if bucket.sent is not bucket.flat:
+                    bucket.flat.copy_(bucket.sent)
 
     def _arrived(self, bucket: _Bucket, _: Tensor) -> None:
         """Send full buckets, always in the same order on every rank."""
@@ -88,10 +95,12 @@ def _send(bucket: _Bucket) -> None:
     torch._foreach_copy_(bucket.views, gradients)
     for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
         parameter.grad = view
-    bucket.work = dist.all_reduce(bucket.flat, async_op=True)
+    if bucket.sent is not bucket.flat:
+        bucket.sent.copy_(bucket.flat)
+    bucket.work = dist.all_reduce(bucket.sent, async_op=True)
 
 
-def _fill_buckets(parameters: Sequence[nn.Parameter]) -> list[_Bucket]:
+def _fill_buckets(parameters: Sequence[nn.Parameter], sent_dtype: torch.dtype | None) -> list[_Bucket]:
     """Last parameters first: their gradients are ready first."""
     groups: list[list[nn.Parameter]] = [[]]
     limit, filled = _FIRST_BUCKET_BYTES, 0
@@ -101,14 +110,15 @@ def _fill_buckets(parameters: Sequence[nn.Parameter]) -> list[_Bucket]:
             limit, filled = _BUCKET_BYTES, 0
         groups[-1].append(parameter)
         filled += parameter.nbytes
-    return [_bucket(group) for group in groups if group]
+    return [_bucket(group, sent_dtype) for group in groups if group]
 
 
-def _bucket(parameters: list[nn.Parameter]) -> _Bucket:
+def _bucket(parameters: list[nn.Parameter], sent_dtype: torch.dtype | None) -> _Bucket:
     """Views take the strides of their parameter, so that channels-last gradients are copied in one run."""
     flat = torch.zeros(sum(item.numel() for item in parameters), dtype=parameters[0].dtype, device=parameters[0].device)
     views, offset = [], 0
     for item in parameters:
         views.append(flat.as_strided(item.shape, item.stride(), offset))
         offset += item.numel()
-    return _Bucket(parameters=parameters, flat=flat, views=views)
+    sent = flat if sent_dtype is None else torch.zeros_like(flat, dtype=sent_dtype)
+    return _Bucket(parameters=parameters, flat=flat, views=views, sent=sent)

@@ -38,7 +38,7 @@ class Stepper:
         self.steps, self.normalise, self.precision = steps, normalise, precision
         self.parameters = list(model.parameters())
         self.optimizer = optim.build(config.optimizer, self.parameters)
-        self.averager = GradientAverager(self.parameters, node.ranks.world_size)
+        self.averager = GradientAverager(self.parameters, node.ranks.world_size, config.strategy.compression)
         scales = precision == "fp16"
         guarded = scales or config.trainer.skip_nonfinite
         self.guard = UpdateGuard(model, node.device, scales=scales) if guarded else None
