@@ -128,7 +128,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_training(tmp_path: 
     assert not list((tmp_path / "checkpoints").iterdir())
     (tmp_path / "checkpoints").rmdir()
     (tmp_path / "checkpoints").write_text("a file is in the way")
-    with pytest.raises(TrainerError, match=r"could not be written .* set paths.runs to another disk"):
+    with pytest.raises(TrainerError, match=r"could not be written .* set paths.runs"):
         folder.check()
 
 
