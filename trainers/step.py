@@ -6,14 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainers import optim
+from trainers import optim, strategies
 from trainers.augment import EpochPlan, Normaliser, training_batch
 from trainers.batches import Steps
 from trainers.config import TrainConfig
 from trainers.data import Pack
 from trainers.distributed import Node
 from trainers.errors import TrainerError
-from trainers.gradients import GradientAverager
 from trainers.guard import UpdateGuard
 from trainers.network import autocast, seed_device
 from trainers.randomness import Stream, key
@@ -36,9 +35,9 @@ class Stepper:
         """``precision``: fp32, bf16 or fp16."""
         self.config, self.pack, self.node, self.model = config, pack, node, model
         self.steps, self.normalise, self.precision = steps, normalise, precision
-        self.parameters = list(model.parameters())
-        self.optimizer = optim.build(config.optimizer, self.parameters)
-        self.averager = GradientAverager(self.parameters, node.ranks.world_size, config.strategy.compression)
+        self.strategy = strategies.build(config, model, node, precision)
+        self.averager = self.strategy.averager
+        self.optimizer = optim.build(config.optimizer, self.strategy.layout.parameters)
         scales = precision == "fp16"
         guarded = scales or config.trainer.skip_nonfinite
         self.guard = UpdateGuard(model, node.device, scales=scales) if guarded else None
@@ -55,7 +54,7 @@ class Stepper:
         if self.guard is not None:
             self.guard.begin()
         try:
-            loss = self._gradients(plan, self.steps.first_sample(position, rank))
+            loss = self._gradients(plan, step, self.steps.first_sample(position, rank))
             self._update(self.lr(step))
         except torch.OutOfMemoryError as error:
             raise TrainerError(out_of_memory(self.steps, rank)) from error
@@ -74,12 +73,12 @@ class Stepper:
     def state(self) -> dict[str, list[Tensor]]:
         """Named lists of tensors; load a checkpoint by copying into them."""
         guard = {} if self.guard is None else self.guard.state()
-        return {**self.optimizer.state(), **guard}
+        return {**self.optimizer.state(), **guard, **self.averager.state()}
 
-    def _gradients(self, plan: EpochPlan, first: int) -> Tensor:
+    def _gradients(self, plan: EpochPlan, step: int, first: int) -> Tensor:
         """Average the gradients of the global batch; this rank's part begins at sample ``first`` of the epoch."""
         losses, size = [], self.steps.micro_batch_size
-        self.averager.start()
+        self.averager.start(step)
         for number in range(self.steps.accumulate):
             if number == self.steps.accumulate - 1:
                 self.averager.send_next()
@@ -91,7 +90,8 @@ class Stepper:
         if self.guard is None:
             self.optimizer.step(lr)
         else:
-            self.optimizer.step(lr, self.guard.inspect(self.optimizer.gradients()))
+            found = self.guard.inspect(self.optimizer.gradients())
+            self.optimizer.step(lr, self.strategy.layout.agree(found))
             self.guard.end()
 
     def _backward(self, part: EpochPlan) -> Tensor:

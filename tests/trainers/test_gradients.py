@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from tests.trainers.ranks import call_on_ranks, next_port
+from trainers.config import DDPConfig
 from trainers.distributed import connect
 from trainers.gradients import GradientAverager
 
@@ -16,9 +17,9 @@ def average_on_this_rank(folder: Path) -> None:
     inputs = torch.load(folder / "inputs.pt", weights_only=True)
     for compression in ("none", "fp16"):
         model = nn.Linear(64, 5, bias=False)
-        averager = GradientAverager(list(model.parameters()), 2, compression)
+        averager = GradientAverager(list(model.parameters()), 2, DDPConfig(compression=compression))
         for _ in range(2):  # the second step starts afresh
-            averager.start()
+            averager.start(0)
             for part in range(3):
                 if part == 2:
                     averager.send_next()
