@@ -94,6 +94,7 @@ def run_attempt(
             cluster,
             facts,
             global_batch_size=settings[0].get("global_batch_size", cluster.world_size),
+            accumulate_steps=settings[0].get("accumulate_steps", 1),
             backend=settings[1].get("backend", "auto"),
         )
         ports = facts[0].extra.get("free_ports", [facts[0].free_port])

@@ -239,6 +239,11 @@ class DDPConfig(StrategyConfig):
     def __post_init__(self) -> None:
         StrategyConfig.__post_init__(self)
         _choice("strategy.compression", self.compression, ("none", "fp16", "bf16", "powersgd"))
+        if self.compression == "bf16" and self.backend in ("gloo", "mpi"):
+            raise ConfigError(
+                f"strategy.compression=bf16 needs the backend nccl, and this is strategy.backend={self.backend}; "
+                "choose strategy.compression=fp16"
+            )
         _at_least("strategy.powersgd_rank", self.powersgd_rank, 1)
         _at_least("strategy.powersgd_start_step", self.powersgd_start_step, 0)
 

@@ -41,6 +41,8 @@ class ClusterConfig:
     python: str | None = None  # interpreter on the hosts; None: the controller's where it exists, else python3
     workdir: str | None = None  # scratch folder on the hosts; None: ~/.cache/paceline
     env: dict[str, str] = field(default_factory=dict)
+    rendezvous: str = "static"  # how ranks find each other: static, c10d, or file (a folder that all hosts share)
+    rendezvous_dir: str | None = None  # that folder
     connect_timeout_s: float = 5.0
     lease_s: float = 600.0  # a host ends its part of a run when the controller is gone for this long
     max_restarts: int = 0  # further attempts, from the last checkpoint, when a run fails
