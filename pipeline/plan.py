@@ -37,7 +37,7 @@ def validate(
 
 
 def check_batch(global_batch_size: int, world_size: int, accumulate_steps: int = 1) -> None:
-    """Raises UsageError that names the nearest sizes that ``world_size`` ranks can share, micro-batch by micro-batch."""
+    """Raises UsageError that names the nearest sizes that the ranks can share, micro-batch by micro-batch."""
     parts = world_size * accumulate_steps
     if global_batch_size % parts == 0:
         return

@@ -84,7 +84,7 @@ def _drop_damaged(folder: Path) -> list[str]:
         beside = path.with_suffix(".json")
         known = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
         wanted = {path.name: known.get("sha256"), **known.get("shards", {})}
-        if any(_sha256(path.with_name(name)) != sha256 for name, sha256 in wanted.items()):
+        if any(_sha256(path.parent / name) != sha256 for name, sha256 in wanted.items()):
             damaged.append(path.name)
             path.unlink()
             beside.unlink(missing_ok=True)

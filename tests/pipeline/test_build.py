@@ -72,7 +72,7 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
         ),
         (["trainer.global_batch_size=1"], "nearest that can: 2"),
         (["trainer.accumulate_steps=3"], "2 ranks × 3 micro-batches (trainer.accumulate_steps); nearest that can: 126"),
-        (["cluster.rendezvous=etcd"], "cluster.rendezvous='etcd' is not an option; valid: "),
+        (["cluster.rendezvous=etcd"], "cluster.rendezvous='etcd' is not an option; did you mean c10d? valid: "),
         (["cluster.rendezvous=file"], "cluster.rendezvous_dir, which is None; set it to the absolute path"),
         (["cluster.rendezvous_dir=/nfs"], "is for cluster.rendezvous=file, and this is static"),
     ],

@@ -48,7 +48,7 @@ def call_on_ranks(target: str, folder: Path, *, nnodes: int = 1, nproc: int = 2,
         for rank in range(nnodes * nproc)
     ]
     try:
-        outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=150)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -51,10 +51,8 @@ def test_auto_says_what_it_took_and_why(make_run: MakeRun, capsys: pytest.Captur
     run_dir = make_run(strategy={"name": "auto"}, trainer__max_steps=1)
     run(run_dir / "config.json")
     lines = capsys.readouterr().out.splitlines()
-    assert (
-        lines[2]
-        == "strategy ddp: every rank has the whole model (strategy=auto: there is one rank, and nothing to share)"
-    )
+    what = "strategy ddp: every rank has the whole model"
+    assert lines[2] == f"{what} (strategy=auto: there is one rank, and nothing to share)"
 
 
 def test_bf16_on_the_wire_needs_nccl() -> None:
@@ -73,9 +71,7 @@ def test_powersgd_cannot_leave_out_a_step(name: str) -> None:
 
 
 def test_compression_is_no_setting_of_fsdp() -> None:
-    with pytest.raises(
-        ConfigError, match=r"strategy.compression is not a field of strategy=fsdp; it has: backend, name"
-    ):
+    with pytest.raises(ConfigError, match=r"compression is not a field of strategy=fsdp; it has: backend, name"):
         configured(strategy={"name": "fsdp", "compression": "fp16"})
 
 
@@ -93,14 +89,9 @@ def test_a_network_is_divided_into_parts_of_a_few_megabytes() -> None:
     network = build(ModelConfig(name="resnet50"), image)
     names = {module: name for name, module in network.named_modules()}
     found = {names[part]: sum(item.nbytes for item in part.parameters()) >> 20 for part in parts(network)}
-    assert [*found] == [
-        "layer2",
-        "layer3.0",
-        *(f"layer3.{n}" for n in range(1, 6)),
-        "layer4.0",
-        "layer4.1",
-        "layer4.2",
-    ][: len(found)] or found
+    assert {"layer2", "layer3.0", "layer4.1"} <= found.keys()
+    assert "layer3" not in found  # 27 MiB
+    assert not any(name.startswith("layer2.") for name in found)
     assert all(1 <= size <= 25 for size in found.values())
 
 
