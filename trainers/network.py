@@ -51,12 +51,12 @@ def agree_on_precision(wanted: str, node: Node) -> str:
         raise TrainerError("trainer.precision=fp16 needs a GPU; on the CPU choose bf16 or fp32")
     if wanted != "auto":
         return wanted
-    native = torch.tensor(_computes_in_bf16(node.device), dtype=torch.int64, device=node.device)
+    native = torch.tensor(computes_in_bf16(node.device), dtype=torch.int64, device=node.device)
     node.share([native])
     return "bf16" if native.item() else "fp32"
 
 
-def _computes_in_bf16(device: torch.device) -> bool:
+def computes_in_bf16(device: torch.device) -> bool:
     """Whether bf16 is faster than fp32 and not merely emulated."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))

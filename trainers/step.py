@@ -17,6 +17,7 @@ from trainers.gradients import GradientAverager
 from trainers.guard import UpdateGuard
 from trainers.network import autocast, seed_device
 from trainers.randomness import Stream, key
+from trainers.shared_memory import share_memory
 
 
 class Stepper:
@@ -38,7 +39,7 @@ class Stepper:
         self.steps, self.normalise, self.precision = steps, normalise, precision
         self.parameters = list(model.parameters())
         self.optimizer = optim.build(config.optimizer, self.parameters)
-        self.averager = GradientAverager(self.parameters, node.ranks.world_size, config.strategy.compression)
+        self.averager = self._averager()
         scales = precision == "fp16"
         guarded = scales or config.trainer.skip_nonfinite
         self.guard = UpdateGuard(model, node.device, scales=scales) if guarded else None
@@ -60,6 +61,12 @@ class Stepper:
         except torch.OutOfMemoryError as error:
             raise TrainerError(out_of_memory(self.steps, rank)) from error
         return loss
+
+    def _averager(self) -> GradientAverager:
+        compression, memory = self.config.strategy.compression, None
+        if compression == "none" and all(item.dtype == torch.float32 for item in self.parameters):
+            memory = share_memory(sum(item.numel() for item in self.parameters), self.node)
+        return GradientAverager(self.parameters, self.node.ranks.world_size, compression, memory)
 
     def lr(self, step: int) -> float:
         """The learning rate of a step (from 0)."""
