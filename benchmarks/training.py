@@ -94,7 +94,7 @@ def launch(python: str, words: list[str]) -> dict[str, float]:
     return found
 
 
-def write_pack(folder: Path, count: int = 4096) -> None:
+def write_pack(folder: Path, count: int = 4096, val: int = 0, test: int = 256) -> None:
     """Noise: what the images show has no influence on the time."""
     folder.mkdir()
     generator = torch.Generator().manual_seed(0)
@@ -105,7 +105,8 @@ def write_pack(folder: Path, count: int = 4096) -> None:
     content = {
         "version": 1, "name": "noise", "synthetic": True, "count": count, "channels": 3, "height": 32, "width": 32,
         "num_classes": 10, "classes": [str(number) for number in range(10)],
-        "splits": {"train": [0, count - 256], "val": [count - 256, count - 256], "test": [count - 256, count]},
+        "splits": {"train": [0, count - test - val], "val": [count - test - val, count - test],
+                   "test": [count - test, count]},
         "mean": [0.5] * 3, "std": [0.25] * 3, "source": "benchmarks/training.py", "source_files": {},
         "sha256": {name: sha256((folder / name).read_bytes()).hexdigest() for name in ("images.bin", "labels.bin")},
     }  # fmt: skip

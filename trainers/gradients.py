@@ -26,7 +26,7 @@ class _Bucket:
     """Some parameters and one flat buffer for their gradients; ``views`` are that buffer in their shapes.
 
     ``sent`` is what travels: the buffer itself, or its copy in fp16. Over shared memory nothing does: ``parts``
-    [turns, ranks, n] are both ranks' gradients there, ``written`` this rank's, by turn, in the parameters' shapes.
+    [ranks, n] are both ranks' gradients there, ``written`` are this rank's in the parameters' shapes.
     """
 
     parameters: list[nn.Parameter]
@@ -34,7 +34,7 @@ class _Bucket:
     views: list[Tensor]
     sent: Tensor
     parts: Tensor | None = None
-    written: list[list[Tensor]] = field(default_factory=list)
+    written: list[Tensor] = field(default_factory=list)
     waiting: int = 0
     work: dist.Work | None = field(default=None, repr=False)
 
@@ -76,8 +76,6 @@ class GradientAverager:
             bucket.waiting = len(bucket.parameters)
         self._next = 0
         self._sends = False
-        if self._memory is not None:
-            self._memory.begin()
 
     def send_next(self) -> None:
         """The next backward pass is the last of this step: send each bucket as soon as it is full."""
@@ -91,7 +89,7 @@ class GradientAverager:
         if self._memory is not None:
             self._memory.meet()
             for bucket in self._buckets:
-                _add_up(bucket, self._memory.turn)
+                _add_up(bucket)
         for bucket in self._buckets:
             if bucket.work is not None:
                 bucket.work.wait()
@@ -105,17 +103,19 @@ class GradientAverager:
             return
         bucket.waiting -= 1
         while self._next < len(self._buckets) and self._buckets[self._next].waiting == 0:
-            _send(self._buckets[self._next], None if self._memory is None else self._memory.turn)
+            if self._memory is not None and self._next == 0:
+                self._memory.meet()  # the other rank has read the last step's
+            _send(self._buckets[self._next])
             self._next += 1
 
 
 @torch.no_grad()
-def _send(bucket: _Bucket, turn: int | None) -> None:
+def _send(bucket: _Bucket) -> None:
     gradients = [parameter.grad for parameter in bucket.parameters if parameter.grad is not None]
-    torch._foreach_copy_(bucket.views if turn is None else bucket.written[turn], gradients)
+    torch._foreach_copy_(bucket.written or bucket.views, gradients)
     for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
         parameter.grad = view
-    if turn is not None:
+    if bucket.written:
         return
     if bucket.sent is not bucket.flat:
         bucket.sent.copy_(bucket.flat)
@@ -155,11 +155,11 @@ def _lay_into(memory: SharedMemory, buckets: Sequence[_Bucket]) -> None:
     start = 0
     for bucket in buckets:
         stop = start + bucket.flat.numel()
-        bucket.parts = memory.parts(start, stop)
-        bucket.written = [_views(turn[memory.rank], bucket.parameters) for turn in bucket.parts]
+        bucket.parts = memory.values[:, start:stop]
+        bucket.written = _views(bucket.parts[memory.rank], bucket.parameters)
         start = stop
 
 
-def _add_up(bucket: _Bucket, turn: int) -> None:
+def _add_up(bucket: _Bucket) -> None:
     if bucket.parts is not None:
-        torch.add(bucket.parts[turn, 0], bucket.parts[turn, 1], out=bucket.flat)
+        torch.add(*bucket.parts, out=bucket.flat)

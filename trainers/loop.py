@@ -184,7 +184,6 @@ class Trainer:
         self.saved_step, self._saved_at = self.step, time.monotonic()
         if self.folder is None or self.metrics is None:
             return
-        self.metrics.sync()
         self.progress["images_per_s"] = self.throughput.median()
         self.folder.save(
             Checkpoint(
@@ -195,7 +194,8 @@ class Trainer:
                 optimizer={name: list(map(_copy, items)) for name, items in self.stepper.state().items()},
                 statistics=_copy(table),
                 progress={**self.progress, "metrics": dict(self.progress["metrics"])},
-            )
+            ),
+            first=self.metrics.sync,  # takes milliseconds, and the training need not wait for it
         )
 
     # ---------------------------------------------------------------------------------- the results
