@@ -30,7 +30,7 @@ def main() -> int:
     try:
         for host in hosts.hosts:
             lab.limit(hosts, host.name, MBIT)
-        rates = {name: measured(name, pairs, overrides) for name in ("none", compression)}
+        rates = {name: measured(name, pairs, overrides) for name in dict.fromkeys(("none", compression))}
     finally:
         lab.down(ROOT)
     print(f"{MBIT:.0f} Mbit/s, {' '.join(overrides)}; {surroundings()}")

@@ -123,11 +123,11 @@ def _send(bucket: _Bucket) -> None:
 
 
 def _fill_buckets(parameters: Sequence[nn.Parameter], sent_dtype: torch.dtype | None) -> list[_Bucket]:
-    """Last parameters first: their gradients are ready first."""
+    """Last parameters first: their gradients are ready first. A bucket is closed when it has reached its limit."""
     groups: list[list[nn.Parameter]] = [[]]
     limit, filled = _FIRST_BUCKET_BYTES, 0
     for parameter in reversed(parameters):
-        if groups[-1] and (filled + parameter.nbytes > limit or parameter.dtype != groups[-1][-1].dtype):
+        if groups[-1] and (filled >= limit or parameter.dtype != groups[-1][-1].dtype):
             groups.append([])
             limit, filled = _BUCKET_BYTES, 0
         groups[-1].append(parameter)
