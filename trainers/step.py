@@ -9,7 +9,7 @@ from torch.nn import functional
 from trainers import optim
 from trainers.augment import EpochPlan, Normaliser, training_batch
 from trainers.batches import Steps
-from trainers.config import TrainConfig
+from trainers.config import TrainConfig, TrainerConfig
 from trainers.data import Pack
 from trainers.distributed import Node
 from trainers.errors import TrainerError
@@ -36,7 +36,8 @@ class Stepper:
         """``precision``: fp32, bf16 or fp16."""
         self.config, self.pack, self.node, self.model = config, pack, node, model
         self.steps, self.normalise, self.precision = steps, normalise, precision
-        self.parameters = list(model.parameters())
+        self.network = _compiled(model, config.trainer) if config.trainer.compile else model
+        self.parameters = [item for item in model.parameters() if item.requires_grad]
         self.optimizer = optim.build(config.optimizer, self.parameters)
         self.averager = GradientAverager(self.parameters, node.ranks.world_size, config.strategy.compression)
         scales = precision == "fp16"
@@ -61,6 +62,31 @@ class Stepper:
             raise TrainerError(out_of_memory(self.steps, rank)) from error
         return loss
 
+    def warm_up(self, plan: EpochPlan) -> None:
+        """A step that changes nothing: its update is skipped and what it did to the batch statistics taken back.
+
+        Raises:
+            TrainerError: the network can't be compiled here, or the memory of the GPU is full.
+        """
+        guard = UpdateGuard(self.model, self.node.device)
+        guard.begin()
+        guard.found.fill_(1.0)
+        self.averager.start()
+        try:
+            self._backward(plan.batch(0, self.steps.micro_batch_size))
+        except torch.OutOfMemoryError as error:
+            raise TrainerError(out_of_memory(self.steps, self.node.ranks.rank)) from error
+        except Exception as error:
+            if not self.config.trainer.compile:
+                raise
+            reason = " ".join(str(error).split())[:300]
+            raise TrainerError(
+                f"the network could not be compiled ({reason}); on a CPU this needs a C++ compiler; "
+                "trainer.compile=false trains without"
+            ) from error
+        self.optimizer.step(self.lr(0), guard.found)
+        guard.end()
+
     def lr(self, step: int) -> float:
         """The learning rate of a step (from 0)."""
         return optim.lr_at(
@@ -80,6 +106,8 @@ class Stepper:
         """Average the gradients of the global batch; this rank's part begins at sample ``first`` of the epoch."""
         losses, size = [], self.steps.micro_batch_size
         self.averager.start()
+        if self.config.trainer.compile:  # the gradients of the step before may be overwritten
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         for number in range(self.steps.accumulate):
             if number == self.steps.accumulate - 1:
                 self.averager.send_next()
@@ -97,13 +125,19 @@ class Stepper:
     def _backward(self, part: EpochPlan) -> Tensor:
         """Add the gradients of one micro-batch; returns its mean loss."""
         config = self.config
-        images, labels = training_batch(self.pack, part, config.dataset.crop_padding, self.normalise)
+        images, labels = training_batch(self.pack, part, config.dataset, self.normalise)
         with autocast(self.node.device, self.precision):
-            logits = self.model(images)
+            logits = self.network(images)
         loss = functional.cross_entropy(logits.float(), labels, label_smoothing=config.trainer.label_smoothing)
         factor = 1 / self.steps.parts if self.guard is None else self.guard.scale / self.steps.parts
         (loss * factor).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+
+def _compiled(model: nn.Module, config: TrainerConfig) -> nn.Module:
+    """The network by torch.compile, with the same weights. Compiled when it is first called."""
+    compiled: nn.Module = torch.compile(model, dynamic=False, mode=config.compile_mode)  # type: ignore[assignment]
+    return compiled
 
 
 def out_of_memory(steps: Steps, rank: int) -> str:

@@ -43,8 +43,8 @@ def test_a_sample_is_augmented_alike_whichever_rank_has_it(pack: Pack) -> None:
     plan = plan_epoch(DATASET, pack, seed=3, epoch=1)
     whole = plan.batch(0, 8)
     halves = [plan.batch(0, 4), plan.batch(4, 4)]
-    together = torch.cat([augmented(pack.images[half.index], half, 2) for half in halves])
-    assert augmented(pack.images[whole.index], whole, 2).equal(together)
+    together = torch.cat([augmented(pack.images[half.index], half, DATASET) for half in halves])
+    assert augmented(pack.images[whole.index], whole, DATASET).equal(together)
 
 
 def test_a_crop_is_the_window_of_the_padded_image_and_a_flip_its_mirror(pack: Pack) -> None:
@@ -55,7 +55,7 @@ def test_a_crop_is_the_window_of_the_padded_image_and_a_flip_its_mirror(pack: Pa
     assert plan.left is not None
     assert plan.mirrored is not None
     assert set(plan.mirrored.tolist()) == {True, False}
-    for number, image in enumerate(augmented(images, plan, 2)):
+    for number, image in enumerate(augmented(images, plan, DATASET)):
         top, left = int(plan.top[number]), int(plan.left[number])
         window = padded[number, :, top : top + 8, left : left + 8]
         assert image.equal(window.flip(2) if plan.mirrored[number] else window)
