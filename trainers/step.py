@@ -68,9 +68,7 @@ class Stepper:
         Raises:
             TrainerError: the network can't be compiled here, or the memory of the GPU is full.
         """
-        guard = UpdateGuard(self.model, self.node.device)
-        guard.begin()
-        guard.found.fill_(1.0)
+        before = [(item, item.clone()) for item in self.model.buffers()]
         self.averager.start()
         try:
             self._backward(plan.batch(0, self.steps.micro_batch_size))
@@ -84,8 +82,9 @@ class Stepper:
                 f"the network could not be compiled ({reason}); on a CPU this needs a C++ compiler; "
                 "trainer.compile=false trains without"
             ) from error
-        self.optimizer.step(self.lr(0), guard.found)
-        guard.end()
+        self.optimizer.step(self.lr(0), torch.ones((), device=self.node.device))
+        for buffer, value in before:
+            buffer.copy_(value)
 
     def lr(self, step: int) -> float:
         """The learning rate of a step (from 0)."""

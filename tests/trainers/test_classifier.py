@@ -246,7 +246,7 @@ def test_a_network_that_cannot_be_compiled_says_what_to_do(make_run: MakeRun, mo
 def test_an_epoch_says_how_long_the_rest_takes(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run(make_run() / "config.json")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
-    assert [re.sub(r"[\d,.]+ (images|s)", r"N \1", line.partition("val accuracy")[2][8:]) for line in lines] == [
+    assert [re.sub(r"[\d,.]+ (images|s)", r"N \1", line.partition("val accuracy")[2][7:]) for line in lines] == [
         "  N images/s  N s left",
         "  N images/s  N s left",
         "  N images/s",

@@ -96,6 +96,5 @@ def test_a_whitened_network_goes_on_with_its_filters(make_run: MakeRun, monkeypa
             run(broken / "config.json")
     run(broken / "config.json")
     assert read_summary(broken)["weights_sha256"] == read_summary(whole)["weights_sha256"]
-    assert read_summary(whole)["metrics"]["test/accuracy"] > 0.9
     filters = torch.load(whole / "checkpoints" / "final.pt", weights_only=True)["whitening.convolution.weight"]
     assert filters.abs().max() > 1.5  # far from fresh ones, which are below 0.5
