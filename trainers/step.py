@@ -18,6 +18,8 @@ from trainers.guard import UpdateGuard
 from trainers.network import autocast, seed_device
 from trainers.randomness import Stream, key
 
+_WARM_UP_STEPS = 3  # CUDA graphs run, are recorded, and are replayed
+
 
 class Stepper:
     """What a step needs, put together once. The whole state beside the model is ``state()``."""
@@ -63,15 +65,18 @@ class Stepper:
         return loss
 
     def warm_up(self, plan: EpochPlan) -> None:
-        """A step that changes nothing: its update is skipped and what it did to the batch statistics taken back.
+        """Steps that change nothing: their update is skipped and what they did to the batch statistics taken back.
 
         Raises:
             TrainerError: the network can't be compiled here, or the memory of the GPU is full.
         """
         before = [(item, item.clone()) for item in self.model.buffers()]
-        self.averager.start()
+        skip = torch.ones((), device=self.node.device)
         try:
-            self._backward(plan.batch(0, self.steps.micro_batch_size))
+            for _ in range(_WARM_UP_STEPS):
+                self._begin()
+                self._backward(plan.batch(0, self.steps.micro_batch_size))
+                self.optimizer.step(self.lr(0), skip)
         except torch.OutOfMemoryError as error:
             raise TrainerError(out_of_memory(self.steps, self.node.ranks.rank)) from error
         except Exception as error:
@@ -82,7 +87,6 @@ class Stepper:
                 f"the network could not be compiled ({reason}); on a CPU this needs a C++ compiler; "
                 "trainer.compile=false trains without"
             ) from error
-        self.optimizer.step(self.lr(0), torch.ones((), device=self.node.device))
         for buffer, value in before:
             buffer.copy_(value)
 
@@ -104,15 +108,19 @@ class Stepper:
     def _gradients(self, plan: EpochPlan, first: int) -> Tensor:
         """Average the gradients of the global batch; this rank's part begins at sample ``first`` of the epoch."""
         losses, size = [], self.steps.micro_batch_size
-        self.averager.start()
-        if self.config.trainer.compile:  # the gradients of the step before may be overwritten
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        self._begin()
         for number in range(self.steps.accumulate):
             if number == self.steps.accumulate - 1:
                 self.averager.send_next()
             losses.append(self._backward(plan.batch(first + number * size, size)))
         self.averager.finish()
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+    def _begin(self) -> None:
+        """Forget the gradients of the step before; CUDA graphs may overwrite them then."""
+        self.averager.start()
+        if self.config.trainer.compile:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
     def _update(self, lr: float) -> None:
         if self.guard is None:
