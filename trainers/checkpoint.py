@@ -31,6 +31,7 @@ _NOT_COMPARED = {
     "trainer.keep_best",
     "trainer.keep_checkpoints",
     "trainer.log_every_steps",
+    "trainer.tta",
 }
 
 

@@ -6,11 +6,14 @@ import torch
 from torch import nn
 
 from trainers import models
+from trainers.augment import Normaliser
 from trainers.batches import Steps
 from trainers.config import ModelConfig
-from trainers.data import Manifest
+from trainers.data import Manifest, Pack, take
 from trainers.distributed import Node
 from trainers.errors import TrainerError
+
+_CALIBRATION_IMAGES = 2000
 
 
 def make_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: int, steps: Steps) -> nn.Module:
@@ -39,6 +42,15 @@ def fresh_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: 
     )
     torch.default_generator.manual_seed(seed)
     return models.build(config, shape).to(node.device).to(memory_format=torch.channels_last)
+
+
+def calibrate(network: nn.Module, pack: Pack, normalise: Normaliser) -> None:
+    """Show training images from all over the train split to a network that wants to see some."""
+    if isinstance(network, models.Calibrated):
+        start, stop = pack.manifest.splits["train"]
+        count = min(_CALIBRATION_IMAGES, stop - start)
+        index = start + torch.arange(count, device=pack.images.device) * (stop - start) // count
+        network.calibrate(normalise(take(pack.images, index, normalise.scale.device)))
 
 
 def agree_on_precision(wanted: str, node: Node) -> str:
