@@ -41,7 +41,7 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
     """Slice ``model`` in place over all ranks.
 
     Raises:
-        ConfigError: an optimizer that needs whole tensors.
+        ConfigError: an optimizer that needs whole tensors, or a network to be compiled.
         TrainerError: GPUs without nccl, or no numpy on this host.
     """
     if config.optimizer.name not in ELEMENTWISE:
@@ -49,6 +49,8 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
             f"strategy=fsdp updates slices of tensors, which optimizer={config.optimizer.name} can't; choose one of: "
             f"{', '.join(ELEMENTWISE)}, or strategy=ddp"
         )
+    if config.trainer.compile:
+        raise ConfigError("trainer.compile=true goes with strategy=ddp; take trainer.compile=false, or strategy=ddp")
     if node.device.type == "cuda" and node.backend != "nccl":
         raise TrainerError(
             f"strategy=fsdp on GPUs needs strategy.backend=nccl, and this run has {node.backend}; "
@@ -106,9 +108,9 @@ class Shards(Layout):
     def __init__(self, model: nn.Module, node: Node, mesh: DeviceMesh) -> None:
         super().__init__(model)
         self.node, self.mesh = node, mesh
-        self.whole: list[DTensor] = [item for item in model.parameters() if isinstance(item, DTensor)]
-        self.parameters = [item.to_local().detach() for item in self.whole]
-        self._names = [name for name, _ in model.named_parameters()]
+        self._named = {name: item for name, item in model.named_parameters() if isinstance(item, DTensor)}
+        self.whole = {name: item for name, item in self._named.items() if item.requires_grad}
+        self.parameters = [item.to_local().detach() for item in self.whole.values()]
         self._far: list[int] = []  # ranks that don't see rank 0's folder
         self._far_leaders: list[int] = []  # the first of them on each host
 
@@ -188,12 +190,10 @@ class Shards(Layout):
 
     def _content(self, state: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
         """All slices by name, as views of this rank's tensors: what is loaded into them is loaded."""
-        found: dict[str, Tensor] = {
-            f"model.{name}": item.detach() for name, item in zip(self._names, self.whole, strict=True)
-        }
+        found: dict[str, Tensor] = {f"model.{name}": item.detach() for name, item in self._named.items()}
         for kind, items in state.items():
             if self._is_sliced(items):
-                for name, item, whole in zip(self._names, items, self.whole, strict=True):
+                for (name, whole), item in zip(self.whole.items(), items, strict=True):
                     found[f"{kind}.{name}"] = DTensor.from_local(
                         item, self.mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
                     )
@@ -203,7 +203,7 @@ class Shards(Layout):
         return [item.shape for item in items] == [item.shape for item in self.parameters]
 
     def _refuse_nonfinite(self, step: int) -> None:
-        bad = [name for name, item in zip(self._names, self.parameters, strict=True) if not torch.isfinite(item).all()]
+        bad = [name for name, item in zip(self.whole, self.parameters, strict=True) if not torch.isfinite(item).all()]
         names: list[str | None] = [None] * self.node.ranks.world_size
         dist.all_gather_object(names, bad[0] if bad else None)
         first = next((name for name in names if name is not None), None)
@@ -221,7 +221,7 @@ class ShardAverager:
         self._layout = layout
 
     def start(self, step: int) -> None:
-        for whole in self._layout.whole:
+        for whole in self._layout.whole.values():
             whole.grad = None
 
     def send_next(self) -> None:
@@ -229,7 +229,7 @@ class ShardAverager:
 
     def finish(self) -> None:
         """Raises RuntimeError when a parameter took no part in the loss."""
-        for whole, part in zip(self._layout.whole, self._layout.parameters, strict=True):
+        for whole, part in zip(self._layout.whole.values(), self._layout.parameters, strict=True):
             if not isinstance(whole.grad, DTensor):
                 raise RuntimeError("a parameter of the model took no part in the loss; every one must")
             part.grad = whole.grad.to_local()

@@ -17,6 +17,7 @@ from trainers.config import DDPConfig, OptimizerConfig, TrainConfig
 from trainers.distributed import Node
 from trainers.errors import TrainerError
 from trainers.gradients import GradientAverager
+from trainers.shared_memory import share_memory
 
 STRATEGIES = {"fsdp": "trainers.sharding"}  # imported on use: FSDP imports torch._dynamo
 
@@ -46,7 +47,7 @@ class Layout:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.parameters: list[Tensor] = list(model.parameters())
+        self.parameters: list[Tensor] = [*trainable(model)]
 
     def agree(self, found_inf: Tensor) -> Tensor:
         """The ranks' common answer whether gradients are finite: each has seen the same ones."""
@@ -91,7 +92,7 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
         parameter_bytes = sum(item.nbytes for item in model.parameters())
         name, reason = choose(
             parameter_bytes,
-            optimizer_bytes(config.optimizer, list(model.parameters())),
+            optimizer_bytes(config.optimizer, trainable(model)),
             device_bytes=node.smallest(device_bytes(node)),
             world_size=node.ranks.world_size,
         )
@@ -104,8 +105,16 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
             f"strategy.compression=bf16 needs the backend nccl, and this run has {node.backend}; "
             "choose strategy.compression=fp16"
         )
-    averager = GradientAverager(list(model.parameters()), node.ranks.world_size, ddp)
+    parameters, memory = trainable(model), None
+    if ddp.compression == "none" and all(item.dtype == torch.float32 for item in parameters):
+        memory = share_memory(sum(item.numel() for item in parameters), node)
+    averager = GradientAverager(parameters, node.ranks.world_size, ddp, memory)
     return Strategy(layout=Layout(model), averager=averager, reason=reason)
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are not frozen."""
+    return [item for item in model.parameters() if item.requires_grad]
 
 
 def choose(parameter_bytes: int, optimizer_bytes: int, *, device_bytes: int, world_size: int) -> tuple[str, str]:
