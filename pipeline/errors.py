@@ -36,6 +36,10 @@ class TrainingError(PacelineError):
     """Training started and ended badly; the text names host, rank and the first error."""
 
 
+class Pruned(PacelineError):  # noqa: N818  (the word of the journal)
+    """A search ended the run early: not a failure, and not a result either."""
+
+
 class Killed(PacelineError):  # noqa: N818  (the word of the journal)
     """Stopped by Ctrl-C or a signal."""
 

@@ -21,6 +21,7 @@ from pipeline.interrupt import Interruptible
 from pipeline.launchers.base import Launcher, Pack, Place
 from pipeline.plan import render, validate
 from pipeline.types import (
+    PRUNE,
     TRAINED,
     Cluster,
     Event,
@@ -213,11 +214,15 @@ class _Attempt:
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         following = self.launcher.follow(self.plan, events.put, metrics_at=self._metrics_at)
         deadline: float | None = None
+        pruning = self.launcher.capabilities.shares_run_dir  # where rank 0 sees the file itself
         try:
             if self.watchers.on_start is not None:
                 self.watchers.on_start()
             while len(self.ends) < self.plan.nnodes and (deadline is None or time.monotonic() < deadline):
                 self._next(events)
+                if not pruning and (self.run_dir / PRUNE).exists():
+                    following.prune()
+                    pruning = True
                 if deadline is None and any(map(_bad, self.ends.values())):
                     following.stop()
                     deadline = time.monotonic() + STOP_S

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import journal, provenance
-from pipeline.errors import Killed, PacelineError, TrainingError, os_reason
+from pipeline.errors import Killed, PacelineError, Pruned, TrainingError, os_reason
 from pipeline.files import write_atomic, write_json
 from pipeline.launch import run_attempt
 from pipeline.recorder import Recorder
 from pipeline.run import ENTRY, Run
-from pipeline.types import State
+from pipeline.types import PRUNE, PRUNED, State
 
 _LOCK_POLL_S = 0.2
 
@@ -30,6 +30,7 @@ def train(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say) -> dict[
         HostError: a host can't take part.
         TrainingError: every attempt failed.
         Killed: stopped by Ctrl-C or SIGTERM.
+        Pruned: ended early because a file ``prune`` came into the run folder.
         PacelineError: the run folder can't be written, the evaluation failed.
     """
     with _folder_errors_explained(run):
@@ -79,6 +80,7 @@ def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say) -> Non
     if not run.folder.training_done(run.key):
         _lay_out(run, config_yaml=config_yaml, argv=argv, now=started)
         _attempts(run, recorder, say)
+        _leave_if_pruned(run, recorder, say)
     summary = run.folder.read_json("summary.json")
     if summary is None:
         raise TrainingError(f"{run.folder.summary} is not readable though every node ended well")
@@ -101,8 +103,8 @@ def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say) -> Non
 
 
 def _lay_out(run: Run, *, config_yaml: str, argv: Sequence[str], now: float) -> None:
-    run.folder.result.unlink(missing_ok=True)
-    run.folder.summary.unlink(missing_ok=True)
+    for name in (run.folder.result, run.folder.summary, run.folder.path / PRUNE, run.folder.path / PRUNED):
+        name.unlink(missing_ok=True)
     run.folder.prepare(
         root=run.root,
         key=run.key,
@@ -122,6 +124,18 @@ def _lay_out(run: Run, *, config_yaml: str, argv: Sequence[str], now: float) -> 
     )
     write_json(run.folder.path / "provenance.json", origin.as_json())
     write_atomic(run.folder.path / "changes.patch", patch)
+
+
+def _leave_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
+    """Into the journal and the record, as a run without a result. Raises Pruned."""
+    pruned = run.folder.read_json(PRUNED)
+    if pruned is None:
+        return
+    detail = f"after epoch {pruned['epoch']}, step {pruned['step']}"
+    _note(run, State.PRUNED, journal.attempts(run.folder.journal), detail)
+    recorder.finish(say)
+    mend = "doit train with the same configuration goes on from there"
+    raise Pruned(f"PRUNED {run.key.short} {detail}", try_=mend)
 
 
 def _attempts(run: Run, recorder: Recorder, say: Say) -> None:

@@ -14,6 +14,7 @@ class State(enum.StrEnum):
     PLANNED = "PLANNED"
     RUNNING = "RUNNING"
     FINISHED = "FINISHED"
+    PRUNED = "PRUNED"  # a search ended it early; `doit train` of the same configuration goes on from there
     FAILED = "FAILED"
     KILLED = "KILLED"
 
@@ -116,18 +117,24 @@ class Outputs:
 
     ``resume`` is what a later attempt goes on from, ``final`` what comes after a good end. Without every file of
     ``needed`` an end isn't good; the last of them is put in place last, so whoever sees it may rely on the rest.
+    ``pruned`` is what stands for ``needed`` where the controller ended the run early (None: it can't be).
     """
 
     resume: tuple[str, ...] = ()
     final: tuple[str, ...]
     needed: tuple[str, ...]
+    pruned: str | None = None
 
+
+PRUNE, PRUNED = "prune", "pruned.json"
+"""Files of a run folder: the controller's wish that the run ends at the next epoch, and rank 0's word that it has."""
 
 _RESUME = ("checkpoints/step-*.pt", "checkpoints/step-*.json", "checkpoints/best.*", "metrics.jsonl")
 TRAINED = Outputs(
     resume=_RESUME,
-    final=(*_RESUME, "checkpoints/final.pt", "checkpoints/final.json", "predictions.json", "summary.json"),
+    final=(*_RESUME, "checkpoints/final.pt", "checkpoints/final.json", "predictions.json", "summary.json", PRUNED),
     needed=("checkpoints/final.pt", "summary.json"),
+    pruned=PRUNED,
 )
 """The outputs of a training."""
 
