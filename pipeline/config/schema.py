@@ -64,6 +64,23 @@ class PathsConfig:
 
 
 @dataclass(kw_only=True)
+class SearchConfig:
+    """How a sweep chooses its trials instead of taking a whole grid; nothing here belongs to a run or its key."""
+
+    name: str = "none"
+    n_trials: int | None = None  # in all, also over several calls; None (grid alone): every combination
+    seed: int = 0
+    metric: str = "val/accuracy"
+    direction: str = "maximize"
+    objectives: list[str] = field(default_factory=list)  # several: "val/accuracy maximize"; replaces metric, direction
+    pruner: str = "none"
+    startup_trials: int = 5  # median: as many trials run to their end before any is pruned
+    warmup_epochs: int = 1  # median: no trial is pruned for what it was up to this epoch
+    min_epochs: int = 1  # hyperband: the first look at a trial
+    reduction_factor: int = 3  # hyperband: one of so many goes on
+
+
+@dataclass(kw_only=True)
 class RootConfig:
     """The whole configuration of a run."""
 
@@ -77,6 +94,7 @@ class RootConfig:
     cluster: ClusterConfig = MISSING
     tracking: TrackingConfig = MISSING
     paths: PathsConfig = field(default_factory=PathsConfig)
+    search: SearchConfig = MISSING
 
 
 def register() -> None:
@@ -85,6 +103,7 @@ def register() -> None:
     store.store(group="schema", name="root", node=RootConfig)
     store.store(group="schema", name="cluster", node=ClusterConfig)
     store.store(group="schema", name="tracking", node=TrackingConfig)
+    store.store(group="schema", name="search", node=SearchConfig)
     for group, schemas in node.SCHEMAS.items():
         for name, schema in schemas.items():
             store.store(group=f"schema/{group}", name=name, node=schema)
