@@ -32,8 +32,6 @@ class Session:
     @cached_property
     def composed(self) -> tuple[RunConfig, str]:
         """The typed configuration and its YAML."""
-        from omegaconf import OmegaConf
-
         from pipeline.config import build, compose
 
         composed = self._given if self._given is not None else compose.compose_config(self.asked.overrides)
@@ -50,7 +48,7 @@ class Session:
             from pipeline import tracking
 
             tracking.absolute_uri(config.tracking_uri, ROOT)
-        return config, OmegaConf.to_yaml(composed, resolve=True)
+        return config, compose.as_yaml(config.resolved)
 
     @property
     def config(self) -> RunConfig:

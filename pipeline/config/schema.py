@@ -81,8 +81,18 @@ class SearchConfig:
 
 
 @dataclass(kw_only=True)
+class SweepConfig:
+    """How a sweep's trials are run; nothing here belongs to a run or its key."""
+
+    name: str | None = None  # what the sweep is called; None: by its content
+    nodes: int | None = None  # hosts of the cluster that one trial runs on; None: all of them
+    slots: Any = "auto"  # trials at a time on the same host(s): int, or auto (local: GPUs // nproc_per_node, else 1)
+    retries: int = 1  # further tries of a trial that a lost host or a lack of memory has ended
+
+
+@dataclass(kw_only=True)
 class RootConfig:
-    """The whole configuration of a run."""
+    """The whole configuration of a run, and how a sweep over it runs."""
 
     seed: int = 0
     dataset: node.DatasetConfig = MISSING
@@ -95,6 +105,7 @@ class RootConfig:
     tracking: TrackingConfig = MISSING
     paths: PathsConfig = field(default_factory=PathsConfig)
     search: SearchConfig = MISSING
+    sweep: SweepConfig = field(default_factory=SweepConfig)
 
 
 def register() -> None:

@@ -7,7 +7,7 @@ around an interval or a range of step 1 makes its scale logarithmic: the words o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Any
@@ -85,11 +85,6 @@ def space(overrides: Sequence[Override]) -> SearchSpace:
     dimensions = {key: _dimension(key, item) for key, item in last.items() if item.is_sweep_override()}
     fixed = tuple(str(item.input_line) for item in last.values() if not item.is_sweep_override())
     return SearchSpace(dimensions=dimensions, fixed=fixed)
-
-
-def intervals(overrides: Sequence[Override]) -> Iterator[str]:
-    """The words that only a search can take."""
-    return (str(override.input_line) for override in overrides if override.is_interval_sweep())
 
 
 def _dimension(key: str, override: Override) -> Dimension:
