@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.config.build import RunConfig
 from pipeline.config.schema import SweepConfig
 from pipeline.errors import UsageError
 from pipeline.types import Cluster, Host
@@ -102,9 +103,24 @@ def raw_cluster(raw: dict[str, Any], whole: Cluster, part: Cluster) -> dict[str,
 
 
 def words(whole: Cluster, part: Cluster) -> tuple[str, ...]:
-    """The overrides that name ``part``'s hosts, for the command that repeats a trial."""
-    if part.nnodes == whole.nnodes:
-        return ()
+    """The overrides that name ``part``'s hosts, for the command that repeats a trial; none where it is the whole."""
+    return () if part.nnodes == whole.nnodes else _host_words(part)
+
+
+def placed(config: RunConfig, part: Cluster) -> RunConfig:
+    """A trial, configured for the first slot, on another one. Its key stays."""
+    if [host.label for host in part.hosts] == [host.label for host in config.cluster.hosts]:
+        return dataclasses.replace(config, cluster=part)
+    section = {**config.resolved["cluster"], "hostfile": None, "hosts": [_entry(host) for host in part.hosts]}
+    return dataclasses.replace(
+        config,
+        cluster=part,
+        resolved={**config.resolved, "cluster": section},
+        overrides=(*config.overrides[: -len(_host_words(part))], *_host_words(part)),
+    )
+
+
+def _host_words(part: Cluster) -> tuple[str, ...]:
     entries = (", ".join(f"{name}: {_quoted(value)}" for name, value in _set(host)) for host in part.hosts)
     return ("cluster.hostfile=null", "cluster.hosts=[" + ", ".join(f"{{{entry}}}" for entry in entries) + "]")
 
