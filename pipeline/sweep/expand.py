@@ -124,6 +124,10 @@ class TrialFactory:
             raise UsageError("sweep.nodes and sweep.slots need one cluster, and the trials differ in cluster")
         return ()
 
+    def forget_packs(self) -> None:
+        """Look for data again: some was fetched."""
+        self._packs.clear()
+
     def trial(self, number: int, chosen: Words, words: Words) -> Trial:
         """One configured trial. Raises UsageError."""
         resolved = self._composer.resolve(words)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,10 @@ class Search:
         elif known.state is TrialState.FAIL and state is State.FINISHED:
             self._trials[number] = self._copy(number, known, values)
 
+    def best(self) -> tuple[int, ...]:
+        """The best finished trial; with several objectives all that no other one beats in each. By number."""
+        return tuple(trial.user_attrs.get("of", self._number(trial)) for trial in self._study.best_trials)
+
     def report(self, number: int, epoch: int, value: float) -> bool:
         """The metric after an epoch (from 1). True: end this trial now. An epoch that is known already is skipped."""
         trial = self._live.get(number)
@@ -97,6 +101,9 @@ class Search:
         if epoch not in self._study.get_trials(deepcopy=False)[trial.number].intermediate_values:
             trial.report(value, epoch)
         return trial.should_prune()
+
+    def _number(self, trial: FrozenTrial) -> int:
+        return next(number for number, own in enumerate(self._trials) if own.number == trial.number)
 
     def _words(self, values: dict[str, Any]) -> tuple[str, ...]:
         return tuple(f"{name}={item.text(values[name])}" for name, item in self._space.dimensions.items())
@@ -112,8 +119,10 @@ class Search:
         return copy
 
 
-def open_search(config: SearchConfig, space: SearchSpace, folder: Path) -> Search:
+def open_search(config: SearchConfig, space: SearchSpace, folder: Path, made_of: Mapping[str, Any]) -> Search:
     """The study of a sweep folder, made where there is none. ``check`` must have passed.
+
+    ``made_of``: part → name → value of what all of its trials have in common, the space among it.
 
     Raises:
         UsageError: the folder's study searches another space or in another way, or has more trials already.
@@ -132,34 +141,33 @@ def open_search(config: SearchConfig, space: SearchSpace, folder: Path) -> Searc
         directions=[StudyDirection[goal.direction.upper()] for goal in goals],
         load_if_exists=True,
     )
-    asked = {name: value for name, value in asdict(config).items() if name != "n_trials"}
-    _refuse_changes(study, json.loads(json.dumps({"space": space.as_json(), "search": asked})), folder)
+    _refuse_changes(study, json.loads(json.dumps(made_of)), folder)
     begun = sum("of" not in trial.user_attrs for trial in study.get_trials(deepcopy=False))
     total = _total(config, space)
     if total < begun:
         raise UsageError(
             f"search.n_trials={total}, but {begun} trials of this search have begun; give at least {begun}",
-            try_=f"search.n_trials={begun}, or another name for another search: sweep.name=…",
+            try_=f"search.n_trials={begun}",
         )
     return Search(study, config, space, total)
 
 
 def _refuse_changes(study: optuna.Study, asked: dict[str, Any], folder: Path) -> None:
-    known = study.user_attrs.get("asked")
+    known = study.user_attrs.get("made_of")
     if known is None:
-        study.set_user_attr("asked", asked)
+        study.set_user_attr("made_of", asked)
         return
     rows = []
-    for part in ("space", "search"):
+    for part in asked:
         for name in sorted({*known[part], *asked[part]}):
             before, now = known[part].get(name), asked[part].get(name)
             if before != now:
-                label = name if part == "space" else f"search.{name}"
+                label = f"search.{name}" if part == "search" else name
                 rows.append(f"  {label}: {_shown(before)} → {_shown(now)}")
     if rows:
         raise UsageError(
             "\n".join([f"the search in {folder} was begun otherwise, and its trials would mislead this one:", *rows]),
-            try_="the words it was begun with, or a name of its own for this one: sweep.name=…",
+            try_="the words it was begun with, or fork=1, which begins a new search beside it",
         )
 
 

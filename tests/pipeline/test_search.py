@@ -17,7 +17,9 @@ WORDS = ("lr=tag(log,interval(1e-4,1))", "width=int(interval(1,8))", "model=a,b"
 
 def opened(folder: Path, *words: str, **settings: object) -> Search:
     config = SearchConfig(**{"name": "tpe", "n_trials": 12, **settings})  # type: ignore[arg-type]
-    return open_search(config, space(OverridesParser.create().parse_overrides(list(words or WORDS))), folder)
+    found = space(OverridesParser.create().parse_overrides(list(words or WORDS)))
+    settings = {name: value for name, value in vars(config).items() if name != "n_trials"}
+    return open_search(config, found, folder, {"space": found.as_json(), "search": settings})
 
 
 def score(suggestion: Suggestion) -> float:
@@ -105,6 +107,8 @@ def test_several_objectives_are_told_together(tmp_path: Path) -> None:
         assert not search.report(number, 1, 0.5)
         search.tell(number, State.FINISHED, [score(suggestion), float(number)])
     assert search.ask() is None
+    assert 0 in search.best()
+    assert len(search.best()) < 12
 
 
 def test_a_failed_trial_that_succeeds_later_counts_once(tmp_path: Path) -> None:
