@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from pipeline.config.schema import SearchConfig
 from pipeline.errors import UsageError
-from pipeline.sweep.search_rules import objectives
+from pipeline.sweep.search_rules import objectives, total_trials
 from pipeline.sweep.space import Choice, Dimension, SearchSpace
 from pipeline.types import State
 
@@ -49,6 +49,7 @@ class Search:
         self.total = total
         self._study, self._config, self._space = study, config, space
         self._trials = [trial for trial in study.get_trials(deepcopy=False) if "of" not in trial.user_attrs]
+        self.begun = len(self._trials)
         self._live: dict[int, Trial] = {}
         self._next = 0
 
@@ -143,7 +144,7 @@ def open_search(config: SearchConfig, space: SearchSpace, folder: Path, made_of:
     )
     _refuse_changes(study, json.loads(json.dumps(made_of)), folder)
     begun = sum("of" not in trial.user_attrs for trial in study.get_trials(deepcopy=False))
-    total = _total(config, space)
+    total = total_trials(config, space)
     if total < begun:
         raise UsageError(
             f"search.n_trials={total}, but {begun} trials of this search have begun; give at least {begun}",
@@ -172,21 +173,7 @@ def _refuse_changes(study: optuna.Study, asked: dict[str, Any], folder: Path) ->
 
 
 def _shown(value: Any) -> str:
-    """A dimension as a person would say it."""
-    if not isinstance(value, dict):
-        return "not there" if value is None else str(value)
-    if "options" in value:
-        return ",".join(value["options"])
-    kind = "log " if value["log"] else ""
-    step = "" if value["step"] is None or value["whole"] else f" in steps of {value['step']:g}"
-    return f"{kind}{'whole numbers ' if value['whole'] else ''}{value['low']:g} to {value['high']:g}{step}"
-
-
-def _total(config: SearchConfig, space: SearchSpace) -> int:
-    if config.name != "grid":
-        return int(config.n_trials or 0)
-    size = math.prod(len(item.values or ()) for item in space.dimensions.values())
-    return min(size, config.n_trials or size)
+    return "not there" if value is None else str(value)
 
 
 class _Grid(GridSampler):

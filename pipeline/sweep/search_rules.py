@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,14 @@ def _objective(word: str) -> Objective:
     if metric not in EVERY_EPOCH + AT_THE_END:
         raise UsageError(f"search: no run has a metric {metric!r}; {hint(metric, EVERY_EPOCH + AT_THE_END)}")
     return Objective(metric=metric, direction=direction)
+
+
+def total_trials(config: SearchConfig, space: SearchSpace) -> int:
+    """How many trials there will be."""
+    if config.name != "grid":
+        return int(config.n_trials or 0)
+    size = math.prod(len(item.values or ()) for item in space.dimensions.values())
+    return min(size, config.n_trials or size)
 
 
 def check(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from pipeline.errors import PacelineError, UsageError
 from pipeline.files import canonical_json, sha256_text
 from pipeline.key import KEY_LENGTH
 from pipeline.sweep.expand import TrialFactory, configuration_digest
-from pipeline.sweep.search_rules import EVERY_EPOCH, Objective, check, objectives
+from pipeline.sweep.search_rules import EVERY_EPOCH, Objective, check, objectives, total_trials
 from pipeline.sweep.space import Choice, SearchSpace, space
 from pipeline.sweep.trial import Outcome, Trial
 from pipeline.types import PRUNE, Cluster, State
@@ -51,10 +51,14 @@ class SearchPlan:
         """What earlier trials must have in common with new ones, or their values would mislead."""
         settings = {name: value for name, value in vars(self.config).items() if name != "n_trials"}
         return {
-            "space": self.space.as_json(),
+            "space": self.space.described(),
             "search": settings,
             "runs": {"key of a trial": self.corner.key or configuration_digest(self.corner.config)},
         }
+
+    @property
+    def total(self) -> int:
+        return total_trials(self.config, self.space)
 
     @property
     def key(self) -> str:

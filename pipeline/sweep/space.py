@@ -8,7 +8,7 @@ around an interval or a range of step 1 makes its scale logarithmic: the words o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -29,6 +29,9 @@ class Choice:
 
     def text(self, value: Any) -> str:
         return str(value)
+
+    def __str__(self) -> str:
+        return ",".join(self.options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,11 @@ class Number:
             value = self._at(round((value - self.low) / self.step))
         return repr(int(value) if self.whole else float(value))
 
+    def __str__(self) -> str:
+        kind = f"{'log ' if self.log else ''}{'whole numbers ' if self.whole else ''}"
+        step = "" if self.step is None or (self.whole and self.step == 1) else f" in steps of {self.step!r}"
+        return f"{kind}{self.low!r} to {self.high!r}{step}"
+
     def _at(self, index: int) -> float:
         value = Decimal(repr(self.low)) + index * Decimal(repr(self.step))
         return int(value) if self.whole else float(value)
@@ -70,9 +78,9 @@ class SearchSpace:
     dimensions: Mapping[str, Dimension]
     fixed: tuple[str, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        """Equal for equal spaces, whatever the order of their words."""
-        return {name: asdict(dimension) for name, dimension in sorted(self.dimensions.items())}
+    def described(self) -> dict[str, str]:
+        """A line for each dimension. Equal for equal spaces, whatever the order of their words."""
+        return {name: str(dimension) for name, dimension in sorted(self.dimensions.items())}
 
 
 def space(overrides: Sequence[Override]) -> SearchSpace:

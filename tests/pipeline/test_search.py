@@ -19,7 +19,7 @@ def opened(folder: Path, *words: str, **settings: object) -> Search:
     config = SearchConfig(**{"name": "tpe", "n_trials": 12, **settings})  # type: ignore[arg-type]
     found = space(OverridesParser.create().parse_overrides(list(words or WORDS)))
     settings = {name: value for name, value in vars(config).items() if name != "n_trials"}
-    return open_search(config, found, folder, {"space": found.as_json(), "search": settings})
+    return open_search(config, found, folder, {"space": found.described(), "search": settings})
 
 
 def score(suggestion: Suggestion) -> float:
@@ -129,7 +129,7 @@ def test_another_space_or_way_is_refused_and_so_is_a_smaller_total(tmp_path: Pat
     finish(opened(tmp_path, *WORDS), 4)
     with pytest.raises(UsageError) as error:
         opened(tmp_path, "lr=tag(log,interval(1e-3,1))", *WORDS[1:], seed=7)
-    assert "lr: log 0.0001 to 1 → log 0.001 to 1" in str(error.value)
+    assert "lr: log 0.0001 to 1.0 → log 0.001 to 1.0" in str(error.value)
     assert "search.seed: 0 → 7" in str(error.value)
     with pytest.raises(UsageError, match=r"search.n_trials=2, but 4 trials of this search have begun"):
         opened(tmp_path, *WORDS, n_trials=2)
