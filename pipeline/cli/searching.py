@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.session import ROOT, Session
-from pipeline.cli.sweeping import figures, say
+from pipeline.cli.sweeping import figures_of, say
 from pipeline.errors import Killed, PacelineError, UsageError
 from pipeline.types import State
 
@@ -89,10 +89,10 @@ def _folder(plan: SearchPlan, fork: bool) -> SweepFolder:
     from pipeline.sweep import folder as folders
     from pipeline.sweep.search import FILE
 
-    folder = folders.named(plan.runs_dir, plan.settings.name) or folders.SweepFolder(
-        plan.runs_dir / folders.FOLDER / plan.key
-    )
-    base, number = folder, 1
+    if plan.settings.name is None:
+        return folders.SweepFolder(plan.runs_dir / folders.FOLDER / plan.key)
+    folder = base = folders.named(plan.runs_dir, plan.settings.name)
+    number = 1
     while fork and (about := folder.about()) and about.get("configurations") != plan.key:
         number += 1
         folder = folders.SweepFolder(base.path.with_name(f"{base.name}-{number}"))
@@ -122,11 +122,14 @@ class _Asked:
 
     def note(self, trial: Any) -> None:
         """Before the trial starts: what a report is made of, also after a crash."""
+        from pipeline.sweep.expand import configuration_digest
+
         if any(item["number"] == trial.number and item["key"] == trial.key for item in self._trials):
             return
         mine = {
             "number": trial.number,
             "key": trial.key,
+            "configuration": configuration_digest(trial.config),
             "chosen": list(trial.chosen),
             "overrides": list(trial.overrides),
         }
@@ -176,7 +179,7 @@ def _result(item: Ended) -> TrialResult:
     trial, state = item.trial, item.outcome.state
     values: Mapping[str, float] = {}
     if trial.run is not None and state is State.FINISHED:
-        values = figures(trial.run.folder)
+        values = figures_of(trial.run.folder)
     return TrialResult(
         number=trial.number,
         key=trial.key or "",
@@ -197,7 +200,9 @@ def _show(plan: SearchPlan, folder: SweepFolder) -> None:
     rows = [("trial", "key", "state", "what")]
     for item in sorted(known, key=lambda item: int(item["number"])):
         entry = entries.get(item["key"])
-        rows.append((str(item["number"]), item["key"], str(entry.state) if entry else "asked", " ".join(item["chosen"])))
+        rows.append(
+            (str(item["number"]), item["key"], str(entry.state) if entry else "asked", " ".join(item["chosen"]))
+        )
     total = plan.total
     say(f"sweep {folder.name}: search={plan.config.name}, {total} trials, {len(known)} of them asked for so far")
     if known:

@@ -32,7 +32,7 @@ from pipeline.sweep.trial import Outcome, Trial, TrialSource
 from pipeline.types import Cluster, State
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-_LOOK_S = 1.0
+_LOOK_S = 0.2  # also how soon a search hears of an epoch
 
 Say = Callable[[str], None]
 
