@@ -35,6 +35,15 @@ def sweep() -> None:
     )
 
 
+def run_jobs(jobs: Sequence[tuple[str, ...]], words: Sequence[str]) -> None:
+    """The same for combinations that Hydra has made. Raises what ``run`` does, UsageError and DataError."""
+    from pipeline.agent import count_gpus
+    from pipeline.sweep.expand import of_jobs
+
+    fetch_all(of_jobs(jobs, root=ROOT, local_gpus=count_gpus()))
+    run(of_jobs(jobs, root=ROOT, local_gpus=count_gpus()), words)
+
+
 def fetch_all(space: Space) -> None:
     """Every data set that a trial needs and that isn't there yet."""
     from pipeline import data
