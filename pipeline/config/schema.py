@@ -112,6 +112,8 @@ def register() -> None:
     """Put all schemas into Hydra's store; calling it twice does no harm."""
     store: Any = ConfigStore.instance()
     store.store(group="schema", name="root", node=RootConfig)
+    launcher = {"_target_": "hydra_plugins.paceline_launcher.PacelineLauncher"}
+    store.store(group="hydra/launcher", name="paceline", node=launcher)
     store.store(group="schema", name="cluster", node=ClusterConfig)
     store.store(group="schema", name="tracking", node=TrackingConfig)
     store.store(group="schema", name="search", node=SearchConfig)

@@ -74,10 +74,9 @@ class SweepFolder:
         return dict(about)
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        """Write sweep.json, unless it says the same already."""
-        wanted = {"version": VERSION, **about}
-        if self.about() != wanted:
-            write_json(self.path / "sweep.json", wanted)
+        """Write sweep.json, unless it names the same trials already (however they were spelled)."""
+        if self.about().get("trials") != about["trials"]:
+            write_json(self.path / "sweep.json", {"version": VERSION, **about})
 
     def note(self, entries: Sequence[TrialEntry]) -> None:
         """Append to the journal, on disk when this returns. Raises OSError."""

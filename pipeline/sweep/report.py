@@ -12,7 +12,7 @@ from typing import Any
 SEED = "seed"
 BY = "val/accuracy"
 """What decides which configuration is best: choosing by test figures would make them mean less."""
-SHOWN = ("val/accuracy", "test/accuracy", "val/loss", "images_per_s", "duration_s")
+SHOWN = ("val/accuracy", "test/accuracy", "val/loss", "images_per_s", "train_s")
 _LESS_IS_BETTER = re.compile(r"loss|duration|time|_s$|error")
 _RATE = re.compile(r"_per_s$")
 
@@ -103,7 +103,7 @@ def command(overrides: Sequence[str]) -> str:
 
 
 def table(found: Sequence[Group], columns: Sequence[str] = SHOWN) -> str:
-    """A line a configuration: mean ± standard deviation of each figure, and n. The best mean of a column has a ``*``."""
+    """A line a configuration: mean ± standard deviation of each figure, and n. ``*`` marks a column's best mean."""
     shown = [name for name in columns if any(name in group.statistics for group in found)]
     top = {name: best(found, name) for name in shown}
     rows = [("configuration", "n", *shown)]
