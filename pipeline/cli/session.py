@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # imported in the functions: a bare `doit` needs none of it
     from pipeline.run import Run
     from pipeline.runfolder import RunFolder
     from pipeline.sweep import Space
+    from pipeline.sweep.search_source import SearchPlan
     from pipeline.types import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +37,7 @@ class Session:
         from pipeline.config import build, compose
 
         if self.sweeps:
-            config = self.space.trials[0].config
+            config = (self.search_plan.corner if self.searches else self.space.trials[0]).config
             return config, compose.as_yaml(config.resolved)
         composed = self._given if self._given is not None else compose.compose_config(self.asked.overrides)
         resolved = compose.resolve(composed)
@@ -60,6 +61,21 @@ class Session:
         verb = invocation.VERBS.get(self.asked.verb or "")
         return verb is not None and verb.sweeps
 
+    @property
+    def searches(self) -> bool:
+        """Whether a search chooses the trials."""
+        chosen = [word.partition("=")[2] for word in self.asked.overrides if word.startswith("search=")]
+        return self.sweeps and bool(chosen) and chosen[-1] != "none"
+
+    @cached_property
+    def search_plan(self) -> SearchPlan:
+        """The search that the overrides ask for; ``forget_pack`` after a fetch. Raises UsageError."""
+        from pipeline.config import compose
+        from pipeline.sweep.search_source import plan
+
+        with compose.hydra_ready():
+            return plan(self.asked.overrides, root=ROOT, local_gpus=_local_gpus())
+
     @cached_property
     def space(self) -> Space:
         """The trials that the overrides stand for; ``forget_pack`` after a fetch. Raises UsageError."""
@@ -82,6 +98,7 @@ class Session:
         self.__dict__.pop("pack", None)
         self.__dict__.pop("run", None)
         self.__dict__.pop("space", None)
+        self.__dict__.pop("search_plan", None)
 
     @cached_property
     def run(self) -> Run | None:
