@@ -55,15 +55,15 @@ def test_each_trial_is_what_hydra_composes() -> None:
     chance = random.Random(0)
     refused = compared = 0
     with compose.hydra_ready():
-        for _ in range(20):
+        for _ in range(8):
             words = chance.sample(DIMENSIONS, chance.randint(2, 5))
             composer = TrialComposer()
-            for job in chance.sample(found := jobs(words), min(3, len(found))):
+            for job in chance.sample(found := jobs(words), min(2, len(found))):
                 theirs = resolved(lambda job: compose.resolve(compose.compose_now(job)), job)
                 assert resolved(composer.resolve, job) == theirs, job
                 compared += 1
                 refused += isinstance(theirs, str)
-    assert compared - refused > 40
+    assert compared - refused > 8
 
 
 def space(*words: str, root: Path) -> Space:
