@@ -204,7 +204,8 @@ def _show(plan: SearchPlan, folder: SweepFolder) -> None:
             (str(item["number"]), item["key"], str(entry.state) if entry else "asked", " ".join(item["chosen"]))
         )
     total = plan.total
-    say(f"sweep {folder.name}: search={plan.config.name}, {total} trials, {len(known)} of them asked for so far")
+    name = folder.name if plan.corner.run or plan.settings.name else "(its data isn't fetched, so it has no key yet)"
+    say(f"sweep {name}: search={plan.config.name}, {total} trials, {len(known)} of them asked for so far")
     if known:
         say(aligned(rows))
     say(f"{total - len(known)} more are chosen as it goes, from:")
