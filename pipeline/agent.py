@@ -712,7 +712,7 @@ def follow(request: Json) -> None:
     node = own_node(request)
     state = node["state_dir"]
     heard = [time.monotonic()]
-    threading.Thread(target=listen, args=(state, heard), daemon=True).start()
+    threading.Thread(target=listen, args=(node, heard), daemon=True).start()
     threading.Thread(target=leave_when_deaf, args=(heard,), daemon=True).start()
     offsets = {"log": int(request["log_at"]), "metrics": int(request["metrics_at"])}
     files = {"log": os.path.join(state, "log")}
@@ -774,14 +774,18 @@ def orphaned(state: str) -> Json | None:
     return None
 
 
-def listen(state: str, heard: list[float]) -> None:
-    """Renew the lease for as long as the controller beats; ``stop`` asks the supervisor to end the run."""
+def listen(node: Json, heard: list[float]) -> None:
+    """Renew the lease for as long as the controller beats; ``stop`` asks the supervisor to end the run,
+    ``prune`` asks rank 0, which looks for that file at the end of an epoch."""
+    state = node["state_dir"]
     touch(os.path.join(state, "lease"))
     touch(os.path.join(state, "attached"))
     while line := sys.stdin.buffer.readline():
         heard[0] = time.monotonic()
         with contextlib.suppress(FileNotFoundError):
             os.utime(os.path.join(state, "lease"))
+            if line.strip() == b"prune" and node["node_rank"] == 0:
+                touch(os.path.join(node["run_dir"], "prune"))
             if line.strip() == b"stop":
                 entry = read_json(os.path.join(state, "agent.json"))
                 if entry and born(entry["pid"]) == entry["born"]:

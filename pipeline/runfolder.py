@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import UsageError
 from pipeline.files import sha256_file, write_atomic, write_json
-from pipeline.key import ContentKey
+from pipeline.key import KEY_VERSION, ContentKey
 from pipeline.types import State
 
 TRAINED = ("checkpoints/final.pt", "metrics.jsonl", "predictions.json")
@@ -44,6 +45,16 @@ class RunFolder:
     @property
     def lock(self) -> Path:
         return self.path.parent / f".{self.key}.lock"
+
+    def refuse_newer(self) -> None:
+        """Raises UsageError for a folder that a later version has made: this one could only harm it."""
+        version = (self.read_json("key.json") or {}).get("version", KEY_VERSION)
+        if not isinstance(version, int) or version > KEY_VERSION:
+            raise UsageError(
+                f"run {self.key} was made by a newer version of Paceline (key.json says version {version}, this one "
+                f"knows {KEY_VERSION}); nothing of it was touched",
+                try_="git pull here, or paths.runs=<another folder>",
+            )
 
     def prepare(
         self, *, root: Path, key: ContentKey, config: Mapping[str, Any], config_yaml: str, pack_path: Path

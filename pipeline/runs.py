@@ -27,11 +27,13 @@ class Row:
 
 
 def find(runs_dir: Path, named: str) -> RunFolder:
-    """The run whose key begins with ``named``. Raises UsageError: none does, or several do."""
+    """The run whose key begins with ``named``. Raises UsageError: none or several, or it is newer than this code."""
     keys = [path.name for path in _folders(runs_dir)]
     found = [key for key in keys if named and key.startswith(named)]
     if len(found) == 1:
-        return RunFolder(runs_dir / found[0])
+        folder = RunFolder(runs_dir / found[0])
+        folder.refuse_newer()
+        return folder
     if found:
         raise UsageError(f"run={named} is the beginning of {len(found)} keys: {', '.join(sorted(found))}")
     raise UsageError(f"run={named}: no such run under {runs_dir}; {hint(named, keys)}")

@@ -6,34 +6,63 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline import journal, provenance
-from pipeline.errors import Killed, PacelineError, TrainingError, os_reason
+from pipeline.errors import Killed, PacelineError, Pruned, TrainingError, os_reason
 from pipeline.files import write_atomic, write_json
-from pipeline.launch import run_attempt
+from pipeline.interrupt import Stop
+from pipeline.launch import Hosts, run_attempt
 from pipeline.recorder import Recorder
 from pipeline.run import ENTRY, Run
-from pipeline.types import State
+from pipeline.types import PRUNE, PRUNED, State
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 _LOCK_POLL_S = 0.2
 
 Say = Callable[[str], None]
 
 
-def train(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """What a run takes from its surroundings. A sweep gives its trials what they can share.
+
+    ``evaluate`` makes the report of a run folder (raises PacelineError); ``on_trained`` is called when the hosts are
+    free again, before outputs, report and record are complete; ``code`` is the folder that the snapshot is copied
+    from (None: the project); ``hosts`` and ``stop`` are those of run_attempt.
+    """
+
+    evaluate: Callable[[Path], None]
+    recorder: Callable[[Run], Recorder]
+    provenance: Callable[[Run, Sequence[str], float], tuple[provenance.Provenance, bytes]]
+    on_trained: Callable[[], None] | None = None
+    code: Path | None = None
+    hosts: Hosts | None = None
+    stop: Stop | None = None
+
+
+def alone() -> Means:
+    """The means of a run that is no part of a sweep."""
+    return Means(evaluate=evaluate_in_child, recorder=own_recorder, provenance=collect_provenance)
+
+
+def train(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, means: Means | None = None) -> dict[str, Any]:
     """Bring the run to FINISHED and return result.json; a second caller with the same key waits for the first.
 
     Raises:
         HostError: a host can't take part.
         TrainingError: every attempt failed.
         Killed: stopped by Ctrl-C or SIGTERM.
+        Pruned: ended early because a file ``prune`` came into the run folder.
         PacelineError: the run folder can't be written, the evaluation failed.
     """
     with _folder_errors_explained(run):
-        return _train_alone(run, config_yaml=config_yaml, argv=argv, say=say)
+        return _train_alone(run, config_yaml=config_yaml, argv=argv, say=say, means=means or alone())
 
 
 @contextmanager
@@ -48,22 +77,23 @@ def _folder_errors_explained(run: Run) -> Iterator[None]:
         ) from error
 
 
-def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say) -> dict[str, Any]:
+def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, means: Means) -> dict[str, Any]:
     """Behind the lock of the run's key."""
     from filelock import FileLock, Timeout
 
+    run.folder.refuse_newer()
     run.folder.path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(run.folder.lock)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         say(f"another command is training {run.key.short}; waiting for it")
-        lock.acquire(poll_interval=_LOCK_POLL_S)
+        _wait_for(lock, means.stop)
     try:
         if run.reason is None:
             say(f"{run.key.short} was finished by the other command")
         else:
-            _finish(run, config_yaml=config_yaml, argv=argv, say=say)
+            _finish(run, config_yaml=config_yaml, argv=argv, say=say, means=means)
     finally:
         lock.release()
     result = run.folder.read_json("result.json")
@@ -72,19 +102,35 @@ def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say) -
     return result
 
 
-def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say) -> None:
+def _wait_for(lock: FileLock, stop: Stop | None) -> None:
+    """Until the other command is done. Raises Killed when ``stop`` is told."""
+    from filelock import Timeout
+
+    while True:
+        try:
+            lock.acquire(timeout=1.0, poll_interval=_LOCK_POLL_S)
+            return
+        except Timeout:
+            if stop is not None and stop.told:
+                raise Killed(f"stopped by {stop.by} while it waited for another command") from None
+
+
+def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, means: Means) -> None:
     """Whatever is still to do: launch, evaluation, record, result.json."""
     started = time.time()
-    recorder = Recorder(run.folder.path, run.config, run.root)
+    recorder = means.recorder(run)
     if not run.folder.training_done(run.key):
-        _lay_out(run, config_yaml=config_yaml, argv=argv, now=started)
-        _attempts(run, recorder, say)
+        _lay_out(run, config_yaml=config_yaml, argv=argv, now=started, means=means)
+        _attempts(run, recorder, say, means)
+        _leave_if_pruned(run, recorder, say)
+    elif means.on_trained is not None:
+        means.on_trained()
     summary = run.folder.read_json("summary.json")
     if summary is None:
         raise TrainingError(f"{run.folder.summary} is not readable though every node ended well")
     number = journal.attempts(run.folder.journal)
     try:
-        evaluate_in_child(run.folder.path)
+        means.evaluate(run.folder.path)
     except PacelineError as error:
         _failed(run, recorder, number, error, say)
         raise
@@ -100,11 +146,11 @@ def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say) -> Non
     )
 
 
-def _lay_out(run: Run, *, config_yaml: str, argv: Sequence[str], now: float) -> None:
-    run.folder.result.unlink(missing_ok=True)
-    run.folder.summary.unlink(missing_ok=True)
+def _lay_out(run: Run, *, config_yaml: str, argv: Sequence[str], now: float, means: Means) -> None:
+    for name in (run.folder.result, run.folder.summary, run.folder.path / PRUNE, run.folder.path / PRUNED):
+        name.unlink(missing_ok=True)
     run.folder.prepare(
-        root=run.root,
+        root=means.code or run.root,
         key=run.key,
         config=run.config.resolved,
         config_yaml=config_yaml,
@@ -112,7 +158,19 @@ def _lay_out(run: Run, *, config_yaml: str, argv: Sequence[str], now: float) -> 
     )
     if not run.folder.code_matches(run.key):
         raise PacelineError("trainers/ was edited while the run was being prepared", try_="the same command again")
-    origin, patch = provenance.collect(
+    origin, patch = means.provenance(run, argv, now)
+    write_json(run.folder.path / "provenance.json", origin.as_json())
+    write_atomic(run.folder.path / "changes.patch", patch)
+
+
+def own_recorder(run: Run) -> Recorder:
+    """A recorder process for this run."""
+    return Recorder(run.folder.path, run.config, run.root)
+
+
+def collect_provenance(run: Run, argv: Sequence[str], now: float) -> tuple[provenance.Provenance, bytes]:
+    """Where the run comes from, and the patch."""
+    return provenance.collect(
         root=run.root,
         argv=argv,
         overrides=run.config.overrides,
@@ -120,11 +178,21 @@ def _lay_out(run: Run, *, config_yaml: str, argv: Sequence[str], now: float) -> 
         outputs=[run.config.runs_dir, run.config.data_dir],
         unix_time=now,
     )
-    write_json(run.folder.path / "provenance.json", origin.as_json())
-    write_atomic(run.folder.path / "changes.patch", patch)
 
 
-def _attempts(run: Run, recorder: Recorder, say: Say) -> None:
+def _leave_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
+    """Into the journal and the record, as a run without a result. Raises Pruned."""
+    pruned = run.folder.read_json(PRUNED)
+    if pruned is None:
+        return
+    detail = f"after epoch {pruned['epoch']}, step {pruned['step']}"
+    _note(run, State.PRUNED, journal.attempts(run.folder.journal), detail)
+    recorder.finish(say)
+    mend = "doit train with the same configuration goes on from there"
+    raise Pruned(f"PRUNED {run.key.short} {detail}", try_=mend)
+
+
+def _attempts(run: Run, recorder: Recorder, say: Say, means: Means) -> None:
     """Attempt after attempt, each from the last checkpoint, until one ends well or none is left."""
     first = journal.attempts(run.folder.journal) + 1
     last = first + run.config.cluster.max_restarts
@@ -141,6 +209,9 @@ def _attempts(run: Run, recorder: Recorder, say: Say) -> None:
                 trainer=ENTRY,
                 on_line=lambda line: say(f"{line.host}:{'-' if line.rank is None else line.rank} | {line.text}"),
                 on_start=partial(_on_start, run, recorder, number),
+                on_end=means.on_trained,
+                hosts=means.hosts,
+                stop=means.stop,
             )
             return
         except Killed as error:

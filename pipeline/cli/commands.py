@@ -12,6 +12,8 @@ from pipeline.cli.diagnostics import benchmark as benchmark
 from pipeline.cli.diagnostics import profile as profile
 from pipeline.cli.invocation import VERBS
 from pipeline.cli.session import ROOT, Session, relative, session
+from pipeline.cli.sweeping import report as report
+from pipeline.cli.sweeping import sweep as sweep
 from pipeline.errors import PacelineError, UsageError
 
 
