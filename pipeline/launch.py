@@ -7,7 +7,7 @@ import json
 import queue
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,13 +69,14 @@ def run_attempt(
     trainer: str,
     on_line: Callable[[LogLine], None],
     on_start: Callable[[], None] | None = None,
+    on_facts: Callable[[Sequence[NodeFacts]], None] | None = None,
     outputs: Outputs = TRAINED,
 ) -> AttemptResult:
     """Run the trainer on all nodes to its end; outputs are in ``run_dir`` then.
 
     ``run_dir`` holds config.json and code/ already. Written here: plan.json, attempts/N/<host>.log and
     .exit.json, and on launchers whose nodes don't share the folder metrics.jsonl and rank 0's ``outputs``.
-    ``pack_dir`` is None for what needs no data.
+    ``pack_dir`` is None for what needs no data. ``on_facts`` hears what the hosts told, before anything starts.
 
     Raises:
         HostError: a host can't take part or can't be started.
@@ -96,6 +97,8 @@ def run_attempt(
             global_batch_size=settings[0].get("global_batch_size", cluster.world_size),
             backend=settings[1].get("backend", "auto"),
         )
+        if on_facts is not None:
+            on_facts(facts)
         ports = facts[0].extra.get("free_ports", [facts[0].free_port])
         for port in ports:
             plan = _plan(launcher, cluster, facts, pack, run_dir, run_key, attempt, port, trainer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import data
+from pipeline import data, evaluation_key
 from pipeline.closure import import_closure
 from pipeline.config.build import RunConfig
 from pipeline.key import ContentKey, code_digests, content_key, environment
@@ -26,8 +26,9 @@ class Run:
 
     @property
     def reason(self) -> str | None:
-        """Why it must run, or None when it is finished and intact."""
-        return self.folder.stale_because(self.key)
+        """Why it must run, or None when it is finished and intact. Raises UsageError: a newer Paceline wrote it."""
+        self.folder.refuse_newer()
+        return self.folder.stale_because(self.key) or evaluation_key.stale_because(self.folder, self.root)
 
 
 def prepare(config: RunConfig, root: Path, pack: data.Pack) -> Run:

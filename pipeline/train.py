@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,13 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline import journal, provenance
+from pipeline import evaluation_key, journal, provenance
 from pipeline.errors import Killed, PacelineError, TrainingError, os_reason
-from pipeline.files import write_atomic, write_json
+from pipeline.files import sha256_file, write_atomic, write_json
 from pipeline.launch import run_attempt
 from pipeline.recorder import Recorder
 from pipeline.run import ENTRY, Run
-from pipeline.types import State
+from pipeline.runfolder import EVALUATED, TRAINED, RunFolder, changed
+from pipeline.types import NodeFacts, State
 
 _LOCK_POLL_S = 0.2
 
@@ -50,26 +52,33 @@ def _folder_errors_explained(run: Run) -> Iterator[None]:
 
 def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say) -> dict[str, Any]:
     """Behind the lock of the run's key."""
-    from filelock import FileLock, Timeout
-
-    run.folder.path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(run.folder.lock)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        say(f"another command is training {run.key.short}; waiting for it")
-        lock.acquire(poll_interval=_LOCK_POLL_S)
-    try:
+    with alone(run.folder, say):
         if run.reason is None:
             say(f"{run.key.short} was finished by the other command")
         else:
             _finish(run, config_yaml=config_yaml, argv=argv, say=say)
-    finally:
-        lock.release()
     result = run.folder.read_json("result.json")
     if result is None:
         raise TrainingError(f"{run.folder.result} is not readable after the run")
     return result
+
+
+@contextmanager
+def alone(folder: RunFolder, say: Say = lambda _: None) -> Iterator[None]:
+    """The only one to write into the folder. The kernel frees the lock when its holder dies, however it dies."""
+    from filelock import FileLock, Timeout
+
+    folder.path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.lock)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say(f"another command is training {folder.key}; waiting for it")
+        lock.acquire(poll_interval=_LOCK_POLL_S)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say) -> None:
@@ -84,7 +93,7 @@ def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say) -> Non
         raise TrainingError(f"{run.folder.summary} is not readable though every node ended well")
     number = journal.attempts(run.folder.journal)
     try:
-        evaluate_in_child(run.folder.path)
+        evaluate_in_child(run.folder, run.root)
     except PacelineError as error:
         _failed(run, recorder, number, error, say)
         raise
@@ -118,8 +127,10 @@ def _lay_out(run: Run, *, config_yaml: str, argv: Sequence[str], now: float) -> 
         overrides=run.config.overrides,
         hosts=[host.label for host in run.config.cluster.hosts],
         outputs=[run.config.runs_dir, run.config.data_dir],
+        data_digest=run.pack.digest,
         unix_time=now,
     )
+    provenance.keep_lock(run.root, run.folder.path)
     write_json(run.folder.path / "provenance.json", origin.as_json())
     write_atomic(run.folder.path / "changes.patch", patch)
 
@@ -141,6 +152,7 @@ def _attempts(run: Run, recorder: Recorder, say: Say) -> None:
                 trainer=ENTRY,
                 on_line=lambda line: say(f"{line.host}:{'-' if line.rank is None else line.rank} | {line.text}"),
                 on_start=partial(_on_start, run, recorder, number),
+                on_facts=partial(_on_facts, run),
             )
             return
         except Killed as error:
@@ -177,14 +189,36 @@ def _on_start(run: Run, recorder: Recorder, number: int) -> None:
     recorder.start()
 
 
+def _on_facts(run: Run, facts: Sequence[NodeFacts]) -> None:
+    """What each host has installed, into provenance.json."""
+    known = run.folder.read_json("provenance.json") or {}
+    told = {fact.host: provenance.environment(fact) for fact in facts}
+    write_json(run.folder.path / "provenance.json", {**known, "environments": told})
+
+
 def _note(run: Run, state: State, attempt: int, detail: str = "") -> None:
     journal.append(run.folder.journal, journal.Entry(state=state, attempt=attempt, time=time.time(), detail=detail))
 
 
-def evaluate_in_child(run_dir: Path) -> None:
+def evaluate_in_child(folder: RunFolder, root: Path) -> None:
     """The scikit-learn report, made in a process of its own: the controller stays small. Raises PacelineError."""
     from pipeline.shell import run as run_process
 
-    done = run_process([sys.executable, "-m", "pipeline.evaluation", str(run_dir)], timeout_s=300.0)
+    predictions = folder.path / TRAINED[2]
+    made_of = evaluation_key.made_of(root, sha256_file(predictions) if predictions.exists() else "")
+    argv = [sys.executable, "-m", evaluation_key.ENTRY, str(folder.path), json.dumps(made_of)]
+    done = run_process(argv, timeout_s=300.0)
     if done.code != 0:
-        raise PacelineError(f"the evaluation report of {run_dir.name} failed: {done.stderr.strip()}")
+        raise PacelineError(f"the evaluation report of {folder.key} failed: {done.stderr.strip()}")
+
+
+def evaluate_again(folder: RunFolder, root: Path, say: Say) -> None:
+    """Make a run's report unless it is there, intact and up to date. Raises PacelineError."""
+    if not (folder.path / TRAINED[2]).exists():
+        evaluate_in_child(folder, root)  # says what is missing
+    with alone(folder, say):
+        vouched = (folder.read_json("result.json") or {}).get("files") or {}
+        intact = all(changed(folder.path / name, vouched[name]) is None for name in EVALUATED if name in vouched)
+        if not intact or evaluation_key.stale_because(folder, root) is not None:
+            evaluate_in_child(folder, root)
+            folder.vouch_again()
