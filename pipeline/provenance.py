@@ -157,7 +157,8 @@ def _demand(root: Path, *arguments: str, env: Mapping[str, str], input_: bytes |
 
 def _sorted_out(root: Path, untracked: Sequence[str], outputs: Sequence[str]) -> tuple[list[str], list[str]]:
     """The untracked files that belong into the patch, and those that would make it a copy of a data set."""
-    taken, large = [], []
+    taken: list[str] = []
+    large: list[str] = []
     for name in untracked:
         inside = any(name == output or name.startswith(f"{output}/") for output in outputs)
         if not name or name.endswith("/") or inside:  # a folder in this list is a repository of its own

@@ -54,8 +54,8 @@ class RunFolder:
         known = self.read_json("key.json") or {}
         if is_newer(known):
             raise UsageError(
-                f"run {self.key} was written by a newer Paceline: key.json has version {known['version']}, this one knows "
-                f"up to {KEY_VERSION}",
+                f"run {self.key} was written by a newer Paceline: key.json has version {known['version']}, "
+                f"this one knows up to {KEY_VERSION}",
                 try_="update this checkout, or paths.runs=<another folder>",
             )
 
