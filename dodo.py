@@ -39,6 +39,16 @@ def task_why() -> Task:
     return tasks.always("why")
 
 
+def task_sweep() -> Task:
+    """Train every combination of several values, each an ordinary run."""
+    return tasks.always("sweep")
+
+
+def task_report() -> Task:
+    """Results of a sweep: seeds taken together, the best configuration."""
+    return tasks.always("report")
+
+
 def task_evaluate() -> Task:
     """Accuracy, per-class report and confusion matrix of a run."""
     return tasks.always("evaluate", after=["train"])

@@ -2,12 +2,14 @@
 
 ``python -m pipeline.evaluation RUN_DIR MADE_OF`` does it in a process of its own: scikit-learn and matplotlib are
 large. MADE_OF is a JSON object that the report keeps, taken before: an edit meanwhile makes the report stale.
+``--serve`` does it for each run folder that stdin names, a line each, and answers each with a line of JSON.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ Report = dict[str, Any]
 
 _AVERAGES = ("macro avg", "weighted avg")
 _MAX_NUMBERED_CLASSES = 25  # with more, the cells are too small for a number in each
+_NICENESS = 10
 _MAX_LABEL = 28  # characters of a class name on an axis
 
 
@@ -216,7 +219,27 @@ def _write_counts(axes: Axes, matrix: Sequence[Sequence[int]], shares: Sequence[
             axes.text(x, y, f"{cell}", ha="center", va="center", color=colour, fontsize=9)
 
 
+def serve() -> int:
+    """The trials of a sweep one after another: only the first waits for the imports."""
+    os.nice(_NICENESS)  # the next trial is training meanwhile
+    answers, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints is no answer
+    import matplotlib.figure  # noqa: F401  (now, before the first trial has ended)
+    import sklearn.metrics  # noqa: F401
+
+    for line in sys.stdin:
+        try:
+            asked = json.loads(line)
+            evaluate(Path(asked["run_dir"]), asked["made_of"])
+            error = None
+        except (PacelineError, OSError) as failure:
+            error = str(failure)
+        print(json.dumps({"id": json.loads(line)["id"], "error": error}), file=answers, flush=True)
+    return 0
+
+
 def main() -> int:
+    if sys.argv[1:] == ["--serve"]:
+        return serve()
     try:
         evaluate(Path(sys.argv[1]), json.loads(sys.argv[2]))
     except (PacelineError, OSError) as error:

@@ -8,25 +8,36 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pipeline.closure import import_closure
 from pipeline.files import sha256_file
 from pipeline.key import environment
-from pipeline.runfolder import EVALUATED, RunFolder
+from pipeline.runfolder import EVALUATED, TRAINED, RunFolder
 
 ENTRY = "pipeline.evaluation"
 
 
 def made_of(root: Path, predictions_sha256: str) -> dict[str, Any]:
     """What a report that is made now is made of. Raises OSError, SyntaxError."""
+    code, versions = _means(root)
+    return {"predictions": predictions_sha256, "code": dict(code), "environment": dict(versions)}
+
+
+def made_of_run(folder: RunFolder, root: Path) -> dict[str, Any]:
+    """The same for a run whose report is about to be made."""
+    path = folder.path / TRAINED[2]
+    return made_of(root, sha256_file(path) if path.exists() else "")
+
+
+@cache
+def _means(root: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Code and versions, read once: the reports of a process that lives long are made by the code it began with."""
     closure = import_closure(root, ENTRY, ())
-    return {
-        "predictions": predictions_sha256,
-        "code": {path.as_posix(): _meaning((root / path).read_bytes()) for path in closure.files},
-        "environment": environment(closure),
-    }
+    code = {path.as_posix(): _meaning((root / path).read_bytes()) for path in closure.files}
+    return code, environment(closure)
 
 
 def stale_because(folder: RunFolder, root: Path) -> str | None:

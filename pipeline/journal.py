@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.types import State
 
@@ -23,9 +25,12 @@ class Entry:
 
 def append(path: Path, entry: Entry) -> None:
     """One write of one line (atomic under O_APPEND), then fsync. Raises OSError."""
-    line = (
-        json.dumps({"state": entry.state, "attempt": entry.attempt, "time": entry.time, "detail": entry.detail}) + "\n"
-    )
+    append_lines(path, [{"state": entry.state, "attempt": entry.attempt, "time": entry.time, "detail": entry.detail}])
+
+
+def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
+    """The same of JSON objects, a line each. Raises OSError."""
+    line = "".join(json.dumps(value) + "\n" for value in values)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,11 @@ def collect(
         unix_time=unix_time,
     )
     return provenance, patch
+
+
+def of_another(origin: Provenance, *, overrides: Sequence[str], hosts: Sequence[str], unix_time: float) -> Provenance:
+    """The provenance of another run of the same command and code."""
+    return replace(origin, overrides=tuple(_without_secrets(overrides)), hosts=tuple(hosts), unix_time=unix_time)
 
 
 def environment(fact: NodeFacts) -> dict[str, Any]:

@@ -134,6 +134,22 @@ def _popen(argv: Sequence[str], *, stdin: IO[bytes] | int, env: Mapping[str, str
             stdin.close()
 
 
+def companion(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a child that answers lines on stdin with lines on stdout, its stderr in ``log``. Raises OSError.
+
+    It ends with its stdin, so also when this process is killed.
+    """
+    with log.open("wb") as errors:
+        return subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=dict(env),
+            start_new_session=True,  # a Ctrl-C in the terminal must not end it before the trials are recorded as KILLED
+        )
+
+
 def background(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     """Start a child that works beside the controller, its output in ``log`` (made anew). Raises OSError."""
     with log.open("wb") as output:

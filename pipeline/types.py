@@ -24,7 +24,9 @@ class Host:
 
     ``name`` is what ssh is called with, so aliases of ssh_config work. ``address`` is where the other
     nodes reach it (None: the address on which ssh reached it). ``interface`` names the network
-    interface for the collectives (None: the one that holds ``address``).
+    interface for the collectives (None: the one that holds ``address``). ``placement`` is environment that
+    only says which part of the node is meant (its GPUs), so unlike ``env`` it is no part of a run's key;
+    ``shared_by`` is how many runs share the node's cores.
     """
 
     name: str
@@ -35,6 +37,8 @@ class Host:
     interface: str | None = None
     python: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    placement: Mapping[str, str] = field(default_factory=dict)
+    shared_by: int = 1
 
     @property
     def label(self) -> str:

@@ -16,6 +16,8 @@ from pipeline.cli.provenance import reproduce as reproduce
 from pipeline.cli.provenance import status as status
 from pipeline.cli.provenance import why as why
 from pipeline.cli.session import ROOT, Session, relative, session
+from pipeline.cli.sweeping import report as report
+from pipeline.cli.sweeping import sweep as sweep
 from pipeline.errors import PacelineError, UsageError
 
 

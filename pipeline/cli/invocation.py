@@ -16,13 +16,15 @@ from pipeline.errors import UsageError, hint
 class Verb:
     """One command. ``options`` are its own ``name=value`` words; ``composes`` says that it takes overrides.
 
-    ``shares_batch``: the ranks must be able to share the global batch.
+    ``shares_batch``: the ranks must be able to share the global batch. ``sweeps``: its overrides may stand for
+    several values.
     """
 
     summary: str
     options: tuple[str, ...] = ()
     composes: bool = True
     shares_batch: bool = True
+    sweeps: bool = False
 
 
 VERBS: Mapping[str, Verb] = {
@@ -36,6 +38,12 @@ VERBS: Mapping[str, Verb] = {
         summary="why this run is not up to date: the fields that differ from the nearest one", options=("json",)
     ),
     "train": Verb(summary="train: fetch, launch torchrun on every host, evaluate, record"),
+    "sweep": Verb(
+        summary="train every combination of several values: optimizer.lr=0.1,0.01 seed='range(3)'",
+        options=("dry_run", "fork", "retry_failed"),
+        sweeps=True,
+    ),
+    "report": Verb(summary="results of a sweep, seeds taken together: sweep=KEY json=1", options=("sweep", "json")),
     "evaluate": Verb(summary="accuracy, per-class report and confusion matrix of a run", options=("run",)),
     "record": Verb(summary="replay a run into MLflow (exactly once)", options=("run",)),
     "runs": Verb(summary="list the runs: state, accuracy, how to repeat them"),

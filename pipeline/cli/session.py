@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # imported in the functions: a bare `doit` needs none of it
     from pipeline.data import Pack
     from pipeline.run import Run
     from pipeline.runfolder import RunFolder
+    from pipeline.sweep import Space
     from pipeline.types import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,10 +33,11 @@ class Session:
     @cached_property
     def composed(self) -> tuple[RunConfig, str]:
         """The typed configuration and its YAML."""
-        from omegaconf import OmegaConf
-
         from pipeline.config import build, compose
 
+        if self.sweeps:
+            config = self.space.trials[0].config
+            return config, compose.as_yaml(config.resolved)
         composed = self._given if self._given is not None else compose.compose_config(self.asked.overrides)
         resolved = compose.resolve(composed)
         verb = invocation.VERBS.get(self.asked.verb or "")
@@ -50,7 +52,20 @@ class Session:
             from pipeline import tracking
 
             tracking.absolute_uri(config.tracking_uri, ROOT)
-        return config, OmegaConf.to_yaml(composed, resolve=True)
+        return config, compose.as_yaml(config.resolved)
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether the overrides stand for the trials of a sweep."""
+        verb = invocation.VERBS.get(self.asked.verb or "")
+        return verb is not None and verb.sweeps
+
+    @cached_property
+    def space(self) -> Space:
+        """The trials that the overrides stand for; ``forget_pack`` after a fetch. Raises UsageError."""
+        from pipeline.sweep import expand
+
+        return expand(self.asked.overrides, root=ROOT, local_gpus=_local_gpus())
 
     @property
     def config(self) -> RunConfig:
@@ -66,6 +81,7 @@ class Session:
     def forget_pack(self) -> None:
         self.__dict__.pop("pack", None)
         self.__dict__.pop("run", None)
+        self.__dict__.pop("space", None)
 
     @cached_property
     def run(self) -> Run | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import hostfile
-from pipeline.config.schema import RootConfig
+from pipeline.config.schema import RootConfig, SweepConfig
 from pipeline.errors import UsageError, hint
 from pipeline.launchers import LAUNCHERS
 from pipeline.plan import check_batch
@@ -21,7 +21,10 @@ CPU_RANKS = 2  # `auto` without a GPU: the same number everywhere, so that a run
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One run as configured: typed for the pipeline, ``resolved`` for config.json."""
+    """One run as configured: typed for the pipeline, ``resolved`` for config.json.
+
+    ``sweep`` says how a sweep over such runs goes; it is no part of the run, so ``resolved`` lacks it.
+    """
 
     train: node.TrainConfig
     cluster: Cluster
@@ -32,6 +35,7 @@ class RunConfig:
     data_dir: Path
     resolved: Mapping[str, Any]
     overrides: tuple[str, ...]
+    sweep: SweepConfig
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -76,8 +80,9 @@ def build(
         tracking_experiment=tracking["experiment"],
         runs_dir=root / paths["runs"],
         data_dir=root / paths["data"],
-        resolved=resolved,
+        resolved={name: value for name, value in resolved.items() if name != "sweep"},
         overrides=overrides,
+        sweep=SweepConfig(**resolved["sweep"]),
     )
 
 

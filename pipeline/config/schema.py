@@ -64,8 +64,18 @@ class PathsConfig:
 
 
 @dataclass(kw_only=True)
+class SweepConfig:
+    """How a sweep's trials are run; nothing here belongs to a run or its key."""
+
+    name: str | None = None  # what the sweep is called; None: by its content
+    nodes: int | None = None  # hosts of the cluster that one trial runs on; None: all of them
+    slots: Any = "auto"  # trials at a time on the same host(s): int, or auto (local: GPUs // nproc_per_node, else 1)
+    retries: int = 1  # further tries of a trial that a lost host or a lack of memory has ended
+
+
+@dataclass(kw_only=True)
 class RootConfig:
-    """The whole configuration of a run."""
+    """The whole configuration of a run, and how a sweep over it runs."""
 
     seed: int = 0
     dataset: node.DatasetConfig = MISSING
@@ -77,12 +87,15 @@ class RootConfig:
     cluster: ClusterConfig = MISSING
     tracking: TrackingConfig = MISSING
     paths: PathsConfig = field(default_factory=PathsConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
 
 
 def register() -> None:
     """Put all schemas into Hydra's store; calling it twice does no harm."""
     store: Any = ConfigStore.instance()
     store.store(group="schema", name="root", node=RootConfig)
+    launcher = {"_target_": "hydra_plugins.paceline_launcher.PacelineLauncher"}
+    store.store(group="hydra/launcher", name="paceline", node=launcher)
     store.store(group="schema", name="cluster", node=ClusterConfig)
     store.store(group="schema", name="tracking", node=TrackingConfig)
     for group, schemas in node.SCHEMAS.items():

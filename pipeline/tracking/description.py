@@ -173,12 +173,24 @@ def _tags(
         "paceline.weights_sha256": summary.get("weights_sha256"),
         "paceline.dataset_digest": summary.get("dataset_digest"),
         "paceline.world_size": summary.get("world_size"),
+        **_sweep_tags(run_dir),
     }
     return {
         name: _cut(redact(str(value)), _MAX_TAG, "provenance.json")
         for name, value in tags.items()
         if value not in (None, "")
     }
+
+
+def _sweep_tags(run_dir: Path) -> dict[str, Any]:
+    """Which sweeps the run belongs to, flat: MLflow shows no charts of nested runs. The latest in ``sweep.key``."""
+    sweeps = read_object(run_dir / "sweeps.json").get("sweeps") or []
+    tags = {f"sweep.{item['key']}": item["trial"] for item in sweeps}
+    if sweeps:
+        last = sweeps[-1]
+        tags |= {"sweep.key": last["key"], "sweep.name": last["name"], "sweep.trial": last["trial"]}
+        tags["sweep.overrides"] = " ".join(last["overrides"])
+    return tags
 
 
 def _hosts(run_dir: Path, provenance: Mapping[str, Any]) -> list[str]:
