@@ -38,9 +38,13 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One configuration: its steps, and what would be launched. ``key`` is None while its data isn't fetched."""
+    """One configuration: its steps, and what would be launched. ``key`` is None while its data isn't fetched.
+
+    ``chosen`` are those of the overrides that a sweep chose for it.
+    """
 
     key: str | None
+    chosen: tuple[str, ...]
     overrides: tuple[str, ...]
     steps: tuple[Step, ...]
     launch: LaunchPlan
@@ -50,10 +54,11 @@ class Trial:
         return any(not step.done for step in self.steps)
 
 
-def trial(config: RunConfig, pack: Pack | None, run: Run | None, *, root: Path) -> Trial:
+def trial(config: RunConfig, pack: Pack | None, run: Run | None, *, root: Path, chosen: tuple[str, ...] = ()) -> Trial:
     """Plan one configuration. Looks at files here; asks no host, starts nothing. Raises UsageError."""
     return Trial(
         key=run.key.short if run else None,
+        chosen=chosen,
         overrides=config.overrides,
         steps=steps(config, pack, run, root=root),
         launch=launch_plan(config, run),
@@ -199,7 +204,7 @@ def _many(trials: Sequence[Trial]) -> list[str]:
     for item in trials:
         open_step = next((step for step in item.steps if not step.done), None)
         state = f"to run  {open_step.name}: {open_step.why}" if open_step else "done"
-        rows.append(f"  {item.key or '<key>':<12}  {' '.join(item.overrides)}  {state}")
+        rows.append(f"  {item.key or '<key>':<12}  {' '.join(item.chosen)}  {state}")
     return rows
 
 

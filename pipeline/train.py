@@ -34,9 +34,9 @@ Say = Callable[[str], None]
 class Means:
     """What a run takes from its surroundings. A sweep gives its trials what they can share.
 
-    ``evaluate`` makes the report of a run folder by the project's code (raises PacelineError); ``on_trained`` is called when the hosts are
-    free again, before outputs, report and record are complete; ``code`` is the folder that the snapshot is copied
-    from (None: the project); ``hosts`` and ``stop`` are those of run_attempt.
+    ``evaluate`` makes the report of a run folder, by the project's code (raises PacelineError); ``on_trained`` is
+    called when the hosts are free again, before outputs, report and record are complete; ``code`` is the folder that
+    the snapshot is copied from (None: the project); ``hosts`` and ``stop`` are those of run_attempt.
     """
 
     evaluate: Callable[[RunFolder, Path], None]

@@ -31,7 +31,12 @@ def _trials() -> list[Trial]:
     from pipeline import planning
 
     current = session()
-    return [planning.trial(current.config, current.pack, current.run, root=ROOT)]
+    if not current.sweeps:
+        return [planning.trial(current.config, current.pack, current.run, root=ROOT)]
+    return [
+        planning.trial(item.config, item.run.pack if item.run else None, item.run, root=ROOT, chosen=item.chosen)
+        for item in current.space.trials
+    ]
 
 
 def why() -> None:

@@ -56,8 +56,12 @@ class Session:
 
     @property
     def sweeps(self) -> bool:
-        """Whether the overrides stand for the trials of a sweep."""
+        """Whether the overrides stand for the trials of a sweep. `doit plan` takes both kinds. Raises UsageError."""
         verb = invocation.VERBS.get(self.asked.verb or "")
+        if self.asked.verb == "plan":
+            from pipeline.config.trials import jobs
+
+            return len(jobs(self.asked.overrides)) > 1
         return verb is not None and verb.sweeps
 
     @cached_property
