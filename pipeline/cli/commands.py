@@ -101,10 +101,9 @@ def _train(current: Session) -> None:
     run = current.run
     if run is None:
         raise PacelineError("the data set vanished after it was fetched", try_="the same command again")
-    config, config_yaml = current.composed
-    cluster = config.cluster
+    cluster = current.config.cluster
     say(f"run {run.key.short}: {cluster.nnodes} node(s), {cluster.world_size} rank(s), {cluster.launcher}")
-    result = training.train(run, config_yaml=config_yaml, argv=sys.argv, say=say)
+    result = training.train(run, config_yaml=current.config_yaml, argv=sys.argv, say=say)
     say(f"FINISHED {run.key.short}: {_figures(result)}")
     say(f"  results  {relative(run.folder.result)}")
     say("  compare  doit ui")
