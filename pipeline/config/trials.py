@@ -72,7 +72,7 @@ def intervals(words: Sequence[str]) -> Words:
 def _parsed(words: Sequence[str]) -> list[Override]:
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     try:
-        return [parser.parse_override(word) for word in words]
+        return parser.parse_overrides(list(words))
     except Exception as error:  # Hydra's and the lexer's
         raise explain(error, list(words), lambda _: None) from error
 
