@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ _NOT_COMPARED = {
     "trainer.keep_best",
     "trainer.keep_checkpoints",
     "trainer.log_every_steps",
+    "trainer.tta",
 }
 
 
@@ -92,10 +93,10 @@ class CheckpointFolder:
         self.wait()
         self._pending = self._writer.submit(self._write_best, weights, dict(side))
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Start writing; tensors must not change any more. Raises TrainerError of the write before."""
+    def save(self, checkpoint: Checkpoint, first: Callable[[], None] = lambda: None) -> None:
+        """Start writing, after ``first``; tensors must not change any more. Raises TrainerError of the write before."""
         self.wait()
-        self._pending = self._writer.submit(self._write, checkpoint)
+        self._pending = self._writer.submit(self._write, checkpoint, first)
 
     def wait(self) -> None:
         """Until the last checkpoint is on the disk. Raises TrainerError naming path and bytes."""
@@ -142,7 +143,8 @@ class CheckpointFolder:
         sha256 = write_atomic(path, lambda file: file.save(weights), needed_bytes=needed_bytes)
         write_json(path.with_suffix(".json"), {"sha256": sha256, "weights_sha256": digest(weights), **side})
 
-    def _write(self, checkpoint: Checkpoint) -> None:
+    def _write(self, checkpoint: Checkpoint, first: Callable[[], None]) -> None:
+        first()
         _refuse_nonfinite(checkpoint)
         path = self._folder / f"step-{checkpoint.step:08d}.pt"
         content = {name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__}

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainers.shared_memory import SharedMemory
+
 _BUCKET_BYTES = 25 << 20
 _FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early
 
@@ -23,13 +25,16 @@ _FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early
 class _Bucket:
     """Some parameters and one flat buffer for their gradients; ``views`` are that buffer in their shapes.
 
-    ``sent`` is what travels: the buffer itself, or its copy in fp16.
+    ``sent`` is what travels: the buffer itself, or its copy in fp16. Over shared memory nothing does: ``parts``
+    [ranks, n] are both ranks' gradients there, ``written`` are this rank's in the parameters' shapes.
     """
 
     parameters: list[nn.Parameter]
     flat: Tensor
     views: list[Tensor]
     sent: Tensor
+    parts: Tensor | None = None
+    written: list[Tensor] = field(default_factory=list)
     waiting: int = 0
     work: dist.Work | None = field(default=None, repr=False)
 
@@ -41,14 +46,23 @@ class GradientAverager:
     before the last of them, ``finish()``: then every ``.grad`` holds the mean. With one rank it only clears gradients.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], world_size: int, compression: str = "none") -> None:
-        """``compression``: none or fp16 (on the wire; the sum is taken in it too)."""
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        world_size: int,
+        compression: str = "none",
+        memory: SharedMemory | None = None,
+    ) -> None:
+        """``compression``: none or fp16 (on the wire; the sum is taken in it too). ``memory``: instead of a wire."""
         self._parameters = list(parameters)
+        self._memory = memory
         self._buckets: list[_Bucket] = []
         self._next = 0
         self._sends = False
         if world_size > 1:
             self._buckets = _fill_buckets(self._parameters, torch.float16 if compression == "fp16" else None)
+            if memory is not None:
+                _lay_into(memory, self._buckets)
             for bucket in self._buckets:
                 for parameter in bucket.parameters:
                     hook = partial(self._arrived, bucket)
@@ -72,6 +86,10 @@ class GradientAverager:
         if self._next < len(self._buckets):
             missing = sum(bucket.waiting for bucket in self._buckets)
             raise RuntimeError(f"{missing} parameters of the model took no part in the loss; every one must")
+        if self._memory is not None:
+            self._memory.meet()
+            for bucket in self._buckets:
+                _add_up(bucket)
         for bucket in self._buckets:
             if bucket.work is not None:
                 bucket.work.wait()
@@ -85,6 +103,8 @@ class GradientAverager:
             return
         bucket.waiting -= 1
         while self._next < len(self._buckets) and self._buckets[self._next].waiting == 0:
+            if self._memory is not None and self._next == 0:
+                self._memory.meet()  # the other rank has read the last step's
             _send(self._buckets[self._next])
             self._next += 1
 
@@ -92,20 +112,22 @@ class GradientAverager:
 @torch.no_grad()
 def _send(bucket: _Bucket) -> None:
     gradients = [parameter.grad for parameter in bucket.parameters if parameter.grad is not None]
-    torch._foreach_copy_(bucket.views, gradients)
+    torch._foreach_copy_(bucket.written or bucket.views, gradients)
     for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
         parameter.grad = view
+    if bucket.written:
+        return
     if bucket.sent is not bucket.flat:
         bucket.sent.copy_(bucket.flat)
     bucket.work = dist.all_reduce(bucket.sent, async_op=True)
 
 
 def _fill_buckets(parameters: Sequence[nn.Parameter], sent_dtype: torch.dtype | None) -> list[_Bucket]:
-    """Last parameters first: their gradients are ready first."""
+    """Last parameters first: their gradients are ready first. A bucket is closed when it has reached its limit."""
     groups: list[list[nn.Parameter]] = [[]]
     limit, filled = _FIRST_BUCKET_BYTES, 0
     for parameter in reversed(parameters):
-        if groups[-1] and (filled + parameter.nbytes > limit or parameter.dtype != groups[-1][-1].dtype):
+        if groups[-1] and (filled >= limit or parameter.dtype != groups[-1][-1].dtype):
             groups.append([])
             limit, filled = _BUCKET_BYTES, 0
         groups[-1].append(parameter)
@@ -116,9 +138,28 @@ def _fill_buckets(parameters: Sequence[nn.Parameter], sent_dtype: torch.dtype | 
 def _bucket(parameters: list[nn.Parameter], sent_dtype: torch.dtype | None) -> _Bucket:
     """Views take the strides of their parameter, so that channels-last gradients are copied in one run."""
     flat = torch.zeros(sum(item.numel() for item in parameters), dtype=parameters[0].dtype, device=parameters[0].device)
+    sent = flat if sent_dtype is None else torch.zeros_like(flat, dtype=sent_dtype)
+    return _Bucket(parameters=parameters, flat=flat, views=_views(flat, parameters), sent=sent)
+
+
+def _views(flat: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """Of one contiguous buffer, one after the other."""
     views, offset = [], 0
     for item in parameters:
-        views.append(flat.as_strided(item.shape, item.stride(), offset))
+        views.append(flat.view(-1)[offset : offset + item.numel()].as_strided(item.shape, item.stride()))
         offset += item.numel()
-    sent = flat if sent_dtype is None else torch.zeros_like(flat, dtype=sent_dtype)
-    return _Bucket(parameters=parameters, flat=flat, views=views, sent=sent)
+    return views
+
+
+def _lay_into(memory: SharedMemory, buckets: Sequence[_Bucket]) -> None:
+    start = 0
+    for bucket in buckets:
+        stop = start + bucket.flat.numel()
+        bucket.parts = memory.values[:, start:stop]
+        bucket.written = _views(bucket.parts[memory.rank], bucket.parameters)
+        start = stop
+
+
+def _add_up(bucket: _Bucket) -> None:
+    if bucket.parts is not None:
+        torch.add(*bucket.parts, out=bucket.flat)

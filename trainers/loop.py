@@ -19,8 +19,8 @@ from trainers.data import Pack
 from trainers.distributed import Node
 from trainers.errors import TrainerError
 from trainers.evaluation import Evaluation, evaluate
-from trainers.metrics import Losses, MetricsFile, Reading, Throughput
-from trainers.network import agree_on_precision, make_network
+from trainers.metrics import Clock, Losses, MetricsFile, Reading, Throughput
+from trainers.network import agree_on_precision, calibrate, make_network
 from trainers.step import Stepper
 from trainers.weights import plain
 
@@ -33,6 +33,7 @@ class Trainer:
         self.steps = plan_steps(config.trainer, pack.manifest, node.ranks.world_size)
         self.model = make_network(config.model, pack.manifest, node, seed=config.seed, steps=self.steps)
         self.normalise = normaliser(pack.manifest, normalise=config.dataset.normalise, device=node.device)
+        calibrate(self.model, pack, self.normalise)
         self.precision = agree_on_precision(config.trainer.precision, node)
         self.stepper = Stepper(
             config,
@@ -47,6 +48,7 @@ class Trainer:
         self.progress: dict[str, Any] = {"train_s": 0.0, "metrics": {}}
         self.losses = Losses(node, min(config.trainer.log_every_steps, self.steps.per_epoch))
         self.throughput = Throughput(self.steps.global_batch_size)
+        self.clock = Clock()
         self.saved_step = 0
         self._saved_at = time.monotonic()
         self.metrics: MetricsFile | None = None
@@ -105,8 +107,10 @@ class Trainer:
     # ------------------------------------------------------------------------------------- training
     def train(self) -> None:
         """Run to the last step. Raises TrainerError for a loss that is not finite or memory that is full."""
-        began = time.perf_counter() - self.progress["train_s"]
         plan: EpochPlan | None = None
+        self._warm_up()
+        began = time.perf_counter() - self.progress["train_s"]
+        self.clock.restart(self.step)
         self.throughput.restart()
         while self.step < self.steps.total:
             epoch, position = self.steps.place(self.step)
@@ -120,6 +124,22 @@ class Trainer:
             self._after_step(epoch, position + 1, began)
         if self.folder is not None:
             self.folder.wait()
+
+    def _warm_up(self) -> None:
+        """What is done once and is no training: compilation, and on a GPU the loading of its kernels."""
+        if self.step == self.steps.total or not (self.config.trainer.compile or self.node.device.type == "cuda"):
+            return
+        epoch = self.steps.place(self.step)[0]
+        plan = plan_epoch(self.config.dataset, self.pack, seed=self.config.seed, epoch=epoch)
+        self.model.train()
+        began = time.perf_counter()
+        self.stepper.warm_up(plan)
+        if self.node.device.type == "cuda":
+            torch.cuda.synchronize(self.node.device)
+        seconds = time.perf_counter() - began
+        self.progress["warm_up_s"] = self.progress.get("warm_up_s", 0.0) + seconds
+        if self.config.trainer.compile:
+            self.say(f"compiled in {seconds:.1f} s")
 
     def _one_step(self, plan: EpochPlan, position: int) -> None:
         self.losses.add(self.stepper(plan, self.step, position))
@@ -184,7 +204,6 @@ class Trainer:
         self.saved_step, self._saved_at = self.step, time.monotonic()
         if self.folder is None or self.metrics is None:
             return
-        self.metrics.sync()
         self.progress["images_per_s"] = self.throughput.median()
         self.folder.save(
             Checkpoint(
@@ -195,7 +214,8 @@ class Trainer:
                 optimizer={name: list(map(_copy, items)) for name, items in self.stepper.state().items()},
                 statistics=_copy(table),
                 progress={**self.progress, "metrics": dict(self.progress["metrics"])},
-            )
+            ),
+            first=self.metrics.sync,  # takes milliseconds, and the training need not wait for it
         )
 
     # ---------------------------------------------------------------------------------- the results
@@ -209,6 +229,7 @@ class Trainer:
             normalise=self.normalise,
             precision=self.precision,
             batch_size=self.steps.micro_batch_size,
+            tta=self.config.trainer.tta,
         )
 
     def test(self) -> Evaluation:
@@ -243,7 +264,7 @@ class Trainer:
         value = "" if accuracy is None else f"  val accuracy {accuracy:.4f}"
         self.say(
             f"epoch {epoch + 1}/{self.config.trainer.epochs}  step {self.step}/{self.steps.total}"
-            f"  loss {loss:.4f}{value}  {rate:,.0f} images/s"
+            f"  loss {loss:.4f}{value}  {rate:,.0f} images/s{self.clock.left(self.step, self.steps.total)}"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from trainers import weights
 from trainers.batches import Steps
 from trainers.config import TrainConfig, load
+from trainers.cores import take_cores
 from trainers.data import Manifest, Pack, check_digests, open_pack, place
 from trainers.distributed import Ranks, connect, read_ranks
 from trainers.errors import TrainerError
@@ -35,10 +35,10 @@ def run(path: Path) -> None:
         config = load(path)
     except OSError as error:
         raise TrainerError(f"{path} cannot be read ({error.strerror})") from error
+    take_cores(read_ranks())
     pack = open_pack(run_dir / "data")
     _refuse_empty_splits(config, pack.manifest)
     check = DigestCheck(pack, read_ranks())
-    _set_threads(read_ranks())
     keep_freed_memory()
     node = connect(config.strategy.backend)
     with ExitStack() as stack:
@@ -87,12 +87,6 @@ def _refuse_empty_splits(config: TrainConfig, manifest: Manifest) -> None:
             f"trainer.keep_best=true needs val images, and the val split of {manifest.name} is empty; "
             "set dataset.val_size to take one from the training images"
         )
-
-
-def _set_threads(ranks: Ranks) -> None:
-    """Share the cores among the ranks of a node, unless the launcher has decided."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks.local_world_size))
 
 
 def _first_line(config: TrainConfig, trainer: Trainer) -> str:
@@ -155,6 +149,7 @@ def _summary(trainer: Trainer, weights_sha256: str) -> dict[str, Any]:
         "world_size": ranks.world_size,
         "images_per_s": progress["images_per_s"],
         "train_s": progress["train_s"],
+        "warm_up_s": progress.get("warm_up_s", 0.0),
         "first_step_unix_time": progress["first_step_unix_time"],
         "synthetic": trainer.pack.manifest.synthetic,
         "dataset_digest": trainer.pack.manifest.digest,
