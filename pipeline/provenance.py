@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 import shlex
 import shutil
 import tempfile
@@ -15,6 +14,7 @@ from typing import Any
 from pipeline import git
 from pipeline.errors import PacelineError
 from pipeline.files import sha256_bytes, sha256_file, write_atomic
+from pipeline.redact import in_word
 from pipeline.types import NodeFacts
 
 LOCK = "requirements.lock"
@@ -174,10 +174,5 @@ def _sorted_out(root: Path, untracked: Sequence[str], outputs: Sequence[str]) ->
     return taken, large
 
 
-def without_secrets(text: bytes) -> bytes:
-    """``https://user:password@host`` loses its password."""
-    return re.sub(rb"(://[^/\s:@]*):[^/\s@]*@", rb"\1:***@", text)
-
-
 def _without_secrets(words: Sequence[str]) -> list[str]:
-    return [without_secrets(word.encode()).decode() for word in words]
+    return [in_word(word) for word in words]
