@@ -131,7 +131,7 @@ class TrialFactory:
             train=train,
             cluster=part,
             resolved={**{name: value for name, value in resolved.items() if name != "sweep"}, "cluster": section},
-            overrides=(*_of_the_run(words), *placing.words(whole.cluster, part)),
+            overrides=_of_the_run(words, placing.words(whole.cluster, part)),
         )
         if self._first is None:
             self._first = config
@@ -170,8 +170,10 @@ def _parsed(resolved: dict[str, Any], chosen: Words) -> node.TrainConfig:
         raise UsageError(f"{where}{error}") from error
 
 
-def _of_the_run(words: Words) -> Words:
-    """Without what only says how the sweep goes."""
+def _of_the_run(words: Words, hosts: Words) -> Words:
+    """Without what only says how the sweep goes; ``hosts`` takes the place of words that name others."""
+    replaced = tuple(f"{word.partition('=')[0]}=" for word in hosts)
+    words = (*(word for word in words if not (replaced and word.startswith(replaced))), *hosts)
     return tuple(word for word in words if not word.lstrip("+").startswith(("sweep.", "hydra.")))
 
 
