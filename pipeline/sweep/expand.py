@@ -141,7 +141,7 @@ class TrialFactory:
             train=train,
             cluster=part,
             resolved={**build.of_the_run(resolved), "cluster": section},
-            overrides=(*_of_the_run(words), *placing.words(whole.cluster, part)),
+            overrides=_of_the_run(words, placing.words(whole.cluster, part)),
         )
         if self._first is None:
             self._first = config
@@ -180,8 +180,10 @@ def _parsed(resolved: dict[str, Any], chosen: Words) -> node.TrainConfig:
         raise UsageError(f"{where}{error}") from error
 
 
-def _of_the_run(words: Words) -> Words:
-    """Without what only says how the sweep goes."""
+def _of_the_run(words: Words, hosts: Words) -> Words:
+    """Without what only says how the sweep goes; ``hosts`` takes the place of words that name others."""
+    replaced = tuple(f"{word.partition('=')[0]}=" for word in hosts)
+    words = (*(word for word in words if not (replaced and word.startswith(replaced))), *hosts)
     return tuple(word for word in words if not word.lstrip("+").startswith(("sweep.", "search=", "search.", "hydra.")))
 
 
