@@ -1,7 +1,7 @@
 """The plain Hydra application: ``python -m pipeline [--multirun] overrides…`` trains each composed configuration.
 
-`doit train` composes the same configuration for the same overrides; this door is for Hydra's own
-command line (--multirun, --cfg, --info, tab completion).
+`doit train` composes the same configuration for the same overrides, and `doit sweep` makes the same trials as
+--multirun (hydra_plugins/ hands them over); this door is for Hydra's own command line (--cfg, --info, completion).
 """
 
 from __future__ import annotations

@@ -33,7 +33,19 @@ class HostError(PacelineError):
 
 
 class TrainingError(PacelineError):
-    """Training started and ended badly; the text names host, rank and the first error."""
+    """Training started and ended badly; the text names host, rank and the first error.
+
+    ``cause`` is what a sweep decides by whether it tries again: ``host`` (a node was lost), ``memory`` (too
+    little of it, or something killed a rank) or ``code`` (it would end the same way again).
+    """
+
+    def __init__(self, what: str, *, try_: str | None = None, cause: str = "code") -> None:
+        super().__init__(what, try_=try_)
+        self.cause = cause
+
+
+class Pruned(PacelineError):  # noqa: N818  (the word of the journal)
+    """A search ended the run early: not a failure, and not a result either."""
 
 
 class Killed(PacelineError):  # noqa: N818  (the word of the journal)

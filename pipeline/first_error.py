@@ -15,6 +15,10 @@ _ECHO = re.compile(
     re.IGNORECASE,
 )
 _EXPLAINED = re.compile(r"(?:TrainerError|ConfigError): ")  # trainers' own: the text says all
+_MEMORY = re.compile(
+    r"out of memory|OutOfMemoryError|MemoryError|can(?:no|')t allocate memory|\bSIGKILL\b",
+    re.IGNORECASE,
+)
 _PORT = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
@@ -36,6 +40,16 @@ def port_was_taken(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost]) ->
     """Whether node 0 could not listen on the master port: somebody took it after the probe."""
     end = ends.get(plan.nodes[0].host)
     return isinstance(end, NodeExit) and not end.errors and _PORT.search(end.reason) is not None
+
+
+def cause(ends: Mapping[str, NodeExit | NodeLost]) -> str:
+    """``host``, ``memory`` or ``code``, as TrainingError means them."""
+    found = first_error(ends)
+    lost = any(isinstance(end, NodeLost) for end in ends.values())
+    if lost and (found is None or is_echo(found[1])):
+        return "host"
+    said = found[1].message if found is not None else " ".join(e.reason for e in ends.values())
+    return "memory" if _MEMORY.search(said) else "code"
 
 
 def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], order: Sequence[str], log_dir: Path) -> str:

@@ -16,16 +16,35 @@ class Interrupted(KeyboardInterrupt):
     """A signal, on its way through the stack: not an Exception, so that nothing takes it for a failure."""
 
 
+class Stop:
+    """The wish to end, for attempts in threads: signals reach the main thread alone, which passes them on here."""
+
+    def __init__(self) -> None:
+        self._told = threading.Event()
+        self.by = ""
+
+    def tell(self, by: str) -> None:
+        """``by`` names what wants the end, such as SIGINT."""
+        self.by = self.by or by
+        self._told.set()
+
+    @property
+    def told(self) -> bool:
+        return self._told.is_set()
+
+
 class Interruptible:
     """While it is entered, the first such signal is raised wherever the main thread is; it leaves as Killed.
 
     After ``hold()`` signals are only noted: a second Ctrl-C must not cut the clean-up short and orphan
-    what is still being ended. Outside the main thread it does nothing (Python delivers signals there).
+    what is still being ended. Outside the main thread Python delivers no signals; there ``check`` looks at ``stop``.
     ``left`` is what the clean-up could not make sure of, and stands in the error.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stop: Stop | None = None) -> None:
         self.left = ""
+        self._stop = stop
+        self._stopped = False
         self._before: dict[signal.Signals, Any] = {}
         self._held = False
         self._first: signal.Signals | None = None
@@ -41,9 +60,10 @@ class Interruptible:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        if self._first is None:
+        if self._first is None and not self._stopped:
             return
-        what = f"stopped by {self._first.name}{self.left or '; no process of the run is left'}"
+        by = self._first.name if self._first is not None else self._stop.by if self._stop is not None else ""
+        what = f"stopped by {by}{self.left or '; no process of the run is left'}"
         if isinstance(error, PacelineError):
             what += f", after this: {error.what}"
         raise Killed(what) from None
@@ -51,6 +71,17 @@ class Interruptible:
     def hold(self) -> None:
         """From here on signals wait for the end of the ``with`` block."""
         self._held = True
+
+    def check(self) -> None:
+        """Raise Interrupted when ``stop`` has been told, unless signals are held off."""
+        if self._stop is not None and self._stop.told and not self._held:
+            self._held = self._stopped = True
+            raise Interrupted
+
+    @property
+    def caught(self) -> str:
+        """The name of the signal that came; '' while none has."""
+        return self._first.name if self._first is not None else ""
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._first = self._first or signal.Signals(number)

@@ -7,8 +7,8 @@ import json
 import queue
 import secrets
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -16,11 +16,12 @@ from typing import IO
 from pipeline import launchers
 from pipeline.errors import HostError, TrainingError
 from pipeline.files import write_atomic, write_json
-from pipeline.first_error import failure_text, port_was_taken
-from pipeline.interrupt import Interruptible
+from pipeline.first_error import cause, failure_text, port_was_taken
+from pipeline.interrupt import Interruptible, Stop
 from pipeline.launchers.base import Launcher, Pack, Place
 from pipeline.plan import render, validate
 from pipeline.types import (
+    PRUNE,
     TRAINED,
     Cluster,
     Event,
@@ -52,10 +53,53 @@ class AttemptResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Watchers:
-    """What the caller wants to hear of: ranks' lines, and the moment that all nodes have started."""
+    """What the caller wants to hear of: ranks' lines, the moment that all nodes have started, and the one that all
+    have ended well (their hosts are free from then on, though the outputs aren't here yet)."""
 
     on_line: Callable[[LogLine], None]
     on_start: Callable[[], None] | None = None
+    on_end: Callable[[], None] | None = None
+
+
+class Hosts:
+    """The way to a cluster's hosts, and what they said when they were asked, kept for one attempt after another.
+
+    One attempt at a time may begin with it; an earlier one may still be collecting.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._launcher: Launcher | None = None
+        self._facts: list[NodeFacts] = []
+        self._about: Pack | None = None
+        self._ports: list[int] = []
+
+    @property
+    def launcher(self) -> Launcher:
+        """Made when first needed. Raises HostError."""
+        if self._launcher is None:
+            self._launcher = launchers.create(self.cluster)
+        return self._launcher
+
+    def facts(self, pack: Pack | None) -> list[NodeFacts]:
+        """Raises HostError. Asked again while a host lacks the pack: after the next start it has it."""
+        if not self._facts or self._about != pack or (pack is not None and any(not f.pack_path for f in self._facts)):
+            self._facts, self._about = self.launcher.probe(pack), pack
+            self._ports = list(self._facts[0].extra.get("free_ports", [self._facts[0].free_port]))
+        return self._facts
+
+    def ports(self) -> list[int]:
+        """Ports that were free on node 0, the one that was used last at the end."""
+        self._ports = [*self._ports[1:], *self._ports[:1]]
+        return self._ports
+
+    def forget(self) -> None:
+        """After a bad end nothing that was heard before counts."""
+        self._facts = []
+
+    def close(self) -> None:
+        if self._launcher is not None:
+            self._launcher.close()
 
 
 def run_attempt(
@@ -69,13 +113,19 @@ def run_attempt(
     trainer: str,
     on_line: Callable[[LogLine], None],
     on_start: Callable[[], None] | None = None,
+    on_facts: Callable[[Sequence[NodeFacts]], None] | None = None,
+    on_end: Callable[[], None] | None = None,
     outputs: Outputs = TRAINED,
+    hosts: Hosts | None = None,
+    stop: Stop | None = None,
 ) -> AttemptResult:
     """Run the trainer on all nodes to its end; outputs are in ``run_dir`` then.
 
     ``run_dir`` holds config.json and code/ already. Written here: plan.json, attempts/N/<host>.log and
     .exit.json, and on launchers whose nodes don't share the folder metrics.jsonl and rank 0's ``outputs``.
-    ``pack_dir`` is None for what needs no data.
+    ``pack_dir`` is None for what needs no data. ``on_facts`` hears what the hosts told, before anything starts.
+    ``hosts`` is a way to the cluster that stays open, ``stop`` ends an
+    attempt that isn't in the main thread.
 
     Raises:
         HostError: a host can't take part or can't be started.
@@ -86,9 +136,13 @@ def run_attempt(
     run_dir = run_dir.resolve()
     config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
     pack = Pack(path=pack_dir.resolve(), digest=pack_digest) if pack_dir is not None else None
-    watchers = Watchers(on_line=on_line, on_start=on_start)
-    with Interruptible() as signals, closing(launchers.create(cluster)) as launcher:
-        facts = launcher.probe(pack)
+    watchers = Watchers(on_line=on_line, on_start=on_start, on_end=on_end)
+    with (
+        Interruptible(stop) as signals,
+        nullcontext(hosts) if hosts is not None else closing(Hosts(cluster)) as reached,
+    ):
+        signals.check()
+        launcher, facts = reached.launcher, reached.facts(pack)
         settings = config.get("trainer", {}), config.get("strategy", {})
         validate(
             cluster,
@@ -97,8 +151,11 @@ def run_attempt(
             accumulate_steps=settings[0].get("accumulate_steps", 1),
             backend=settings[1].get("backend", "auto"),
         )
-        ports = facts[0].extra.get("free_ports", [facts[0].free_port])
+        if on_facts is not None:
+            on_facts(facts)
+        ports = reached.ports()
         for port in ports:
+            signals.check()
             plan = _plan(launcher, cluster, facts, pack, run_dir, run_key, attempt, port, trainer)
             plan = dataclasses.replace(plan, outputs=outputs)
             write_json(run_dir / "plan.json", dataclasses.asdict(plan))
@@ -108,9 +165,11 @@ def run_attempt(
                 return AttemptResult(
                     plan=plan, facts=tuple(facts), started_unix_time=started, ended_unix_time=time.time()
                 )
+            reached.forget()
             if not port_was_taken(plan, one.ends) or port == ports[-1]:
                 break
-        raise TrainingError(failure_text(plan, one.ends, one.order, one.log_dir) + one.left)
+        text = failure_text(plan, one.ends, one.order, one.log_dir) + one.left
+        raise TrainingError(text, cause=cause(one.ends))
 
 
 def _plan(
@@ -196,6 +255,8 @@ class _Attempt:
         self.signals.hold()
         if not self.ended_well:
             self._end_everything()
+        elif self.watchers.on_end is not None:
+            self.watchers.on_end()
         self._after(keep_final=self.ended_well)
         return started
 
@@ -214,11 +275,16 @@ class _Attempt:
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         following = self.launcher.follow(self.plan, events.put, metrics_at=self._metrics_at)
         deadline: float | None = None
+        pruning = self.launcher.capabilities.shares_run_dir  # where rank 0 sees the file itself
         try:
             if self.watchers.on_start is not None:
                 self.watchers.on_start()
             while len(self.ends) < self.plan.nnodes and (deadline is None or time.monotonic() < deadline):
                 self._next(events)
+                self.signals.check()
+                if not pruning and (self.run_dir / PRUNE).exists():
+                    following.prune()
+                    pruning = True
                 if deadline is None and any(map(_bad, self.ends.values())):
                     following.stop()
                     deadline = time.monotonic() + STOP_S

@@ -101,10 +101,11 @@ def _unfit(host: Host, fact: NodeFacts, backend: str) -> list[str]:
 
 def _visible_gpus(host: Host, fact: NodeFacts) -> int:
     """The probe doesn't run under the configured environment, which may hide some of what it counts."""
-    chosen = host.env.get("CUDA_VISIBLE_DEVICES")
+    there = fact.gpus // host.shared_by
+    chosen = {**host.placement, **host.env}.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
-        return fact.gpus
-    return min(fact.gpus, len([part for part in chosen.split(",") if part.strip() not in ("", "-1")]))
+        return there
+    return min(there, len([part for part in chosen.split(",") if part.strip() not in ("", "-1")]))
 
 
 def _torch_versions(facts: Sequence[NodeFacts]) -> list[str]:
@@ -239,16 +240,19 @@ def torchrun(*, python: str, options: dict[str, str | int], trainer: str, run_di
 
 
 def environment(host: Host, fact: NodeFacts, *, run_dir: str, nnodes: int) -> dict[str, str]:
-    """What is set for torchrun on a node: the host's own ``env`` wins, then what the node has set already."""
+    """What is set for torchrun on a node: the host's own ``env`` wins, then what the node has set already.
+
+    A node that several runs share gives each its part of the cores.
+    """
     env = {
         "PYTHONPATH": f"{run_dir}/code",
         "PYTHONUNBUFFERED": "1",
         "PET_SHUTDOWN_TIMEOUT": str(WORKERS_TERM_S),
     }
-    chosen = {"OMP_NUM_THREADS": str(max(1, fact.cpus // host.nproc_per_node))}
+    chosen = {"OMP_NUM_THREADS": str(max(1, fact.cpus // (host.nproc_per_node * host.shared_by)))}
     if nnodes > 1 and fact.interface is not None:
         chosen["GLOO_SOCKET_IFNAME"] = fact.interface
         chosen["NCCL_SOCKET_IFNAME"] = f"={fact.interface}"  # '=' makes NCCL match the whole name
     already = fact.extra.get("env", {})
     env.update({name: value for name, value in chosen.items() if name not in already})
-    return {**env, **host.env}
+    return {**env, **host.placement, **host.env}

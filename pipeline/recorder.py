@@ -37,13 +37,17 @@ class Recorder:
         """
         if not self.enabled:
             return None
-        died = self._child is not None and _wait(self._child) and self._says_nothing()
-        if died or (self._child is None and not self._is_recorded()):
-            _wait(self._spawn())
+        self._settle()
         run_id = self._recorded_id()
         if run_id is None:
             say(f"WARNING: not recorded in MLflow yet: {self.why()}\n  try: doit record run={self.run_dir.name}")
         return run_id
+
+    def _settle(self) -> None:
+        """Until the recorder is done; once more where it died."""
+        died = self._child is not None and _wait(self._child) and self._says_nothing()
+        if died or (self._child is None and not self._is_recorded()):
+            _wait(self._spawn())
 
     def replay(self) -> str | None:
         """Bring the store to what the folder says, also where it lost what it was given; the run's id or None."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from pipeline import data
+from pipeline import data, evaluation_key
 from pipeline.closure import import_closure
 from pipeline.config.build import RunConfig
 from pipeline.key import ContentKey, code_digests, content_key, environment
@@ -26,18 +28,34 @@ class Run:
 
     @property
     def reason(self) -> str | None:
-        """Why it must run, or None when it is finished and intact."""
-        return self.folder.stale_because(self.key)
+        """Why it must run, or None when it is finished and intact. Raises UsageError: a newer Paceline wrote it."""
+        self.folder.refuse_newer()
+        return self.folder.stale_because(self.key) or evaluation_key.stale_because(self.folder, self.root)
 
 
-def prepare(config: RunConfig, root: Path, pack: data.Pack) -> Run:
+Sources = Callable[[tuple[str, ...]], tuple[dict[str, str], dict[str, str]]]
+"""Names chosen from the node half's registries → digests of the code and versions of what it imports."""
+
+
+def sources(root: Path) -> Sources:
+    """What is read of the code, kept: the many runs of one sweep take the same files."""
+
+    @cache
+    def read(chosen: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str]]:
+        closure = import_closure(root, ENTRY, chosen)
+        return code_digests(root, closure), environment(closure)
+
+    return read
+
+
+def prepare(config: RunConfig, root: Path, pack: data.Pack, read: Sources | None = None) -> Run:
     """The run with its key. Starts nothing, imports no torch."""
-    closure = import_closure(root, ENTRY, config.chosen)
+    code, versions = (read or sources(root))(config.chosen)
     key = content_key(
         config=config.resolved,
-        code=code_digests(root, closure),
+        code=code,
         data_digest=pack.digest,
-        environment=environment(closure),
+        environment=versions,
         cluster=config.cluster,
     )
     return Run(config=config, pack=pack, key=key, folder=RunFolder(config.runs_dir / key.short), root=root)

@@ -88,6 +88,30 @@ def run_apart(argv: Sequence[str], *, stdin: Path, env: Mapping[str, str] | None
     )
 
 
+def attached(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
+    """Run ``argv`` in ``cwd`` with this process's own output to its end; its exit code.
+
+    When something interrupts the wait, the child gets SIGTERM and its clean-up is waited for.
+
+    Raises:
+        PacelineError: the program isn't there.
+    """
+    try:
+        child = subprocess.Popen(list(argv), cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL)
+    except FileNotFoundError as error:
+        raise PacelineError(f"program not found: {argv[0]}") from error
+    try:
+        return child.wait()
+    except BaseException:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(timeout=60.0)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        raise
+
+
 def stream(argv: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a long-lived child with three pipes, in a session of its own. Raises PacelineError."""
     return _popen(argv, stdin=subprocess.PIPE, env=None)
@@ -108,6 +132,22 @@ def _popen(argv: Sequence[str], *, stdin: IO[bytes] | int, env: Mapping[str, str
     finally:
         if not isinstance(stdin, int):
             stdin.close()
+
+
+def companion(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a child that answers lines on stdin with lines on stdout, its stderr in ``log``. Raises OSError.
+
+    It ends with its stdin, so also when this process is killed.
+    """
+    with log.open("wb") as errors:
+        return subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=dict(env),
+            start_new_session=True,  # a Ctrl-C in the terminal must not end it before the trials are recorded as KILLED
+        )
 
 
 def background(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:

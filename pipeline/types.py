@@ -14,6 +14,7 @@ class State(enum.StrEnum):
     PLANNED = "PLANNED"
     RUNNING = "RUNNING"
     FINISHED = "FINISHED"
+    PRUNED = "PRUNED"  # a search ended it early; `doit train` of the same configuration goes on from there
     FAILED = "FAILED"
     KILLED = "KILLED"
 
@@ -24,7 +25,9 @@ class Host:
 
     ``name`` is what ssh is called with, so aliases of ssh_config work. ``address`` is where the other
     nodes reach it (None: the address on which ssh reached it). ``interface`` names the network
-    interface for the collectives (None: the one that holds ``address``).
+    interface for the collectives (None: the one that holds ``address``). ``placement`` is environment that
+    only says which part of the node is meant (its GPUs), so unlike ``env`` it is no part of a run's key;
+    ``shared_by`` is how many runs share the node's cores.
     """
 
     name: str
@@ -35,6 +38,8 @@ class Host:
     interface: str | None = None
     python: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    placement: Mapping[str, str] = field(default_factory=dict)
+    shared_by: int = 1
 
     @property
     def label(self) -> str:
@@ -119,12 +124,17 @@ class Outputs:
 
     ``resume`` is what a later attempt goes on from, ``final`` what comes after a good end. Without every file of
     ``needed`` an end isn't good; the last of them is put in place last, so whoever sees it may rely on the rest.
+    ``pruned`` is what stands for ``needed`` where the controller ended the run early (None: it can't be).
     """
 
     resume: tuple[str, ...] = ()
     final: tuple[str, ...]
     needed: tuple[str, ...]
+    pruned: str | None = None
 
+
+PRUNE, PRUNED = "prune", "pruned.json"
+"""Files of a run folder: the controller's wish that the run ends at the next epoch, and rank 0's word that it has."""
 
 _RESUME = (
     "checkpoints/step-*.pt",
@@ -136,8 +146,9 @@ _RESUME = (
 )
 TRAINED = Outputs(
     resume=_RESUME,
-    final=(*_RESUME, "checkpoints/final.pt", "checkpoints/final.json", "predictions.json", "summary.json"),
+    final=(*_RESUME, "checkpoints/final.pt", "checkpoints/final.json", "predictions.json", "summary.json", PRUNED),
     needed=("checkpoints/final.pt", "summary.json"),
+    pruned=PRUNED,
 )
 """The outputs of a training."""
 

@@ -49,6 +49,7 @@ class Trainer:
         self.throughput = Throughput(self.steps.global_batch_size)
         self.clock = Clock()
         self.saved_step = 0
+        self.pruned = False  # the controller has ended the run early, at the end of an epoch
         self._saved_at = time.monotonic()
         self.metrics: MetricsFile | None = None
         self.folder: CheckpointFolder | None = None
@@ -116,13 +117,17 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------- training
     def train(self) -> None:
-        """Run to the last step. Raises TrainerError for a loss that is not finite or memory that is full."""
+        """Run to the last step, or to the epoch's end at which the run is pruned.
+
+        Raises:
+            TrainerError: a loss is not finite, or the memory is full.
+        """
         plan: EpochPlan | None = None
         self._warm_up()
         began = time.perf_counter() - self.progress["train_s"]
         self.clock.restart(self.step)
         self.throughput.restart()
-        while self.step < self.steps.total:
+        while self.step < self.steps.total and not self.pruned:
             epoch, position = self.steps.place(self.step)
             if plan is None or position == 0:
                 plan = plan_epoch(self.config.dataset, self.pack, seed=self.config.seed, epoch=epoch)
@@ -162,9 +167,11 @@ class Trainer:
         saves = last or (epoch_ends and (epoch + 1) % trainer.checkpoint_every_epochs == 0)
         if trainer.checkpoint_every_steps is not None:
             saves = saves or self.step % trainer.checkpoint_every_steps == 0
+        if epoch_ends and not last and self.node.leads and (self.run_dir / "prune").exists():
+            self.losses.call(stop=True)  # only rank 0's host has that file, and all must leave at the same step
         if epoch_ends or evaluates or saves or self.step % trainer.log_every_steps == 0:
             reading, rate = self._log(epoch)
-            saves = saves or reading.called
+            saves, self.pruned = saves or reading.called, reading.stop
             self.progress["train_s"] = time.perf_counter() - began
         if evaluates:
             self.node.average(self.model.buffers())  # batch statistics are each rank's own until here

@@ -51,7 +51,10 @@ def run(path: Path) -> None:
         trainer.prepare()
         check.result()
         trainer.train()
-        _finish(trainer, trainer.test())
+        if trainer.pruned:
+            _note_pruned(trainer)
+        else:
+            _finish(trainer, trainer.test())
 
 
 class DigestCheck:
@@ -119,6 +122,16 @@ def _share(steps: Steps) -> str:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _note_pruned(trainer: Trainer) -> None:
+    """Rank 0 writes pruned.json; the checkpoint of this very step lies on the disk already."""
+    if not trainer.node.leads:
+        return
+    epoch = trainer.step // trainer.steps.per_epoch
+    value = {"step": trainer.step, "epoch": epoch, "metrics": trainer.progress["metrics"]}
+    write_json(trainer.run_dir / "pruned.json", value)
+    trainer.say(f"pruned after epoch {epoch}, at step {trainer.step} of {trainer.steps.total}")
 
 
 def _finish(trainer: Trainer, test: Evaluation) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import hostfile
-from pipeline.config.schema import RootConfig
+from pipeline.config.schema import RootConfig, SearchConfig, SweepConfig
 from pipeline.errors import UsageError, hint
 from pipeline.launchers import LAUNCHERS
 from pipeline.plan import check_batch
@@ -22,7 +22,11 @@ CPU_RANKS = 2  # `auto` without a GPU: the same number everywhere, so that a run
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One run as configured: typed for the pipeline, ``resolved`` for config.json."""
+    """One run as configured: typed for the pipeline, ``resolved`` for config.json.
+
+    ``sweep`` says how a sweep over such runs goes, ``search`` how it chooses them; they are no part of the run, so
+    ``resolved`` lacks them.
+    """
 
     train: node.TrainConfig
     cluster: Cluster
@@ -33,6 +37,8 @@ class RunConfig:
     data_dir: Path
     resolved: Mapping[str, Any]
     overrides: tuple[str, ...]
+    sweep: SweepConfig
+    search: SearchConfig
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -78,9 +84,16 @@ def build(
         tracking_experiment=tracking["experiment"],
         runs_dir=root / paths["runs"],
         data_dir=root / paths["data"],
-        resolved=resolved,
+        resolved=of_the_run(resolved),
         overrides=overrides,
+        sweep=SweepConfig(**resolved["sweep"]),
+        search=SearchConfig(**resolved["search"]),
     )
+
+
+def of_the_run(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """A resolved configuration without what only says how a sweep goes."""
+    return {name: value for name, value in resolved.items() if name not in ("sweep", "search")}
 
 
 def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluster:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ HYDRA_VERSION_BASE = "1.3"
 
 
 @contextmanager
-def _hydra() -> Iterator[None]:
-    """Hydra's global state, set up for one composition and put back as it was."""
+def hydra_ready() -> Iterator[None]:
+    """Hydra's global state, set up for compositions and put back as it was."""
     register()
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
@@ -40,11 +40,16 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
     Raises:
         UsageError: an override that Hydra refuses; the text names it, the nearest match and the valid options.
     """
-    with _hydra():
-        try:
-            return compose(CONFIG_NAME, overrides=list(overrides))
-        except Exception as error:  # Hydra raises a dozen unrelated types, ValueError and AssertionError among them
-            raise explain(error, list(overrides), _composed_or_none) from error
+    with hydra_ready():
+        return compose_now(overrides)
+
+
+def compose_now(overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
+    """``compose_config`` where ``hydra_ready`` is entered already; ``with_hydra`` keeps Hydra's own section."""
+    try:
+        return compose(CONFIG_NAME, overrides=list(overrides), return_hydra_config=with_hydra)
+    except Exception as error:  # Hydra raises a dozen unrelated types, ValueError and AssertionError among them
+        raise explain(error, list(overrides), _composed_or_none) from error
 
 
 def _composed_or_none(overrides: Sequence[str]) -> DictConfig | None:
@@ -53,6 +58,11 @@ def _composed_or_none(overrides: Sequence[str]) -> DictConfig | None:
         return compose(CONFIG_NAME, overrides=list(overrides))
     except Exception:  # the same dozen types; the caller only wants to know whether it composes
         return None
+
+
+def as_yaml(resolved: Mapping[str, Any]) -> str:
+    """config.yaml of a resolved configuration."""
+    return OmegaConf.to_yaml(OmegaConf.create(dict(resolved)))
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
         return UsageError(
             f"{culprit}: several values are a sweep, and this command takes one; "
             "write key=[a,b] for a list, key=\"'a,b'\" for a text with a comma, "
-            "or sweep with python -m pipeline --multirun"
+            "or train them all: doit sweep …"
         )
     for pattern in _UNKNOWN:
         if found := pattern.search(text):

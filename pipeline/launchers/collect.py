@@ -33,11 +33,13 @@ def receive(
     try:
         _extract(argv, request, temporary, None if final else _RESUME_LIMIT_S)
         damaged = _drop_damaged(temporary)
-        missing = [name for name in outputs.needed if not (temporary / name).exists()]
+        pruned = outputs.pruned is not None and (temporary / outputs.pruned).exists()
+        needed = (outputs.pruned,) if outputs.pruned and pruned else outputs.needed
+        missing = [name for name in needed if not (temporary / name).exists()]
         if final and (damaged or missing):
             what = f"damaged on the way: {', '.join(damaged)}" if damaged else f"missing: {', '.join(missing)}"
             raise TrainingError(f"{host} ended well, but its outputs could not be collected; {what}")
-        _settle(temporary, run_dir, outputs.needed[-1])
+        _settle(temporary, run_dir, needed[-1])
     except (OSError, PacelineError, tarfile.TarError, EOFError) as error:
         if final:
             raise TrainingError(f"{host}: its outputs could not be collected: {error}") from error

@@ -6,7 +6,7 @@ Only the process of ``recorder_command`` imports mlflow; what stands here is for
 from __future__ import annotations
 
 from pipeline.tracking.address import absolute_uri, default_uri, recorder_env, redact
-from pipeline.tracking.launching import prepare_command, recorder_command
+from pipeline.tracking.launching import prepare_command, recorder_command, serve_command
 from pipeline.tracking.recorder import record
 from pipeline.tracking.state import Recorded, is_recorded, last_recorded
 
@@ -21,4 +21,5 @@ __all__ = [
     "recorder_command",
     "recorder_env",
     "redact",
+    "serve_command",
 ]

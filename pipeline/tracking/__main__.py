@@ -1,12 +1,20 @@
-"""The recorder process: ``python -m pipeline.tracking record RUN_DIR`` (``prepare``: a database's schema)."""
+"""The recorder process: ``python -m pipeline.tracking record RUN_DIR`` (``prepare``: a database's schema).
+
+``serve`` records each run folder that stdin names, a JSON line each, while it is under way, several at a time; the
+answer is a line too. It ends with its stdin.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
+from typing import Any, TextIO
 
 from pipeline.errors import PacelineError
 from pipeline.tracking.address import URI_VARIABLE, absolute_uri
@@ -25,6 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments.do == "prepare":
             return _prepare(uri)
+        if arguments.do == "serve":
+            return _serve(uri, arguments.experiment)
         parent = os.getppid() if arguments.follow else None
         recorded = record(
             arguments.run_dir,
@@ -48,11 +58,12 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pipeline.tracking")
     verbs = parser.add_subparsers(dest="do", required=True)
-    for verb in ("record", "prepare"):
+    for verb in ("record", "prepare", "serve"):
         verbs.add_parser(verb).add_argument("--uri", help=f"default: {URI_VARIABLE} of the environment")
+    for verb in ("record", "serve"):
+        verbs.choices[verb].add_argument("--experiment", required=True)
     recording = verbs.choices["record"]
     recording.add_argument("run_dir", type=Path)
-    recording.add_argument("--experiment", required=True)
     recording.add_argument("--follow", action="store_true")
     recording.add_argument("--check", action="store_true")
     return parser
@@ -67,6 +78,32 @@ def _step_back() -> None:
     os.nice(_NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.modules.update(dict.fromkeys(_NOT_NEEDED))  # type: ignore[arg-type]  # None: "not there"
+
+
+def _serve(uri: str, experiment: str) -> int:
+    """A thread a run: each mostly sleeps. The imports and the store's schema are paid for once."""
+    parent = os.getppid()
+    answers, sys.stdout = sys.stdout, sys.stderr  # whatever mlflow prints is no answer
+    threads: list[threading.Thread] = []
+    for line in sys.stdin:
+        asked = json.loads(line)
+        thread = threading.Thread(target=_answer, args=(asked, uri, experiment, parent, answers))
+        thread.start()
+        threads = [known for known in [*threads, thread] if known.is_alive()]
+    for thread in threads:  # they notice by themselves that the parent is gone
+        thread.join()
+    return 0
+
+
+def _answer(asked: dict[str, Any], uri: str, experiment: str, parent: int, answers: TextIO) -> None:
+    error = None
+    try:
+        record(Path(asked["run_dir"]), uri, experiment, follow=True, parent_pid=parent)
+    except Exception as failure:  # the others go on
+        error = str(failure)
+    with contextlib.suppress(OSError):  # nobody is there any more who wants to know
+        answers.write(json.dumps({"id": asked["id"], "error": error}) + "\n")
+        answers.flush()
 
 
 def _prepare(uri: str) -> int:

@@ -22,6 +22,12 @@ def recorder_command(
     return [*argv, *_uri_arguments(uri), *flags]
 
 
+def serve_command(uri: str, experiment: str) -> list[str]:
+    """The argv that records many runs; give it ``recorder_env(uri)`` as well."""
+    argv = [sys.executable, "-m", "pipeline.tracking", "serve", "--experiment", experiment]
+    return [*argv, *_uri_arguments(uri)]
+
+
 def prepare_command(uri: str) -> list[str]:
     """The argv that creates a database store's schema, before a server or many recorders open it at once."""
     return [sys.executable, "-m", "pipeline.tracking", "prepare", *_uri_arguments(uri)]

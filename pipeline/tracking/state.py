@@ -19,6 +19,7 @@ _INPUTS = (
     "config.yaml",
     "key.json",
     "provenance.json",
+    "sweeps.json",
     "changes.patch",
     "plan.json",
     "journal.jsonl",

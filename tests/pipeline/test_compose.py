@@ -135,7 +135,7 @@ def test_composes_what_hydra_main_composes(batch: int, monkeypatch: pytest.Monke
         ("~x", ["unknown key 'x'", "valid: cluster, dataset"]),
         ("~optimizer.lr", ["~optimizer.lr"]),
         ("~model=resnet50", ["~model=resnet50: Could not delete", "No match in the defaults list"]),
-        ("seed=1,2", ["seed=1,2", "sweep", "--multirun"]),
+        ("seed=1,2", ["seed=1,2", "sweep", "doit sweep"]),
         ("seed=[1", ["'seed=[1' is not an override"]),
         ("cluster.hosts.0.prt=1", ["cluster.hosts.0.prt=1"]),
         ("optimizer=null", ["optimizer=null"]),

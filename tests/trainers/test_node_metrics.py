@@ -31,10 +31,10 @@ def test_the_mean_loss_is_over_the_steps_since_the_last_read() -> None:
     losses = Losses(ALONE, 4)
     for value in (1.0, 2.0):
         losses.add(torch.tensor(value))
-    assert losses.read(2) == Reading(loss=1.5, steps=2, called=False)
+    assert losses.read(2) == Reading(loss=1.5, steps=2, called=False, stop=False)
     losses.add(torch.tensor(7.0))
     losses.call()
-    assert losses.read(3) == Reading(loss=7.0, steps=1, called=True)
+    assert losses.read(3) == Reading(loss=7.0, steps=1, called=True, stop=False)
     losses.add(torch.tensor(1.0))
     assert losses.read(4).called is False
 

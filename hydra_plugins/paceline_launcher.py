@@ -1,0 +1,33 @@
+"""Hydra's door to Paceline's sweeps: the launcher that `python -m pipeline --multirun` hands its jobs to.
+
+Hydra finds launchers only under the package of this name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+
+class PacelineLauncher(Launcher):
+    """All jobs of a multirun as one sweep: the same trials, keys and folder as `doit sweep` with these words."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """The words as they were typed, for the sweep's own record."""
+        self._typed = list(config.hydra.overrides.task)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Results lie in the run folders; a failed trial ends the command with code 1."""
+        from pipeline.cli.sweeping import run_jobs
+        from pipeline.errors import PacelineError
+
+        try:
+            run_jobs([tuple(job) for job in job_overrides], self._typed)
+        except PacelineError as error:
+            sys.exit(f"ERROR: {error}")
+        return []

@@ -1,0 +1,244 @@
+"""The verbs for many runs at once: sweep and report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pipeline.cli.session import ROOT, relative, session
+from pipeline.errors import Killed, PacelineError, UsageError
+from pipeline.types import State
+
+if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
+    from pipeline.runfolder import RunFolder
+    from pipeline.sweep import Space, Trial
+    from pipeline.sweep.folder import SweepFolder, TrialEntry
+    from pipeline.sweep.report import TrialResult
+    from pipeline.sweep.schedule import Ended
+
+
+def sweep() -> None:
+    """Bring every trial of the command line to its end; what is finished already is not run again."""
+    options = session().asked.options
+    if session().searches:
+        from pipeline.cli.searching import search
+
+        flags = {name: _on(options, name) for name in ("fork", "retry_failed", "dry_run")}
+        search(session(), **flags)
+        return
+    if _on(options, "dry_run"):
+        _show(session().space, fork=_on(options, "fork"), retry_failed=_on(options, "retry_failed"))
+        return
+    fetch_all(session().space)
+    session().forget_pack()
+    run(
+        session().space,
+        session().asked.overrides,
+        fork=_on(options, "fork"),
+        retry_failed=_on(options, "retry_failed"),
+    )
+
+
+def run_jobs(jobs: Sequence[tuple[str, ...]], words: Sequence[str]) -> None:
+    """The same for combinations that Hydra has made. Raises what ``run`` does, UsageError and DataError."""
+    from pipeline.agent import count_gpus
+    from pipeline.sweep.expand import of_jobs
+
+    fetch_all(of_jobs(jobs, root=ROOT, local_gpus=count_gpus()))
+    run(of_jobs(jobs, root=ROOT, local_gpus=count_gpus()), words)
+
+
+def fetch_all(space: Space) -> None:
+    """Every data set that a trial needs and that isn't there yet."""
+    from pipeline import data
+
+    for trial in space.trials:
+        if trial.run is None and data.find(trial.config.train.dataset, trial.config.data_dir) is None:
+            pack = data.fetch(trial.config.train.dataset, trial.config.data_dir)
+            say(f"{pack.manifest.name}: {pack.manifest.count:,} images in {relative(pack.path)}")
+
+
+def run(space: Space, words: Sequence[str], *, fork: bool = False, retry_failed: bool = False) -> None:
+    """Run the trials of a space whose data is in place.
+
+    Raises:
+        PacelineError: trials have failed; the text names each with its first error line.
+        Killed: stopped by Ctrl-C or a signal.
+    """
+    from filelock import FileLock, Timeout
+
+    from pipeline.sweep import folder as folders
+    from pipeline.sweep.conduct import Sweep, conduct
+    from pipeline.sweep.grid import Grid, in_order
+
+    if any(trial.run is None for trial in space.trials):
+        raise PacelineError("a data set vanished after it was fetched", try_="the same command again")
+    folder = folders.locate(space.trials[0].config.runs_dir, space, fork=fork)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.lock)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say(f"another command is running sweep {folder.name}; waiting for it")
+        lock.acquire(poll_interval=0.2)
+    try:
+        space = in_order(space, folder.about())
+        folder.begin(folders.describe(space, words))
+        say(_headline(space, folder))
+        try:
+            ended = conduct(
+                Sweep(
+                    source=Grid(space.trials),
+                    folder=folder,
+                    key=space.key,
+                    slots=space.slots,
+                    retries=space.settings.retries,
+                    retry_failed=retry_failed,
+                    root=ROOT,
+                    argv=sys.argv,
+                    say=say,
+                )
+            )
+        except Killed as error:
+            text = f"KILLED sweep {folder.name}: {error}"
+            raise Killed(text, try_="the same command again; it goes on where this one was") from error
+    finally:
+        lock.release()
+    _conclude(space, folder, ended)
+
+
+def _headline(space: Space, folder: SweepFolder) -> str:
+    doubles = f" ({space.doubles} more were the same run as another)" if space.doubles else ""
+    return f"sweep {folder.name}: {len(space.trials)} trials{doubles}, {max(1, len(space.slots))} at a time"
+
+
+def _conclude(space: Space, folder: SweepFolder, ended: Sequence[Ended]) -> None:
+    """The table, and what failed as the error."""
+    from pipeline.sweep import report as reporting
+
+    outcomes = {item.trial.number: item for item in ended}
+    results = [
+        _result(trial, str(outcomes[trial.number].outcome.state), outcomes[trial.number].outcome.detail)
+        for trial in space.trials
+    ]
+    say(f"\n{reporting.text(results, len(results))}")
+    started = sum(not item.before for item in ended)
+    failed = [item for item in results if item.state == State.FAILED]
+    say(f"\nsweep {folder.name}: {len(results) - len(failed)} finished, {len(failed)} failed; {started} run just now")
+    say(f"  report   doit report sweep={folder.name}\n  compare  doit ui")
+    if failed:
+        raise PacelineError(
+            f"{len(failed)} of {len(results)} trials failed:\n{reporting.trial_table(failed)}",
+            try_="mend it, then the same command with retry_failed=1 (finished trials are not run again)",
+        )
+
+
+def _result(trial: Trial, state: str, detail: str) -> TrialResult:
+    from pipeline.sweep.report import TrialResult
+
+    assert trial.run is not None
+    values = figures_of(trial.run.folder) if state == State.FINISHED else {}
+    return TrialResult(
+        number=trial.number,
+        key=trial.run.key.short,
+        state=state,
+        chosen=trial.chosen,
+        overrides=trial.overrides,
+        values=values,
+        detail=detail,
+    )
+
+
+def figures_of(folder: RunFolder) -> Mapping[str, float]:
+    """The numbers of result.json that a table can show; none before it is there."""
+    result = folder.read_json("result.json") or {}
+    figures = {**(result.get("metrics") or {}), **{name: result.get(name) for name in ("images_per_s", "train_s")}}
+    return {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
+
+
+# ---------------------------------------------------------------------------------- what would run
+def _show(space: Space, *, fork: bool, retry_failed: bool) -> None:
+    """Each trial: done, to run, and why. Writes nothing."""
+    from pipeline.sweep import folder as folders
+    from pipeline.sweep.grid import in_order
+    from pipeline.sweep.report import aligned
+
+    entries: dict[str, TrialEntry] = {}
+    name = "(its data isn't fetched, so it has no key yet)"
+    if space.key:
+        folder = folders.locate(space.trials[0].config.runs_dir, space, fork=fork)
+        space, name = in_order(space, folder.about()), folder.name
+        entries = folders.latest(folder.entries()[0])
+    rows = [("trial", "key", "", "why", "what")]
+    rows += [
+        (str(trial.number), trial.key or "-", *standing(trial, entries, retry_failed), " ".join(trial.chosen))
+        for trial in space.trials
+    ]
+    done = sum(row[2] == "done" for row in rows)
+    say(f"sweep {name}: {len(space.trials)} trials, {done} done, {max(1, len(space.slots))} at a time")
+    say(aligned(rows))
+
+
+def standing(trial: Trial, entries: Mapping[str, TrialEntry], retry_failed: bool) -> tuple[str, str]:
+    """``done``, ``to run`` or ``failed``, and why."""
+    if trial.run is None:
+        return "to run", "its data isn't fetched"
+    reason = trial.run.reason
+    if reason is None:
+        return "done", ""
+    known = entries.get(trial.run.key.short)
+    if known is not None and known.state is State.FAILED and known.cause == "code" and not retry_failed:
+        return "failed", f"{known.detail} (retry_failed=1 tries again)"
+    if known is not None and known.state is not State.FINISHED:
+        return "to run", f"{known.state} before: {known.detail}" if known.detail else f"{known.state} before"
+    return "to run", reason
+
+
+# -------------------------------------------------------------------------------------- the report
+def report() -> None:
+    """What a sweep's trials have come to, from its folder and the run folders."""
+    from pipeline.runfolder import RunFolder
+    from pipeline.sweep import folder as folders
+    from pipeline.sweep import report as reporting
+
+    options, runs_dir = session().asked.options, session().config.runs_dir
+    folder = folders.find(runs_dir, options.get("sweep"))
+    about = folder.about()
+    entries = folders.latest(folder.entries()[0])
+    results = []
+    for item in about["trials"]:
+        figures = figures_of(RunFolder(runs_dir / item["key"]))
+        known = entries.get(item["key"])
+        state = "FINISHED" if figures else str(known.state) if known is not None else "PLANNED"
+        results.append(
+            reporting.TrialResult(
+                number=item["number"],
+                key=item["key"],
+                state=state,
+                chosen=tuple(item["chosen"]),
+                overrides=tuple(item["overrides"]),
+                values=figures,
+                detail=known.detail if known is not None and state != "FINISHED" else "",
+            )
+        )
+    by = about.get("by", reporting.BY)  # what a search looks at
+    if _on(options, "json"):
+        say(json.dumps({"sweep": folder.name, **reporting.as_json(results, about["total"], by)}, indent=2))
+        return
+    say(f"sweep {folder.name}: {' '.join(about['words'])}")
+    say(reporting.text(results, about["total"], by))
+
+
+def _on(options: Mapping[str, str], name: str) -> bool:
+    value = options.get(name)
+    if value is None or value.lower() in ("0", "false", "no"):
+        return False
+    if value.lower() not in ("1", "true", "yes"):
+        raise UsageError(f"{name}={value} must be 1 or 0")
+    return True
+
+
+def say(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,155 @@
+"""The two processes that a sweep keeps for all of its trials: one makes the reports, one records in MLflow.
+
+Each would cost seconds of imports in every trial, and would stand between a slot and its next trial.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline import evaluation_key, shell, tracking
+from pipeline.config.build import RunConfig
+from pipeline.errors import PacelineError
+from pipeline.recorder import Recorder
+from pipeline.run import Run
+from pipeline.runfolder import RunFolder
+from pipeline.train import evaluate_in_child
+
+_REPORT_S = 300.0
+_RECORD_S = 60.0  # the recorder gives up by itself; this bounds a stuck one
+_END_S = 60.0  # what other commands' runs are still told of this sweep
+
+Answer = dict[str, Any] | None
+
+
+class Companion:
+    """A child process that answers requests; safe to ask from several threads. None: it is gone or too slow."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+        self._child: subprocess.Popen[bytes] = shell.companion(argv, env={**os.environ, **env}, log=log)
+        self._numbers = itertools.count()
+        self._waiting: dict[int, queue.SimpleQueue[Answer]] = {}
+        self._lock = threading.Lock()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def ask(self, **request: Any) -> queue.SimpleQueue[Answer]:
+        """Send a request; its answer comes into the queue."""
+        answer: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        with self._lock:
+            number = next(self._numbers)
+            self._waiting[number] = answer
+            try:
+                assert self._child.stdin is not None
+                self._child.stdin.write(json.dumps({"id": number, **request}).encode() + b"\n")
+                self._child.stdin.flush()
+            except OSError:
+                self._waiting.pop(number, None)
+                answer.put(None)
+        return answer
+
+    def close(self) -> None:
+        """Let it finish what it was asked, then end it."""
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.close()
+            self._child.wait(timeout=_END_S)
+        except (OSError, subprocess.TimeoutExpired):
+            self._child.kill()
+            self._child.wait()
+        self._reader.join(timeout=1.0)
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            try:
+                answer = json.loads(line)
+            except ValueError:
+                continue
+            with self._lock:
+                waiting = self._waiting.pop(answer.get("id"), None)
+            if waiting is not None:
+                waiting.put(answer)
+        with self._lock:
+            for waiting in self._waiting.values():
+                waiting.put(None)
+            self._waiting.clear()
+
+
+def _wait(answer: queue.SimpleQueue[Answer], timeout_s: float) -> Answer:
+    try:
+        return answer.get(timeout=timeout_s)
+    except queue.Empty:
+        return None
+
+
+class Reports:
+    """Makes the report of one run folder after another."""
+
+    def __init__(self, log: Path) -> None:
+        self._companion = Companion([sys.executable, "-m", "pipeline.evaluation", "--serve"], {}, log)
+
+    def evaluate(self, folder: RunFolder, root: Path) -> None:
+        """Raises PacelineError. Without the companion (short of memory, it may have been ended): in a child."""
+        asked = self._companion.ask(run_dir=str(folder.path), made_of=evaluation_key.made_of_run(folder, root))
+        answer = _wait(asked, _REPORT_S)
+        if answer is None:
+            evaluate_in_child(folder, root)
+        elif answer["error"] is not None:
+            raise PacelineError(f"the evaluation report of {folder.key} failed: {answer['error']}")
+
+    def close(self) -> None:
+        self._companion.close()
+
+
+class Records:
+    """Recorders for the trials, which share one process."""
+
+    def __init__(self, config: RunConfig, root: Path, log: Path) -> None:
+        self._companion: Companion | None = None
+        if config.tracking_enabled:
+            uri = tracking.absolute_uri(config.tracking_uri, root)
+            argv = tracking.serve_command(uri, config.tracking_experiment)
+            self._companion = Companion(argv, tracking.recorder_env(uri), log)
+        self._about = (config.tracking_enabled, config.tracking_uri, config.tracking_experiment)
+
+    def recorder(self, run: Run) -> Recorder:
+        """The way of one trial into MLflow: a process of its own where its tracking differs from the others'."""
+        config = run.config
+        about = (config.tracking_enabled, config.tracking_uri, config.tracking_experiment)
+        if self._companion is None or about != self._about:
+            return Recorder(run.folder.path, config, run.root)
+        return _Shared(run.folder.path, config, run.root, self._companion)
+
+    def close(self) -> None:
+        if self._companion is not None:
+            self._companion.close()
+
+
+class _Shared(Recorder):
+    """One run's way into MLflow through the sweep's recorder."""
+
+    def __init__(self, run_dir: Path, config: RunConfig, root: Path, companion: Companion) -> None:
+        super().__init__(run_dir, config, root)
+        self._companion = companion
+        self._answer: queue.SimpleQueue[Answer] | None = None
+
+    def start(self) -> None:
+        self._answer = self._companion.ask(run_dir=str(self.run_dir))
+
+    def _settle(self) -> None:
+        if self._answer is None and not self._is_recorded():
+            self.start()
+        if self._answer is not None:
+            _wait(self._answer, _RECORD_S)
+        if self._says_nothing():
+            super()._settle()  # the companion is gone: a process of its own

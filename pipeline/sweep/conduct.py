@@ -1,0 +1,370 @@
+"""A sweep brought to its end: trials in threads, one for each that is under way, all of them ended by one signal."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipeline import journal, provenance
+from pipeline import train as training
+from pipeline.config import compose
+from pipeline.errors import HostError, Killed, PacelineError, Pruned, TrainingError, os_reason
+from pipeline.files import sha256_file, write_atomic
+from pipeline.interrupt import Interruptible, Stop
+from pipeline.launch import Hosts, stop_run
+from pipeline.run import Run
+from pipeline.sweep import folder as folders
+from pipeline.sweep import slots as placing
+from pipeline.sweep.companions import Records, Reports
+from pipeline.sweep.folder import SweepFolder, TrialEntry
+from pipeline.sweep.schedule import Ended, Schedule, Start
+from pipeline.sweep.trial import Outcome, Trial, TrialSource
+from pipeline.types import Cluster, State
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_LOOK_S = 0.2  # also how soon a search hears of an epoch
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What is to be done. ``slots`` empty: the trials differ in their cluster, each runs on its own, one at a time."""
+
+    source: TrialSource
+    folder: SweepFolder
+    key: str
+    slots: Sequence[Cluster]
+    retries: int
+    retry_failed: bool
+    root: Path
+    argv: Sequence[str]
+    say: Say
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Event:
+    """From a trial's thread to the main one. Without ``outcome``: its slot is free."""
+
+    start: Start
+    outcome: Outcome | None = None
+    cause: str = ""
+
+
+def conduct(sweep: Sweep) -> list[Ended]:
+    """Run what isn't finished; how every trial stands then, in the order of their ends.
+
+    Raises:
+        Killed: Ctrl-C, SIGTERM or SIGHUP; every trial under way was ended on its hosts.
+        PacelineError: the disk took no more.
+    """
+    return _Conductor(sweep).run()
+
+
+class _Conductor:
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep, self.folder = sweep, sweep.folder
+        self.stop = Stop()
+        self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self.threads: list[threading.Thread] = []
+        self.halted = ""
+        self._open = ExitStack()
+        self._origin: tuple[provenance.Provenance, bytes] | None = None
+        self._lock = threading.Lock()
+        self._before = self._read_journal()
+        self._pruned = {key for key, entry in self._before.items() if entry.state is State.PRUNED}
+        self._hosts: dict[int, Hosts] = {}
+        self._reporting: Reports | None = None
+        self._recording: Records | None = None
+        self.schedule = Schedule(
+            sweep.source, slots=max(1, len(sweep.slots)), retries=sweep.retries, settled=self._settled
+        )
+        self._noted: list[TrialEntry] = []
+
+    # ------------------------------------------------------------------------------- the loop
+    def run(self) -> list[Ended]:
+        with Interruptible() as signals, self._open:
+            try:
+                while not self.schedule.done:
+                    while (start := self.schedule.next()) is not None:
+                        self._begin(start)
+                    self._write_noted()
+                    if not self.schedule.done:
+                        with suppress(queue.Empty):
+                            self._handle(self.events.get(timeout=_LOOK_S))
+                        self.sweep.source.watch(self.schedule.running)
+            except BaseException:
+                signals.hold()
+                self.stop.tell(signals.caught or "an error")
+                self._end_all()
+                raise
+            signals.hold()
+            self._join()
+        if self.halted:
+            raise PacelineError(
+                f"the sweep stopped before its end: {self.halted}", try_="make room, then the same command"
+            )
+        return self.schedule.ended
+
+    def _begin(self, start: Start) -> None:
+        self._note(start, State.RUNNING)
+        self._write_noted()
+        thread = threading.Thread(target=self._in_thread, args=(start,), name=f"trial-{start.trial.number}")
+        self.threads = [*(known for known in self.threads if known.is_alive()), thread]
+        thread.start()
+
+    def _handle(self, event: _Event) -> None:
+        start, outcome = event.start, event.outcome
+        if outcome is None:
+            self.schedule.freed(start.slot)
+            return
+        if outcome.state is State.PRUNED and start.trial.key is not None:
+            self._pruned.add(start.trial.key)
+            self.sweep.say(f"{self._label(start)} {outcome.detail}")
+        again = self.schedule.finished(start, outcome, event.cause)
+        self._note(start, outcome.state, event.cause, outcome.detail)
+        self._write_noted()
+        if outcome.state is State.FAILED:
+            more = "; it is tried again" if again else ""
+            self.sweep.say(f"{self._label(start)} FAILED: {outcome.detail}{more}")
+        if event.cause == "host" and start.slot in self._hosts:
+            self._hosts[start.slot].forget()
+        if event.cause == "disk":
+            self.halted = outcome.detail
+            self.schedule.halt()
+
+    def _end_all(self) -> None:
+        """After a signal: the trials see ``stop`` within a second and end on all of their hosts."""
+        self._join()
+        with suppress(queue.Empty):
+            while True:
+                event = self.events.get_nowait()
+                if event.outcome is not None:
+                    self._note(event.start, event.outcome.state, event.cause, event.outcome.detail)
+        self._write_noted()
+
+    def _join(self) -> None:
+        for thread in self.threads:
+            if thread.ident is not None:  # a signal can come between its making and its start
+                thread.join()
+
+    # ----------------------------------------------------------------------------- the journal
+    def _read_journal(self) -> dict[str, TrialEntry]:
+        good, bad = self.folder.entries()
+        if bad:
+            aside = self.folder.set_aside(bad, good)
+            self.sweep.say(
+                f"WARNING: {len(bad)} line(s) of {self.folder.journal} make no sense; the rest is used, they are "
+                f"kept in {aside.name}:\n" + "\n".join(f"  {line[:200]}" for line in bad)
+            )
+        return folders.latest(good)
+
+    def _note(self, start: Start, state: State, cause: str = "", detail: str = "") -> None:
+        self._noted.append(
+            TrialEntry(
+                number=start.trial.number,
+                key=start.trial.key or "",
+                state=state,
+                time=time.time(),
+                cause=cause,
+                detail=detail,
+            )
+        )
+
+    def _write_noted(self) -> None:
+        """A disk that takes no more ends the sweep, not the trials that are under way."""
+        try:
+            self.folder.note(self._noted)
+            self._noted = []
+        except OSError as error:
+            self.halted = self.halted or os_reason(error)
+            self.schedule.halt()
+
+    def _settled(self, trial: Trial) -> Ended | None:
+        """How it stands when nothing is to be started: finished and intact, or failed for good."""
+        assert trial.run is not None
+        known = self._before.get(trial.run.key.short)
+        if trial.run.reason is None:
+            if known is None or known.state is not State.FINISHED:
+                self._note(Start(trial=trial, slot=-1, tried=0), State.FINISHED, detail="was finished before")
+            if known is None:
+                self._adopt(trial)
+            return Ended(trial=trial, outcome=finished(trial.run), before=True)
+        key = trial.run.key.short
+        if key in self._pruned or (known is not None and _was_pruned(trial.run)):
+            if known is None or known.state is not State.PRUNED:  # this sweep was killed before it wrote it down
+                self._note(Start(trial=trial, slot=-1, tried=0), State.PRUNED, detail="was pruned before")
+            return Ended(trial=trial, outcome=Outcome(state=State.PRUNED), before=True)
+        if known is not None and known.state is State.FAILED and known.cause == "code" and not self.sweep.retry_failed:
+            outcome = Outcome(state=State.FAILED, detail=known.detail)
+            return Ended(trial=trial, outcome=outcome, cause="code", before=True)
+        return None
+
+    def _adopt(self, trial: Trial) -> None:
+        """A run that another command has finished becomes part of this sweep, in MLflow too."""
+        assert trial.run is not None
+        with suppress(OSError):
+            if folders.mark(trial.run.folder, self.folder, self.sweep.key, trial.number, trial.chosen):
+                self._records(trial).recorder(trial.run).start()
+
+    # ------------------------------------------------------------------- in the trial's thread
+    def _in_thread(self, start: Start) -> None:
+        try:
+            outcome, cause = self._train(start)
+        except BaseException:  # a mistake in Paceline must not leave the sweep waiting for ever
+            outcome, cause = Outcome(state=State.FAILED, detail=traceback.format_exc().strip()), "code"
+        self.events.put(_Event(start=start, outcome=outcome, cause=cause))
+
+    def _train(self, start: Start) -> tuple[Outcome, str]:
+        assert start.trial.run is not None
+        run = self._placed(start)
+        say = partial(self._say, self._label(start))
+        try:
+            end_leftovers(run, say)
+            folders.mark(run.folder, self.folder, self.sweep.key, start.trial.number, start.trial.chosen)
+            training.train(
+                run,
+                config_yaml=compose.as_yaml(run.config.resolved),
+                argv=self.sweep.argv,
+                say=say,
+                means=self._means(start, run),
+            )
+        except Pruned as error:
+            return Outcome(state=State.PRUNED, detail=first_line(error.what)), ""
+        except Killed as error:
+            return Outcome(state=State.KILLED, detail=first_line(error.what)), ""
+        except (PacelineError, OSError) as error:
+            detail = first_line(error.what if isinstance(error, PacelineError) else os_reason(error))
+            return Outcome(state=State.FAILED, detail=detail), cause_of(error)
+        return finished(run), ""
+
+    def _placed(self, start: Start) -> Run:
+        """The trial's run on the hosts of its slot."""
+        run = start.trial.run
+        assert run is not None
+        if not self.sweep.slots:
+            return run
+        config = placing.placed(run.config, self.sweep.slots[start.slot])
+        return dataclasses.replace(run, config=config)
+
+    def _means(self, start: Start, run: Run) -> training.Means:
+        return training.Means(
+            evaluate=self._reports().evaluate,
+            recorder=self._records(start.trial).recorder,
+            provenance=self._provenance,
+            on_trained=lambda: self.events.put(_Event(start=start)),
+            code=self._code(run),
+            hosts=self._reach(start, run.config.cluster),
+            stop=self.stop,
+        )
+
+    def _provenance(self, run: Run, argv: Sequence[str], now: float) -> tuple[provenance.Provenance, bytes]:
+        """Asked of git once: the sweep's code is a snapshot of its own."""
+        with self._lock:
+            if self._origin is None:
+                self._origin = training.collect_provenance(run, argv, now)
+        origin, patch = self._origin
+        hosts = [host.label for host in run.config.cluster.hosts]
+        return provenance.of_another(origin, overrides=run.config.overrides, hosts=hosts, unix_time=now), patch
+
+    def _code(self, run: Run) -> Path:
+        """The sweep's own copy of the node half, so that an edit during the sweep changes none of its trials."""
+        with self._lock:
+            for name, digest in run.key.parts["code"].items():
+                copy = self.folder.code / name
+                if not copy.is_file() or sha256_file(copy) != digest:
+                    write_atomic(copy, (run.root / name).read_bytes())
+        return self.folder.code
+
+    def _reach(self, start: Start, cluster: Cluster) -> Hosts | None:
+        if not self.sweep.slots:
+            return None
+        with self._lock:
+            if start.slot not in self._hosts:
+                self._hosts[start.slot] = self._open.enter_context(closing(Hosts(cluster)))
+            return self._hosts[start.slot]
+
+    def _reports(self) -> Reports:
+        """Started with the first trial, so that it is warm when that one ends."""
+        with self._lock:
+            if self._reporting is None:
+                self._reporting = self._open.enter_context(closing(Reports(self.folder.path / "reports.log")))
+            return self._reporting
+
+    def _records(self, trial: Trial) -> Records:
+        with self._lock:
+            if self._recording is None:
+                log = self.folder.path / "recorder.log"
+                self._recording = self._open.enter_context(closing(Records(trial.config, self.sweep.root, log)))
+            return self._recording
+
+    def _label(self, start: Start) -> str:
+        width = len(str(max(0, self.sweep.source.total - 1)))
+        return f"trial {start.trial.number:>{width}}"
+
+    def _say(self, label: str, text: str) -> None:
+        self.sweep.say("\n".join(f"{label} | {line}" for line in text.splitlines()))
+
+
+def finished(run: Run) -> Outcome:
+    """The outcome of a run whose result.json stands."""
+    metrics: dict[str, Any] = (run.folder.read_json("result.json") or {}).get("metrics") or {}
+    return Outcome(state=State.FINISHED, metrics=metrics)
+
+
+def _was_pruned(run: Run) -> bool:
+    entries = journal.read(run.folder.journal)
+    return bool(entries) and entries[-1].state is State.PRUNED
+
+
+def first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def cause_of(error: PacelineError | OSError) -> str:
+    """``host``, ``memory``, ``disk`` (no other trial would fare better) or ``code``."""
+    if isinstance(error, HostError):
+        return "host"
+    if isinstance(error, TrainingError):
+        return error.cause
+    reason = error if isinstance(error, OSError) else error.__cause__
+    return "disk" if isinstance(reason, OSError) and reason.errno in _FULL else "code"
+
+
+def end_leftovers(run: Run, say: Say) -> None:
+    """What a controller that was killed has left running for this key, perhaps on other hosts than this slot's.
+
+    Nothing is ended while another command holds the run: that one is alive.
+    """
+    from filelock import FileLock, Timeout
+
+    entries = journal.read(run.folder.journal)
+    if not entries or entries[-1].state not in (State.PLANNED, State.RUNNING):
+        return
+    try:
+        with FileLock(run.folder.lock, timeout=0):
+            stop_run(_recorded_cluster(run), run.folder.path, run.key.short)
+    except Timeout:
+        return
+    except HostError as error:
+        say(f"WARNING: {error}")
+
+
+def _recorded_cluster(run: Run) -> Cluster:
+    """The hosts that its last attempt was started on."""
+    from pipeline.config import build
+
+    recorded = (run.folder.read_json("config.json") or {}).get("cluster")
+    if not isinstance(recorded, dict):
+        return run.config.cluster
+    return build.build_cluster(recorded, root=run.root, local_gpus=run.config.cluster.hosts[0].nproc_per_node)

@@ -1,0 +1,192 @@
+"""A sweep's command line → its trials: each configured, with its key, doubles removed. Starts nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import data
+from pipeline.config import build, compose
+from pipeline.config.build import RunConfig
+from pipeline.config.schema import SweepConfig
+from pipeline.config.trials import TrialComposer, Words, jobs
+from pipeline.errors import UsageError
+from pipeline.files import canonical_json, sha256_text
+from pipeline.key import KEY_LENGTH, canonical_config, topology
+from pipeline.plan import check_batch
+from pipeline.run import prepare, sources
+from pipeline.sweep import slots as placing
+from pipeline.sweep.trial import Trial
+from pipeline.types import Cluster
+from trainers import config as node
+
+_OUTSIDE = (
+    "cluster",
+    "tracking",
+    "paths",
+    "sweep",
+    "search",
+)  # sections that building takes more than the training part from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """The trials of a grid in their order. ``doubles``: how many combinations were the same run as an earlier one.
+
+    ``slots`` are the parts of the cluster on which trials run at a time.
+    """
+
+    trials: tuple[Trial, ...]
+    doubles: int
+    slots: tuple[Cluster, ...]
+    settings: SweepConfig
+
+    @property
+    def key(self) -> str:
+        """Of what the trials are made of, whatever their order and spelling; '' while data isn't fetched."""
+        digests = [trial.run.key.digest for trial in self.trials if trial.run is not None]
+        return sha256_text(canonical_json(sorted(digests)))[:KEY_LENGTH] if len(digests) == len(self.trials) else ""
+
+    @property
+    def configurations(self) -> str:
+        """A digest of what is searched through: configurations and topologies, without code, data, environment."""
+        each = sorted(configuration_digest(trial.config) for trial in self.trials)
+        return sha256_text(canonical_json(each))[:KEY_LENGTH]
+
+
+def configuration_digest(config: RunConfig) -> str:
+    """Of one configuration and its topology."""
+    return sha256_text(canonical_json([canonical_config(config.resolved), topology(config.cluster)]))
+
+
+def expand(words: Sequence[str], *, root: Path, local_gpus: int) -> Space:
+    """All trials that the words stand for.
+
+    Args:
+        words: Hydra overrides with sweep values (comma lists, choice, range, glob), ``sweep=NAME`` for a grid.
+        root: the project.
+        local_gpus: GPUs of this computer.
+
+    Raises:
+        UsageError: a word or value that can't work, with the trial's words where only one trial has it.
+    """
+    return of_jobs(jobs(words), root=root, local_gpus=local_gpus)
+
+
+def of_jobs(combinations: Sequence[Words], *, root: Path, local_gpus: int) -> Space:
+    """The trials of combinations that Hydra has made already."""
+    factory = TrialFactory(root=root, local_gpus=local_gpus)
+    common = set(combinations[0]).intersection(*combinations[1:]) if combinations else set()
+    trials: list[Trial] = []
+    seen: set[str] = set()
+    with compose.hydra_ready():
+        for job in combinations:
+            chosen = tuple(word for word in job if word not in common)
+            trial = factory.trial(len(trials), chosen, job)
+            identity = trial.run.key.digest if trial.run is not None else configuration_digest(trial.config)
+            if identity not in seen:
+                seen.add(identity)
+                trials.append(trial)
+    return Space(
+        trials=tuple(trials),
+        doubles=len(combinations) - len(trials),
+        slots=factory.slots(),
+        settings=factory.settings,
+    )
+
+
+class TrialFactory:
+    """Makes trials of one sweep from words; what they share is read once. Use within ``compose.hydra_ready()``."""
+
+    def __init__(self, *, root: Path, local_gpus: int) -> None:
+        self._root, self._local_gpus = root, local_gpus
+        self._composer = TrialComposer()
+        self._sources = sources(root)
+        self._first: RunConfig | None = None
+        self._whole: dict[str, RunConfig] = {}  # by the sections that a trial's words rarely touch
+        self._slots: dict[str, tuple[Cluster, ...]] = {}  # by the cluster section
+        self._packs: dict[str, data.Pack | None] = {}
+
+    @property
+    def settings(self) -> SweepConfig:
+        assert self._first is not None, "a sweep has at least one trial"
+        return self._first.sweep
+
+    def slots(self) -> tuple[Cluster, ...]:
+        """What trials run on at a time. Where they differ in their cluster: each on its own, one at a time."""
+        if len(self._slots) == 1:
+            return next(iter(self._slots.values()))
+        if any(len(found) > 1 for found in self._slots.values()) and self.settings.slots != "auto":
+            raise UsageError("sweep.nodes and sweep.slots need one cluster, and the trials differ in cluster")
+        return ()
+
+    def forget_packs(self) -> None:
+        """Look for data again: some was fetched."""
+        self._packs.clear()
+
+    def trial(self, number: int, chosen: Words, words: Words) -> Trial:
+        """One configured trial. Raises UsageError."""
+        resolved = self._composer.resolve(words)
+        whole = self._whole_config(resolved, words)
+        part = self._slots_of(resolved, whole)[0]
+        train = _parsed(resolved, chosen)
+        check_batch(train.trainer.global_batch_size, part.world_size)
+        section = placing.raw_cluster(resolved["cluster"], whole.cluster, part)
+        config = dataclasses.replace(
+            whole,
+            train=train,
+            cluster=part,
+            resolved={**build.of_the_run(resolved), "cluster": section},
+            overrides=(*_of_the_run(words), *placing.words(whole.cluster, part)),
+        )
+        if self._first is None:
+            self._first = config
+        elif config.sweep != self._first.sweep:
+            raise UsageError("sweep.… says how the whole sweep runs; it can't differ from trial to trial")
+        pack = self._pack(config)
+        run = prepare(config, self._root, pack, self._sources) if pack is not None else None
+        return Trial(number=number, chosen=chosen, overrides=config.overrides, config=config, run=run)
+
+    def _whole_config(self, resolved: dict[str, Any], words: Words) -> RunConfig:
+        outside = canonical_json([resolved.get(name) for name in _OUTSIDE])
+        if outside not in self._whole:
+            self._whole[outside] = build.build(
+                resolved, words, root=self._root, local_gpus=self._local_gpus, shares_batch=False
+            )
+        return self._whole[outside]
+
+    def _slots_of(self, resolved: dict[str, Any], whole: RunConfig) -> tuple[Cluster, ...]:
+        section = canonical_json(resolved["cluster"])
+        if section not in self._slots:
+            self._slots[section] = placing.slots(whole.cluster, whole.sweep, _gpu_names(self._local_gpus))
+        return self._slots[section]
+
+    def _pack(self, config: RunConfig) -> data.Pack | None:
+        wanted = canonical_json([dataclasses.asdict(config.train.dataset), str(config.data_dir)])
+        if wanted not in self._packs:
+            self._packs[wanted] = data.find(config.train.dataset, config.data_dir)
+        return self._packs[wanted]
+
+
+def _parsed(resolved: dict[str, Any], chosen: Words) -> node.TrainConfig:
+    try:
+        return node.parse(resolved)
+    except (node.ConfigError, TypeError) as error:
+        where = f"trial {' '.join(chosen)}: " if chosen else ""
+        raise UsageError(f"{where}{error}") from error
+
+
+def _of_the_run(words: Words) -> Words:
+    """Without what only says how the sweep goes."""
+    return tuple(word for word in words if not word.lstrip("+").startswith(("sweep.", "search=", "search.", "hydra.")))
+
+
+def _gpu_names(count: int) -> list[str]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",")][:count]
+    return [str(number) for number in range(count)]

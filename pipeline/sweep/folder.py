@@ -1,0 +1,187 @@
+"""The sweep folder: what was asked for, once and atomically, and what has become of each trial, line by line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import journal
+from pipeline.errors import UsageError, hint
+from pipeline.files import write_atomic, write_json
+from pipeline.runfolder import RunFolder
+from pipeline.sweep.expand import Space, configuration_digest
+from pipeline.types import State
+
+FOLDER = "sweeps"
+VERSION = 1
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialEntry:
+    """One line of a sweep's journal. ``time`` is unix seconds; ``cause`` is TrainingError's; ``detail`` one line."""
+
+    number: int
+    key: str
+    state: State
+    time: float
+    cause: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """Paths of one sweep. The folder's name is the sweep's name, or its key where it has none."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def lock(self) -> Path:
+        return self.path.parent / f".{self.name}.lock"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def code(self) -> Path:
+        """The node half as it was when the sweep's keys were taken."""
+        return self.path / "code"
+
+    def about(self) -> dict[str, Any]:
+        """sweep.json, or an empty object before the sweep has begun. Raises UsageError: unreadable, or newer."""
+        path = self.path / "sweep.json"
+        if not path.exists():
+            return {}
+        try:
+            about = json.loads(path.read_text(encoding="utf-8"))
+            version = int(about["version"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise UsageError(
+                f"{path} is not readable: {error}",
+                try_=f"remove it; the same command makes it anew, and finished trials stay finished ({self.path})",
+            ) from error
+        if version > VERSION:
+            raise UsageError(f"{path} was written by a newer version of Paceline", try_="git pull here")
+        return dict(about)
+
+    def begin(self, about: Mapping[str, Any]) -> None:
+        """Write sweep.json, unless it names the same trials already (however they were spelled)."""
+        if self.about().get("trials") != about["trials"]:
+            write_json(self.path / "sweep.json", {"version": VERSION, **about})
+
+    def note(self, entries: Sequence[TrialEntry]) -> None:
+        """Append to the journal, on disk when this returns. Raises OSError."""
+        if entries:
+            journal.append_lines(self.journal, [asdict(entry) for entry in entries])
+
+    def entries(self) -> tuple[list[TrialEntry], list[str]]:
+        """All lines of the journal that make sense, and those that don't."""
+        if not self.journal.exists():
+            return [], []
+        good, bad = [], []
+        for line in self.journal.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                raw = json.loads(line)
+                good.append(TrialEntry(**{**raw, "state": State(raw["state"]), "number": int(raw["number"])}))
+            except (ValueError, KeyError, TypeError):
+                bad.append(line)
+        return good, [line for line in bad if line.strip()]
+
+    def set_aside(self, bad: Sequence[str], good: Sequence[TrialEntry]) -> Path:
+        """Move lines that make no sense into a file of their own; the journal keeps the rest. Returns that file."""
+        aside = self.path / "journal.corrupt"
+        before = aside.read_text(encoding="utf-8") if aside.exists() else ""
+        write_atomic(aside, before + "".join(f"{line}\n" for line in bad))
+        write_atomic(self.journal, "".join(json.dumps(asdict(entry)) + "\n" for entry in good))
+        return aside
+
+
+def describe(space: Space, words: Sequence[str]) -> dict[str, Any]:
+    """sweep.json of a grid: words, fixed total and the order of the trials, which `shuffle` doesn't give twice."""
+    return {
+        "key": space.key,
+        "configurations": space.configurations,
+        "words": list(words),
+        "total": len(space.trials),
+        "trials": [
+            {
+                "number": trial.number,
+                "key": trial.key,
+                "configuration": configuration_digest(trial.config),
+                "chosen": list(trial.chosen),
+                "overrides": list(trial.overrides),
+            }
+            for trial in space.trials
+        ],
+    }
+
+
+def locate(runs_dir: Path, space: Space, *, fork: bool) -> SweepFolder:
+    """Where this sweep lies: under its key, or under ``sweep.name``, which stands for one search space.
+
+    Raises:
+        UsageError: the name stands for another space, and no fork is wanted; a name that is none.
+    """
+    name = space.settings.name
+    if name is None:
+        return SweepFolder(runs_dir / FOLDER / space.key)
+    folder, number = named(runs_dir, name), 1
+    while (about := folder.about()) and about.get("configurations") != space.configurations:
+        if not fork:
+            known = {item["configuration"] for item in about.get("trials", [])}
+            shared = sum(configuration_digest(trial.config) in known for trial in space.trials)
+            raise UsageError(
+                f"sweep.name={name} stands for another search space: {about.get('total')} trials of "
+                f"{' '.join(about.get('words', []))}; of the {len(space.trials)} trials now asked for it has {shared}",
+                try_="fork=1 begins a new sweep beside it (finished trials count), or another sweep.name",
+            )
+        number += 1
+        folder = SweepFolder(runs_dir / FOLDER / f"{name}-{number}")
+    return folder
+
+
+def named(runs_dir: Path, name: str) -> SweepFolder:
+    """Where ``sweep.name`` lies. Raises UsageError: a name that is none."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"sweep.name={name!r} must be letters, digits, '.', '_' and '-'")
+    return SweepFolder(runs_dir / FOLDER / name)
+
+
+def find(runs_dir: Path, named: str | None) -> SweepFolder:
+    """The sweep whose name begins with ``named``; None: the latest. Raises UsageError: none does, or several do."""
+    known = sorted((runs_dir / FOLDER).glob("*/sweep.json"), key=lambda path: path.stat().st_mtime)
+    names = [path.parent.name for path in known]
+    if named is None:
+        if not names:
+            raise UsageError(f"no sweep under {runs_dir / FOLDER} yet", try_="doit sweep optimizer.lr=0.1,0.01")
+        return SweepFolder(known[-1].parent)
+    found = [named] if named in names else [name for name in names if named and name.startswith(named)]
+    if len(found) == 1:
+        return SweepFolder(runs_dir / FOLDER / found[0])
+    if found:
+        raise UsageError(f"sweep={named} is the beginning of {len(found)} names: {', '.join(sorted(found))}")
+    raise UsageError(f"sweep={named}: no such sweep under {runs_dir / FOLDER}; {hint(named, names)}")
+
+
+def latest(entries: Iterable[TrialEntry]) -> dict[str, TrialEntry]:
+    """Run key → its last line."""
+    return {entry.key: entry for entry in entries}
+
+
+def mark(run: RunFolder, sweep: SweepFolder, key: str, number: int, chosen: Sequence[str]) -> bool:
+    """Note in the run folder that the run belongs to this sweep, for its tags in MLflow. False: it says so already."""
+    known = [item for item in (run.read_json("sweeps.json") or {}).get("sweeps", []) if isinstance(item, dict)]
+    if any(item.get("key") == key for item in known):
+        return False
+    mine = {"key": key, "name": sweep.name, "trial": number, "overrides": list(chosen)}
+    write_json(run.path / "sweeps.json", {"sweeps": [*known, mine]})
+    return True

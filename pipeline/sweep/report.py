@@ -1,0 +1,182 @@
+"""Results of a sweep as tables: seeds taken together, the best configuration, the command that repeats it. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+SEED = "seed"
+BY = "val/accuracy"
+"""What decides which configuration is best: choosing by test figures would make them mean less."""
+SHOWN = ("val/accuracy", "test/accuracy", "val/loss", "images_per_s", "train_s")
+_LESS_IS_BETTER = re.compile(r"loss|duration|time|_s$|error")
+_RATE = re.compile(r"_per_s$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """What is known of one trial. ``values`` are result.json's figures by name, empty unless FINISHED."""
+
+    number: int
+    key: str
+    state: str
+    chosen: tuple[str, ...]
+    overrides: tuple[str, ...]
+    values: Mapping[str, float]
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistic:
+    """Over the seeds of one configuration. ``std`` has n - 1 below the line; None for one seed."""
+
+    mean: float
+    std: float | None
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Trials that differ in nothing but their seed. ``chosen`` is what sets the configuration apart."""
+
+    chosen: tuple[str, ...]
+    trials: tuple[TrialResult, ...]
+    statistics: Mapping[str, Statistic]
+
+    @property
+    def n(self) -> int:
+        """Finished trials."""
+        return sum(trial.state == "FINISHED" for trial in self.trials)
+
+
+def groups(trials: Iterable[TrialResult]) -> list[Group]:
+    """One for each configuration, in the order of their first trials."""
+    found: dict[tuple[str, ...], list[TrialResult]] = {}
+    for trial in trials:
+        found.setdefault(_without_seed(trial.chosen), []).append(trial)
+    return [
+        Group(chosen=chosen, trials=tuple(members), statistics=_statistics(members))
+        for chosen, members in found.items()
+    ]
+
+
+def _without_seed(words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(word for word in words if word.lstrip("+").partition("=")[0] != SEED)
+
+
+def _statistics(members: Sequence[TrialResult]) -> dict[str, Statistic]:
+    columns: dict[str, list[float]] = {}
+    for trial in members:
+        for name, value in trial.values.items():
+            columns.setdefault(name, []).append(value)
+    return {name: statistic(values) for name, values in columns.items()}
+
+
+def statistic(values: Sequence[float]) -> Statistic:
+    """Mean, standard deviation (n - 1) and n of at least one value."""
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return Statistic(mean=statistics.fmean(values), std=std, n=len(values))
+
+
+def best(found: Sequence[Group], by: str = BY) -> tuple[Group, TrialResult] | None:
+    """The configuration with the best mean, and its best trial; None where no trial has the figure."""
+    candidates = [group for group in found if by in group.statistics]
+    if not candidates:
+        return None
+    sign = -1.0 if less_is_better(by) else 1.0
+    group = max(candidates, key=lambda item: sign * item.statistics[by].mean)
+    return group, max((trial for trial in group.trials if by in trial.values), key=lambda item: sign * item.values[by])
+
+
+def less_is_better(name: str) -> bool:
+    """By the figure's name: losses, errors and durations."""
+    return _LESS_IS_BETTER.search(name) is not None and _RATE.search(name) is None
+
+
+def command(overrides: Sequence[str]) -> str:
+    """What repeats a trial."""
+    return shlex.join(["doit", "train", *overrides])
+
+
+def table(found: Sequence[Group], columns: Sequence[str] = SHOWN) -> str:
+    """A line a configuration: mean ± standard deviation of each figure, and n. ``*`` marks a column's best mean."""
+    shown = [name for name in columns if any(name in group.statistics for group in found)]
+    top = {name: best(found, name) for name in shown}
+    rows = [("configuration", "n", *shown)]
+    for group in found:
+        cells = [_cell(group.statistics.get(name), bool(top[name]) and top[name][0] is group) for name in shown]  # type: ignore[index]
+        rows.append((" ".join(group.chosen) or "(one configuration)", f"{group.n}/{len(group.trials)}", *cells))
+    return aligned(rows)
+
+
+def _cell(value: Statistic | None, is_best: bool) -> str:
+    if value is None:
+        return "-"
+    spread = "" if value.std is None else f" ± {figure(value.std)}"
+    return f"{figure(value.mean)}{spread}{' *' if is_best else ''}"
+
+
+def figure(value: float) -> str:
+    """Four digits after the point for shares and losses, none for hundreds."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.4f}"
+
+
+def trial_table(trials: Sequence[TrialResult]) -> str:
+    """A line a trial."""
+    rows = [("trial", "key", "state", "what", "")]
+    rows += [(str(item.number), item.key, item.state, " ".join(item.chosen), item.detail) for item in trials]
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Cells in columns, two spaces between."""
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def text(trials: Sequence[TrialResult], total: int, by: str | None = BY) -> str:
+    """The whole report; ``by`` decides which trial is best (None: nobody asked for one)."""
+    found = groups(trials)
+    done = sum(trial.state == "FINISHED" for trial in trials)
+    lines = [f"{done} of {total} trials finished, {len(found)} configuration(s)", "", table(found)]
+    if by is not None and (top := best(found, by)) is not None:
+        group, trial = top
+        name = " ".join(group.chosen) or "the one configuration"
+        lines += ["", f"best by {by}: {name}; trial {trial.number} ({trial.key})", f"  {command(trial.overrides)}"]
+    failed = [trial for trial in trials if trial.state not in ("FINISHED", "PRUNED")]
+    if failed:
+        lines += ["", trial_table(failed)]
+    return "\n".join(lines)
+
+
+def as_json(trials: Sequence[TrialResult], total: int, by: str = BY) -> dict[str, Any]:
+    """The same as data."""
+    found = groups(trials)
+    top = best(found, by)
+    return {
+        "total": total,
+        "trials": [asdict(trial) for trial in trials],
+        "configurations": [
+            {
+                "chosen": list(group.chosen),
+                "n": group.n,
+                "of": len(group.trials),
+                "statistics": {name: asdict(value) for name, value in group.statistics.items()},
+            }
+            for group in found
+        ],
+        "best": top
+        and {
+            "by": by,
+            "chosen": list(top[0].chosen),
+            "trial": top[1].number,
+            "key": top[1].key,
+            "command": command(top[1].overrides),
+        },
+    }

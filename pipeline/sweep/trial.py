@@ -1,0 +1,66 @@
+"""What a sweep is made of: trials, where they come from, and how each ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pipeline.config.build import RunConfig
+from pipeline.run import Run
+from pipeline.types import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One point of a sweep: an ordinary run, and what sets it apart.
+
+    ``number`` counts from 0 in the sweep's order. ``chosen`` are the overrides that the sweep chose for it,
+    ``overrides`` all of them: `doit train` with these words is this very run. ``run`` is None while its data
+    isn't fetched, so that it has no key.
+    """
+
+    number: int
+    chosen: tuple[str, ...]
+    overrides: tuple[str, ...]
+    config: RunConfig
+    run: Run | None
+
+    @property
+    def key(self) -> str | None:
+        """The run key, once the data is in place."""
+        return self.run.key.short if self.run is not None else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a trial ended: FINISHED with the flat ``metrics`` of result.json, PRUNED, or FAILED with its first line."""
+
+    state: State
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    detail: str = ""
+
+
+class TrialSource(Protocol):
+    """Where trials come from: a grid that is known beforehand, or a search that is asked as slots get free.
+
+    All calls come from the scheduler's one thread. A trial that is tried again isn't asked for again;
+    ``tell`` is called once for each, with its last outcome (also for one that was finished before).
+    """
+
+    @property
+    def total(self) -> int:
+        """How many trials there will be: fixed when the sweep begins."""
+        ...
+
+    def next_trial(self) -> Trial | None:
+        """The next one in order; None when the total is reached."""
+        ...
+
+    def watch(self, running: Sequence[Trial]) -> None:
+        """Called about once a second with the trials under way."""
+        ...
+
+    def tell(self, trial: Trial, outcome: Outcome) -> None:
+        """A trial has ended."""
+        ...

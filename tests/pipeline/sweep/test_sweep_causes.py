@@ -1,0 +1,44 @@
+"""What ended a trial decides whether another try may help."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from pipeline.errors import DataError, HostError, PacelineError, TrainingError
+from pipeline.first_error import cause
+from pipeline.sweep.conduct import cause_of
+from pipeline.types import NodeExit, NodeLost, RankError
+
+
+def ended(message: str, host: str = "a") -> NodeExit:
+    return NodeExit(host=host, code=1, errors=(RankError(rank=0, unix_time=1.0, message=message, traceback=""),))
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ([ended("TrainerError: the loss is nan at step 3")], "code"),
+        ([ended("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")], "memory"),
+        ([ended("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory")], "memory"),
+        ([NodeExit(host="a", code=1, reason="rank 1 was killed by SIGKILL")], "memory"),
+        ([NodeLost(host="b", reason="no longer answers"), ended("Connection closed by peer")], "host"),
+        ([NodeLost(host="b", reason="no longer answers"), ended("ValueError: broken")], "code"),
+    ],
+)
+def test_the_ends_of_an_attempt_tell_its_cause(ends: list[NodeExit | NodeLost], expected: str) -> None:
+    assert cause({end.host: end for end in ends}) == expected
+
+
+def test_every_error_has_a_cause() -> None:
+    full = PacelineError("run can't go on")
+    full.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    assert [
+        cause_of(error) for error in (HostError("x"), TrainingError("x", cause="memory"), DataError("x"), full)
+    ] == [
+        "host",
+        "memory",
+        "code",
+        "disk",
+    ]

@@ -1,0 +1,128 @@
+"""The sweep folder: what is written down stays usable, and a name stands for one search space."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline import data
+from pipeline.errors import UsageError
+from pipeline.runs import find as find_run
+from pipeline.sweep import Space, expand
+from pipeline.sweep.folder import SweepFolder, TrialEntry, describe, find, latest, locate, mark
+from pipeline.sweep.grid import Grid, in_order
+from pipeline.types import State
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project folder that holds the node half and the digits' pack."""
+    root = tmp_path_factory.mktemp("project")
+    (root / "trainers").symlink_to(Path(__file__).resolve().parents[3] / "trainers")
+    data.fetch(expand(["experiment=quickstart"], root=root, local_gpus=0).trials[0].config.train.dataset, root / "data")
+    return root
+
+
+def space(root: Path, *words: str) -> Space:
+    return expand(["experiment=quickstart", *words], root=root, local_gpus=0)
+
+
+def begun(root: Path, runs: Path, found: Space, *, fork: bool = False) -> SweepFolder:
+    folder = locate(runs, found, fork=fork)
+    folder.begin(describe(found, ["words"]))
+    return folder
+
+
+def entry(number: int, state: State = State.FINISHED) -> TrialEntry:
+    return TrialEntry(number=number, key=f"key{number}", state=state, time=1.0)
+
+
+def test_a_sweep_is_its_trials_whatever_their_order_and_spelling(root: Path) -> None:
+    key = space(root, "seed=0,1", "optimizer.lr=0.1,0.2").key
+    assert space(root, "optimizer.lr=0.20,1e-1", "seed=range(2)", "sweep.slots=2").key == key
+    assert space(root, "seed=0,1", "optimizer.lr=0.1,0.3").key != key
+
+
+def test_a_shuffled_order_is_written_down_and_kept(root: Path, tmp_path: Path) -> None:
+    first = space(root, "seed=shuffle(range(40))")
+    about = begun(root, tmp_path, first).about()
+    again = in_order(space(root, "seed=range(40)"), about)
+    assert [trial.key for trial in again.trials] == [trial.key for trial in first.trials]
+    assert [trial.number for trial in again.trials] == list(range(40))
+    assert Grid(again.trials).total == 40
+
+
+def test_a_name_stands_for_one_space_until_it_is_forked(root: Path, tmp_path: Path) -> None:
+    small, large = space(root, "sweep.name=lr", "seed=0,1"), space(root, "sweep.name=lr", "seed=0,1,2")
+    begun(root, tmp_path, small)
+    assert locate(tmp_path, small, fork=False).name == "lr"
+    with pytest.raises(
+        UsageError, match=r"lr stands for another search space: 2 trials of words; of the 3 .* it has 2"
+    ):
+        locate(tmp_path, large, fork=False)
+    assert begun(root, tmp_path, large, fork=True).name == "lr-2"
+    assert locate(tmp_path, large, fork=True).name == "lr-2"
+    with pytest.raises(UsageError, match="must be letters"):
+        locate(tmp_path, space(root, "sweep.name=../x"), fork=False)
+
+
+def test_a_corrupt_line_is_put_aside_and_the_rest_is_used(tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path / "s")
+    folder.note([entry(0), entry(1, State.RUNNING)])
+    with folder.journal.open("a") as file:
+        file.write('{"number": 1, "key": "key1", "sta\x00\n{"number": 2}\n')
+    folder.note([entry(1)])
+    good, bad = folder.entries()
+    assert ([item.state for item in good], len(bad)) == ([State.FINISHED, State.RUNNING, State.FINISHED], 2)
+    aside = folder.set_aside(bad, good)
+    assert aside.read_text().splitlines() == bad
+    assert folder.entries() == (good, [])
+    assert latest(good)["key1"].state is State.FINISHED
+
+
+def test_a_torn_last_line_does_not_swallow_the_next(tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path / "s")
+    folder.note([entry(0)])
+    with folder.journal.open("a") as file:
+        file.write('{"number": 1, "ke')
+    folder.note([entry(2)])
+    assert [item.number for item in folder.entries()[0]] == [0, 2]
+
+
+def test_what_a_newer_version_made_is_left_alone(root: Path, tmp_path: Path) -> None:
+    folder = begun(root, tmp_path, space(root, "seed=0,1"))
+    path = folder.path / "sweep.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
+    with pytest.raises(UsageError, match=r"sweep.json was written by a newer version"):
+        folder.about()
+    path.write_text("{")
+    with pytest.raises(UsageError, match=r"sweep\.json is not readable"):
+        folder.about()
+    run = tmp_path / "abcdefabcdef"
+    run.mkdir()
+    (run / "key.json").write_text('{"version": 99}')
+    with pytest.raises(UsageError, match=r"abcdefabcdef was made by a newer version .* says version 99"):
+        find_run(tmp_path, "abc")
+
+
+def test_a_sweep_is_found_by_the_beginning_of_its_name_or_as_the_latest(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no sweep under"):
+        find(tmp_path, None)
+    folder = begun(root, tmp_path, space(root, "seed=0,1"))
+    assert find(tmp_path, None) == find(tmp_path, folder.name[:3]) == folder
+    with pytest.raises(UsageError, match="sweep=zz: no such sweep"):
+        find(tmp_path, "zz")
+
+
+def test_a_run_notes_every_sweep_it_belongs_to_once(root: Path, tmp_path: Path) -> None:
+    trial = space(root, "seed=0,1", f"paths.runs={tmp_path}").trials[1]
+    assert trial.run is not None
+    for key, new in (("one", True), ("one", False), ("two", True)):
+        assert mark(trial.run.folder, SweepFolder(tmp_path / "s"), key, 1, trial.chosen) is new
+    noted = json.loads((trial.run.folder.path / "sweeps.json").read_text())["sweeps"]
+    assert [(item["key"], item["trial"], item["overrides"]) for item in noted] == [
+        ("one", 1, ["seed=1"]),
+        ("two", 1, ["seed=1"]),
+    ]

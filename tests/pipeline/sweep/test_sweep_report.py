@@ -1,0 +1,58 @@
+"""Figures over seeds, the best configuration, and the command that repeats it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.sweep.report import TrialResult, as_json, best, groups, less_is_better, statistic, text
+
+
+def trial(number: int, *chosen: str, state: str = "FINISHED", detail: str = "", **values: float) -> TrialResult:
+    named = {name.replace("__", "/"): value for name, value in values.items()}
+    return TrialResult(
+        number=number, key=f"key{number}", state=state, chosen=chosen, overrides=("experiment=x", *chosen),
+        values=named, detail=detail,
+    )  # fmt: skip
+
+
+TRIALS = [
+    trial(0, "optimizer.lr=0.1", "seed=0", val__accuracy=0.90, val__loss=0.5),
+    trial(1, "optimizer.lr=0.1", "seed=1", val__accuracy=0.92, val__loss=0.4),
+    trial(2, "optimizer.lr=0.1", "seed=2", val__accuracy=0.97, val__loss=0.3),
+    trial(3, "optimizer.lr=0.3", "seed=0", val__accuracy=0.94, val__loss=0.2),
+    trial(4, "optimizer.lr=0.3", "seed=1", state="FAILED", detail="loss is nan"),
+]
+
+
+def test_seeds_are_taken_together_with_mean_standard_deviation_and_n() -> None:
+    first, second = groups(TRIALS)
+    found = first.statistics["val/accuracy"]
+    assert (found.n, found.mean, found.std) == (3, pytest.approx(0.93), pytest.approx(0.0360555))
+    assert (second.n, second.statistics["val/accuracy"].std) == (1, None)
+    assert statistic([1.0, 3.0]).std == pytest.approx(2**0.5)  # n - 1
+
+
+def test_the_best_is_the_best_mean_and_a_loss_is_better_when_it_is_less() -> None:
+    found = groups(TRIALS)
+    assert [best(found, by)[0].chosen for by in ("val/accuracy", "val/loss")] == [("optimizer.lr=0.3",)] * 2  # type: ignore[index]
+    assert best(found, "no/such") is None
+    assert [less_is_better(name) for name in ("val/loss", "train_s", "images_per_s", "test/accuracy")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_the_text_has_spread_and_n_the_command_and_what_failed() -> None:
+    said = text(TRIALS, 5)
+    assert "4 of 5 trials finished, 2 configuration(s)" in said
+    assert "optimizer.lr=0.1  3/3  0.9300 ± 0.0361" in said
+    assert "doit train experiment=x optimizer.lr=0.3 seed=0" in said
+    assert "4      key4  FAILED  optimizer.lr=0.3 seed=1  loss is nan" in said
+
+
+def test_the_same_as_data() -> None:
+    data = as_json(TRIALS, 5)
+    assert data["best"]["key"] == "key3"
+    assert [(item["n"], item["of"]) for item in data["configurations"]] == [(3, 3), (1, 2)]

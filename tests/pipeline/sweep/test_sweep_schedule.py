@@ -1,0 +1,104 @@
+"""Slots take the next trial when they are free; what may pass is tried again, what can't is not."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+from pipeline.sweep.grid import Grid
+from pipeline.sweep.schedule import Ended, Schedule, Start
+from pipeline.sweep.trial import Outcome, Trial
+from pipeline.types import State
+
+GOOD, BAD = Outcome(state=State.FINISHED), Outcome(state=State.FAILED, detail="broken")
+
+
+def trials(count: int) -> list[Trial]:
+    return cast("list[Trial]", [SimpleNamespace(number=number) for number in range(count)])
+
+
+def schedule(count: int, *, slots: int = 2, retries: int = 1, settled: Any = lambda _: None) -> Schedule:
+    return Schedule(Grid(trials(count)), slots=slots, retries=retries, settled=settled)
+
+
+def drained(plan: Schedule) -> list[Start]:
+    return list(iter(plan.next, None))
+
+
+def idle_share(durations: Sequence[float], slots: int) -> float:
+    """Simulated: the share of slot seconds until the last end in which a slot had nothing to do."""
+    plan, clock, running = schedule(len(durations), slots=slots), 0.0, []
+    while not plan.done:
+        for start in drained(plan):
+            heapq.heappush(running, (clock + durations[start.trial.number], start.trial.number, start))
+        clock, _, ended = heapq.heappop(running)
+        plan.finished(ended, GOOD)
+        drained_again = plan.next()
+        if drained_again is not None:
+            number = drained_again.trial.number
+            heapq.heappush(running, (clock + durations[number], number, drained_again))
+    return 1 - sum(durations) / (clock * slots)
+
+
+def test_one_slow_and_three_fast_trials_leave_two_slots_idle_for_less_than_a_tenth() -> None:
+    assert idle_share([6.0, 2.0, 2.0, 2.0], slots=2) < 0.1
+    assert idle_share([3.0, 1.0, 1.1, 0.9], slots=2) < 0.1
+
+
+def test_a_slot_that_is_free_before_its_trial_is_complete_takes_the_next_one() -> None:
+    plan = schedule(3, slots=1)
+    (first,) = drained(plan)
+    plan.freed(first.slot)
+    (second,) = drained(plan)
+    assert (second.trial.number, second.slot) == (1, first.slot)
+    plan.finished(first, GOOD)
+    assert plan.next() is None  # the slot is the second one's now
+    plan.finished(second, GOOD)
+    assert [start.trial.number for start in drained(plan)] == [2]
+
+
+def test_trouble_with_a_host_or_memory_is_tried_again_once_and_broken_code_is_not() -> None:
+    for cause, tries in (("memory", 2), ("host", 2), ("code", 1)):
+        plan, count = schedule(1, slots=1), 0
+        while (start := plan.next()) is not None:
+            count += 1
+            plan.finished(start, BAD, cause)
+        assert (count, plan.done, plan.ended[0].outcome) == (tries, True, BAD), cause
+
+
+def test_one_failure_does_not_stop_the_others() -> None:
+    plan = schedule(3, slots=1)
+    while (start := plan.next()) is not None:
+        plan.finished(start, BAD if start.trial.number == 0 else GOOD, "code")
+    assert [ended.outcome.state for ended in plan.ended] == [State.FAILED, State.FINISHED, State.FINISHED]
+
+
+def test_a_slot_whose_host_failed_is_given_up_while_there_is_another() -> None:
+    plan = schedule(4, slots=2)
+    first, second = drained(plan)
+    assert plan.finished(first, BAD, "host")
+    assert plan.next() is None
+    plan.finished(second, GOOD)
+    again = plan.next()
+    assert again is not None
+    assert (again.trial.number, again.slot, again.tried) == (0, second.slot, 1)
+    assert plan.next() is None
+
+
+def test_what_is_settled_takes_no_slot() -> None:
+    plan = schedule(
+        1000, settled=lambda trial: None if trial.number == 999 else Ended(trial=trial, outcome=GOOD, before=True)
+    )
+    assert [start.trial.number for start in drained(plan)] == [999]
+    assert len(plan.ended) == 999
+
+
+def test_after_a_halt_nothing_starts() -> None:
+    plan = schedule(3, slots=1)
+    (start,) = drained(plan)
+    plan.halt()
+    plan.finished(start, GOOD)
+    assert plan.next() is None
+    assert plan.done
