@@ -90,9 +90,12 @@ def collect(
     return provenance, patch
 
 
-def of_another(origin: Provenance, *, overrides: Sequence[str], hosts: Sequence[str], unix_time: float) -> Provenance:
+def of_another(
+    origin: Provenance, *, overrides: Sequence[str], hosts: Sequence[str], data_digest: str, unix_time: float
+) -> Provenance:
     """The provenance of another run of the same command and code."""
-    return replace(origin, overrides=tuple(_without_secrets(overrides)), hosts=tuple(hosts), unix_time=unix_time)
+    words = tuple(_without_secrets(overrides))
+    return replace(origin, overrides=words, hosts=tuple(hosts), data_digest=data_digest, unix_time=unix_time)
 
 
 def environment(fact: NodeFacts) -> dict[str, Any]:
