@@ -130,7 +130,8 @@ def _conclude(space: Space, folder: SweepFolder, ended: Sequence[Ended]) -> None
     say(f"  report   doit report sweep={folder.name}\n  compare  doit ui")
     if failed:
         raise PacelineError(
-            f"{len(failed)} of {len(results)} trials failed:\n{reporting.trial_table(failed)}",
+            f"{len(failed)} of {len(results)} trials failed (the table above names them), the first, "
+            f"trial {failed[0].number}: {failed[0].detail}",
             try_="mend it, then the same command with retry_failed=1 (finished trials are not run again)",
         )
 

@@ -77,7 +77,7 @@ class _Conductor:
         self.stop = Stop()
         self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
-        self.halted = ""
+        self.halted = self.mend = ""
         self._open = ExitStack()
         self._origin: tuple[provenance.Provenance, bytes] | None = None
         self._lock = threading.Lock()
@@ -111,9 +111,7 @@ class _Conductor:
             signals.hold()
             self._join()
         if self.halted:
-            raise PacelineError(
-                f"the sweep stopped before its end: {self.halted}", try_="make room, then the same command"
-            )
+            raise PacelineError(f"the sweep stopped before its end: {self.halted}", try_=self.mend)
         return self.schedule.ended
 
     def _begin(self, start: Start) -> None:
@@ -131,17 +129,32 @@ class _Conductor:
         if outcome.state is State.PRUNED and start.trial.key is not None:
             self._pruned.add(start.trial.key)
             self.sweep.say(f"{self._label(start)} {outcome.detail}")
+        slots = self.schedule.slots_left
         again = self.schedule.finished(start, outcome, event.cause)
         self._note(start, outcome.state, event.cause, outcome.detail)
         self._write_noted()
         if outcome.state is State.FAILED:
             more = "; it is tried again" if again else ""
             self.sweep.say(f"{self._label(start)} FAILED: {outcome.detail}{more}")
-        if event.cause == "host" and start.slot in self._hosts:
-            self._hosts[start.slot].forget()
+        if event.cause == "host":
+            self._after_host_trouble(start, outcome, last=slots == self.schedule.slots_left and not again)
         if event.cause == "disk":
-            self.halted = outcome.detail
-            self.schedule.halt()
+            self._halt(outcome.detail, "make room, then the same command")
+
+    def _after_host_trouble(self, start: Start, outcome: Outcome, *, last: bool) -> None:
+        """Its slot is given up, unless it was the last: that one gets another chance, then nothing can run."""
+        if start.slot in self._hosts:
+            self._hosts[start.slot].forget()
+        if last:
+            self._halt(
+                f"no host is left: {outcome.detail}", "mend it (doit preflight shows more), then the same command"
+            )
+
+    def _halt(self, why: str, mend: str) -> None:
+        """Start nothing more; what is under way goes on."""
+        if not self.halted:
+            self.halted, self.mend = why, mend
+        self.schedule.halt()
 
     def _end_all(self) -> None:
         """After a signal: the trials see ``stop`` within a second and end on all of their hosts."""
@@ -187,8 +200,7 @@ class _Conductor:
             self.folder.note(self._noted)
             self._noted = []
         except OSError as error:
-            self.halted = self.halted or os_reason(error)
-            self.schedule.halt()
+            self._halt(os_reason(error), "make room, then the same command")
 
     def _settled(self, trial: Trial) -> Ended | None:
         """How it stands when nothing is to be started: finished and intact, or failed for good."""
@@ -244,8 +256,7 @@ class _Conductor:
         except Killed as error:
             return Outcome(state=State.KILLED, detail=first_line(error.what)), ""
         except (PacelineError, OSError) as error:
-            detail = first_line(error.what if isinstance(error, PacelineError) else os_reason(error))
-            return Outcome(state=State.FAILED, detail=detail), cause_of(error)
+            return Outcome(state=State.FAILED, detail=detail_of(error)), cause_of(error)
         return finished(run), ""
 
     def _placed(self, start: Start) -> Run:
@@ -325,6 +336,13 @@ def finished(run: Run) -> Outcome:
 def _was_pruned(run: Run) -> bool:
     entries = journal.read(run.folder.journal)
     return bool(entries) and entries[-1].state is State.PRUNED
+
+
+def detail_of(error: PacelineError | OSError) -> str:
+    """The first line; of what is wrong with hosts the second one too, which names the first of them."""
+    text = error.what if isinstance(error, PacelineError) else os_reason(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return ": ".join(lines[: 2 if isinstance(error, HostError) else 1])
 
 
 def first_line(text: str) -> str:

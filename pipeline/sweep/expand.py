@@ -24,6 +24,7 @@ from pipeline.sweep.trial import Trial
 from pipeline.types import Cluster
 from trainers import config as node
 
+_NOT_OF_THE_RUN = ("sweep.", "search=", "search.", "hydra.")
 _OUTSIDE = (
     "cluster",
     "tracking",
@@ -141,7 +142,7 @@ class TrialFactory:
             train=train,
             cluster=part,
             resolved={**build.of_the_run(resolved), "cluster": section},
-            overrides=(*_of_the_run(words), *placing.words(whole.cluster, part)),
+            overrides=_of_the_run(words, placing.words(whole.cluster, part)),
         )
         if self._first is None:
             self._first = config
@@ -180,9 +181,11 @@ def _parsed(resolved: dict[str, Any], chosen: Words) -> node.TrainConfig:
         raise UsageError(f"{where}{error}") from error
 
 
-def _of_the_run(words: Words) -> Words:
-    """Without what only says how the sweep goes."""
-    return tuple(word for word in words if not word.lstrip("+").startswith(("sweep.", "search=", "search.", "hydra.")))
+def _of_the_run(words: Words, hosts: Words) -> Words:
+    """Without what only says how the sweep goes; ``hosts`` takes the place of words that name others."""
+    replaced = tuple(f"{word.partition('=')[0]}=" for word in hosts)
+    words = (*(word for word in words if not (replaced and word.startswith(replaced))), *hosts)
+    return tuple(word for word in words if not word.lstrip("+").startswith(_NOT_OF_THE_RUN))
 
 
 def _gpu_names(count: int) -> list[str]:

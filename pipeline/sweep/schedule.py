@@ -99,6 +99,11 @@ class Schedule:
         self._tell(Ended(trial=start.trial, outcome=outcome, cause=cause))
         return False
 
+    @property
+    def slots_left(self) -> int:
+        """Slots that were not given up."""
+        return self._slots
+
     def halt(self) -> None:
         """Start nothing more."""
         self._halted = True
