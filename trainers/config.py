@@ -281,19 +281,41 @@ class TrainerConfig:
 
 @dataclass(kw_only=True)
 class StrategyConfig:
-    """How ranks work together. ``backend=auto`` takes nccl where every rank has a GPU, else gloo.
+    """How ranks work together: ``name`` is ddp, fsdp or auto (docs/training.md).
 
-    ``compression=fp16`` sends gradients in half the bytes and rounds them to 11 bits: for links that are slower
-    than the backward pass.
+    ``backend=auto`` takes nccl where every rank has a GPU, else gloo.
+    """
+
+    name: str = "auto"
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        _choice("strategy.backend", self.backend, ("auto", "gloo", "nccl", "mpi"))
+
+
+@dataclass(kw_only=True)
+class DDPConfig(StrategyConfig):
+    """Every rank has the whole model. ``compression`` is for links that are slower than the backward pass.
+
+    fp16 and bf16 send gradients in half the bytes, rounded to 11 and 8 bits; powersgd sends two thin matrices of
+    ``powersgd_rank`` columns for each large one, from step ``powersgd_start_step`` on (none of them before it).
     """
 
     name: str = "ddp"
-    backend: str = "auto"
     compression: str = "none"
+    powersgd_rank: int = 2
+    powersgd_start_step: int = 100
 
     def __post_init__(self) -> None:
-        _choice("strategy.backend", self.backend, ("auto", "gloo", "nccl"))
-        _choice("strategy.compression", self.compression, ("none", "fp16"))
+        StrategyConfig.__post_init__(self)
+        _choice("strategy.compression", self.compression, ("none", "fp16", "bf16", "powersgd"))
+        if self.compression == "bf16" and self.backend in ("gloo", "mpi"):
+            raise ConfigError(
+                f"strategy.compression=bf16 needs the backend nccl, and this is strategy.backend={self.backend}; "
+                "choose strategy.compression=fp16"
+            )
+        _at_least("strategy.powersgd_rank", self.powersgd_rank, 1)
+        _at_least("strategy.powersgd_start_step", self.powersgd_start_step, 0)
 
 
 # ------------------------------------------------------------------------------------ the whole
@@ -319,7 +341,7 @@ SCHEMAS: dict[str, dict[str, type]] = {
         "triangle": TriangleScheduleConfig,
     },
     "trainer": {"default": TrainerConfig},
-    "strategy": {"ddp": StrategyConfig},
+    "strategy": {"ddp": DDPConfig, "fsdp": StrategyConfig, "auto": StrategyConfig},
 }
 """group → name → schema. The name is the option of the Hydra group and the ``name`` field inside it."""
 
@@ -334,10 +356,16 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=SGDConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    strategy: StrategyConfig = field(default_factory=DDPConfig)
 
     def __post_init__(self) -> None:
         _at_least("seed", self.seed, 0)
+        skips = self.trainer.skip_nonfinite or self.trainer.precision == "fp16"
+        if skips and isinstance(self.strategy, DDPConfig) and self.strategy.compression == "powersgd":
+            raise ConfigError(  # what it didn't send it sends later, so a NaN would stay for ever
+                "strategy.compression=powersgd can't leave out a step, as trainer.skip_nonfinite=true and "
+                "trainer.precision=fp16 do; choose strategy.compression=fp16, or precision bf16 without skipping"
+            )
 
 
 def parse(raw: dict[str, Any]) -> TrainConfig:

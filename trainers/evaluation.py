@@ -56,12 +56,15 @@ def evaluate(
     ``tta``: none, mirror or multicrop; loss and accuracy are those of the averaged logits.
     """
     start, stop = pack.manifest.splits[split]
+    count = stop - start
     first, last = shard(start, stop, node.ranks.rank, node.ranks.world_size)
     totals = torch.zeros(2, dtype=torch.float64, device=node.device)  # sum of losses, number correct
     chosen = torch.zeros(stop - start, dtype=torch.int32, device=node.device)
     model.eval()
     step = max(batch_size, _SMALLEST_BATCH)
-    for begin in range(first, last, step):
+    longest = -(-count // node.ranks.world_size)
+    for offset in range(0, longest, step):  # as often on every rank: with fsdp a forward pass waits for the others'
+        begin = min(first + offset, last)
         end = min(begin + step, last)
         logits, labels = _forward(model, pack, begin, end, node.device, normalise, precision, tta)
         guesses = logits.argmax(1)
@@ -71,7 +74,6 @@ def evaluate(
     node.sum(totals)
     node.sum(chosen)  # each rank filled its own part and left zeros elsewhere
     loss_sum, correct = totals.tolist()
-    count = stop - start
     return Evaluation(loss=loss_sum / count, accuracy=correct / count, count=count, predictions=chosen.tolist())
 
 

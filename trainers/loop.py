@@ -22,7 +22,6 @@ from trainers.evaluation import Evaluation, evaluate
 from trainers.metrics import Clock, Losses, MetricsFile, Reading, Throughput
 from trainers.network import agree_on_precision, calibrate, make_network
 from trainers.step import Stepper
-from trainers.weights import plain
 
 
 class Trainer:
@@ -58,48 +57,56 @@ class Trainer:
     # ----------------------------------------------------------------------------- start and resume
     def prepare(self) -> None:
         """Take up the newest good checkpoint (rank 0 reads it and shares it), or share the fresh weights."""
-        step = torch.zeros(1, dtype=torch.int64, device=self.node.device)
-        statistics = self._statistics(None)
+        layout, path = self.stepper.strategy.layout, self.run_dir / "checkpoints"
+        table: Tensor | None = None
         if self.node.leads:
             owner = checkpoint.identity(
                 self.config,
                 self.pack.manifest.digest,
                 world_size=self.node.ranks.world_size,
                 hardware=f"{self.node.device.type} in {self.precision}",
+                strategy=layout.name,
             )
-            self.folder = CheckpointFolder(self.run_dir / "checkpoints", owner, self.config.trainer.keep_checkpoints)
+            self.folder = CheckpointFolder(path, owner, self.config.trainer.keep_checkpoints)
+            table = buffers.row(self._own(), self.node.device).unsqueeze(0)
             for found in self.folder.newest_good():
                 if isinstance(found, str):
                     self.say(f"warning: {found}")
                 else:
                     self._load(found)
-                    statistics = self._statistics(found)
+                    table = found.own
+            table = buffers.spread(table, self.node.ranks.world_size)
             self.folder.check()
-            step.fill_(self.step)
             self.metrics = MetricsFile(self.run_dir / "metrics.jsonl", keep_to_step=self.step)
-        self.node.share([step, statistics, *self._state()])
-        buffers.fill(self.model, statistics[self.node.ranks.rank])
-        self.step = self.saved_step = int(step)
+        layout.look(path)
+        best = self.progress.get("best_accuracy", -1.0)
+        progress = torch.tensor([self.step, best], dtype=torch.float64, device=self.node.device)
+        self.node.share([progress, *self._state()])
+        buffers.fill(self._own(), self.node.deal(table, buffers.row(self._own(), self.node.device)))
+        self.step = self.saved_step = int(progress[0])
+        self.progress["best_accuracy"] = float(progress[1])
+        if self.step:
+            layout.load(path, self.step, self.stepper.state())
 
-    def _statistics(self, found: Checkpoint | None) -> Tensor:
-        """The batch statistics of each rank: those of a checkpoint, or of the fresh model for all."""
-        row = buffers.row(self.model, self.node.device)
-        table = row.unsqueeze(0) if found is None else found.statistics.to(self.node.device)
-        return buffers.spread(table, self.node.ranks.world_size)
+    def _own(self) -> list[Tensor]:
+        """What each rank has of its own: batch statistics, and gradients that it hasn't sent."""
+        return [*buffers.statistics(self.model), *self.stepper.averager.own()]
 
     def _state(self) -> list[Tensor]:
-        lists = self.stepper.state().values()
-        return [*self.model.state_dict().values(), *(item for tensors in lists for item in tensors)]
+        """What all ranks have alike."""
+        model, optimizer = self.stepper.strategy.layout.replicated(self.stepper.state())
+        return [*model.values(), *(item for tensors in optimizer.values() for item in tensors)]
 
     def _load(self, found: Checkpoint) -> None:
+        layout = self.stepper.strategy.layout
         try:
-            self.model.load_state_dict(found.model)
+            self.model.load_state_dict(found.model, strict=layout.name == "ddp")  # slices come from their own files
         except RuntimeError as error:
             raise TrainerError(
                 f"the checkpoint of step {found.step} does not fit model={self.config.model.name} "
                 f"({' '.join(str(error).split())[:200]}); delete {self.run_dir / 'checkpoints'} to start afresh"
             ) from error
-        for name, tensors in self.stepper.state().items():
+        for name, tensors in layout.replicated(self.stepper.state())[1].items():
             for target, source in zip(tensors, found.optimizer[name], strict=True):
                 target.copy_(source)
         self.step, self.progress = found.step, found.progress
@@ -203,25 +210,30 @@ class Trainer:
         """The first of equals stays. Written before the checkpoint that knows of it."""
         if self.config.trainer.keep_best and result.accuracy > self.progress.get("best_accuracy", -1.0):
             self.progress["best_accuracy"] = result.accuracy
+            weights = self.stepper.strategy.layout.weights()
             if self.folder is not None:
-                self.folder.save_best(plain(self.model), {"step": self.step, **result.metrics("val")})
+                self.folder.save_best(weights, {"step": self.step, **result.metrics("val")})
 
     def _save(self, epoch: int, position: int) -> None:
-        table = self.node.gather(buffers.row(self.model, self.node.device))
+        table = self.node.collect(buffers.row(self._own(), self.node.device))
+        layout, state = self.stepper.strategy.layout, self.stepper.state()
+        shards = layout.save(self.run_dir / "checkpoints", self.step, state)
         self.saved_step, self._saved_at = self.step, time.monotonic()
-        if self.folder is None or self.metrics is None:
+        if self.folder is None or self.metrics is None or table is None:
             return
         self.progress["images_per_s"] = self.throughput.median()
+        model, optimizer = layout.replicated(state)
         self.folder.save(
             Checkpoint(
                 step=self.step,
                 epoch=epoch + position // self.steps.per_epoch,
                 position=position % self.steps.per_epoch,
-                model=plain(self.model),
-                optimizer={name: list(map(_copy, items)) for name, items in self.stepper.state().items()},
-                statistics=_copy(table),
+                model={name: _copy(value) for name, value in model.items()},
+                optimizer={name: list(map(_copy, items)) for name, items in optimizer.items()},
+                own=table,
                 progress={**self.progress, "metrics": dict(self.progress["metrics"])},
             ),
+            shards,
             first=self.metrics.sync,  # takes milliseconds, and the training need not wait for it
         )
 

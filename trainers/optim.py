@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
@@ -33,7 +33,7 @@ _SHORTEST = 1e-7  # a direction of no length (no gradient at all) is no step
 class Optimizer(ABC):
     """Updates ``parameters`` in place from their ``.grad``; its whole state is ``state()``."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters: list[Tensor] = list(parameters)
 
     @abstractmethod
@@ -55,7 +55,7 @@ class Optimizer(ABC):
 class SGD(Optimizer):
     """As torch.optim.SGD without dampening. A momentum buffer of zeros makes the first step the same."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], config: SGDConfig) -> None:
+    def __init__(self, parameters: Sequence[Tensor], config: SGDConfig) -> None:
         super().__init__(parameters)
         self.config = config
         self.momentum = [torch.zeros_like(item) for item in self.parameters] if config.momentum else []
@@ -84,7 +84,7 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """As torch.optim.Adam (weight decay is added to the gradient)."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], config: AdamConfig) -> None:
+    def __init__(self, parameters: Sequence[Tensor], config: AdamConfig) -> None:
         super().__init__(parameters)
         self.config = config
         self.mean = [torch.zeros_like(item) for item in self.parameters]
@@ -122,7 +122,7 @@ class Muon(Optimizer):
     length, which is kept at √rows. The last matrix and all vectors are SGD's. Banks of one shape are computed at once.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], config: MuonConfig) -> None:
+    def __init__(self, parameters: Sequence[Tensor], config: MuonConfig) -> None:
         super().__init__(parameters)
         self.config = config
         self.momentum = [torch.zeros_like(item) for item in self.parameters]
@@ -186,7 +186,7 @@ def _matrix(bank: Tensor) -> Tensor:
     return bank.reshape(bank.shape[0], -1)
 
 
-def build(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) -> Optimizer:
+def build(config: OptimizerConfig, parameters: Sequence[Tensor]) -> Optimizer:
     """The optimizer that a configuration names."""
     if isinstance(config, SGDConfig):
         return SGD(parameters, config)

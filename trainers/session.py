@@ -95,14 +95,24 @@ def _refuse_empty_splits(config: TrainConfig, manifest: Manifest) -> None:
 def _first_line(config: TrainConfig, trainer: Trainer) -> str:
     manifest, ranks, steps = trainer.pack.manifest, trainer.node.ranks, trainer.steps
     sizes = ", ".join(f"{manifest.size(name):,} {name}" for name in manifest.splits)
-    count = sum(item.numel() for item in trainer.stepper.parameters)
+    count = sum(item.numel() for item in trainer.model.parameters())
     where = f"{_counted(ranks.world_size, 'rank')} on {_counted(ranks.nnodes, 'node')}"
     return (
         f"{config.model.name} ({count:,} parameters) on {manifest.name} ({sizes})\n"
         f"{where}: {trainer.node.device.type}, {trainer.node.backend}, {trainer.precision}; "
         f"batch {steps.global_batch_size} ({_share(steps)}), {steps.per_epoch} steps an epoch, "
-        f"{steps.total} steps"
+        f"{steps.total} steps{_strategy(trainer)}"
     )
+
+
+def _strategy(trainer: Trainer) -> str:
+    """A line on how the model lies on the ranks, unless it is what everybody expects."""
+    strategy, world_size = trainer.stepper.strategy, trainer.node.ranks.world_size
+    why = f" (strategy=auto: {strategy.reason})" if strategy.reason else ""
+    if strategy.layout.name == "ddp" and not why:
+        return ""
+    what = "every rank has the whole model" if strategy.layout.name == "ddp" else f"each rank has 1/{world_size} of it"
+    return f"\nstrategy {strategy.layout.name}: {what}{why}"
 
 
 def _share(steps: Steps) -> str:
@@ -126,10 +136,10 @@ def _note_pruned(trainer: Trainer) -> None:
 
 def _finish(trainer: Trainer, test: Evaluation) -> None:
     """Rank 0 writes the results, summary.json last."""
+    final = trainer.stepper.strategy.layout.weights()
     if not trainer.node.leads:
         return
     run_dir, pack = trainer.run_dir, trainer.pack
-    final = weights.plain(trainer.model)
     digest = weights.digest(final)
     size_bytes = sum(item.nbytes for item in final.values())
     path = run_dir / "checkpoints" / "final.pt"
@@ -168,5 +178,6 @@ def _summary(trainer: Trainer, weights_sha256: str) -> dict[str, Any]:
         "dataset_digest": trainer.pack.manifest.digest,
         "device": trainer.node.device.type,
         "backend": trainer.node.backend,
+        "strategy": trainer.stepper.strategy.layout.name,
         "torch": torch.__version__.split("+")[0],
     }

@@ -6,18 +6,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainers import optim
+from trainers import optim, strategies
 from trainers.augment import EpochPlan, Normaliser, training_batch
 from trainers.batches import Steps
 from trainers.config import TrainConfig, TrainerConfig
 from trainers.data import Pack
 from trainers.distributed import Node
 from trainers.errors import TrainerError
-from trainers.gradients import GradientAverager
 from trainers.guard import UpdateGuard
 from trainers.network import autocast, seed_device
 from trainers.randomness import Stream, key
-from trainers.shared_memory import share_memory
 
 _WARM_UP_STEPS = 3  # CUDA graphs run, are recorded, and are replayed
 
@@ -39,10 +37,10 @@ class Stepper:
         """``precision``: fp32, bf16 or fp16."""
         self.config, self.pack, self.node, self.model = config, pack, node, model
         self.steps, self.normalise, self.precision = steps, normalise, precision
+        self.strategy = strategies.build(config, model, node, precision)
+        self.averager = self.strategy.averager
         self.network = _compiled(model, config.trainer) if config.trainer.compile else model
-        self.parameters = [item for item in model.parameters() if item.requires_grad]
-        self.optimizer = optim.build(config.optimizer, self.parameters)
-        self.averager = self._averager()
+        self.optimizer = optim.build(config.optimizer, self.strategy.layout.parameters)
         scales = precision == "fp16"
         guarded = scales or config.trainer.skip_nonfinite
         self.guard = UpdateGuard(model, node.device, scales=scales) if guarded else None
@@ -59,7 +57,7 @@ class Stepper:
         if self.guard is not None:
             self.guard.begin()
         try:
-            loss = self._gradients(plan, self.steps.first_sample(position, rank))
+            loss = self._gradients(plan, step, self.steps.first_sample(position, rank))
             self._update(self.lr(step))
         except torch.OutOfMemoryError as error:
             raise TrainerError(out_of_memory(self.steps, rank)) from error
@@ -75,8 +73,10 @@ class Stepper:
         skip = torch.ones((), device=self.node.device)
         try:
             for _ in range(_WARM_UP_STEPS):
-                self._begin()
+                self._begin(-1)  # no step of the run: nothing is kept of it
+                self.averager.send_next()
                 self._backward(plan.batch(0, self.steps.micro_batch_size))
+                self.averager.finish()
                 self.optimizer.step(self.lr(0), skip)
         except torch.OutOfMemoryError as error:
             raise TrainerError(out_of_memory(self.steps, self.node.ranks.rank)) from error
@@ -101,21 +101,15 @@ class Stepper:
             steps_per_epoch=self.steps.per_epoch,
         )
 
-    def _averager(self) -> GradientAverager:
-        compression, memory = self.config.strategy.compression, None
-        if compression == "none" and all(item.dtype == torch.float32 for item in self.parameters):
-            memory = share_memory(sum(item.numel() for item in self.parameters), self.node)
-        return GradientAverager(self.parameters, self.node.ranks.world_size, compression, memory)
-
     def state(self) -> dict[str, list[Tensor]]:
         """Named lists of tensors; load a checkpoint by copying into them."""
         guard = {} if self.guard is None else self.guard.state()
-        return {**self.optimizer.state(), **guard}
+        return {**self.optimizer.state(), **guard, **self.averager.state()}
 
-    def _gradients(self, plan: EpochPlan, first: int) -> Tensor:
+    def _gradients(self, plan: EpochPlan, step: int, first: int) -> Tensor:
         """Average the gradients of the global batch; this rank's part begins at sample ``first`` of the epoch."""
         losses, size = [], self.steps.micro_batch_size
-        self._begin()
+        self._begin(step)
         for number in range(self.steps.accumulate):
             if number == self.steps.accumulate - 1:
                 self.averager.send_next()
@@ -123,9 +117,9 @@ class Stepper:
         self.averager.finish()
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
-    def _begin(self) -> None:
+    def _begin(self, step: int) -> None:
         """Forget the gradients of the step before; CUDA graphs may overwrite them then."""
-        self.averager.start()
+        self.averager.start(step)
         if self.config.trainer.compile:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
@@ -133,7 +127,8 @@ class Stepper:
         if self.guard is None:
             self.optimizer.step(lr)
         else:
-            self.optimizer.step(lr, self.guard.inspect(self.optimizer.gradients()))
+            found = self.guard.inspect(self.optimizer.gradients())
+            self.optimizer.step(lr, self.strategy.layout.agree(found))
             self.guard.end()
 
     def _backward(self, part: EpochPlan) -> Tensor:

@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
-
 from trainers import config as node
+
+MISSING: Any = "???"  # OmegaConf's own mark; importing it from there takes 0.1 s, which a finished run has no use for
 
 
 @dataclass(kw_only=True)
@@ -41,6 +40,8 @@ class ClusterConfig:
     python: str | None = None  # interpreter on the hosts; None: the controller's where it exists, else python3
     workdir: str | None = None  # scratch folder on the hosts; None: ~/.cache/paceline
     env: dict[str, str] = field(default_factory=dict)
+    rendezvous: str = "static"  # how ranks find each other: static, c10d, or file (a folder that all hosts share)
+    rendezvous_dir: str | None = None  # that folder
     connect_timeout_s: float = 5.0
     lease_s: float = 600.0  # a host ends its part of a run when the controller is gone for this long
     max_restarts: int = 0  # further attempts, from the last checkpoint, when a run fails
@@ -110,6 +111,8 @@ class RootConfig:
 
 def register() -> None:
     """Put all schemas into Hydra's store; calling it twice does no harm."""
+    from hydra.core.config_store import ConfigStore
+
     store: Any = ConfigStore.instance()
     store.store(group="schema", name="root", node=RootConfig)
     launcher = {"_target_": "hydra_plugins.paceline_launcher.PacelineLauncher"}

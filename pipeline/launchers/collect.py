@@ -80,16 +80,21 @@ def _last_words(stderr: Any) -> str:
 
 
 def _drop_damaged(folder: Path) -> list[str]:
-    """Remove checkpoints whose digest isn't that of the .json beside them (or that have none); their names."""
+    """Remove checkpoints whose digests aren't those of the .json beside them (or that have none); their names."""
     damaged = []
     for path in sorted((folder / "checkpoints").glob("*.pt")):
         beside = path.with_suffix(".json")
         known = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
-        if known.get("sha256") != sha256_file(path):
+        wanted = {path.name: known.get("sha256"), **known.get("shards", {})}
+        if any(_sha256(path.parent / name) != sha256 for name, sha256 in wanted.items()):
             damaged.append(path.name)
             path.unlink()
             beside.unlink(missing_ok=True)
     return damaged
+
+
+def _sha256(path: Path) -> str:
+    return sha256_file(path) if path.is_file() else "missing"
 
 
 def _settle(temporary: Path, run_dir: Path, last: str) -> None:
@@ -100,6 +105,10 @@ def _settle(temporary: Path, run_dir: Path, last: str) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         (temporary / name).replace(target)
     if any(name.parent.name == "checkpoints" for name in came):
-        for old in (run_dir / "checkpoints").glob("step-*"):
+        checkpoints = run_dir / "checkpoints"
+        for old in [*checkpoints.glob("step-*"), *checkpoints.glob("shards-*/*")]:
             if old.relative_to(run_dir) not in came:
                 old.unlink()
+        for folder in checkpoints.glob("shards-*"):
+            with contextlib.suppress(OSError):  # it isn't empty
+                folder.rmdir()

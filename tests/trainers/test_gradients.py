@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from tests.trainers.ranks import call_on_ranks, next_port
+from trainers.config import DDPConfig
 from trainers.distributed import connect
 from trainers.gradients import GradientAverager
 from trainers.shared_memory import share_memory
@@ -19,9 +20,10 @@ def average_on_this_rank(folder: Path) -> None:
         model = nn.Linear(64, 5, bias=False)
         memory = share_memory(64 * 5, node) if way == "shared" else None
         assert (memory is not None) == (way == "shared")
-        averager = GradientAverager(list(model.parameters()), 2, "fp16" if way == "fp16" else "none", memory)
+        config = DDPConfig(compression="fp16" if way == "fp16" else "none")
+        averager = GradientAverager(list(model.parameters()), 2, config, memory)
         for _ in range(2):  # the second step starts afresh
-            averager.start()
+            averager.start(0)
             for part in range(3):
                 if part == 2:
                     averager.send_next()
