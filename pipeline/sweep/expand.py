@@ -24,6 +24,7 @@ from pipeline.sweep.trial import Trial
 from pipeline.types import Cluster
 from trainers import config as node
 
+_NOT_OF_THE_RUN = ("sweep.", "search=", "search.", "hydra.")
 _OUTSIDE = (
     "cluster",
     "tracking",
@@ -184,7 +185,7 @@ def _of_the_run(words: Words, hosts: Words) -> Words:
     """Without what only says how the sweep goes; ``hosts`` takes the place of words that name others."""
     replaced = tuple(f"{word.partition('=')[0]}=" for word in hosts)
     words = (*(word for word in words if not (replaced and word.startswith(replaced))), *hosts)
-    return tuple(word for word in words if not word.lstrip("+").startswith(("sweep.", "search=", "search.", "hydra.")))
+    return tuple(word for word in words if not word.lstrip("+").startswith(_NOT_OF_THE_RUN))
 
 
 def _gpu_names(count: int) -> list[str]:

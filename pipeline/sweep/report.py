@@ -54,10 +54,13 @@ class Group:
 
 
 def groups(trials: Iterable[TrialResult]) -> list[Group]:
-    """One for each configuration, in the order of their first trials."""
+    """One for each configuration, in the order of their first trials. A run that a search chose again counts once."""
     found: dict[tuple[str, ...], list[TrialResult]] = {}
+    seen: set[str] = set()
     for trial in trials:
-        found.setdefault(_without_seed(trial.chosen), []).append(trial)
+        if trial.key not in seen:
+            found.setdefault(_without_seed(trial.chosen), []).append(trial)
+        seen.add(trial.key)
     return [
         Group(chosen=chosen, trials=tuple(members), statistics=_statistics(members))
         for chosen, members in found.items()

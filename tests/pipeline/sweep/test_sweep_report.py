@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from pipeline.sweep.report import TrialResult, as_json, best, groups, less_is_better, statistic, text
@@ -56,3 +58,9 @@ def test_the_same_as_data() -> None:
     data = as_json(TRIALS, 5)
     assert data["best"]["key"] == "key3"
     assert [(item["n"], item["of"]) for item in data["configurations"]] == [(3, 3), (1, 2)]
+
+
+def test_a_run_that_a_search_chose_twice_counts_once() -> None:
+    twice = [*TRIALS[:2], dataclasses.replace(TRIALS[0], number=9)]
+    (group,) = groups(twice)
+    assert (group.n, group.statistics["val/accuracy"].mean) == (2, pytest.approx(0.91))
