@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -157,11 +157,10 @@ class Node:
 
     @torch.no_grad()
     def _together(self, tensors: list[Tensor], *, average: bool) -> None:
-        """One collective for each dtype: a network has hundreds of small tensors."""
+        """Many tensors at once, for a network has hundreds of small ones; not all, for that would be a second copy."""
         if self.ranks.world_size == 1:
             return
-        for dtype in sorted({item.dtype for item in tensors}, key=str):
-            members = [item for item in tensors if item.dtype == dtype]
+        for members in _batches(tensors):
             flat = torch.cat([item.reshape(-1) for item in members])
             if average:
                 dist.all_reduce(flat)
@@ -172,6 +171,21 @@ class Node:
             for item in members:
                 item.copy_(flat[offset : offset + item.numel()].view(item.shape))
                 offset += item.numel()
+
+
+def _batches(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Of one dtype each, and of at most _CHUNK_ELEMENTS elements where that is more than one tensor."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for item in tensors:
+        by_dtype.setdefault(item.dtype, []).append(item)
+    for dtype in sorted(by_dtype, key=str):
+        batch: list[Tensor] = []
+        for item in by_dtype[dtype]:
+            if batch and sum(one.numel() for one in batch) + item.numel() > _CHUNK_ELEMENTS:
+                yield batch
+                batch = []
+            batch.append(item)
+        yield batch
 
 
 def connect(wanted_backend: str) -> Node:
