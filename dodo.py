@@ -29,6 +29,11 @@ def task_train() -> Task:
     return tasks.until("train", "is_trained", after=["fetch"])
 
 
+def task_plan() -> Task:
+    """What would be done, why, and the exact command of each host."""
+    return tasks.always("plan")
+
+
 def task_why() -> Task:
     """Why this run is not up to date: the fields that differ from the nearest finished one."""
     return tasks.always("why")
@@ -57,6 +62,26 @@ def task_record() -> Task:
 def task_runs() -> Task:
     """List the runs: state, accuracy, how to repeat them."""
     return tasks.always("runs")
+
+
+def task_status() -> Task:
+    """How far a run has come."""
+    return tasks.always("status")
+
+
+def task_logs() -> Task:
+    """What the hosts of a run said."""
+    return tasks.always("logs")
+
+
+def task_reproduce() -> Task:
+    """Make a finished run again from its provenance and compare."""
+    return tasks.always("reproduce")
+
+
+def task_export() -> Task:
+    """A run as one archive."""
+    return tasks.always("export")
 
 
 def task_stop() -> Task:

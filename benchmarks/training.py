@@ -1,10 +1,12 @@
-"""Paceline's training step against loops in plain PyTorch, on two CPU ranks over gloo, in interleaved pairs.
+"""Paceline's training step against other loops, on two CPU ranks over gloo, in interleaved pairs.
 
-    python benchmarks/training.py [model] [pairs] [against]
+    python benchmarks/training.py [model] [pairs] [against] [precision]
 
-``model`` is small_cnn (global batch 64) or resnet18 (global batch 128), ``against`` is tuned or guide: see
-benchmarks/plain_loop.py. fp32 on both sides, 3×32×32 images, random crop and flip. Each launch is new and leaves out
-its first steps. Besides wall time it prints processor seconds, which other load on the machine touches less.
+``model`` is small_cnn (global batch 64) or resnet18 (global batch 128); ``against`` is tuned, guide, lightning or
+accelerate: see benchmarks/plain_loop.py (the guide's loop stays in fp32); ``precision`` is bf16 where the processor
+computes in it, else fp32. 3×32×32 images, random crop and flip. Each launch is new and leaves out its first steps.
+Besides wall time it prints processor seconds, which other load on the machine touches less.
+Lightning and Accelerate are installed into an environment of their own (benchmarks/.peers), in the newest release.
 """
 
 from __future__ import annotations
@@ -14,22 +16,35 @@ import shutil
 import statistics
 import sys
 import tempfile
+import venv
 from hashlib import sha256
+from importlib import metadata
 from pathlib import Path
 
 import torch
 from measure import ROOT, checked, interleaved, spread, surroundings
 
+from trainers.network import computes_in_bf16
+
 RANKS = 2
 SIZES = {"small_cnn": (64, 120), "resnet18": (128, 5)}  # global batch, steps of a launch
-TARGETS = {("small_cnn", "tuned"): 1.1, ("resnet18", "tuned"): 0.98, ("resnet18", "guide"): 1.9}
+TARGETS = {
+    ("small_cnn", "tuned"): 1.1,
+    ("small_cnn", "lightning"): 1.8,
+    ("small_cnn", "accelerate"): 1.6,
+    ("resnet18", "tuned"): 0.98,
+    ("resnet18", "guide"): 1.9,
+}
+PEERS = ("lightning", "accelerate")
 
 
 def main() -> int:
     model = sys.argv[1] if len(sys.argv) > 1 else "small_cnn"
     pairs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
     against = sys.argv[3] if len(sys.argv) > 3 else "tuned"
+    precision = sys.argv[4] if len(sys.argv) > 4 else "bf16" if computes_in_bf16(torch.device("cpu")) else "fp32"
     batch, steps = SIZES[model]
+    pythons = {"paceline": sys.executable, against: peers_python() if against in PEERS else sys.executable}
     cpu: dict[str, list[float]] = {"paceline": [], against: []}
     with tempfile.TemporaryDirectory() as temporary:
         run_dir = Path(temporary)
@@ -38,12 +53,12 @@ def main() -> int:
         def seconds(style: str) -> float:
             shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)  # each launch begins at the first step
             (run_dir / "metrics.jsonl").unlink(missing_ok=True)
-            result = launch([style, model, str(batch), str(steps), str(run_dir)])
+            result = launch(pythons[style], [style, model, str(batch), str(steps), precision, str(run_dir)])
             cpu[style].append(result["cpu_s"])
             return result["wall_s"]
 
         ours, theirs = interleaved(lambda _: seconds("paceline"), lambda _: seconds(against), pairs)
-    print(f"{model}, {RANKS} ranks, global batch {batch}, {steps} steps a launch; {surroundings()}")
+    print(f"{model}, {RANKS} ranks, global batch {batch}, {precision}, {steps} steps a launch; {surroundings()}")
     for name, walls in (("paceline", ours), (against, theirs)):
         print(f"{name}: {spread([batch / value for value in walls], 'images/s')}")
     rates = [b / a for a, b in zip(ours, theirs, strict=True)]
@@ -58,8 +73,19 @@ def main() -> int:
     return 0 if kept else 1
 
 
-def launch(words: list[str]) -> dict[str, float]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+def peers_python() -> str:
+    """The interpreter of an environment with both libraries and this environment's torch."""
+    folder = ROOT / "benchmarks" / ".peers"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+        wanted = [f"{name}=={metadata.version(name)}" for name in ("torch", "torchvision", "numpy", "pillow")]
+        checked([str(python), "-m", "pip", "install", "--quiet", *wanted, *PEERS], cwd=ROOT)
+    return str(python)
+
+
+def launch(python: str, words: list[str]) -> dict[str, float]:
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     script = str(ROOT / "benchmarks" / "training_rank.py")
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     output = checked([*torchrun, script, *words], cwd=ROOT, env=environment)
@@ -68,7 +94,7 @@ def launch(words: list[str]) -> dict[str, float]:
     return found
 
 
-def write_pack(folder: Path, count: int = 4096) -> None:
+def write_pack(folder: Path, count: int = 4096, val: int = 0, test: int = 256) -> None:
     """Noise: what the images show has no influence on the time."""
     folder.mkdir()
     generator = torch.Generator().manual_seed(0)
@@ -79,7 +105,8 @@ def write_pack(folder: Path, count: int = 4096) -> None:
     content = {
         "version": 1, "name": "noise", "synthetic": True, "count": count, "channels": 3, "height": 32, "width": 32,
         "num_classes": 10, "classes": [str(number) for number in range(10)],
-        "splits": {"train": [0, count - 256], "val": [count - 256, count - 256], "test": [count - 256, count]},
+        "splits": {"train": [0, count - test - val], "val": [count - test - val, count - test],
+                   "test": [count - test, count]},
         "mean": [0.5] * 3, "std": [0.25] * 3, "source": "benchmarks/training.py", "source_files": {},
         "sha256": {name: sha256((folder / name).read_bytes()).hexdigest() for name in ("images.bin", "labels.bin")},
     }  # fmt: skip

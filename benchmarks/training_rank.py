@@ -1,13 +1,14 @@
-"""One rank of benchmarks/training.py: ``torchrun … training_rank.py STYLE MODEL GLOBAL_BATCH STEPS RUN_DIR``.
+"""One rank of benchmarks/training.py: ``torchrun … training_rank.py STYLE MODEL GLOBAL_BATCH STEPS PRECISION RUN_DIR``.
 
-STYLE is paceline, tuned or guide. The last line of rank 0 is JSON: wall and processor seconds of a step, the latter
-the sum over the ranks, without the first steps.
+STYLE is paceline or one of benchmarks/plain_loop.py's, PRECISION fp32 or bf16. The last line of rank 0 is JSON: wall
+and processor seconds of a step, the latter the sum over the ranks, without the first steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 
@@ -56,7 +57,7 @@ class Timed(Trainer):
         self.stopwatch.tick()
 
 
-def paceline(name: str, pack: Pack, global_batch: int, stopwatch: Stopwatch, run_dir: Path) -> None:
+def paceline(name: str, pack: Pack, global_batch: int, stopwatch: Stopwatch, precision: str, run_dir: Path) -> None:
     """What trainers.session does, up to the results."""
     steps = WARMUP_STEPS + stopwatch.steps
     config = TrainConfig(
@@ -66,7 +67,7 @@ def paceline(name: str, pack: Pack, global_batch: int, stopwatch: Stopwatch, run
             global_batch_size=global_batch,
             epochs=10**6,
             max_steps=steps,
-            precision="fp32",
+            precision=precision,
             eval_every_epochs=10**6,
             checkpoint_every_epochs=10**6,
         ),
@@ -81,28 +82,30 @@ def paceline(name: str, pack: Pack, global_batch: int, stopwatch: Stopwatch, run
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("style", choices=("paceline", "tuned", "guide"))
+    parser.add_argument("style", choices=("paceline", *plain_loop.LOOPS))
     parser.add_argument("model")
     parser.add_argument("global_batch", type=int)
     parser.add_argument("steps", type=int)
+    parser.add_argument("precision", choices=("fp32", "bf16"))
     parser.add_argument("run_dir", type=Path)
     given = parser.parse_args()
     pack, stopwatch = open_pack(given.run_dir / "data"), Stopwatch(given.steps)
     torch.set_num_threads(1)
     if given.style == "paceline":
         keep_freed_memory()
-        paceline(given.model, pack, given.global_batch, stopwatch, given.run_dir)
+        paceline(given.model, pack, given.global_batch, stopwatch, given.precision, given.run_dir)
     else:
         dist.init_process_group("gloo")
-        loop = plain_loop.tuned if given.style == "tuned" else plain_loop.guide
         batch = given.global_batch // dist.get_world_size()
-        loop(given.model, pack, batch, WARMUP_STEPS + given.steps, stopwatch.tick)
+        steps = WARMUP_STEPS + given.steps
+        plain_loop.LOOPS[given.style](given.model, pack, batch, steps, stopwatch.tick, given.precision == "bf16")
     wall_s, cpu_s = stopwatch.per_step()
     total = torch.tensor([cpu_s], dtype=torch.float64)
     dist.all_reduce(total)
     if dist.get_rank() == 0:
         print(json.dumps({"wall_s": wall_s, "cpu_s": total.item()}), flush=True)
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(0)  # gloo's threads abort the process now and then when it ends in order: nothing is left to do
 
 
 if __name__ == "__main__":

@@ -232,6 +232,36 @@ def torch_version() -> str | None:
     return None
 
 
+def packages() -> dict[str, str]:
+    """Name → version of what this interpreter has installed, from the folders' names alone (reading takes long)."""
+    found: dict[str, str] = {}
+    for folder in reversed([path for path in sys.path if os.path.isdir(path)]):  # the first on the path counts
+        for name in os.listdir(folder):
+            if name.endswith(".dist-info"):
+                project, _, version = name[: -len(".dist-info")].rpartition("-")
+                found[re.sub(r"[-_.]+", "-", project).lower()] = version
+    return dict(sorted(found.items()))
+
+
+def hardware() -> Json:
+    """Models of CPU and GPUs and the GPU driver's version, as the system's files tell; null where they don't."""
+
+    def seen(pattern: str, paths: list[str]) -> list[str]:
+        lines = []
+        for path in sorted(paths):
+            with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+                lines += re.findall(pattern, file.read(), re.MULTILINE)
+        return lines
+
+    cpus = seen(r"^model name\s*:\s*(.+)$", ["/proc/cpuinfo"])
+    driver = seen(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", ["/proc/driver/nvidia/version"])
+    return {
+        "cpu_model": cpus[0] if cpus else None,
+        "gpu_models": seen(r"^Model:\s*(.+)$", glob.glob("/proc/driver/nvidia/gpus/*/information")),
+        "gpu_driver": driver[0] if driver else None,
+    }
+
+
 def holds_pack(folder: str, digest: str) -> bool:
     """Whether ``folder`` is the whole data pack: its digest, and the sizes that the manifest implies."""
     manifest = read_json(os.path.join(folder, "manifest.json"))
@@ -284,6 +314,8 @@ def probe(request: Json) -> None:
             "free_ports": ports,
             "interfaces": holding,
             "env": {name: os.environ[name] for name in request.get("env_names", []) if name in os.environ},
+            "packages": packages(),
+            "hardware": hardware(),
         },
     )
 
@@ -712,7 +744,7 @@ def follow(request: Json) -> None:
     node = own_node(request)
     state = node["state_dir"]
     heard = [time.monotonic()]
-    threading.Thread(target=listen, args=(state, heard), daemon=True).start()
+    threading.Thread(target=listen, args=(node, heard), daemon=True).start()
     threading.Thread(target=leave_when_deaf, args=(heard,), daemon=True).start()
     offsets = {"log": int(request["log_at"]), "metrics": int(request["metrics_at"])}
     files = {"log": os.path.join(state, "log")}
@@ -774,14 +806,18 @@ def orphaned(state: str) -> Json | None:
     return None
 
 
-def listen(state: str, heard: list[float]) -> None:
-    """Renew the lease for as long as the controller beats; ``stop`` asks the supervisor to end the run."""
+def listen(node: Json, heard: list[float]) -> None:
+    """Renew the lease for as long as the controller beats; ``stop`` asks the supervisor to end the run,
+    ``prune`` asks rank 0, which looks for that file at the end of an epoch."""
+    state = node["state_dir"]
     touch(os.path.join(state, "lease"))
     touch(os.path.join(state, "attached"))
     while line := sys.stdin.buffer.readline():
         heard[0] = time.monotonic()
         with contextlib.suppress(FileNotFoundError):
             os.utime(os.path.join(state, "lease"))
+            if line.strip() == b"prune" and node["node_rank"] == 0:
+                touch(os.path.join(node["run_dir"], "prune"))
             if line.strip() == b"stop":
                 entry = read_json(os.path.join(state, "agent.json"))
                 if entry and born(entry["pid"]) == entry["born"]:

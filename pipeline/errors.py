@@ -44,6 +44,10 @@ class TrainingError(PacelineError):
         self.cause = cause
 
 
+class Pruned(PacelineError):  # noqa: N818  (the word of the journal)
+    """A search ended the run early: not a failure, and not a result either."""
+
+
 class Killed(PacelineError):  # noqa: N818  (the word of the journal)
     """Stopped by Ctrl-C or a signal."""
 

@@ -1,6 +1,7 @@
 """The evaluation of a finished run: accuracy, per-class figures, confusion matrix, as numbers and as a picture.
 
-``python -m pipeline.evaluation RUN_DIR`` does it in a process of its own: scikit-learn and matplotlib are large.
+``python -m pipeline.evaluation RUN_DIR MADE_OF`` does it in a process of its own: scikit-learn and matplotlib are
+large. MADE_OF is a JSON object that the report keeps, taken before: an edit meanwhile makes the report stale.
 ``--serve`` does it for each run folder that stdin names, a line each, and answers each with a line of JSON.
 """
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 Report = dict[str, Any]
 """evaluation/report.json: ``accuracy`` (0..1), ``n`` (images), ``split``, ``classes`` (names), ``synthetic``,
 ``per_class`` (name → precision, recall, f1-score, support), ``macro avg`` and ``weighted avg`` (the same four),
-``confusion_matrix`` (counts; rows = true class, columns = predicted), ``weights_sha256``, ``dataset_digest``."""
+``confusion_matrix`` (counts; rows = true class, columns = predicted), ``weights_sha256``, ``dataset_digest``,
+``made_of`` (pipeline.evaluation_key)."""
 
 _AVERAGES = ("macro avg", "weighted avg")
 _MAX_NUMBERED_CLASSES = 25  # with more, the cells are too small for a number in each
@@ -44,7 +46,7 @@ class _Outcome:
     summary: Mapping[str, Any]
 
 
-def evaluate(run_dir: Path) -> Report:
+def evaluate(run_dir: Path, made_of: Mapping[str, Any]) -> Report:
     """Make evaluation/report.json and evaluation/confusion_matrix.png from predictions.json.
 
     Raises:
@@ -52,7 +54,7 @@ def evaluate(run_dir: Path) -> Report:
         OSError: the results can't be written.
     """
     outcome = _read(run_dir)
-    report = _report(outcome)
+    report = {**_report(outcome), "made_of": made_of}
     write_atomic(run_dir / "evaluation" / "confusion_matrix.png", _picture(report))
     write_json(run_dir / "evaluation" / "report.json", report)  # last: whoever finds it finds the picture too
     return report
@@ -226,7 +228,8 @@ def serve() -> int:
 
     for line in sys.stdin:
         try:
-            evaluate(Path(json.loads(line)["run_dir"]))
+            asked = json.loads(line)
+            evaluate(Path(asked["run_dir"]), asked["made_of"])
             error = None
         except (PacelineError, OSError) as failure:
             error = str(failure)
@@ -238,7 +241,7 @@ def main() -> int:
     if sys.argv[1:] == ["--serve"]:
         return serve()
     try:
-        evaluate(Path(sys.argv[1]))
+        evaluate(Path(sys.argv[1]), json.loads(sys.argv[2]))
     except (PacelineError, OSError) as error:
         print(error, file=sys.stderr)
         return 1

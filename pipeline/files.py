@@ -43,7 +43,12 @@ def canonical_json(value: Any) -> str:
 
 def sha256_text(text: str) -> str:
     """Hex digest of the UTF-8 text."""
-    return hashlib.sha256(text.encode()).hexdigest()
+    return sha256_bytes(text.encode())
+
+
+def sha256_bytes(data: bytes) -> str:
+    """Hex digest of bytes in memory."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def sha256_file(path: Path) -> str:

@@ -45,24 +45,30 @@ def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read(path: Path) -> list[Entry]:
-    """All whole lines; a torn last line (a crash while writing) is left out."""
-    if not path.exists():
-        return []
-    entries = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            raw = json.loads(line)
-            entries.append(
-                Entry(
-                    state=State(raw["state"]),
-                    attempt=raw["attempt"],
-                    time=raw["time"],
-                    detail=raw.get("detail", ""),
-                )
-            )
-        except (ValueError, KeyError, TypeError):
-            continue
-    return entries
+    """All lines that make sense, in their order; one that was torn or altered is left out and costs no other."""
+    return [entry for line in _lines(path) if (entry := _parsed(line)) is not None]
+
+
+def torn(path: Path) -> list[tuple[int, str]]:
+    """The lines that ``read`` leaves out: their numbers (from 1) and what they say."""
+    return [(number, line) for number, line in enumerate(_lines(path), start=1) if line and _parsed(line) is None]
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+
+
+def _parsed(line: str) -> Entry | None:
+    try:
+        raw = json.loads(line)
+        return Entry(
+            state=State(raw["state"]),
+            attempt=raw["attempt"],
+            time=raw["time"],
+            detail=raw.get("detail", ""),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def attempts(path: Path) -> int:

@@ -21,6 +21,7 @@ from pipeline.types import Cluster
 KEY_VERSION = 1
 KEY_LENGTH = 12
 
+_DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # where the package that one installs has another name
 _WHERE = ("cluster", "tracking", "paths")  # where it runs and who is told; the topology part holds the rest
 
 
@@ -81,7 +82,7 @@ def code_digests(root: Path, closure: Closure) -> dict[str, str]:
 def environment(closure: Closure) -> dict[str, str]:
     """Versions of Python and of each third-party package that the closure imports ('absent': not installed)."""
     versions = {"python": platform.python_version()}
-    for name in closure.third_party:
+    for name in (_DISTRIBUTIONS.get(imported, imported) for imported in closure.third_party):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

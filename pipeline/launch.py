@@ -7,7 +7,7 @@ import json
 import queue
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from pipeline.interrupt import Interruptible, Stop
 from pipeline.launchers.base import Launcher, Pack, Place
 from pipeline.plan import render, validate
 from pipeline.types import (
+    PRUNE,
     TRAINED,
     Cluster,
     Event,
@@ -112,6 +113,7 @@ def run_attempt(
     trainer: str,
     on_line: Callable[[LogLine], None],
     on_start: Callable[[], None] | None = None,
+    on_facts: Callable[[Sequence[NodeFacts]], None] | None = None,
     on_end: Callable[[], None] | None = None,
     outputs: Outputs = TRAINED,
     hosts: Hosts | None = None,
@@ -121,7 +123,8 @@ def run_attempt(
 
     ``run_dir`` holds config.json and code/ already. Written here: plan.json, attempts/N/<host>.log and
     .exit.json, and on launchers whose nodes don't share the folder metrics.jsonl and rank 0's ``outputs``.
-    ``pack_dir`` is None for what needs no data. ``hosts`` is a way to the cluster that stays open, ``stop`` ends an
+    ``pack_dir`` is None for what needs no data. ``on_facts`` hears what the hosts told, before anything starts.
+    ``hosts`` is a way to the cluster that stays open, ``stop`` ends an
     attempt that isn't in the main thread.
 
     Raises:
@@ -145,8 +148,11 @@ def run_attempt(
             cluster,
             facts,
             global_batch_size=settings[0].get("global_batch_size", cluster.world_size),
+            accumulate_steps=settings[0].get("accumulate_steps", 1),
             backend=settings[1].get("backend", "auto"),
         )
+        if on_facts is not None:
+            on_facts(facts)
         ports = reached.ports()
         for port in ports:
             signals.check()
@@ -269,12 +275,16 @@ class _Attempt:
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         following = self.launcher.follow(self.plan, events.put, metrics_at=self._metrics_at)
         deadline: float | None = None
+        pruning = self.launcher.capabilities.shares_run_dir  # where rank 0 sees the file itself
         try:
             if self.watchers.on_start is not None:
                 self.watchers.on_start()
             while len(self.ends) < self.plan.nnodes and (deadline is None or time.monotonic() < deadline):
                 self._next(events)
                 self.signals.check()
+                if not pruning and (self.run_dir / PRUNE).exists():
+                    following.prune()
+                    pruning = True
                 if deadline is None and any(map(_bad, self.ends.values())):
                     following.stop()
                     deadline = time.monotonic() + STOP_S

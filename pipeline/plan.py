@@ -13,14 +13,21 @@ OLDEST_PYTHON = (3, 11)  # what trainers/ is written for
 WORKERS_TERM_S = 3  # torchrun's own patience with workers that ignore TERM; its default of 30 s is past our 10 s
 
 
-def validate(cluster: Cluster, facts: Sequence[NodeFacts], *, global_batch_size: int, backend: str = "auto") -> None:
+def validate(
+    cluster: Cluster,
+    facts: Sequence[NodeFacts],
+    *,
+    global_batch_size: int,
+    accumulate_steps: int = 1,
+    backend: str = "auto",
+) -> None:
     """Refuse what can't work before anything is started.
 
     Raises:
         UsageError: the ranks can't share the global batch evenly.
         HostError: one text that lists every host that can't take part, the value seen and the mend.
     """
-    check_batch(global_batch_size, cluster.world_size)
+    check_batch(global_batch_size, cluster.world_size, accumulate_steps)
     problems = [*_same_node(facts), *_loopback(facts)]
     for host, fact in zip(cluster.hosts, facts, strict=True):
         problems += [f"  {host.label}: {what}" for what in _unfit(host, fact, backend)]
@@ -29,14 +36,16 @@ def validate(cluster: Cluster, facts: Sequence[NodeFacts], *, global_batch_size:
         raise HostError("\n".join(["the cluster can't run this:", *problems]))
 
 
-def check_batch(global_batch_size: int, world_size: int) -> None:
-    """Raises UsageError that names the nearest sizes that ``world_size`` ranks can share."""
-    if global_batch_size % world_size == 0:
+def check_batch(global_batch_size: int, world_size: int, accumulate_steps: int = 1) -> None:
+    """Raises UsageError that names the nearest sizes that the ranks can share, micro-batch by micro-batch."""
+    parts = world_size * accumulate_steps
+    if global_batch_size % parts == 0:
         return
-    below = global_batch_size // world_size * world_size
-    near = " or ".join(str(size) for size in (below, below + world_size) if size)
+    below = global_batch_size // parts * parts
+    near = " or ".join(str(size) for size in (below, below + parts) if size)
+    micro = "" if accumulate_steps == 1 else f" × {accumulate_steps} micro-batches (trainer.accumulate_steps)"
     raise UsageError(
-        f"trainer.global_batch_size={global_batch_size} can't be shared evenly by {world_size} ranks; "
+        f"trainer.global_batch_size={global_batch_size} can't be shared evenly by {world_size} ranks{micro}; "
         f"nearest that can: {near}"
     )
 
@@ -133,14 +142,9 @@ def render(
         where = place(host, fact)
         argv = torchrun(
             python=fact.python,
-            rendezvous={
-                "nnodes": cluster.nnodes,
+            options={
                 "nproc-per-node": host.nproc_per_node,
-                "node-rank": node_rank,
-                "rdzv-backend": "static",  # node ranks must follow the list, which c10d doesn't promise
-                "rdzv-id": run_id,
-                "master-addr": facts[0].address,
-                "master-port": master_port,
+                **_rendezvous(cluster, facts, node_rank=node_rank, run_id=run_id, port=master_port),
                 "local-addr": fact.address,
                 "max-restarts": 0,
                 "log-dir": f"{where.state_dir}/ranks",
@@ -156,7 +160,10 @@ def render(
                 identity=fact.identity,
                 address=fact.address,
                 argv=argv,
-                env=environment(host, fact, run_dir=where.run_dir, nnodes=cluster.nnodes),
+                env={
+                    **environment(host, fact, run_dir=where.run_dir, nnodes=cluster.nnodes),
+                    **_own_place(cluster, node_rank=node_rank, first_rank=first_rank, run_id=run_id),
+                },
                 run_dir=where.run_dir,
                 data_dir=where.data_dir,
                 state_dir=where.state_dir,
@@ -178,14 +185,53 @@ def render(
     )
 
 
-def torchrun(*, python: str, rendezvous: dict[str, str | int], trainer: str, run_dir: str) -> tuple[str, ...]:
+def _rendezvous(
+    cluster: Cluster, facts: Sequence[NodeFacts], *, node_rank: int, run_id: str, port: int
+) -> dict[str, str | int]:
+    """How the torchruns find each other. With file they don't: only the ranks meet, and each torchrun is alone."""
+    address = facts[0].address
+    if cluster.rendezvous == "static":  # torchrun's node ranks follow the list, which c10d doesn't promise
+        return {
+            "nnodes": cluster.nnodes,
+            "node-rank": node_rank,
+            "rdzv-backend": "static",
+            "rdzv-id": run_id,
+            "master-addr": address,
+            "master-port": port,
+        }
+    alone = cluster.rendezvous == "file"
+    endpoint = "localhost:0" if alone else f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return {
+        "nnodes": 1 if alone else cluster.nnodes,
+        "rdzv-backend": "c10d",
+        "rdzv-id": run_id,
+        "rdzv-endpoint": endpoint,
+        "rdzv-conf": f"is_host={int(alone or node_rank == 0)}",
+    }
+
+
+def _own_place(cluster: Cluster, *, node_rank: int, first_rank: int, run_id: str) -> dict[str, str]:
+    """What trainers.distributed reads instead of torchrun's RANK where torchrun doesn't know the list of hosts."""
+    if cluster.rendezvous == "static":
+        return {}
+    env = {
+        "PACELINE_FIRST_RANK": str(first_rank),
+        "PACELINE_NODE_RANK": str(node_rank),
+        "PACELINE_NNODES": str(cluster.nnodes),
+        "PACELINE_WORLD_SIZE": str(cluster.world_size),
+    }
+    if cluster.rendezvous == "file":
+        env["PACELINE_RENDEZVOUS_FILE"] = f"{cluster.rendezvous_dir}/{run_id}"
+    return env
+
+
+def torchrun(*, python: str, options: dict[str, str | int], trainer: str, run_dir: str) -> tuple[str, ...]:
     """The argv of one node's torchrun."""
-    options = [f"--{name}={value}" for name, value in rendezvous.items()]
     return (
         python,
         "-m",
         "torch.distributed.run",
-        *options,
+        *(f"--{name}={value}" for name, value in options.items()),
         "-m",
         trainer,
         "--config",

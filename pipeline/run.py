@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from pipeline import data
+from pipeline import data, evaluation_key
 from pipeline.closure import import_closure
 from pipeline.config.build import RunConfig
 from pipeline.key import ContentKey, code_digests, content_key, environment
@@ -28,8 +28,9 @@ class Run:
 
     @property
     def reason(self) -> str | None:
-        """Why it must run, or None when it is finished and intact."""
-        return self.folder.stale_because(self.key)
+        """Why it must run, or None when it is finished and intact. Raises UsageError: a newer Paceline wrote it."""
+        self.folder.refuse_newer()
+        return self.folder.stale_because(self.key) or evaluation_key.stale_because(self.folder, self.root)
 
 
 Sources = Callable[[tuple[str, ...]], tuple[dict[str, str], dict[str, str]]]

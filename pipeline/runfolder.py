@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,9 @@ from pipeline.types import State
 
 TRAINED = ("checkpoints/final.pt", "metrics.jsonl", "predictions.json")
 """What the node half leaves behind."""
-TARGETS = (*TRAINED, "evaluation/report.json")
+EVALUATED = ("evaluation/report.json", "evaluation/confusion_matrix.png")
+"""What the evaluation leaves behind."""
+TARGETS = (*TRAINED, *EVALUATED)
 """The files that result.json vouches for."""
 
 
@@ -47,13 +50,13 @@ class RunFolder:
         return self.path.parent / f".{self.key}.lock"
 
     def refuse_newer(self) -> None:
-        """Raises UsageError for a folder that a later version has made: this one could only harm it."""
-        version = (self.read_json("key.json") or {}).get("version", KEY_VERSION)
-        if not isinstance(version, int) or version > KEY_VERSION:
+        """Raises UsageError for a folder that a newer Paceline wrote: nothing here may guess at it or write to it."""
+        known = self.read_json("key.json") or {}
+        if is_newer(known):
             raise UsageError(
-                f"run {self.key} was made by a newer version of Paceline (key.json says version {version}, this one "
-                f"knows {KEY_VERSION}); nothing of it was touched",
-                try_="git pull here, or paths.runs=<another folder>",
+                f"run {self.key} was written by a newer Paceline: key.json has version {known['version']}, "
+                f"this one knows up to {KEY_VERSION}",
+                try_="update this checkout, or paths.runs=<another folder>",
             )
 
     def prepare(
@@ -97,7 +100,7 @@ class RunFolder:
         duration_s: float,
         mlflow_run_id: str | None,
     ) -> None:
-        """result.json, last and atomically, with a fingerprint of each target."""
+        """result.json, last and atomically, with a fingerprint of each target and what a list of runs shows."""
         write_json(
             self.result,
             {
@@ -105,13 +108,25 @@ class RunFolder:
                 "state": State.FINISHED,
                 "key": key.short,
                 "digest": key.digest,
+                "what": what(self.read_json("config.json") or {}),
+                "nproc_per_node": topology_of(self.read_json("key.json") or {}),
                 "hosts": hosts,
                 "attempts": attempts,
+                "unix_time": round(time.time(), 3),
                 "duration_s": round(duration_s, 3),
                 "mlflow_run_id": mlflow_run_id,
-                "files": {name: _fingerprint(self.path / name) for name in TARGETS if (self.path / name).exists()},
+                "files": self._fingerprints(),
             },
         )
+
+    def vouch_again(self) -> None:
+        """Fingerprint the targets anew after the evaluation was repeated; a run without a result has none."""
+        result = self.read_json("result.json")
+        if result is not None:
+            write_json(self.result, {**result, "files": self._fingerprints()})
+
+    def _fingerprints(self) -> dict[str, Any]:
+        return {name: _fingerprint(self.path / name) for name in TARGETS if (self.path / name).exists()}
 
     def training_done(self, key: ContentKey) -> bool:
         """Whether the node half has ended well under this very key and its outputs are as it left them.
@@ -123,7 +138,7 @@ class RunFolder:
             return False
         vouched = (self.read_json("result.json") or {}).get("files") or {}
         for name in TRAINED:
-            if name in vouched and _changed(self.path / name, vouched[name]):
+            if name in vouched and changed(self.path / name, vouched[name]):
                 return False
         weights = self.path / TRAINED[0]
         sidecar = self.read_json("checkpoints/final.json") or {}
@@ -140,10 +155,27 @@ class RunFolder:
         if not isinstance(files, dict):
             return "result.json names no files"
         for name, expected in files.items():
-            reason = _changed(self.path / name, expected)
+            reason = changed(self.path / name, expected)
             if reason:
                 return f"{name} {reason}"
         return None
+
+
+def is_newer(key: Mapping[str, Any]) -> bool:
+    """Whether key.json has a version that this code can't know."""
+    version = key.get("version", KEY_VERSION)
+    return not isinstance(version, int) or version > KEY_VERSION
+
+
+def what(config: Mapping[str, Any]) -> str:
+    """``digits small_cnn sgd``: a run in three words."""
+    return " ".join(str(config.get(group, {}).get("name", "?")) for group in ("dataset", "model", "optimizer"))
+
+
+def topology_of(key: Mapping[str, Any]) -> list[int]:
+    """Ranks of each node, from what key.json holds."""
+    found = key.get("topology", {}).get("nproc_per_node", [])
+    return list(found)
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
@@ -151,8 +183,11 @@ def _fingerprint(path: Path) -> dict[str, Any]:
     return {"sha256": sha256_file(path), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
 
 
-def _changed(path: Path, expected: Mapping[str, Any]) -> str | None:
-    """Size first, then the bytes unless the time stamp is the recorded one (hashing 90 MB on every call is dear)."""
+def changed(path: Path, expected: Mapping[str, Any]) -> str | None:
+    """What happened to a target since its fingerprint was taken, or None.
+
+    Size first, then the bytes unless the time stamp is the recorded one (hashing 90 MB on every call is dear).
+    """
     try:
         stat = path.stat()
     except OSError:

@@ -88,6 +88,30 @@ def run_apart(argv: Sequence[str], *, stdin: Path, env: Mapping[str, str] | None
     )
 
 
+def attached(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
+    """Run ``argv`` in ``cwd`` with this process's own output to its end; its exit code.
+
+    When something interrupts the wait, the child gets SIGTERM and its clean-up is waited for.
+
+    Raises:
+        PacelineError: the program isn't there.
+    """
+    try:
+        child = subprocess.Popen(list(argv), cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL)
+    except FileNotFoundError as error:
+        raise PacelineError(f"program not found: {argv[0]}") from error
+    try:
+        return child.wait()
+    except BaseException:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(timeout=60.0)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        raise
+
+
 def stream(argv: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a long-lived child with three pipes, in a session of its own. Raises PacelineError."""
     return _popen(argv, stdin=subprocess.PIPE, env=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,14 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import journal, provenance
-from pipeline.errors import Killed, PacelineError, TrainingError, os_reason
+from pipeline import evaluation_key, journal, provenance
+from pipeline.errors import Killed, PacelineError, Pruned, TrainingError, os_reason
 from pipeline.files import write_atomic, write_json
 from pipeline.interrupt import Stop
 from pipeline.launch import Hosts, run_attempt
 from pipeline.recorder import Recorder
 from pipeline.run import ENTRY, Run
-from pipeline.types import State
+from pipeline.runfolder import EVALUATED, TRAINED, RunFolder, changed
+from pipeline.types import PRUNE, PRUNED, NodeFacts, State
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -32,12 +34,12 @@ Say = Callable[[str], None]
 class Means:
     """What a run takes from its surroundings. A sweep gives its trials what they can share.
 
-    ``evaluate`` makes the report of a run folder (raises PacelineError); ``on_trained`` is called when the hosts are
-    free again, before outputs, report and record are complete; ``code`` is the folder that the snapshot is copied
-    from (None: the project); ``hosts`` and ``stop`` are those of run_attempt.
+    ``evaluate`` makes the report of a run folder, by the project's code (raises PacelineError); ``on_trained`` is
+    called when the hosts are free again, before outputs, report and record are complete; ``code`` is the folder that
+    the snapshot is copied from (None: the project); ``hosts`` and ``stop`` are those of run_attempt.
     """
 
-    evaluate: Callable[[Path], None]
+    evaluate: Callable[[RunFolder, Path], None]
     recorder: Callable[[Run], Recorder]
     provenance: Callable[[Run, Sequence[str], float], tuple[provenance.Provenance, bytes]]
     on_trained: Callable[[], None] | None = None
@@ -58,6 +60,7 @@ def train(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, means: M
         HostError: a host can't take part.
         TrainingError: every attempt failed.
         Killed: stopped by Ctrl-C or SIGTERM.
+        Pruned: ended early because a file ``prune`` came into the run folder.
         PacelineError: the run folder can't be written, the evaluation failed.
     """
     with _folder_errors_explained(run):
@@ -78,27 +81,34 @@ def _folder_errors_explained(run: Run) -> Iterator[None]:
 
 def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, means: Means) -> dict[str, Any]:
     """Behind the lock of the run's key."""
-    from filelock import FileLock, Timeout
-
-    run.folder.refuse_newer()
-    run.folder.path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(run.folder.lock)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        say(f"another command is training {run.key.short}; waiting for it")
-        _wait_for(lock, means.stop)
-    try:
+    with locked(run.folder, say, means.stop):
         if run.reason is None:
             say(f"{run.key.short} was finished by the other command")
         else:
             _finish(run, config_yaml=config_yaml, argv=argv, say=say, means=means)
-    finally:
-        lock.release()
     result = run.folder.read_json("result.json")
     if result is None:
         raise TrainingError(f"{run.folder.result} is not readable after the run")
     return result
+
+
+@contextmanager
+def locked(folder: RunFolder, say: Say, stop: Stop | None = None) -> Iterator[None]:
+    """The only one to write into the folder. The kernel frees the lock when its holder dies, however it dies."""
+    from filelock import FileLock, Timeout
+
+    folder.refuse_newer()
+    folder.path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.lock)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say(f"another command is training {folder.key}; waiting for it")
+        _wait_for(lock, stop)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _wait_for(lock: FileLock, stop: Stop | None) -> None:
@@ -121,6 +131,7 @@ def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, means:
     if not run.folder.training_done(run.key):
         _lay_out(run, config_yaml=config_yaml, argv=argv, now=started, means=means)
         _attempts(run, recorder, say, means)
+        _leave_if_pruned(run, recorder, say)
     elif means.on_trained is not None:
         means.on_trained()
     summary = run.folder.read_json("summary.json")
@@ -128,7 +139,7 @@ def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, means:
         raise TrainingError(f"{run.folder.summary} is not readable though every node ended well")
     number = journal.attempts(run.folder.journal)
     try:
-        means.evaluate(run.folder.path)
+        means.evaluate(run.folder, run.root)
     except PacelineError as error:
         _failed(run, recorder, number, error, say)
         raise
@@ -145,8 +156,8 @@ def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, means:
 
 
 def _lay_out(run: Run, *, config_yaml: str, argv: Sequence[str], now: float, means: Means) -> None:
-    run.folder.result.unlink(missing_ok=True)
-    run.folder.summary.unlink(missing_ok=True)
+    for name in (run.folder.result, run.folder.summary, run.folder.path / PRUNE, run.folder.path / PRUNED):
+        name.unlink(missing_ok=True)
     run.folder.prepare(
         root=means.code or run.root,
         key=run.key,
@@ -159,6 +170,7 @@ def _lay_out(run: Run, *, config_yaml: str, argv: Sequence[str], now: float, mea
     origin, patch = means.provenance(run, argv, now)
     write_json(run.folder.path / "provenance.json", origin.as_json())
     write_atomic(run.folder.path / "changes.patch", patch)
+    provenance.keep_lock(run.root, run.folder.path)
 
 
 def own_recorder(run: Run) -> Recorder:
@@ -174,8 +186,21 @@ def collect_provenance(run: Run, argv: Sequence[str], now: float) -> tuple[prove
         overrides=run.config.overrides,
         hosts=[host.label for host in run.config.cluster.hosts],
         outputs=[run.config.runs_dir, run.config.data_dir],
+        data_digest=run.pack.digest,
         unix_time=now,
     )
+
+
+def _leave_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
+    """Into the journal and the record, as a run without a result. Raises Pruned."""
+    pruned = run.folder.read_json(PRUNED)
+    if pruned is None:
+        return
+    detail = f"after epoch {pruned['epoch']}, step {pruned['step']}"
+    _note(run, State.PRUNED, journal.attempts(run.folder.journal), detail)
+    recorder.finish(say)
+    mend = "doit train with the same configuration goes on from there"
+    raise Pruned(f"PRUNED {run.key.short} {detail}", try_=mend)
 
 
 def _attempts(run: Run, recorder: Recorder, say: Say, means: Means) -> None:
@@ -195,6 +220,7 @@ def _attempts(run: Run, recorder: Recorder, say: Say, means: Means) -> None:
                 trainer=ENTRY,
                 on_line=lambda line: say(f"{line.host}:{'-' if line.rank is None else line.rank} | {line.text}"),
                 on_start=partial(_on_start, run, recorder, number),
+                on_facts=partial(_on_facts, run),
                 on_end=means.on_trained,
                 hosts=means.hosts,
                 stop=means.stop,
@@ -234,14 +260,35 @@ def _on_start(run: Run, recorder: Recorder, number: int) -> None:
     recorder.start()
 
 
+def _on_facts(run: Run, facts: Sequence[NodeFacts]) -> None:
+    """What each host has installed, into provenance.json."""
+    known = run.folder.read_json("provenance.json") or {}
+    told = {fact.host: provenance.environment(fact) for fact in facts}
+    write_json(run.folder.path / "provenance.json", {**known, "environments": told})
+
+
 def _note(run: Run, state: State, attempt: int, detail: str = "") -> None:
     journal.append(run.folder.journal, journal.Entry(state=state, attempt=attempt, time=time.time(), detail=detail))
 
 
-def evaluate_in_child(run_dir: Path) -> None:
+def evaluate_in_child(folder: RunFolder, root: Path) -> None:
     """The scikit-learn report, made in a process of its own: the controller stays small. Raises PacelineError."""
     from pipeline.shell import run as run_process
 
-    done = run_process([sys.executable, "-m", "pipeline.evaluation", str(run_dir)], timeout_s=300.0)
+    made_of = evaluation_key.made_of_run(folder, root)
+    argv = [sys.executable, "-m", evaluation_key.ENTRY, str(folder.path), json.dumps(made_of)]
+    done = run_process(argv, timeout_s=300.0)
     if done.code != 0:
-        raise PacelineError(f"the evaluation report of {run_dir.name} failed: {done.stderr.strip()}")
+        raise PacelineError(f"the evaluation report of {folder.key} failed: {done.stderr.strip()}")
+
+
+def evaluate_again(folder: RunFolder, root: Path, say: Say) -> None:
+    """Make a run's report unless it is there, intact and up to date. Raises PacelineError."""
+    if not (folder.path / TRAINED[2]).exists():
+        evaluate_in_child(folder, root)  # says what is missing
+    with locked(folder, say):
+        vouched = (folder.read_json("result.json") or {}).get("files") or {}
+        intact = all(changed(folder.path / name, vouched[name]) is None for name in EVALUATED if name in vouched)
+        if not intact or evaluation_key.stale_because(folder, root) is not None:
+            evaluate_in_child(folder, root)
+            folder.vouch_again()

@@ -14,6 +14,7 @@ class State(enum.StrEnum):
     PLANNED = "PLANNED"
     RUNNING = "RUNNING"
     FINISHED = "FINISHED"
+    PRUNED = "PRUNED"  # a search ended it early; `doit train` of the same configuration goes on from there
     FAILED = "FAILED"
     KILLED = "KILLED"
 
@@ -53,7 +54,8 @@ class Cluster:
     """Topology plus the few numbers that the launch depends on. Times in seconds.
 
     ``workdir`` is the scratch folder on the nodes (None: ``~/.cache/paceline``); ``ssh_config`` an
-    extra ssh client configuration (None: the user's own).
+    extra ssh client configuration (None: the user's own). ``rendezvous`` is static, c10d or file (in
+    ``rendezvous_dir``, absolute and the same folder on every host).
     """
 
     launcher: str
@@ -63,6 +65,8 @@ class Cluster:
     connect_timeout_s: float = 5.0
     lease_s: float = 600.0
     max_restarts: int = 0
+    rendezvous: str = "static"
+    rendezvous_dir: str | None = None
 
     @property
     def nnodes(self) -> int:
@@ -120,18 +124,31 @@ class Outputs:
 
     ``resume`` is what a later attempt goes on from, ``final`` what comes after a good end. Without every file of
     ``needed`` an end isn't good; the last of them is put in place last, so whoever sees it may rely on the rest.
+    ``pruned`` is what stands for ``needed`` where the controller ended the run early (None: it can't be).
     """
 
     resume: tuple[str, ...] = ()
     final: tuple[str, ...]
     needed: tuple[str, ...]
+    pruned: str | None = None
 
 
-_RESUME = ("checkpoints/step-*.pt", "checkpoints/step-*.json", "checkpoints/best.*", "metrics.jsonl")
+PRUNE, PRUNED = "prune", "pruned.json"
+"""Files of a run folder: the controller's wish that the run ends at the next epoch, and rank 0's word that it has."""
+
+_RESUME = (
+    "checkpoints/step-*.pt",
+    "checkpoints/step-*.json",
+    "checkpoints/shards-*/.metadata",
+    "checkpoints/shards-*/*.distcp",
+    "checkpoints/best.*",
+    "metrics.jsonl",
+)
 TRAINED = Outputs(
     resume=_RESUME,
-    final=(*_RESUME, "checkpoints/final.pt", "checkpoints/final.json", "predictions.json", "summary.json"),
+    final=(*_RESUME, "checkpoints/final.pt", "checkpoints/final.json", "predictions.json", "summary.json", PRUNED),
     needed=("checkpoints/final.pt", "summary.json"),
+    pruned=PRUNED,
 )
 """The outputs of a training."""
 

@@ -1,9 +1,11 @@
-"""The floating-point buffers of a network (batch statistics), which are each rank's own between evaluations.
+"""The floating-point tensors that are each rank's own: batch statistics between evaluations, unsent gradients.
 
 A checkpoint keeps those of every rank, so that saving one changes nothing: when it happens may depend on the clock.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +16,16 @@ def statistics(model: nn.Module) -> list[Tensor]:
     return [item for item in model.buffers() if item.is_floating_point()]
 
 
-def row(model: nn.Module, device: torch.device) -> Tensor:
-    """All of them in one float tensor of shape [n]; n is 0 for a model without any."""
-    found = statistics(model)
-    return torch.cat([item.reshape(-1) for item in found]) if found else torch.zeros(0, device=device)
+def row(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """All of them in one float tensor of shape [n]; n is 0 where there are none."""
+    return torch.cat([item.reshape(-1) for item in tensors]) if tensors else torch.zeros(0, device=device)
 
 
 @torch.no_grad()
-def fill(model: nn.Module, values: Tensor) -> None:
+def fill(tensors: Sequence[Tensor], values: Tensor) -> None:
     """The inverse of ``row``."""
     offset = 0
-    for item in statistics(model):
+    for item in tensors:
         item.copy_(values[offset : offset + item.numel()].view(item.shape))
         offset += item.numel()
 

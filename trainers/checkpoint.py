@@ -1,6 +1,7 @@
 """Checkpoints: written whole or not at all, verified when read, the newest good one wins.
 
 ``checkpoints/step-00000123.pt`` with ``step-00000123.json`` (its sha256 and what it belongs to) beside it.
+With strategy=fsdp the slices of all ranks lie beside them in ``shards-00000123/``, and the .json has their sha256 too.
 No random state is stored: every random number is a function of (seed, epoch, sample) or (seed, step, rank).
 """
 
@@ -8,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,6 +33,7 @@ _NOT_COMPARED = {
     "trainer.keep_best",
     "trainer.keep_checkpoints",
     "trainer.log_every_steps",
+    "trainer.tta",
 }
 
 
@@ -42,9 +45,10 @@ class Identity:
     dataset_digest: str
     world_size: int
     hardware: str  # kind of device and precision: "cuda in bf16"
+    strategy: str = "ddp"  # the one that was taken: ddp or fsdp
 
 
-def identity(config: TrainConfig, dataset_digest: str, *, world_size: int, hardware: str) -> Identity:
+def identity(config: TrainConfig, dataset_digest: str, *, world_size: int, hardware: str, strategy: str) -> Identity:
     """The identity of a run, without the fields that have no influence on its weights."""
     flat: dict[str, Any] = {}
     for group, section in asdict(config).items():
@@ -53,15 +57,17 @@ def identity(config: TrainConfig, dataset_digest: str, *, world_size: int, hardw
         else:
             flat[group] = section
     kept = {name: value for name, value in flat.items() if name not in _NOT_COMPARED}
-    return Identity(config=kept, dataset_digest=dataset_digest, world_size=world_size, hardware=hardware)
+    return Identity(
+        config=kept, dataset_digest=dataset_digest, world_size=world_size, hardware=hardware, strategy=strategy
+    )
 
 
 @dataclass(kw_only=True)
 class Checkpoint:
     """State after ``step`` steps, ``position`` steps into ``epoch`` (from 0).
 
-    ``optimizer`` maps a name to its tensors (one a parameter, as a rule); ``statistics`` are the batch
-    statistics of each rank, [world_size, n]; ``progress`` is plain data.
+    ``optimizer`` maps a name to its tensors (one a parameter, as a rule); ``own`` is what each rank has of its own
+    (batch statistics, gradients it hasn't sent), [world_size, n]; ``progress`` is plain data.
     """
 
     step: int
@@ -69,7 +75,7 @@ class Checkpoint:
     position: int
     model: dict[str, Tensor]
     optimizer: dict[str, list[Tensor]]
-    statistics: Tensor
+    own: Tensor
     progress: dict[str, Any] = field(default_factory=dict)
 
 
@@ -92,10 +98,15 @@ class CheckpointFolder:
         self.wait()
         self._pending = self._writer.submit(self._write_best, weights, dict(side))
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Start writing; tensors must not change any more. Raises TrainerError of the write before."""
+    def save(
+        self, checkpoint: Checkpoint, shards: Mapping[str, str] | None = None, first: Callable[[], None] = lambda: None
+    ) -> None:
+        """Start writing, after ``first``; tensors must not change any more. Raises TrainerError of the write before.
+
+        ``shards``: relative path → sha256 of files that belong to it and are there already.
+        """
         self.wait()
-        self._pending = self._writer.submit(self._write, checkpoint)
+        self._pending = self._writer.submit(self._write, checkpoint, dict(shards or {}), first)
 
     def wait(self) -> None:
         """Until the last checkpoint is on the disk. Raises TrainerError naming path and bytes."""
@@ -116,6 +127,7 @@ class CheckpointFolder:
         if not self._folder.is_dir():
             return
         remove_temporaries(self._folder)
+        self._remove_stray_shards()
         for path in sorted(self._folder.glob("step-*.pt"), reverse=True):
             try:
                 side = _read_verified(path)
@@ -142,22 +154,36 @@ class CheckpointFolder:
         sha256 = write_atomic(path, lambda file: file.save(weights), needed_bytes=needed_bytes)
         write_json(path.with_suffix(".json"), {"sha256": sha256, "weights_sha256": digest(weights), **side})
 
-    def _write(self, checkpoint: Checkpoint) -> None:
+    def _write(self, checkpoint: Checkpoint, shards: dict[str, str], first: Callable[[], None]) -> None:
+        first()
         _refuse_nonfinite(checkpoint)
         path = self._folder / f"step-{checkpoint.step:08d}.pt"
         content = {name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__}
         sha256 = write_atomic(path, lambda file: file.save(content), needed_bytes=_size_bytes(checkpoint))
         place = {"step": checkpoint.step, "epoch": checkpoint.epoch, "position": checkpoint.position}
-        write_json(path.with_suffix(".json"), {"sha256": sha256, **place, **asdict(self._owner)})
+        write_json(path.with_suffix(".json"), {"sha256": sha256, **place, **asdict(self._owner), "shards": shards})
         for old in sorted(self._folder.glob("step-*.pt"))[: -self._keep]:
             old.with_suffix(".json").unlink(missing_ok=True)
             old.unlink()
+            shutil.rmtree(_shards_of(old), ignore_errors=True)
+
+    def _remove_stray_shards(self) -> None:
+        """Those of steps without a checkpoint: their writer died."""
+        known = {_shards_of(path) for path in self._folder.glob("step-*.pt")}
+        for folder in set(self._folder.glob("shards-*")) - known:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _check_owner(self, path: Path, side: Mapping[str, Any]) -> None:
         if side["dataset_digest"] != self._owner.dataset_digest:
             raise TrainerError(
                 f"checkpoint {path} was trained on data {side['dataset_digest'][:12]}, this run has "
                 f"{self._owner.dataset_digest[:12]}; delete {path.parent} to start afresh"
+            )
+        strategy = side.get("strategy", "ddp")
+        if strategy != self._owner.strategy and self._owner.config.get("strategy.name") == "auto":
+            raise TrainerError(
+                f"checkpoint {path} was written with {strategy}, and strategy=auto takes {self._owner.strategy} for "
+                f"the devices of this attempt; go on with devices as before, or delete {path.parent} to start afresh"
             )
         then, now = side["config"], json.loads(json.dumps(dict(self._owner.config)))
         different = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
@@ -184,18 +210,26 @@ def _size_bytes(checkpoint: Checkpoint) -> int:
 
 
 def _read_verified(path: Path) -> dict[str, Any]:
-    """What stands beside a checkpoint, whose bytes have the sha256 that it names.
+    """What stands beside a checkpoint, whose files have the sha256 that it names.
 
     Raises:
         OSError, ValueError, KeyError: the checkpoint is torn, altered or unreadable.
     """
     side: dict[str, Any] = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    seen = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            seen.update(block)
-    if seen.hexdigest() != side["sha256"]:
-        raise ValueError(f"its sha256 is {seen.hexdigest()[:12]}, {path.stem}.json says {side['sha256'][:12]}")
+    for name, sha256 in {path.name: side["sha256"], **side.get("shards", {})}.items():
+        seen = _sha256(path.parent / name)
+        if seen != sha256:
+            raise ValueError(f"the sha256 of {name} is {seen[:12]}, {path.stem}.json says {sha256[:12]}")
     for name in ("world_size", "hardware", "dataset_digest", "config"):
         side[name]
     return side
+
+
+def _shards_of(path: Path) -> Path:
+    """step-00000123.pt → shards-00000123."""
+    return path.with_name(path.stem.replace("step-", "shards-"))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

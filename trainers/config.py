@@ -31,7 +31,8 @@ def _at_least(name: str, value: float, low: float) -> None:
 class DatasetConfig:
     """What to train on. Splits and normalisation are made by `doit fetch` and stand in the pack's manifest.
 
-    Sizes count images. ``crop_padding`` is in pixels (0 switches the random crop off).
+    Sizes count images. ``crop_padding`` and ``cutout`` are in pixels (0 switches them off). ``alternate_flip``
+    draws only the first epoch's mirroring; from then on an image is mirrored in every other epoch.
     """
 
     name: str = "digits"
@@ -39,13 +40,20 @@ class DatasetConfig:
     holdout: int = 0  # images of the training set that become the test split (for sets without one)
     val_size: int = 0  # images of the training set that become the val split
     crop_padding: int = 0
+    crop_border: str = "black"  # what the random crop sees beyond the edge: black, or reflect
     flip: bool = False  # random horizontal flip
+    alternate_flip: bool = False
+    cutout: int = 0  # side of a square that is set to the mean colour, anywhere in the image
     normalise: bool = True  # by the per-channel mean and std of the train split
 
     def __post_init__(self) -> None:
         _at_least("dataset.holdout", self.holdout, 0)
         _at_least("dataset.val_size", self.val_size, 0)
         _at_least("dataset.crop_padding", self.crop_padding, 0)
+        _at_least("dataset.cutout", self.cutout, 0)
+        _choice("dataset.crop_border", self.crop_border, ("black", "reflect"))
+        if self.alternate_flip and not self.flip:
+            raise ConfigError("dataset.alternate_flip=true needs dataset.flip=true")
 
 
 @dataclass(kw_only=True)
@@ -88,6 +96,17 @@ class SmallCNNConfig(ModelConfig):
         _at_least("model.hidden", self.hidden, 1)
         if not 0 <= self.dropout < 0.5:
             raise ConfigError(f"model.dropout={self.dropout} must lie in [0, 0.5)")
+
+
+@dataclass(kw_only=True)
+class WhitenedCNNConfig(ModelConfig):
+    """Six convolutions behind a fixed whitening layer, for short trainings on small images."""
+
+    name: str = "whitened_cnn"
+    width: int = 64  # filters of the first block; the other two have four times as many
+
+    def __post_init__(self) -> None:
+        _at_least("model.width", self.width, 1)
 
 
 # ------------------------------------------------------------------------- optimizer and schedule
@@ -138,6 +157,34 @@ class AdamConfig(OptimizerConfig):
 
 
 @dataclass(kw_only=True)
+class MuonConfig(OptimizerConfig):
+    """Orthogonalised momentum for convolution filters and hidden matrices (Jordan 2024); for the last matrix (the
+    head) and everything with one dimension SGD with Nesterov momentum and rates of their own.
+
+    ``lr`` is the share of a filter bank's length that one step moves it. The schedule acts on all three rates.
+    ``weight_decay`` takes that share off head and biases in a step at the peak of the schedule.
+    """
+
+    name: str = "muon"
+    lr: float = 0.24
+    momentum: float = 0.6
+    iterations: int = 3  # of Newton-Schulz
+    head_lr: float = 0.02
+    bias_lr: float = 100.0
+    sgd_momentum: float = 0.85
+
+    def __post_init__(self) -> None:
+        OptimizerConfig.__post_init__(self)
+        for name in ("momentum", "sgd_momentum"):
+            if not 0 < getattr(self, name) < 1:
+                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must lie in (0, 1)")
+        for name in ("head_lr", "bias_lr"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must be greater than 0")
+        _at_least("optimizer.iterations", self.iterations, 1)
+
+
+@dataclass(kw_only=True)
 class ScheduleConfig:
     """Learning rate over the run; ``constant`` has nothing to set."""
 
@@ -170,19 +217,40 @@ class OneCycleScheduleConfig(ScheduleConfig):
             raise ConfigError(f"schedule.warmup={self.warmup} must lie in (0, 1)")
 
 
+@dataclass(kw_only=True)
+class TriangleScheduleConfig(ScheduleConfig):
+    """In a straight line from ``start`` × lr up to lr over ``warmup`` of all steps, then down to ``end`` × lr."""
+
+    name: str = "triangle"
+    warmup: float = 0.2  # 0: down from the first step
+    start: float = 0.2
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup < 1:
+            raise ConfigError(f"schedule.warmup={self.warmup} must lie in [0, 1)")
+        for name in ("start", "end"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"schedule.{name}={getattr(self, name)} must lie in [0, 1]")
+
+
 # --------------------------------------------------------------------------- trainer and strategy
 @dataclass(kw_only=True)
 class TrainerConfig:
     """``epochs`` bounds the run, ``max_steps`` too where it is set (the smaller bound wins).
     ``global_batch_size`` counts images over all ranks and micro-batches of an optimizer step.
-    ``precision`` is that of autocast; auto is bf16 where the device computes in it, else fp32."""
+    ``precision`` is that of autocast; auto is bf16 where the device computes in it, else fp32.
+    ``compile_mode=reduce-overhead`` replays CUDA graphs."""
 
     epochs: int = 10
     max_steps: int | None = None
     global_batch_size: int = 128
     accumulate_steps: int = 1  # micro-batches of each rank in an optimizer step: saves memory, not time
     precision: str = "auto"
+    compile: bool = False  # torch.compile the network's forward and backward pass of a step
+    compile_mode: str = "default"
     label_smoothing: float = 0.0
+    tta: str = "none"  # views of an image whose logits are averaged in an evaluation
     log_every_steps: int = 10
     eval_every_epochs: int = 1
     checkpoint_every_epochs: int = 1
@@ -205,25 +273,49 @@ class TrainerConfig:
                 f"trainer.checkpoint_every_minutes={self.checkpoint_every_minutes} must be greater than 0"
             )
         _choice("trainer.precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
+        _choice("trainer.compile_mode", self.compile_mode, ("default", "reduce-overhead"))
+        _choice("trainer.tta", self.tta, ("none", "mirror", "multicrop"))
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"trainer.label_smoothing={self.label_smoothing} must lie in [0, 1)")
 
 
 @dataclass(kw_only=True)
 class StrategyConfig:
-    """How ranks work together. ``backend=auto`` takes nccl where every rank has a GPU, else gloo.
+    """How ranks work together: ``name`` is ddp, fsdp or auto (docs/training.md).
 
-    ``compression=fp16`` sends gradients in half the bytes and rounds them to 11 bits: for links that are slower
-    than the backward pass.
+    ``backend=auto`` takes nccl where every rank has a GPU, else gloo.
+    """
+
+    name: str = "auto"
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        _choice("strategy.backend", self.backend, ("auto", "gloo", "nccl", "mpi"))
+
+
+@dataclass(kw_only=True)
+class DDPConfig(StrategyConfig):
+    """Every rank has the whole model. ``compression`` is for links that are slower than the backward pass.
+
+    fp16 and bf16 send gradients in half the bytes, rounded to 11 and 8 bits; powersgd sends two thin matrices of
+    ``powersgd_rank`` columns for each large one, from step ``powersgd_start_step`` on (none of them before it).
     """
 
     name: str = "ddp"
-    backend: str = "auto"
     compression: str = "none"
+    powersgd_rank: int = 2
+    powersgd_start_step: int = 100
 
     def __post_init__(self) -> None:
-        _choice("strategy.backend", self.backend, ("auto", "gloo", "nccl"))
-        _choice("strategy.compression", self.compression, ("none", "fp16"))
+        StrategyConfig.__post_init__(self)
+        _choice("strategy.compression", self.compression, ("none", "fp16", "bf16", "powersgd"))
+        if self.compression == "bf16" and self.backend in ("gloo", "mpi"):
+            raise ConfigError(
+                f"strategy.compression=bf16 needs the backend nccl, and this is strategy.backend={self.backend}; "
+                "choose strategy.compression=fp16"
+            )
+        _at_least("strategy.powersgd_rank", self.powersgd_rank, 1)
+        _at_least("strategy.powersgd_start_step", self.powersgd_start_step, 0)
 
 
 # ------------------------------------------------------------------------------------ the whole
@@ -235,15 +327,21 @@ SCHEMAS: dict[str, dict[str, type]] = {
         "arrays": DatasetConfig,
         "synthetic": SyntheticConfig,
     },
-    "model": {"small_cnn": SmallCNNConfig, "resnet18": ModelConfig, "resnet50": ModelConfig},
-    "optimizer": {"sgd": SGDConfig, "adam": AdamConfig},
+    "model": {
+        "small_cnn": SmallCNNConfig,
+        "whitened_cnn": WhitenedCNNConfig,
+        "resnet18": ModelConfig,
+        "resnet50": ModelConfig,
+    },
+    "optimizer": {"sgd": SGDConfig, "adam": AdamConfig, "muon": MuonConfig},
     "schedule": {
         "constant": ScheduleConfig,
         "step": StepScheduleConfig,
         "one_cycle": OneCycleScheduleConfig,
+        "triangle": TriangleScheduleConfig,
     },
     "trainer": {"default": TrainerConfig},
-    "strategy": {"ddp": StrategyConfig},
+    "strategy": {"ddp": DDPConfig, "fsdp": StrategyConfig, "auto": StrategyConfig},
 }
 """group → name → schema. The name is the option of the Hydra group and the ``name`` field inside it."""
 
@@ -258,10 +356,16 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=SGDConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    strategy: StrategyConfig = field(default_factory=DDPConfig)
 
     def __post_init__(self) -> None:
         _at_least("seed", self.seed, 0)
+        skips = self.trainer.skip_nonfinite or self.trainer.precision == "fp16"
+        if skips and isinstance(self.strategy, DDPConfig) and self.strategy.compression == "powersgd":
+            raise ConfigError(  # what it didn't send it sends later, so a NaN would stay for ever
+                "strategy.compression=powersgd can't leave out a step, as trainer.skip_nonfinite=true and "
+                "trainer.precision=fp16 do; choose strategy.compression=fp16, or precision bf16 without skipping"
+            )
 
 
 def parse(raw: dict[str, Any]) -> TrainConfig:

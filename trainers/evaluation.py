@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainers.augment import Normaliser
+from trainers.augment import Normaliser, bordered
 from trainers.data import Pack, take
 from trainers.distributed import Node
 from trainers.network import autocast
 
 _SMALLEST_BATCH = 256
+_SHIFT_PIXELS = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +49,24 @@ def evaluate(
     normalise: Normaliser,
     precision: str,
     batch_size: int,
+    tta: str = "none",
 ) -> Evaluation:
-    """Evaluate a split that is not empty. Leaves the model in evaluation mode; every rank gets the result."""
+    """Evaluate a split that is not empty. Leaves the model in evaluation mode; every rank gets the result.
+
+    ``tta``: none, mirror or multicrop; loss and accuracy are those of the averaged logits.
+    """
     start, stop = pack.manifest.splits[split]
+    count = stop - start
     first, last = shard(start, stop, node.ranks.rank, node.ranks.world_size)
     totals = torch.zeros(2, dtype=torch.float64, device=node.device)  # sum of losses, number correct
     chosen = torch.zeros(stop - start, dtype=torch.int32, device=node.device)
     model.eval()
     step = max(batch_size, _SMALLEST_BATCH)
-    for begin in range(first, last, step):
+    longest = -(-count // node.ranks.world_size)
+    for offset in range(0, longest, step):  # as often on every rank: with fsdp a forward pass waits for the others'
+        begin = min(first + offset, last)
         end = min(begin + step, last)
-        logits, labels = _forward(model, pack, begin, end, node.device, normalise, precision)
+        logits, labels = _forward(model, pack, begin, end, node.device, normalise, precision, tta)
         guesses = logits.argmax(1)
         totals[0] += functional.cross_entropy(logits, labels, reduction="sum")
         totals[1] += (guesses == labels).sum()
@@ -65,7 +74,6 @@ def evaluate(
     node.sum(totals)
     node.sum(chosen)  # each rank filled its own part and left zeros elsewhere
     loss_sum, correct = totals.tolist()
-    count = stop - start
     return Evaluation(loss=loss_sum / count, accuracy=correct / count, count=count, predictions=chosen.tolist())
 
 
@@ -77,10 +85,32 @@ def _forward(
     device: torch.device,
     normalise: Normaliser,
     precision: str,
+    tta: str,
 ) -> tuple[Tensor, Tensor]:
     """float32 logits [n, classes] and labels [n] of one range of the pack."""
     index = torch.arange(begin, end, device=pack.images.device)
     images, labels = take(pack.images, index, device), take(pack.labels, index, device)
+    logits = torch.zeros((), device=device)
     with autocast(device, precision):
-        logits: Tensor = model(normalise(images))
-    return logits.float(), labels
+        for weight, view in views(images, tta):
+            logits = logits + weight * model(normalise(view)).float()
+    return logits, labels
+
+
+def views(images: Tensor, tta: str) -> Iterator[tuple[float, Tensor]]:
+    """What of uint8 [N, C, H, W] is shown to the network, with weights that add up to 1.
+
+    mirror: the image and its mirror image. multicrop: also both of these shifted by a pixel, up and left or down and
+    right, at half the weight (the six views of arXiv 2404.00498).
+    """
+    if tta == "none":
+        yield 1.0, images
+        return
+    shifted: list[Tensor] = []
+    if tta == "multicrop":
+        height, width = images.shape[2:]
+        padded = bordered(images, _SHIFT_PIXELS, "reflect")
+        shifted = [padded[..., place : place + height, place : place + width] for place in (0, 2 * _SHIFT_PIXELS)]
+    for weight, view in [(0.25 if shifted else 0.5, images), *((0.125, item) for item in shifted)]:
+        yield weight, view
+        yield weight, view.flip(3)

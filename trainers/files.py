@@ -96,11 +96,16 @@ def _explained(path: Path, needed_bytes: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise TrainerError(
-            f"{path} could not be written ({error.strerror or error}): needs {needed_bytes} bytes, "
-            f"{_free_bytes(path)} bytes are free there; make room, or set paths.runs (on other hosts "
-            "cluster.workdir) to another disk"
-        ) from error
+        raise could_not_write(path, error, needed_bytes) from error
+
+
+def could_not_write(path: Path, error: BaseException, needed_bytes: int) -> TrainerError:
+    """What a person is told of a file that could not be written."""
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return TrainerError(
+        f"{path} could not be written ({why}): needs {needed_bytes} bytes, {_free_bytes(path)} bytes are free there; "
+        "make room, or set paths.runs (on other hosts cluster.workdir) to another disk"
+    )
 
 
 def _free_bytes(path: Path) -> int:

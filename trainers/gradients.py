@@ -15,21 +15,31 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainers.config import DDPConfig
+from trainers.powersgd import LowRank, split
+from trainers.shared_memory import SharedMemory
+
 _BUCKET_BYTES = 25 << 20
 _FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early
+_SENT_AS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(kw_only=True)
 class _Bucket:
     """Some parameters and one flat buffer for their gradients; ``views`` are that buffer in their shapes.
 
-    ``sent`` is what travels: the buffer itself, or its copy in fp16.
+    ``sent`` is what travels: the buffer itself, its copy in fewer bits, or what ``low_rank`` makes of it. Over shared
+    memory nothing does: ``parts`` [ranks, n] are both ranks' gradients there, ``written`` are this rank's in the
+    parameters' shapes.
     """
 
     parameters: list[nn.Parameter]
     flat: Tensor
     views: list[Tensor]
     sent: Tensor
+    low_rank: LowRank | None = None
+    parts: Tensor | None = None
+    written: list[Tensor] = field(default_factory=list)
     waiting: int = 0
     work: dist.Work | None = field(default=None, repr=False)
 
@@ -41,37 +51,70 @@ class GradientAverager:
     before the last of them, ``finish()``: then every ``.grad`` holds the mean. With one rank it only clears gradients.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], world_size: int, compression: str = "none") -> None:
-        """``compression``: none or fp16 (on the wire; the sum is taken in it too)."""
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        world_size: int,
+        config: DDPConfig | None = None,
+        memory: SharedMemory | None = None,
+    ) -> None:
+        """``config``: compression on the wire (the sum is taken in that too). ``memory``: instead of a wire."""
+        self._config = config or DDPConfig()
         self._parameters = list(parameters)
+        self._memory = memory
         self._buckets: list[_Bucket] = []
         self._next = 0
         self._sends = False
+        self._low_rank = False
         if world_size > 1:
-            self._buckets = _fill_buckets(self._parameters, torch.float16 if compression == "fp16" else None)
+            self._buckets = _fill_buckets(self._parameters, _SENT_AS.get(self._config.compression))
+            if memory is not None:
+                _lay_into(memory, self._buckets)
             for bucket in self._buckets:
+                if self._config.compression == "powersgd":
+                    bucket.low_rank = _low_rank(bucket, self._config.powersgd_rank, world_size)
                 for parameter in bucket.parameters:
                     hook = partial(self._arrived, bucket)
                     parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
-    def start(self) -> None:
-        """Forget the gradients of the step before."""
+    def start(self, step: int) -> None:
+        """Forget the gradients of the step before; ``step`` counts the steps of the run from 0."""
         for parameter in self._parameters:
             parameter.grad = None
         for bucket in self._buckets:
             bucket.waiting = len(bucket.parameters)
         self._next = 0
         self._sends = False
+        self._low_rank = step >= self._config.powersgd_start_step
+
+    def state(self) -> dict[str, list[Tensor]]:
+        """What a checkpoint keeps and all ranks have alike."""
+        found = [bucket.low_rank.start for bucket in self._buckets if bucket.low_rank is not None]
+        return {"powersgd": found} if found else {}
+
+    def own(self) -> list[Tensor]:
+        """What a checkpoint keeps and each rank has of its own: what it hasn't sent yet."""
+        return [bucket.low_rank.error for bucket in self._buckets if bucket.low_rank is not None]
 
     def send_next(self) -> None:
         """The next backward pass is the last of this step: send each bucket as soon as it is full."""
         self._sends = True
 
+    @torch.no_grad()
     def finish(self) -> None:
         """Wait for the sums. Raises RuntimeError when a parameter took no part in the loss."""
         if self._next < len(self._buckets):
             missing = sum(bucket.waiting for bucket in self._buckets)
             raise RuntimeError(f"{missing} parameters of the model took no part in the loss; every one must")
+        thin = [bucket.low_rank for bucket in self._buckets if bucket.low_rank is not None and self._low_rank]
+        for low_rank in thin:
+            low_rank.turn()
+        for low_rank in thin:
+            low_rank.end()
+        if self._memory is not None:
+            self._memory.meet()
+            for bucket in self._buckets:
+                _add_up(bucket)
         for bucket in self._buckets:
             if bucket.work is not None:
                 bucket.work.wait()
@@ -85,27 +128,34 @@ class GradientAverager:
             return
         bucket.waiting -= 1
         while self._next < len(self._buckets) and self._buckets[self._next].waiting == 0:
-            _send(self._buckets[self._next])
+            if self._memory is not None and self._next == 0:
+                self._memory.meet()  # the other rank has read the last step's
+            _send(self._buckets[self._next], low_rank=self._low_rank)
             self._next += 1
 
 
 @torch.no_grad()
-def _send(bucket: _Bucket) -> None:
+def _send(bucket: _Bucket, *, low_rank: bool) -> None:
     gradients = [parameter.grad for parameter in bucket.parameters if parameter.grad is not None]
-    torch._foreach_copy_(bucket.views, gradients)
+    torch._foreach_copy_(bucket.written or bucket.views, gradients)
     for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
         parameter.grad = view
+    if bucket.written:
+        return
+    if low_rank and bucket.low_rank is not None:
+        bucket.low_rank.begin()
+        return
     if bucket.sent is not bucket.flat:
         bucket.sent.copy_(bucket.flat)
     bucket.work = dist.all_reduce(bucket.sent, async_op=True)
 
 
 def _fill_buckets(parameters: Sequence[nn.Parameter], sent_dtype: torch.dtype | None) -> list[_Bucket]:
-    """Last parameters first: their gradients are ready first."""
+    """Last parameters first: their gradients are ready first. A bucket is closed when it has reached its limit."""
     groups: list[list[nn.Parameter]] = [[]]
     limit, filled = _FIRST_BUCKET_BYTES, 0
     for parameter in reversed(parameters):
-        if groups[-1] and (filled + parameter.nbytes > limit or parameter.dtype != groups[-1][-1].dtype):
+        if groups[-1] and (filled >= limit or parameter.dtype != groups[-1][-1].dtype):
             groups.append([])
             limit, filled = _BUCKET_BYTES, 0
         groups[-1].append(parameter)
@@ -116,9 +166,35 @@ def _fill_buckets(parameters: Sequence[nn.Parameter], sent_dtype: torch.dtype | 
 def _bucket(parameters: list[nn.Parameter], sent_dtype: torch.dtype | None) -> _Bucket:
     """Views take the strides of their parameter, so that channels-last gradients are copied in one run."""
     flat = torch.zeros(sum(item.numel() for item in parameters), dtype=parameters[0].dtype, device=parameters[0].device)
+    sent = flat if sent_dtype is None else torch.zeros_like(flat, dtype=sent_dtype)
+    return _Bucket(parameters=parameters, flat=flat, views=_views(flat, parameters), sent=sent)
+
+
+def _views(flat: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """Of one contiguous buffer, one after the other."""
     views, offset = [], 0
     for item in parameters:
-        views.append(flat.as_strided(item.shape, item.stride(), offset))
+        views.append(flat.view(-1)[offset : offset + item.numel()].as_strided(item.shape, item.stride()))
         offset += item.numel()
-    sent = flat if sent_dtype is None else torch.zeros_like(flat, dtype=sent_dtype)
-    return _Bucket(parameters=parameters, flat=flat, views=views, sent=sent)
+    return views
+
+
+def _lay_into(memory: SharedMemory, buckets: Sequence[_Bucket]) -> None:
+    start = 0
+    for bucket in buckets:
+        stop = start + bucket.flat.numel()
+        bucket.parts = memory.values[:, start:stop]
+        bucket.written = _views(bucket.parts[memory.rank], bucket.parameters)
+        start = stop
+
+
+def _add_up(bucket: _Bucket) -> None:
+    if bucket.parts is not None:
+        torch.add(*bucket.parts, out=bucket.flat)
+
+
+def _low_rank(bucket: _Bucket, rank: int, world_size: int) -> LowRank:
+    """In a matrix a row is an output (its columns lie as they do in memory)."""
+    parts = split(bucket.flat, [torch.Size((item.numel(),)) for item in bucket.parameters])
+    rows = [item.shape[0] if item.dim() > 1 else item.numel() for item in bucket.parameters]
+    return LowRank(parts, rows, rank=rank, world_size=world_size)

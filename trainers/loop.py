@@ -19,10 +19,9 @@ from trainers.data import Pack
 from trainers.distributed import Node
 from trainers.errors import TrainerError
 from trainers.evaluation import Evaluation, evaluate
-from trainers.metrics import Losses, MetricsFile, Reading, Throughput
-from trainers.network import agree_on_precision, make_network
+from trainers.metrics import Clock, Losses, MetricsFile, Reading, Throughput
+from trainers.network import agree_on_precision, calibrate, make_network
 from trainers.step import Stepper
-from trainers.weights import plain
 
 
 class Trainer:
@@ -33,6 +32,7 @@ class Trainer:
         self.steps = plan_steps(config.trainer, pack.manifest, node.ranks.world_size)
         self.model = make_network(config.model, pack.manifest, node, seed=config.seed, steps=self.steps)
         self.normalise = normaliser(pack.manifest, normalise=config.dataset.normalise, device=node.device)
+        calibrate(self.model, pack, self.normalise)
         self.precision = agree_on_precision(config.trainer.precision, node)
         self.stepper = Stepper(
             config,
@@ -47,7 +47,9 @@ class Trainer:
         self.progress: dict[str, Any] = {"train_s": 0.0, "metrics": {}}
         self.losses = Losses(node, min(config.trainer.log_every_steps, self.steps.per_epoch))
         self.throughput = Throughput(self.steps.global_batch_size)
+        self.clock = Clock()
         self.saved_step = 0
+        self.pruned = False  # the controller has ended the run early, at the end of an epoch
         self._saved_at = time.monotonic()
         self.metrics: MetricsFile | None = None
         self.folder: CheckpointFolder | None = None
@@ -55,48 +57,56 @@ class Trainer:
     # ----------------------------------------------------------------------------- start and resume
     def prepare(self) -> None:
         """Take up the newest good checkpoint (rank 0 reads it and shares it), or share the fresh weights."""
-        step = torch.zeros(1, dtype=torch.int64, device=self.node.device)
-        statistics = self._statistics(None)
+        layout, path = self.stepper.strategy.layout, self.run_dir / "checkpoints"
+        table: Tensor | None = None
         if self.node.leads:
             owner = checkpoint.identity(
                 self.config,
                 self.pack.manifest.digest,
                 world_size=self.node.ranks.world_size,
                 hardware=f"{self.node.device.type} in {self.precision}",
+                strategy=layout.name,
             )
-            self.folder = CheckpointFolder(self.run_dir / "checkpoints", owner, self.config.trainer.keep_checkpoints)
+            self.folder = CheckpointFolder(path, owner, self.config.trainer.keep_checkpoints)
+            table = buffers.row(self._own(), self.node.device).unsqueeze(0)
             for found in self.folder.newest_good():
                 if isinstance(found, str):
                     self.say(f"warning: {found}")
                 else:
                     self._load(found)
-                    statistics = self._statistics(found)
+                    table = found.own
+            table = buffers.spread(table, self.node.ranks.world_size)
             self.folder.check()
-            step.fill_(self.step)
             self.metrics = MetricsFile(self.run_dir / "metrics.jsonl", keep_to_step=self.step)
-        self.node.share([step, statistics, *self._state()])
-        buffers.fill(self.model, statistics[self.node.ranks.rank])
-        self.step = self.saved_step = int(step)
+        layout.look(path)
+        best = self.progress.get("best_accuracy", -1.0)
+        progress = torch.tensor([self.step, best], dtype=torch.float64, device=self.node.device)
+        self.node.share([progress, *self._state()])
+        buffers.fill(self._own(), self.node.deal(table, buffers.row(self._own(), self.node.device)))
+        self.step = self.saved_step = int(progress[0])
+        self.progress["best_accuracy"] = float(progress[1])
+        if self.step:
+            layout.load(path, self.step, self.stepper.state())
 
-    def _statistics(self, found: Checkpoint | None) -> Tensor:
-        """The batch statistics of each rank: those of a checkpoint, or of the fresh model for all."""
-        row = buffers.row(self.model, self.node.device)
-        table = row.unsqueeze(0) if found is None else found.statistics.to(self.node.device)
-        return buffers.spread(table, self.node.ranks.world_size)
+    def _own(self) -> list[Tensor]:
+        """What each rank has of its own: batch statistics, and gradients that it hasn't sent."""
+        return [*buffers.statistics(self.model), *self.stepper.averager.own()]
 
     def _state(self) -> list[Tensor]:
-        lists = self.stepper.state().values()
-        return [*self.model.state_dict().values(), *(item for tensors in lists for item in tensors)]
+        """What all ranks have alike."""
+        model, optimizer = self.stepper.strategy.layout.replicated(self.stepper.state())
+        return [*model.values(), *(item for tensors in optimizer.values() for item in tensors)]
 
     def _load(self, found: Checkpoint) -> None:
+        layout = self.stepper.strategy.layout
         try:
-            self.model.load_state_dict(found.model)
+            self.model.load_state_dict(found.model, strict=layout.name == "ddp")  # slices come from their own files
         except RuntimeError as error:
             raise TrainerError(
                 f"the checkpoint of step {found.step} does not fit model={self.config.model.name} "
                 f"({' '.join(str(error).split())[:200]}); delete {self.run_dir / 'checkpoints'} to start afresh"
             ) from error
-        for name, tensors in self.stepper.state().items():
+        for name, tensors in layout.replicated(self.stepper.state())[1].items():
             for target, source in zip(tensors, found.optimizer[name], strict=True):
                 target.copy_(source)
         self.step, self.progress = found.step, found.progress
@@ -104,11 +114,17 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------- training
     def train(self) -> None:
-        """Run to the last step. Raises TrainerError for a loss that is not finite or memory that is full."""
-        began = time.perf_counter() - self.progress["train_s"]
+        """Run to the last step, or to the epoch's end at which the run is pruned.
+
+        Raises:
+            TrainerError: a loss is not finite, or the memory is full.
+        """
         plan: EpochPlan | None = None
+        self._warm_up()
+        began = time.perf_counter() - self.progress["train_s"]
+        self.clock.restart(self.step)
         self.throughput.restart()
-        while self.step < self.steps.total:
+        while self.step < self.steps.total and not self.pruned:
             epoch, position = self.steps.place(self.step)
             if plan is None or position == 0:
                 plan = plan_epoch(self.config.dataset, self.pack, seed=self.config.seed, epoch=epoch)
@@ -121,6 +137,22 @@ class Trainer:
         if self.folder is not None:
             self.folder.wait()
 
+    def _warm_up(self) -> None:
+        """What is done once and is no training: compilation, and on a GPU the loading of its kernels."""
+        if self.step == self.steps.total or not (self.config.trainer.compile or self.node.device.type == "cuda"):
+            return
+        epoch = self.steps.place(self.step)[0]
+        plan = plan_epoch(self.config.dataset, self.pack, seed=self.config.seed, epoch=epoch)
+        self.model.train()
+        began = time.perf_counter()
+        self.stepper.warm_up(plan)
+        if self.node.device.type == "cuda":
+            torch.cuda.synchronize(self.node.device)
+        seconds = time.perf_counter() - began
+        self.progress["warm_up_s"] = self.progress.get("warm_up_s", 0.0) + seconds
+        if self.config.trainer.compile:
+            self.say(f"compiled in {seconds:.1f} s")
+
     def _one_step(self, plan: EpochPlan, position: int) -> None:
         self.losses.add(self.stepper(plan, self.step, position))
 
@@ -132,9 +164,11 @@ class Trainer:
         saves = last or (epoch_ends and (epoch + 1) % trainer.checkpoint_every_epochs == 0)
         if trainer.checkpoint_every_steps is not None:
             saves = saves or self.step % trainer.checkpoint_every_steps == 0
+        if epoch_ends and not last and self.node.leads and (self.run_dir / "prune").exists():
+            self.losses.call(stop=True)  # only rank 0's host has that file, and all must leave at the same step
         if epoch_ends or evaluates or saves or self.step % trainer.log_every_steps == 0:
             reading, rate = self._log(epoch)
-            saves = saves or reading.called
+            saves, self.pruned = saves or reading.called, reading.stop
             self.progress["train_s"] = time.perf_counter() - began
         if evaluates:
             self.node.average(self.model.buffers())  # batch statistics are each rank's own until here
@@ -176,26 +210,31 @@ class Trainer:
         """The first of equals stays. Written before the checkpoint that knows of it."""
         if self.config.trainer.keep_best and result.accuracy > self.progress.get("best_accuracy", -1.0):
             self.progress["best_accuracy"] = result.accuracy
+            weights = self.stepper.strategy.layout.weights()
             if self.folder is not None:
-                self.folder.save_best(plain(self.model), {"step": self.step, **result.metrics("val")})
+                self.folder.save_best(weights, {"step": self.step, **result.metrics("val")})
 
     def _save(self, epoch: int, position: int) -> None:
-        table = self.node.gather(buffers.row(self.model, self.node.device))
+        table = self.node.collect(buffers.row(self._own(), self.node.device))
+        layout, state = self.stepper.strategy.layout, self.stepper.state()
+        shards = layout.save(self.run_dir / "checkpoints", self.step, state)
         self.saved_step, self._saved_at = self.step, time.monotonic()
-        if self.folder is None or self.metrics is None:
+        if self.folder is None or self.metrics is None or table is None:
             return
-        self.metrics.sync()
         self.progress["images_per_s"] = self.throughput.median()
+        model, optimizer = layout.replicated(state)
         self.folder.save(
             Checkpoint(
                 step=self.step,
                 epoch=epoch + position // self.steps.per_epoch,
                 position=position % self.steps.per_epoch,
-                model=plain(self.model),
-                optimizer={name: list(map(_copy, items)) for name, items in self.stepper.state().items()},
-                statistics=_copy(table),
+                model={name: _copy(value) for name, value in model.items()},
+                optimizer={name: list(map(_copy, items)) for name, items in optimizer.items()},
+                own=table,
                 progress={**self.progress, "metrics": dict(self.progress["metrics"])},
-            )
+            ),
+            shards,
+            first=self.metrics.sync,  # takes milliseconds, and the training need not wait for it
         )
 
     # ---------------------------------------------------------------------------------- the results
@@ -209,6 +248,7 @@ class Trainer:
             normalise=self.normalise,
             precision=self.precision,
             batch_size=self.steps.micro_batch_size,
+            tta=self.config.trainer.tta,
         )
 
     def test(self) -> Evaluation:
@@ -243,7 +283,7 @@ class Trainer:
         value = "" if accuracy is None else f"  val accuracy {accuracy:.4f}"
         self.say(
             f"epoch {epoch + 1}/{self.config.trainer.epochs}  step {self.step}/{self.steps.total}"
-            f"  loss {loss:.4f}{value}  {rate:,.0f} images/s"
+            f"  loss {loss:.4f}{value}  {rate:,.0f} images/s{self.clock.left(self.step, self.steps.total)}"
         )
 
 

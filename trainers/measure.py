@@ -21,8 +21,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainers import bandwidth, hardware
 from trainers.augment import EpochPlan, plan_epoch
 from trainers.config import TrainConfig, load
+from trainers.cores import take_cores
 from trainers.data import Pack, open_pack, place
-from trainers.distributed import Node, connect
+from trainers.distributed import Node, connect, read_ranks
 from trainers.entry import start
 from trainers.files import write_json
 from trainers.loop import Trainer
@@ -67,6 +68,7 @@ class OwnLoop:
 def run(path: Path) -> None:
     """Measure as ``config.json`` at ``path`` says. Raises ConfigError, TrainerError."""
     config, options = load(path), json.loads(path.read_text(encoding="utf-8")).get("measure", {})
+    take_cores(read_ranks())
     pack = open_pack(path.parent / "data")
     node = connect(config.strategy.backend)
     try:
@@ -125,7 +127,7 @@ def timed(loop: Loop, steps: int, node: Node) -> float:
 def _parts(own: OwnLoop, steps: int) -> dict[str, Any]:
     """Seconds of each part of a step, mean over steps and ranks."""
     trainer = own.trainer
-    with watching(trainer.model, trainer.node.device) as watch:
+    with watching(trainer.stepper.network, trainer.node.device) as watch:
         for _ in range(steps):
             watch.mark("data")
             own.run(1)

@@ -54,11 +54,12 @@ def _truncate(path: Path, keep_to_step: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """``loss``: mean over ``steps`` steps and all ranks (NaN: none was finite). ``called``: rank 0 has called."""
+    """``loss``: mean over ``steps`` steps and all ranks (NaN: none was finite). ``called``, ``stop``: by rank 0."""
 
     loss: float
     steps: int
     called: bool
+    stop: bool
 
 
 class Losses:
@@ -77,9 +78,9 @@ class Losses:
         self._values[self._node.ranks.rank, self._count].copy_(loss.detach())
         self._count += 1
 
-    def call(self) -> None:
-        """Rank 0 asks all ranks for something at the next read, at the cost of no message of its own."""
-        self._values[0, -1] = 1.0
+    def call(self, *, stop: bool = False) -> None:
+        """Rank 0 asks all ranks for a checkpoint at the next read (with ``stop`` for the end too): no extra message."""
+        self._values[0, -1].clamp_(min=2.0 if stop else 1.0)
 
     def read(self, last_step: int, *, saved_step: int = 0, skip_nonfinite: bool = False) -> Reading:
         """What happened since the last read, over all ranks; the same on each of them.
@@ -102,11 +103,37 @@ class Losses:
                 )
         finite = [loss for row in rows for loss in row if math.isfinite(loss)]
         mean = sum(finite) / len(finite) if finite else math.nan
-        return Reading(loss=mean, steps=count, called=table[0][-1] > 0)
+        return Reading(loss=mean, steps=count, called=table[0][-1] > 0, stop=table[0][-1] > 1)
 
 
 def _last_good(step: int) -> str:
     return f"the last good checkpoint is that of step {step}" if step else "there is no checkpoint yet"
+
+
+class Clock:
+    """How long the rest takes if it goes on like this, evaluations and checkpoints included."""
+
+    def __init__(self) -> None:
+        self._first_step, self._since = 0, time.perf_counter()
+
+    def restart(self, step: int) -> None:
+        """``step`` steps are done; the clock starts now."""
+        self._first_step, self._since = step, time.perf_counter()
+
+    def left(self, step: int, total: int) -> str:
+        """``  2 min 10 s left``, or nothing at the end."""
+        if step in (self._first_step, total):
+            return ""
+        passed_s = time.perf_counter() - self._since
+        return f"  {duration(passed_s / (step - self._first_step) * (total - step))} left"
+
+
+def duration(seconds: float) -> str:
+    """``45 s``, ``2 min 10 s`` or ``3 h 05 min``."""
+    minutes, rest_s = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes} min {rest_s:02d} s" if minutes else f"{rest_s} s"
 
 
 class Throughput:

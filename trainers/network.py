@@ -6,11 +6,14 @@ import torch
 from torch import nn
 
 from trainers import models
+from trainers.augment import Normaliser
 from trainers.batches import Steps
 from trainers.config import ModelConfig
-from trainers.data import Manifest
+from trainers.data import Manifest, Pack, take
 from trainers.distributed import Node
 from trainers.errors import TrainerError
+
+_CALIBRATION_IMAGES = 2000
 
 
 def make_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: int, steps: Steps) -> nn.Module:
@@ -41,6 +44,15 @@ def fresh_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: 
     return models.build(config, shape).to(node.device).to(memory_format=torch.channels_last)
 
 
+def calibrate(network: nn.Module, pack: Pack, normalise: Normaliser) -> None:
+    """Show training images from all over the train split to a network that wants to see some."""
+    if isinstance(network, models.Calibrated):
+        start, stop = pack.manifest.splits["train"]
+        count = min(_CALIBRATION_IMAGES, stop - start)
+        index = start + torch.arange(count, device=pack.images.device) * (stop - start) // count
+        network.calibrate(normalise(take(pack.images, index, normalise.scale.device)))
+
+
 def agree_on_precision(wanted: str, node: Node) -> str:
     """fp32, bf16 or fp16 for all ranks: what ``wanted`` says, or for auto what suits rank 0's device.
 
@@ -51,12 +63,12 @@ def agree_on_precision(wanted: str, node: Node) -> str:
         raise TrainerError("trainer.precision=fp16 needs a GPU; on the CPU choose bf16 or fp32")
     if wanted != "auto":
         return wanted
-    native = torch.tensor(_computes_in_bf16(node.device), dtype=torch.int64, device=node.device)
+    native = torch.tensor(computes_in_bf16(node.device), dtype=torch.int64, device=node.device)
     node.share([native])
     return "bf16" if native.item() else "fp32"
 
 
-def _computes_in_bf16(device: torch.device) -> bool:
+def computes_in_bf16(device: torch.device) -> bool:
     """Whether bf16 is faster than fp32 and not merely emulated."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))

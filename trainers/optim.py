@@ -1,4 +1,4 @@
-"""SGD and Adam as torch computes them, and the learning rate as a pure function of the step.
+"""SGD and Adam as torch computes them, Muon, and the learning rate as a pure function of the step.
 
 torch's functional forms are called, not its Optimizer classes: constructing one of those imports
 torch._dynamo, which costs every rank 2 to 8 seconds before its first step and is used for nothing here.
@@ -11,24 +11,29 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from trainers.config import (
     AdamConfig,
+    MuonConfig,
     OneCycleScheduleConfig,
     OptimizerConfig,
     ScheduleConfig,
     SGDConfig,
     StepScheduleConfig,
+    TriangleScheduleConfig,
 )
+from trainers.orthogonal import orthogonalised
+
+_SHORTEST = 1e-7  # a direction of no length (no gradient at all) is no step
 
 
 class Optimizer(ABC):
     """Updates ``parameters`` in place from their ``.grad``; its whole state is ``state()``."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters: list[Tensor] = list(parameters)
 
     @abstractmethod
@@ -50,7 +55,7 @@ class Optimizer(ABC):
 class SGD(Optimizer):
     """As torch.optim.SGD without dampening. A momentum buffer of zeros makes the first step the same."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], config: SGDConfig) -> None:
+    def __init__(self, parameters: Sequence[Tensor], config: SGDConfig) -> None:
         super().__init__(parameters)
         self.config = config
         self.momentum = [torch.zeros_like(item) for item in self.parameters] if config.momentum else []
@@ -79,7 +84,7 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """As torch.optim.Adam (weight decay is added to the gradient)."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], config: AdamConfig) -> None:
+    def __init__(self, parameters: Sequence[Tensor], config: AdamConfig) -> None:
         super().__init__(parameters)
         self.config = config
         self.mean = [torch.zeros_like(item) for item in self.parameters]
@@ -110,12 +115,85 @@ class Adam(Optimizer):
         return {"mean": self.mean, "square": self.square, "steps": self.steps}
 
 
-def build(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) -> Optimizer:
+class Muon(Optimizer):
+    """Jordan et al.: Muon, an optimizer for hidden layers in neural networks, 2024.
+
+    A filter bank [out, …] is a matrix of ``out`` rows. Its momentum, made orthogonal, moves it by ``lr`` times its
+    length, which is kept at √rows. The last matrix and all vectors are SGD's. Banks of one shape are computed at once.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], config: MuonConfig) -> None:
+        super().__init__(parameters)
+        self.config = config
+        self.momentum = [torch.zeros_like(item) for item in self.parameters]
+        matrices = [place for place, item in enumerate(self.parameters) if item.dim() > 1]
+        self._head = matrices[-1:]
+        self._biases = [place for place, item in enumerate(self.parameters) if item.dim() <= 1]
+        self._banks: dict[torch.Size, list[int]] = {}  # shape of the matrix → which parameters have it
+        for place in matrices[:-1]:
+            self._banks.setdefault(_matrix(self.parameters[place]).shape, []).append(place)
+
+    @torch.no_grad()
+    def step(self, lr: float, found_inf: Tensor | None = None) -> None:
+        gradients, share = self.gradients(), lr / self.config.lr
+        self._descend(self._head, gradients, self.config.head_lr, share, found_inf)
+        self._descend(self._biases, gradients, self.config.bias_lr, share, found_inf)
+        for places in self._banks.values():
+            self._turn(places, gradients, lr, found_inf)
+
+    def state(self) -> Mapping[str, list[Tensor]]:
+        return {"momentum": self.momentum}
+
+    def _descend(
+        self, places: list[int], gradients: list[Tensor], peak: float, share: float, found_inf: Tensor | None
+    ) -> None:
+        """SGD with Nesterov momentum at ``share`` of the rate ``peak``."""
+        buffers: list[Tensor | None] = [self.momentum[place] for place in places]
+        sgd(
+            [self.parameters[place] for place in places],
+            [gradients[place] for place in places],
+            buffers,
+            fused=True,
+            found_inf=found_inf,
+            weight_decay=self.config.weight_decay / peak,
+            momentum=self.config.sgd_momentum,
+            lr=peak * share,
+            dampening=0.0,
+            nesterov=True,
+            maximize=False,
+        )
+
+    def _turn(self, places: list[int], gradients: list[Tensor], lr: float, found_inf: Tensor | None) -> None:
+        """One step of the filter banks at ``places``, which have one shape."""
+        keep = None if found_inf is None else found_inf > 0
+        directions = []
+        for place in places:
+            gradient, momentum = gradients[place], self.momentum[place]
+            fresh = momentum * self.config.momentum + gradient
+            directions.append(_matrix(gradient + fresh * self.config.momentum))
+            momentum.copy_(fresh if keep is None else torch.where(keep, momentum, fresh))
+        turned = orthogonalised(torch.stack(directions), self.config.iterations)
+        for place, direction in zip(places, turned, strict=True):
+            bank = self.parameters[place]
+            rows = bank.shape[0]
+            step = direction * (math.sqrt(rows) / direction.norm().clamp(min=_SHORTEST))
+            moved = bank * (math.sqrt(rows) / bank.norm()) - lr * step.view_as(bank)
+            bank.copy_(moved if keep is None else torch.where(keep, bank, moved))
+
+
+def _matrix(bank: Tensor) -> Tensor:
+    """[out, …] → [out, rest]."""
+    return bank.reshape(bank.shape[0], -1)
+
+
+def build(config: OptimizerConfig, parameters: Sequence[Tensor]) -> Optimizer:
     """The optimizer that a configuration names."""
     if isinstance(config, SGDConfig):
         return SGD(parameters, config)
     if isinstance(config, AdamConfig):
         return Adam(parameters, config)
+    if isinstance(config, MuonConfig):
+        return Muon(parameters, config)
     raise TypeError(f"no optimizer for {type(config).__name__}")
 
 
@@ -131,6 +209,8 @@ def lr_at(config: ScheduleConfig, peak: float, step: int, *, total_steps: int, s
         return float(peak * config.gamma ** (step // steps_per_epoch // config.step_epochs))
     if isinstance(config, OneCycleScheduleConfig):
         return _one_cycle(config, peak, step, total_steps)
+    if isinstance(config, TriangleScheduleConfig):
+        return peak * _triangle(config, step, total_steps)
     return peak
 
 
@@ -141,6 +221,14 @@ def _one_cycle(config: OneCycleScheduleConfig, peak: float, step: int, total_ste
     if step <= turn:
         return _cosine(first, peak, step / turn if turn > 0 else 1.0)
     return _cosine(peak, first / config.final_div_factor, (step - turn) / max(1.0, total_steps - 1 - turn))
+
+
+def _triangle(config: TriangleScheduleConfig, step: int, total_steps: int) -> float:
+    """The share of the peak; the last step is one short of ``end``, so that no step has a rate of 0."""
+    turn = config.warmup * total_steps
+    if step < turn:
+        return config.start + (1 - config.start) * (step + 1) / (turn + 1)
+    return config.end + (1 - config.end) * (total_steps - step) / (total_steps - turn)
 
 
 def _cosine(start: float, stop: float, share: float) -> float:

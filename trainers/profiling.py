@@ -17,8 +17,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from trainers import bandwidth, hardware
 from trainers.config import load
+from trainers.cores import take_cores
 from trainers.data import open_pack, place
-from trainers.distributed import connect
+from trainers.distributed import connect, read_ranks
 from trainers.entry import start
 from trainers.files import write_json
 from trainers.loop import Trainer
@@ -33,6 +34,7 @@ def run(path: Path) -> None:
     """Trace as ``config.json`` at ``path`` says. Raises ConfigError, TrainerError."""
     config, options = load(path), json.loads(path.read_text(encoding="utf-8")).get("profile", {})
     steps = int(options.get("steps", _STEPS))
+    take_cores(read_ranks())
     pack = open_pack(path.parent / "data")
     node = connect(config.strategy.backend)
     try:

@@ -23,6 +23,8 @@ class Stream(IntEnum):
     ORDER = 1
     AUGMENT = 2
     DROPOUT = 3
+    FLIP = 4
+    CUTOUT = 5
 
 
 def _signed(value: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from trainers import weights
 from trainers.batches import Steps
 from trainers.config import TrainConfig, load
+from trainers.cores import take_cores
 from trainers.data import Manifest, Pack, check_digests, open_pack, place
 from trainers.distributed import Ranks, connect, read_ranks
 from trainers.errors import TrainerError
@@ -35,10 +35,10 @@ def run(path: Path) -> None:
         config = load(path)
     except OSError as error:
         raise TrainerError(f"{path} cannot be read ({error.strerror})") from error
+    take_cores(read_ranks())
     pack = open_pack(run_dir / "data")
     _refuse_empty_splits(config, pack.manifest)
     check = DigestCheck(pack, read_ranks())
-    _set_threads(read_ranks())
     keep_freed_memory()
     node = connect(config.strategy.backend)
     with ExitStack() as stack:
@@ -51,7 +51,10 @@ def run(path: Path) -> None:
         trainer.prepare()
         check.result()
         trainer.train()
-        _finish(trainer, trainer.test())
+        if trainer.pruned:
+            _note_pruned(trainer)
+        else:
+            _finish(trainer, trainer.test())
 
 
 class DigestCheck:
@@ -89,23 +92,27 @@ def _refuse_empty_splits(config: TrainConfig, manifest: Manifest) -> None:
         )
 
 
-def _set_threads(ranks: Ranks) -> None:
-    """Share the cores among the ranks of a node, unless the launcher has decided."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks.local_world_size))
-
-
 def _first_line(config: TrainConfig, trainer: Trainer) -> str:
     manifest, ranks, steps = trainer.pack.manifest, trainer.node.ranks, trainer.steps
     sizes = ", ".join(f"{manifest.size(name):,} {name}" for name in manifest.splits)
-    count = sum(item.numel() for item in trainer.stepper.parameters)
+    count = sum(item.numel() for item in trainer.model.parameters())
     where = f"{_counted(ranks.world_size, 'rank')} on {_counted(ranks.nnodes, 'node')}"
     return (
         f"{config.model.name} ({count:,} parameters) on {manifest.name} ({sizes})\n"
         f"{where}: {trainer.node.device.type}, {trainer.node.backend}, {trainer.precision}; "
         f"batch {steps.global_batch_size} ({_share(steps)}), {steps.per_epoch} steps an epoch, "
-        f"{steps.total} steps"
+        f"{steps.total} steps{_strategy(trainer)}"
     )
+
+
+def _strategy(trainer: Trainer) -> str:
+    """A line on how the model lies on the ranks, unless it is what everybody expects."""
+    strategy, world_size = trainer.stepper.strategy, trainer.node.ranks.world_size
+    why = f" (strategy=auto: {strategy.reason})" if strategy.reason else ""
+    if strategy.layout.name == "ddp" and not why:
+        return ""
+    what = "every rank has the whole model" if strategy.layout.name == "ddp" else f"each rank has 1/{world_size} of it"
+    return f"\nstrategy {strategy.layout.name}: {what}{why}"
 
 
 def _share(steps: Steps) -> str:
@@ -117,12 +124,22 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
+def _note_pruned(trainer: Trainer) -> None:
+    """Rank 0 writes pruned.json; the checkpoint of this very step lies on the disk already."""
+    if not trainer.node.leads:
+        return
+    epoch = trainer.step // trainer.steps.per_epoch
+    value = {"step": trainer.step, "epoch": epoch, "metrics": trainer.progress["metrics"]}
+    write_json(trainer.run_dir / "pruned.json", value)
+    trainer.say(f"pruned after epoch {epoch}, at step {trainer.step} of {trainer.steps.total}")
+
+
 def _finish(trainer: Trainer, test: Evaluation) -> None:
     """Rank 0 writes the results, summary.json last."""
+    final = trainer.stepper.strategy.layout.weights()
     if not trainer.node.leads:
         return
     run_dir, pack = trainer.run_dir, trainer.pack
-    final = weights.plain(trainer.model)
     digest = weights.digest(final)
     size_bytes = sum(item.nbytes for item in final.values())
     path = run_dir / "checkpoints" / "final.pt"
@@ -155,10 +172,12 @@ def _summary(trainer: Trainer, weights_sha256: str) -> dict[str, Any]:
         "world_size": ranks.world_size,
         "images_per_s": progress["images_per_s"],
         "train_s": progress["train_s"],
+        "warm_up_s": progress.get("warm_up_s", 0.0),
         "first_step_unix_time": progress["first_step_unix_time"],
         "synthetic": trainer.pack.manifest.synthetic,
         "dataset_digest": trainer.pack.manifest.digest,
         "device": trainer.node.device.type,
         "backend": trainer.node.backend,
+        "strategy": trainer.stepper.strategy.layout.name,
         "torch": torch.__version__.split("+")[0],
     }

@@ -6,17 +6,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainers import optim
+from trainers import optim, strategies
 from trainers.augment import EpochPlan, Normaliser, training_batch
 from trainers.batches import Steps
-from trainers.config import TrainConfig
+from trainers.config import TrainConfig, TrainerConfig
 from trainers.data import Pack
 from trainers.distributed import Node
 from trainers.errors import TrainerError
-from trainers.gradients import GradientAverager
 from trainers.guard import UpdateGuard
 from trainers.network import autocast, seed_device
 from trainers.randomness import Stream, key
+
+_WARM_UP_STEPS = 3  # CUDA graphs run, are recorded, and are replayed
 
 
 class Stepper:
@@ -36,9 +37,10 @@ class Stepper:
         """``precision``: fp32, bf16 or fp16."""
         self.config, self.pack, self.node, self.model = config, pack, node, model
         self.steps, self.normalise, self.precision = steps, normalise, precision
-        self.parameters = list(model.parameters())
-        self.optimizer = optim.build(config.optimizer, self.parameters)
-        self.averager = GradientAverager(self.parameters, node.ranks.world_size, config.strategy.compression)
+        self.strategy = strategies.build(config, model, node, precision)
+        self.averager = self.strategy.averager
+        self.network = _compiled(model, config.trainer) if config.trainer.compile else model
+        self.optimizer = optim.build(config.optimizer, self.strategy.layout.parameters)
         scales = precision == "fp16"
         guarded = scales or config.trainer.skip_nonfinite
         self.guard = UpdateGuard(model, node.device, scales=scales) if guarded else None
@@ -55,11 +57,39 @@ class Stepper:
         if self.guard is not None:
             self.guard.begin()
         try:
-            loss = self._gradients(plan, self.steps.first_sample(position, rank))
+            loss = self._gradients(plan, step, self.steps.first_sample(position, rank))
             self._update(self.lr(step))
         except torch.OutOfMemoryError as error:
             raise TrainerError(out_of_memory(self.steps, rank)) from error
         return loss
+
+    def warm_up(self, plan: EpochPlan) -> None:
+        """Steps that change nothing: their update is skipped and what they did to the batch statistics taken back.
+
+        Raises:
+            TrainerError: the network can't be compiled here, or the memory of the GPU is full.
+        """
+        before = [(item, item.clone()) for item in self.model.buffers()]
+        skip = torch.ones((), device=self.node.device)
+        try:
+            for _ in range(_WARM_UP_STEPS):
+                self._begin(-1)  # no step of the run: nothing is kept of it
+                self.averager.send_next()
+                self._backward(plan.batch(0, self.steps.micro_batch_size))
+                self.averager.finish()
+                self.optimizer.step(self.lr(0), skip)
+        except torch.OutOfMemoryError as error:
+            raise TrainerError(out_of_memory(self.steps, self.node.ranks.rank)) from error
+        except Exception as error:
+            if not self.config.trainer.compile:
+                raise
+            reason = " ".join(str(error).split())[:300]
+            raise TrainerError(
+                f"the network could not be compiled ({reason}); on a CPU this needs a C++ compiler; "
+                "trainer.compile=false trains without"
+            ) from error
+        for buffer, value in before:
+            buffer.copy_(value)
 
     def lr(self, step: int) -> float:
         """The learning rate of a step (from 0)."""
@@ -74,12 +104,12 @@ class Stepper:
     def state(self) -> dict[str, list[Tensor]]:
         """Named lists of tensors; load a checkpoint by copying into them."""
         guard = {} if self.guard is None else self.guard.state()
-        return {**self.optimizer.state(), **guard}
+        return {**self.optimizer.state(), **guard, **self.averager.state()}
 
-    def _gradients(self, plan: EpochPlan, first: int) -> Tensor:
+    def _gradients(self, plan: EpochPlan, step: int, first: int) -> Tensor:
         """Average the gradients of the global batch; this rank's part begins at sample ``first`` of the epoch."""
         losses, size = [], self.steps.micro_batch_size
-        self.averager.start()
+        self._begin(step)
         for number in range(self.steps.accumulate):
             if number == self.steps.accumulate - 1:
                 self.averager.send_next()
@@ -87,23 +117,36 @@ class Stepper:
         self.averager.finish()
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
+    def _begin(self, step: int) -> None:
+        """Forget the gradients of the step before; CUDA graphs may overwrite them then."""
+        self.averager.start(step)
+        if self.config.trainer.compile:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+
     def _update(self, lr: float) -> None:
         if self.guard is None:
             self.optimizer.step(lr)
         else:
-            self.optimizer.step(lr, self.guard.inspect(self.optimizer.gradients()))
+            found = self.guard.inspect(self.optimizer.gradients())
+            self.optimizer.step(lr, self.strategy.layout.agree(found))
             self.guard.end()
 
     def _backward(self, part: EpochPlan) -> Tensor:
         """Add the gradients of one micro-batch; returns its mean loss."""
         config = self.config
-        images, labels = training_batch(self.pack, part, config.dataset.crop_padding, self.normalise)
+        images, labels = training_batch(self.pack, part, config.dataset, self.normalise)
         with autocast(self.node.device, self.precision):
-            logits = self.model(images)
+            logits = self.network(images)
         loss = functional.cross_entropy(logits.float(), labels, label_smoothing=config.trainer.label_smoothing)
         factor = 1 / self.steps.parts if self.guard is None else self.guard.scale / self.steps.parts
         (loss * factor).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+
+def _compiled(model: nn.Module, config: TrainerConfig) -> nn.Module:
+    """The network by torch.compile, with the same weights. Compiled when it is first called."""
+    compiled: nn.Module = torch.compile(model, dynamic=False, mode=config.compile_mode)  # type: ignore[assignment]
+    return compiled
 
 
 def out_of_memory(steps: Steps, rank: int) -> str:

@@ -89,6 +89,7 @@ def _commit(config: RunConfig, root: Path) -> str:
         overrides=config.overrides,
         hosts=hosts,
         outputs=[config.runs_dir, config.data_dir],
+        data_digest="",
         unix_time=time.time(),
     )
     if origin.git_commit is None:

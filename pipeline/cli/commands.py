@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from dataclasses import asdict
 
 from pipeline.cli.diagnostics import allreduce as allreduce
 from pipeline.cli.diagnostics import benchmark as benchmark
 from pipeline.cli.diagnostics import profile as profile
 from pipeline.cli.invocation import VERBS
+from pipeline.cli.provenance import export as export
+from pipeline.cli.provenance import logs as logs
+from pipeline.cli.provenance import plan as plan
+from pipeline.cli.provenance import reproduce as reproduce
+from pipeline.cli.provenance import status as status
+from pipeline.cli.provenance import why as why
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.cli.sweeping import report as report
 from pipeline.cli.sweeping import sweep as sweep
@@ -72,7 +76,10 @@ def _fetch(current: Session) -> None:
 
 
 def is_trained() -> bool:
-    return _finished(session())
+    try:
+        return _finished(session())
+    except UsageError:  # said by the verb itself, in one line
+        return False
 
 
 def train() -> None:
@@ -94,38 +101,12 @@ def _train(current: Session) -> None:
     run = current.run
     if run is None:
         raise PacelineError("the data set vanished after it was fetched", try_="the same command again")
-    config, config_yaml = current.composed
-    cluster = config.cluster
+    cluster = current.config.cluster
     say(f"run {run.key.short}: {cluster.nnodes} node(s), {cluster.world_size} rank(s), {cluster.launcher}")
-    result = training.train(run, config_yaml=config_yaml, argv=sys.argv, say=say)
+    result = training.train(run, config_yaml=current.config_yaml, argv=sys.argv, say=say)
     say(f"FINISHED {run.key.short}: {_figures(result)}")
     say(f"  results  {relative(run.folder.result)}")
     say("  compare  doit ui")
-
-
-def why() -> None:
-    from pipeline import runs as all_runs
-    from pipeline import why as compare
-
-    run = session().run
-    if run is None:
-        raise PacelineError("the data set isn't fetched, so this run has no key yet", try_="doit fetch, then doit why")
-    reason = run.reason
-    finished = all_runs.finished_parts(session().config.runs_dir)
-    found = compare.nearest(finished, run.key.parts) if reason else None
-    if session().asked.options.get("json") == "1":
-        fields = [asdict(item) for item in found[1]] if found else []
-        answer = {"key": run.key.short, "reason": reason, "nearest": found and found[0], "differences": fields}
-        say(json.dumps(answer, indent=2, ensure_ascii=False))
-        return
-    say(f"{run.key.short}: {reason or 'finished and intact; doit train launches nothing'}")
-    if found is None:
-        say("no finished run to compare with" if reason else f"  {relative(run.folder.result)}")
-        return
-    key, differing = found
-    say(f"the nearest finished run is {key}; " + ("it has the same key" if not differing else "it differs in:"))
-    for item in differing:
-        say(f"  {item}")
 
 
 def evaluate() -> None:
@@ -133,8 +114,7 @@ def evaluate() -> None:
     from pipeline.evaluation import format_report
 
     folder = session().folder()
-    if folder.read_json("evaluation/report.json") is None:
-        training.evaluate_in_child(folder.path)
+    training.evaluate_again(folder, ROOT, say)
     report = folder.read_json("evaluation/report.json")
     if report is None:
         raise PacelineError(f"{folder.path / 'evaluation/report.json'} is not readable")

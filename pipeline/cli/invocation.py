@@ -30,6 +30,10 @@ class Verb:
 VERBS: Mapping[str, Verb] = {
     "fetch": Verb(summary="get the data set, check it and pack it"),
     "preflight": Verb(summary="ask every host of the cluster whether it can take part"),
+    "plan": Verb(
+        summary="what would be done, why, and the exact command of each host: format=mermaid|dot json=1",
+        options=("json", "format"),
+    ),
     "why": Verb(
         summary="why this run is not up to date: the fields that differ from the nearest one", options=("json",)
     ),
@@ -43,6 +47,16 @@ VERBS: Mapping[str, Verb] = {
     "evaluate": Verb(summary="accuracy, per-class report and confusion matrix of a run", options=("run",)),
     "record": Verb(summary="replay a run into MLflow (exactly once)", options=("run",)),
     "runs": Verb(summary="list the runs: state, accuracy, how to repeat them"),
+    "status": Verb(summary="how far a run has come: run=KEY (else the newest)", options=("run",)),
+    "logs": Verb(summary="what the hosts of a run said: run=KEY host=NAME", options=("run", "host")),
+    "reproduce": Verb(
+        summary="make a finished run again from its provenance and compare: run=KEY|MLFLOW_ID|ARCHIVE keep=1",
+        options=("run", "keep"),
+        shares_batch=False,
+    ),
+    "export": Verb(
+        summary="a run as one archive: run=KEY weights=1 to=FILE", options=("run", "weights", "to"), shares_batch=False
+    ),
     "stop": Verb(summary="end a run on all of its hosts", options=("run",)),
     "allreduce": Verb(
         summary="all-reduce bandwidth of the cluster, every sum checked: max_bytes=1G iterations=20",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cli import invocation
 from pipeline.errors import UsageError
@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # imported in the functions: a bare `doit` needs none of it
     from pipeline.run import Run
     from pipeline.runfolder import RunFolder
     from pipeline.sweep import Space
+    from pipeline.sweep.search_source import SearchPlan
     from pipeline.types import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,15 +32,13 @@ class Session:
         self._given = composed  # the Hydra application has composed already
 
     @cached_property
-    def composed(self) -> tuple[RunConfig, str]:
-        """The typed configuration and its YAML."""
-        from pipeline.config import build, compose
+    def config(self) -> RunConfig:
+        """The typed configuration."""
+        from pipeline.config import build
 
         if self.sweeps:
-            config = self.space.trials[0].config
-            return config, compose.as_yaml(config.resolved)
-        composed = self._given if self._given is not None else compose.compose_config(self.asked.overrides)
-        resolved = compose.resolve(composed)
+            return (self.search_plan.corner if self.searches else self.space.trials[0]).config
+        resolved = self._resolved()
         verb = invocation.VERBS.get(self.asked.verb or "")
         config = build.build(
             resolved,
@@ -52,13 +51,56 @@ class Session:
             from pipeline import tracking
 
             tracking.absolute_uri(config.tracking_uri, ROOT)
-        return config, compose.as_yaml(config.resolved)
+        return config
+
+    def _resolved(self) -> dict[str, Any]:
+        """Composed by Hydra, or, for a training that was asked for before, remembered."""
+        from pipeline.config.remembered import Remembered
+
+        remembered = Remembered(ROOT, self.asked.overrides) if self._given is None else None
+        found = remembered.recall() if remembered else None
+        if found is not None:
+            return found
+        from pipeline.config import compose
+
+        resolved = compose.resolve(
+            self._given if self._given is not None else compose.compose_config(self.asked.overrides)
+        )
+        if remembered and self.asked.verb == "train":
+            remembered.keep(resolved)
+        return resolved
+
+    @property
+    def config_yaml(self) -> str:
+        """config.yaml of the run."""
+        from pipeline.config import compose
+
+        return compose.as_yaml(self.config.resolved)
 
     @property
     def sweeps(self) -> bool:
-        """Whether the overrides stand for the trials of a sweep."""
+        """Whether the overrides stand for the trials of a sweep. `doit plan` takes both kinds. Raises UsageError."""
         verb = invocation.VERBS.get(self.asked.verb or "")
+        if self.asked.verb == "plan":
+            from pipeline.config.trials import jobs
+
+            return len(jobs(self.asked.overrides)) > 1
         return verb is not None and verb.sweeps
+
+    @property
+    def searches(self) -> bool:
+        """Whether a search chooses the trials."""
+        chosen = [word.partition("=")[2] for word in self.asked.overrides if word.startswith("search=")]
+        return self.sweeps and bool(chosen) and chosen[-1] != "none"
+
+    @cached_property
+    def search_plan(self) -> SearchPlan:
+        """The search that the overrides ask for; ``forget_pack`` after a fetch. Raises UsageError."""
+        from pipeline.config import compose
+        from pipeline.sweep.search_source import plan
+
+        with compose.hydra_ready():
+            return plan(self.asked.overrides, root=ROOT, local_gpus=_local_gpus())
 
     @cached_property
     def space(self) -> Space:
@@ -66,10 +108,6 @@ class Session:
         from pipeline.sweep import expand
 
         return expand(self.asked.overrides, root=ROOT, local_gpus=_local_gpus())
-
-    @property
-    def config(self) -> RunConfig:
-        return self.composed[0]
 
     @cached_property
     def pack(self) -> Pack | None:
@@ -82,6 +120,7 @@ class Session:
         self.__dict__.pop("pack", None)
         self.__dict__.pop("run", None)
         self.__dict__.pop("space", None)
+        self.__dict__.pop("search_plan", None)
 
     @cached_property
     def run(self) -> Run | None:

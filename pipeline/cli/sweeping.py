@@ -22,6 +22,12 @@ if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
 def sweep() -> None:
     """Bring every trial of the command line to its end; what is finished already is not run again."""
     options = session().asked.options
+    if session().searches:
+        from pipeline.cli.searching import search
+
+        flags = {name: _on(options, name) for name in ("fork", "retry_failed", "dry_run")}
+        search(session(), **flags)
+        return
     if _on(options, "dry_run"):
         _show(session().space, fork=_on(options, "fork"), retry_failed=_on(options, "retry_failed"))
         return
@@ -51,7 +57,7 @@ def fetch_all(space: Space) -> None:
     for trial in space.trials:
         if trial.run is None and data.find(trial.config.train.dataset, trial.config.data_dir) is None:
             pack = data.fetch(trial.config.train.dataset, trial.config.data_dir)
-            _say(f"{pack.manifest.name}: {pack.manifest.count:,} images in {relative(pack.path)}")
+            say(f"{pack.manifest.name}: {pack.manifest.count:,} images in {relative(pack.path)}")
 
 
 def run(space: Space, words: Sequence[str], *, fork: bool = False, retry_failed: bool = False) -> None:
@@ -75,12 +81,12 @@ def run(space: Space, words: Sequence[str], *, fork: bool = False, retry_failed:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        _say(f"another command is running sweep {folder.name}; waiting for it")
+        say(f"another command is running sweep {folder.name}; waiting for it")
         lock.acquire(poll_interval=0.2)
     try:
         space = in_order(space, folder.about())
         folder.begin(folders.describe(space, words))
-        _say(_headline(space, folder))
+        say(_headline(space, folder))
         try:
             ended = conduct(
                 Sweep(
@@ -92,7 +98,7 @@ def run(space: Space, words: Sequence[str], *, fork: bool = False, retry_failed:
                     retry_failed=retry_failed,
                     root=ROOT,
                     argv=sys.argv,
-                    say=_say,
+                    say=say,
                 )
             )
         except Killed as error:
@@ -117,11 +123,11 @@ def _conclude(space: Space, folder: SweepFolder, ended: Sequence[Ended]) -> None
         _result(trial, str(outcomes[trial.number].outcome.state), outcomes[trial.number].outcome.detail)
         for trial in space.trials
     ]
-    _say(f"\n{reporting.text(results, len(results))}")
+    say(f"\n{reporting.text(results, len(results))}")
     started = sum(not item.before for item in ended)
     failed = [item for item in results if item.state == State.FAILED]
-    _say(f"\nsweep {folder.name}: {len(results) - len(failed)} finished, {len(failed)} failed; {started} run just now")
-    _say(f"  report   doit report sweep={folder.name}\n  compare  doit ui")
+    say(f"\nsweep {folder.name}: {len(results) - len(failed)} finished, {len(failed)} failed; {started} run just now")
+    say(f"  report   doit report sweep={folder.name}\n  compare  doit ui")
     if failed:
         raise PacelineError(
             f"{len(failed)} of {len(results)} trials failed (the table above names them), the first, "
@@ -134,7 +140,7 @@ def _result(trial: Trial, state: str, detail: str) -> TrialResult:
     from pipeline.sweep.report import TrialResult
 
     assert trial.run is not None
-    values = _figures(trial.run.folder) if state == State.FINISHED else {}
+    values = figures_of(trial.run.folder) if state == State.FINISHED else {}
     return TrialResult(
         number=trial.number,
         key=trial.run.key.short,
@@ -146,7 +152,7 @@ def _result(trial: Trial, state: str, detail: str) -> TrialResult:
     )
 
 
-def _figures(folder: RunFolder) -> Mapping[str, float]:
+def figures_of(folder: RunFolder) -> Mapping[str, float]:
     """The numbers of result.json that a table can show; none before it is there."""
     result = folder.read_json("result.json") or {}
     figures = {**(result.get("metrics") or {}), **{name: result.get(name) for name in ("images_per_s", "train_s")}}
@@ -172,8 +178,8 @@ def _show(space: Space, *, fork: bool, retry_failed: bool) -> None:
         for trial in space.trials
     ]
     done = sum(row[2] == "done" for row in rows)
-    _say(f"sweep {name}: {len(space.trials)} trials, {done} done, {max(1, len(space.slots))} at a time")
-    _say(aligned(rows))
+    say(f"sweep {name}: {len(space.trials)} trials, {done} done, {max(1, len(space.slots))} at a time")
+    say(aligned(rows))
 
 
 def standing(trial: Trial, entries: Mapping[str, TrialEntry], retry_failed: bool) -> tuple[str, str]:
@@ -204,7 +210,7 @@ def report() -> None:
     entries = folders.latest(folder.entries()[0])
     results = []
     for item in about["trials"]:
-        figures = _figures(RunFolder(runs_dir / item["key"]))
+        figures = figures_of(RunFolder(runs_dir / item["key"]))
         known = entries.get(item["key"])
         state = "FINISHED" if figures else str(known.state) if known is not None else "PLANNED"
         results.append(
@@ -218,11 +224,12 @@ def report() -> None:
                 detail=known.detail if known is not None and state != "FINISHED" else "",
             )
         )
+    by = about.get("by", reporting.BY)  # what a search looks at
     if _on(options, "json"):
-        _say(json.dumps({"sweep": folder.name, **reporting.as_json(results, about["total"])}, indent=2))
+        say(json.dumps({"sweep": folder.name, **reporting.as_json(results, about["total"], by)}, indent=2))
         return
-    _say(f"sweep {folder.name}: {' '.join(about['words'])}")
-    _say(reporting.text(results, about["total"]))
+    say(f"sweep {folder.name}: {' '.join(about['words'])}")
+    say(reporting.text(results, about["total"], by))
 
 
 def _on(options: Mapping[str, str], name: str) -> bool:
@@ -234,5 +241,5 @@ def _on(options: Mapping[str, str], name: str) -> bool:
     return True
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     print(text, flush=True)

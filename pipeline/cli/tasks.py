@@ -15,6 +15,7 @@ from pipeline.cli.loader import leave
 from pipeline.errors import PacelineError, UsageError
 
 Task = dict[str, Any]
+_ANSWERS = ("logs", "plan", "report", "runs", "status", "why")  # their output is all that is wanted
 
 
 def always(verb: str, *, after: Sequence[str] = ()) -> Task:
@@ -23,7 +24,9 @@ def always(verb: str, *, after: Sequence[str] = ()) -> Task:
         "actions": [_action(verb)],
         "task_dep": _dependencies(after),
         "verbosity": 2,
-        "meta": {"answers": verb in ("runs", "why", "report")},  # their output is all that is wanted
+        "meta": {
+            "answers": verb in ("runs", "why", "plan", "status", "logs", "report")
+        },  # their output is all that is wanted
         "io": {"capture": False},  # doit would keep every line of a training in memory
         "title": lambda task: _title(task.name),
         **({"doc": VERBS[verb].summary} if verb in VERBS else {}),

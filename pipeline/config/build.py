@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import hostfile
-from pipeline.config.schema import RootConfig, SweepConfig
+from pipeline.config.schema import RootConfig, SearchConfig, SweepConfig
 from pipeline.errors import UsageError, hint
 from pipeline.launchers import LAUNCHERS
 from pipeline.plan import check_batch
 from pipeline.types import Cluster, Host
 from trainers import config as node
 
+RENDEZVOUS = ("static", "c10d", "file")
 CPU_RANKS = 2  # `auto` without a GPU: the same number everywhere, so that a run has one key on every laptop
 
 
@@ -23,7 +24,8 @@ CPU_RANKS = 2  # `auto` without a GPU: the same number everywhere, so that a run
 class RunConfig:
     """One run as configured: typed for the pipeline, ``resolved`` for config.json.
 
-    ``sweep`` says how a sweep over such runs goes; it is no part of the run, so ``resolved`` lacks it.
+    ``sweep`` says how a sweep over such runs goes, ``search`` how it chooses them; they are no part of the run, so
+    ``resolved`` lacks them.
     """
 
     train: node.TrainConfig
@@ -36,12 +38,14 @@ class RunConfig:
     resolved: Mapping[str, Any]
     overrides: tuple[str, ...]
     sweep: SweepConfig
+    search: SearchConfig
 
     @property
     def chosen(self) -> tuple[str, ...]:
         """The names taken from the node half's registries, whose modules alone a run needs."""
         train = self.train
-        return (train.model.name, train.optimizer.name, train.schedule.name, train.strategy.name)
+        strategies = ("ddp", "fsdp") if train.strategy.name == "auto" else (train.strategy.name,)
+        return (train.model.name, train.optimizer.name, train.schedule.name, *strategies)
 
 
 def build(
@@ -70,7 +74,7 @@ def build(
         raise UsageError(str(error)) from error
     cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
     if shares_batch:
-        check_batch(train.trainer.global_batch_size, cluster.world_size)
+        check_batch(train.trainer.global_batch_size, cluster.world_size, train.trainer.accumulate_steps)
     tracking, paths = resolved["tracking"], resolved["paths"]
     return RunConfig(
         train=train,
@@ -80,10 +84,16 @@ def build(
         tracking_experiment=tracking["experiment"],
         runs_dir=root / paths["runs"],
         data_dir=root / paths["data"],
-        resolved={name: value for name, value in resolved.items() if name != "sweep"},
+        resolved=of_the_run(resolved),
         overrides=overrides,
         sweep=SweepConfig(**resolved["sweep"]),
+        search=SearchConfig(**resolved["search"]),
     )
+
+
+def of_the_run(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """A resolved configuration without what only says how a sweep goes."""
+    return {name: value for name, value in resolved.items() if name not in ("sweep", "search")}
 
 
 def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluster:
@@ -91,6 +101,7 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     launcher = raw["launcher"]
     if launcher not in LAUNCHERS:
         raise UsageError(f"cluster.launcher={launcher!r} is not a launcher; {hint(str(launcher), LAUNCHERS)}")
+    _check_rendezvous(raw["rendezvous"], raw["rendezvous_dir"])
     nproc = _nproc(raw["nproc_per_node"], launcher, local_gpus)
     hosts = tuple(_host(entry, raw, nproc) for entry in _entries(raw, root, nproc))
     _refuse_duplicates(hosts)
@@ -103,7 +114,21 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
         connect_timeout_s=raw["connect_timeout_s"],
         lease_s=raw["lease_s"],
         max_restarts=raw["max_restarts"],
+        rendezvous=raw["rendezvous"],
+        rendezvous_dir=raw["rendezvous_dir"],
     )
+
+
+def _check_rendezvous(kind: str, folder: str | None) -> None:
+    if kind not in RENDEZVOUS:
+        raise UsageError(f"cluster.rendezvous={kind!r} is not an option; {hint(kind, RENDEZVOUS)}")
+    if kind == "file" and (folder is None or not folder.startswith("/")):
+        raise UsageError(
+            f"cluster.rendezvous=file meets in cluster.rendezvous_dir, which is {folder}; "
+            "set it to the absolute path of a folder that all hosts share"
+        )
+    if kind != "file" and folder is not None:
+        raise UsageError(f"cluster.rendezvous_dir={folder} is for cluster.rendezvous=file, and this is {kind}")
 
 
 def _refuse_unknown(resolved: Mapping[str, Any]) -> None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
-
 from trainers import config as node
+
+MISSING: Any = "???"  # OmegaConf's own mark; importing it from there takes 0.1 s, which a finished run has no use for
 
 
 @dataclass(kw_only=True)
@@ -41,6 +40,8 @@ class ClusterConfig:
     python: str | None = None  # interpreter on the hosts; None: the controller's where it exists, else python3
     workdir: str | None = None  # scratch folder on the hosts; None: ~/.cache/paceline
     env: dict[str, str] = field(default_factory=dict)
+    rendezvous: str = "static"  # how ranks find each other: static, c10d, or file (a folder that all hosts share)
+    rendezvous_dir: str | None = None  # that folder
     connect_timeout_s: float = 5.0
     lease_s: float = 600.0  # a host ends its part of a run when the controller is gone for this long
     max_restarts: int = 0  # further attempts, from the last checkpoint, when a run fails
@@ -61,6 +62,23 @@ class PathsConfig:
 
     runs: str = "runs"
     data: str = "data"
+
+
+@dataclass(kw_only=True)
+class SearchConfig:
+    """How a sweep chooses its trials instead of taking a whole grid; nothing here belongs to a run or its key."""
+
+    name: str = "none"
+    n_trials: int | None = None  # in all, also over several calls; None (grid alone): every combination
+    seed: int = 0
+    metric: str = "val/accuracy"
+    direction: str = "maximize"
+    objectives: list[str] = field(default_factory=list)  # several: "val/accuracy maximize"; replaces metric, direction
+    pruner: str = "none"
+    startup_trials: int = 5  # median: as many trials run to their end before any is pruned
+    warmup_epochs: int = 1  # median: no trial is pruned for what it was up to this epoch
+    min_epochs: int = 1  # hyperband: the first look at a trial
+    reduction_factor: int = 3  # hyperband: one of so many goes on
 
 
 @dataclass(kw_only=True)
@@ -87,17 +105,21 @@ class RootConfig:
     cluster: ClusterConfig = MISSING
     tracking: TrackingConfig = MISSING
     paths: PathsConfig = field(default_factory=PathsConfig)
+    search: SearchConfig = MISSING
     sweep: SweepConfig = field(default_factory=SweepConfig)
 
 
 def register() -> None:
     """Put all schemas into Hydra's store; calling it twice does no harm."""
+    from hydra.core.config_store import ConfigStore
+
     store: Any = ConfigStore.instance()
     store.store(group="schema", name="root", node=RootConfig)
     launcher = {"_target_": "hydra_plugins.paceline_launcher.PacelineLauncher"}
     store.store(group="hydra/launcher", name="paceline", node=launcher)
     store.store(group="schema", name="cluster", node=ClusterConfig)
     store.store(group="schema", name="tracking", node=TrackingConfig)
+    store.store(group="schema", name="search", node=SearchConfig)
     for group, schemas in node.SCHEMAS.items():
         for name, schema in schemas.items():
             store.store(group=f"schema/{group}", name=name, node=schema)

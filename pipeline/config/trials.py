@@ -57,16 +57,14 @@ def jobs(words: Sequence[str]) -> list[Words]:
                 key = override.get_key_element()
                 raise UsageError(
                     f"{override.input_line}: an interval has no end of values, so only a search can draw from it; "
-                    f"write {key}=0.01,0.1 or {key}='range(1,5)' for a grid"
+                    f"add search=tpe, or write {key}=0.01,0.1 or {key}='range(1,5)' for a grid"
                 )
         return [tuple(job) for job in BasicSweeper.split_arguments(overrides, None)[0]]
 
 
-def intervals(words: Sequence[str]) -> Words:
-    """The words that stand for an interval, the grid's among them."""
-    with compose.hydra_ready():
-        found = _parsed([*_grid(words), *words])
-    return tuple(str(item.input_line) for item in found if item.value_type is ValueType.INTERVAL_SWEEP)
+def overrides(words: Sequence[str]) -> list[Override]:
+    """The words as Hydra reads them, a named grid's first. Needs ``compose.hydra_ready()``. Raises UsageError."""
+    return _parsed([*_grid(words), *words])
 
 
 def _parsed(words: Sequence[str]) -> list[Override]:

@@ -13,7 +13,8 @@ from pipeline.data.source import local_path
 from pipeline.files import canonical_json, sha256_file, sha256_text, write_json
 from trainers.config import DatasetConfig
 
-_TRAINING_ONLY = ("crop_padding", "flip", "normalise")  # applied by the nodes; any other field counts
+# applied by the nodes; any other field counts
+_TRAINING_ONLY = ("crop_padding", "crop_border", "flip", "alternate_flip", "cutout", "normalise")
 _FINGERPRINTS = ".fingerprints.json"
 
 

@@ -84,8 +84,12 @@ def _links_of(executable: Path) -> list[Path]:
     return [step.parent.parent for step in [*steps, executable.resolve()]]
 
 
-def sshd_config(host: LabHost, user: str) -> str:
-    """The host's /etc/ssh/sshd_config: one user, keys only; this Python is first on its PATH."""
+def sshd_config(host: LabHost, user: str, threads: int) -> str:
+    """The host's /etc/ssh/sshd_config: one user, keys only; this Python is first on its PATH.
+
+    ``threads`` is its share of the cores, which all hosts see whole: with each taking them all, training is ten
+    times slower.
+    """
     return "\n".join(
         [
             "Port 22",
@@ -104,7 +108,7 @@ def sshd_config(host: LabHost, user: str) -> str:
             "MaxStartups 100",
             "MaxSessions 100",
             "AcceptEnv LANG LC_*",
-            f'SetEnv "PATH={Path(sys.prefix) / "bin"}:{PATH}"',
+            f'SetEnv "PATH={Path(sys.prefix) / "bin"}:{PATH}" "OMP_NUM_THREADS={threads}"',
             "Subsystem sftp internal-sftp",
             "",
         ]

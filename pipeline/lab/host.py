@@ -30,13 +30,14 @@ def write_files(lab: Lab) -> None:
     _new_key(identity, "paceline-lab")
     # torch's store listens on IPv6 and looks its clients' names up by their mapped addresses
     names = "".join(f"{host.address} {host.name}\n::ffff:{host.address} {host.name}.mapped\n" for host in lab.hosts)
-    known = [_write_host(lab, host, names, user, identity) for host in lab.hosts]
+    threads = max(1, len(os.sched_getaffinity(0)) // len(lab.hosts))
+    known = [_write_host(lab, host, names, user, identity, threads) for host in lab.hosts]
     write_atomic(place / "known_hosts", "".join(known))
     entries = [ssh_client_entry(host, user.pw_name, identity, place / "known_hosts") for host in lab.hosts]
     write_atomic(lab.ssh_config, "\n".join(entries))
 
 
-def _write_host(lab: Lab, host: LabHost, names: str, user: pwd.struct_passwd, identity: Path) -> str:
+def _write_host(lab: Lab, host: LabHost, names: str, user: pwd.struct_passwd, identity: Path, threads: int) -> str:
     """Write one host's folder; its line for known_hosts."""
     ssh, etc = host.folder / "ssh", host.folder / "etc"
     for made, mode in ((ssh, 0o755), (etc, 0o755), (host.home, 0o700)):
@@ -46,7 +47,7 @@ def _write_host(lab: Lab, host: LabHost, names: str, user: pwd.struct_passwd, id
         (host.scratch / name).mkdir(exist_ok=True)
         (host.scratch / name).chmod(0o1777)
     _new_key(ssh / "ssh_host_ed25519_key", host.name)
-    write_atomic(ssh / "sshd_config", sshd_config(host, user.pw_name))
+    write_atomic(ssh / "sshd_config", sshd_config(host, user.pw_name, threads))
     write_atomic(ssh / "authorized_keys", identity.with_suffix(".pub").read_text())
     write_atomic(etc / "hosts", f"127.0.0.1 localhost\n::1 localhost ip6-localhost\n{names}")
     write_atomic(etc / "hostname", f"{host.name}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 from pipeline.errors import UsageError, hint
 from pipeline.launchers.base import Launcher
@@ -17,10 +18,22 @@ LAUNCHERS: dict[str, str] = {
 
 def create(cluster: Cluster) -> Launcher:
     """The launcher that ``cluster.launcher`` names, bound to the cluster. Raises UsageError, HostError."""
+    launcher: Launcher = _class(cluster)(cluster)
+    return launcher
+
+
+def placing(cluster: Cluster) -> Launcher:
+    """A launcher for ``place`` alone, which is pure: nothing was looked for or started to make it."""
+    kind = _class(cluster)
+    launcher: Launcher = kind.__new__(kind)
+    vars(launcher)["cluster"] = cluster
+    return launcher
+
+
+def _class(cluster: Cluster) -> Any:
     target = LAUNCHERS.get(cluster.launcher)
     if target is None:
         what = f"cluster.launcher={cluster.launcher!r} is not a launcher"
         raise UsageError(f"{what}; {hint(cluster.launcher, LAUNCHERS)}")
     module, _, name = target.partition(":")
-    launcher: Launcher = getattr(import_module(module), name)(cluster)
-    return launcher
+    return getattr(import_module(module), name)

@@ -271,6 +271,9 @@ def _staged(run_dir: Path) -> Iterable[Path]:
     checkpoints = sorted((run_dir / "checkpoints").glob("step-*.pt"))[-1:]
     for checkpoint in checkpoints:
         yield from (checkpoint, checkpoint.with_suffix(".json"), run_dir / "metrics.jsonl")
+        shards = checkpoint.with_name(checkpoint.stem.replace("step-", "shards-"))  # of strategy=fsdp
+        if shards.is_dir():
+            yield shards
 
 
 def _no_caches(member: tarfile.TarInfo) -> tarfile.TarInfo | None:

@@ -44,6 +44,10 @@ class Following(Protocol):
         """Ask every node that still answers to end its part; returns at once, NodeExit events follow."""
         ...
 
+    def prune(self) -> None:
+        """Ask rank 0 to end the run at the next end of an epoch; returns at once. For launchers that send files."""
+        ...
+
     def close(self) -> None:
         """End the streams (not the training)."""
         ...

@@ -33,11 +33,13 @@ def receive(
     try:
         _extract(argv, request, temporary, None if final else _RESUME_LIMIT_S)
         damaged = _drop_damaged(temporary)
-        missing = [name for name in outputs.needed if not (temporary / name).exists()]
+        pruned = outputs.pruned is not None and (temporary / outputs.pruned).exists()
+        needed = (outputs.pruned,) if outputs.pruned and pruned else outputs.needed
+        missing = [name for name in needed if not (temporary / name).exists()]
         if final and (damaged or missing):
             what = f"damaged on the way: {', '.join(damaged)}" if damaged else f"missing: {', '.join(missing)}"
             raise TrainingError(f"{host} ended well, but its outputs could not be collected; {what}")
-        _settle(temporary, run_dir, outputs.needed[-1])
+        _settle(temporary, run_dir, needed[-1])
     except (OSError, PacelineError, tarfile.TarError, EOFError) as error:
         if final:
             raise TrainingError(f"{host}: its outputs could not be collected: {error}") from error
@@ -78,16 +80,21 @@ def _last_words(stderr: Any) -> str:
 
 
 def _drop_damaged(folder: Path) -> list[str]:
-    """Remove checkpoints whose digest isn't that of the .json beside them (or that have none); their names."""
+    """Remove checkpoints whose digests aren't those of the .json beside them (or that have none); their names."""
     damaged = []
     for path in sorted((folder / "checkpoints").glob("*.pt")):
         beside = path.with_suffix(".json")
         known = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
-        if known.get("sha256") != sha256_file(path):
+        wanted = {path.name: known.get("sha256"), **known.get("shards", {})}
+        if any(_sha256(path.parent / name) != sha256 for name, sha256 in wanted.items()):
             damaged.append(path.name)
             path.unlink()
             beside.unlink(missing_ok=True)
     return damaged
+
+
+def _sha256(path: Path) -> str:
+    return sha256_file(path) if path.is_file() else "missing"
 
 
 def _settle(temporary: Path, run_dir: Path, last: str) -> None:
@@ -98,6 +105,10 @@ def _settle(temporary: Path, run_dir: Path, last: str) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         (temporary / name).replace(target)
     if any(name.parent.name == "checkpoints" for name in came):
-        for old in (run_dir / "checkpoints").glob("step-*"):
+        checkpoints = run_dir / "checkpoints"
+        for old in [*checkpoints.glob("step-*"), *checkpoints.glob("shards-*/*")]:
             if old.relative_to(run_dir) not in came:
                 old.unlink()
+        for folder in checkpoints.glob("shards-*"):
+            with contextlib.suppress(OSError):  # it isn't empty
+                folder.rmdir()

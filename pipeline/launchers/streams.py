@@ -34,6 +34,7 @@ class Streams:
         metrics_at: int,
     ) -> None:
         self._stopping = threading.Event()
+        self._pruning = False
         self._closing = threading.Event()
         self._streams = [
             _Stream(label, argv, opening, emit, self._closing, metrics_at) for label, argv in argvs.items()
@@ -43,14 +44,22 @@ class Streams:
         threading.Thread(target=self._beat, daemon=True, name="beats").start()
 
     def _beat(self) -> None:
-        """Renew every node's lease, and pass the wish to stop on until its end is heard of."""
+        """Renew every node's lease, and pass a wish on until its end is heard of (a stream may have broken)."""
         while not self._closing.is_set():
-            word = b"stop\n" if self._stopping.is_set() else b"beat\n"
-            for stream in self._streams:
-                stream.write(word)
+            word = b"prune\n" if self._pruning else b"beat\n"
+            self._tell(b"stop\n" if self._stopping.is_set() else word)
             if not self._stopping.wait(BEAT_S):
                 continue
             self._closing.wait(BEAT_S / 2)
+
+    def _tell(self, word: bytes) -> None:
+        for stream in self._streams:
+            stream.write(word)
+
+    def prune(self) -> None:
+        """Ask rank 0 to end the run, with a checkpoint, at the next end of an epoch."""
+        self._pruning = True
+        self._tell(b"prune\n")
 
     def stop(self) -> None:
         """Ask every node that still answers to end its part."""

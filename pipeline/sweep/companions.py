@@ -16,11 +16,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline import shell, tracking
+from pipeline import evaluation_key, shell, tracking
 from pipeline.config.build import RunConfig
 from pipeline.errors import PacelineError
 from pipeline.recorder import Recorder
 from pipeline.run import Run
+from pipeline.runfolder import RunFolder
 from pipeline.train import evaluate_in_child
 
 _REPORT_S = 300.0
@@ -97,13 +98,14 @@ class Reports:
     def __init__(self, log: Path) -> None:
         self._companion = Companion([sys.executable, "-m", "pipeline.evaluation", "--serve"], {}, log)
 
-    def evaluate(self, run_dir: Path) -> None:
+    def evaluate(self, folder: RunFolder, root: Path) -> None:
         """Raises PacelineError. Without the companion (short of memory, it may have been ended): in a child."""
-        answer = _wait(self._companion.ask(run_dir=str(run_dir)), _REPORT_S)
+        asked = self._companion.ask(run_dir=str(folder.path), made_of=evaluation_key.made_of_run(folder, root))
+        answer = _wait(asked, _REPORT_S)
         if answer is None:
-            evaluate_in_child(run_dir)
+            evaluate_in_child(folder, root)
         elif answer["error"] is not None:
-            raise PacelineError(f"the evaluation report of {run_dir.name} failed: {answer['error']}")
+            raise PacelineError(f"the evaluation report of {folder.key} failed: {answer['error']}")
 
     def close(self) -> None:
         self._companion.close()

@@ -18,7 +18,7 @@ from typing import Any
 from pipeline import journal, provenance
 from pipeline import train as training
 from pipeline.config import compose
-from pipeline.errors import HostError, Killed, PacelineError, TrainingError, os_reason
+from pipeline.errors import HostError, Killed, PacelineError, Pruned, TrainingError, os_reason
 from pipeline.files import sha256_file, write_atomic
 from pipeline.interrupt import Interruptible, Stop
 from pipeline.launch import Hosts, stop_run
@@ -32,7 +32,7 @@ from pipeline.sweep.trial import Outcome, Trial, TrialSource
 from pipeline.types import Cluster, State
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-_LOOK_S = 1.0
+_LOOK_S = 0.2  # also how soon a search hears of an epoch
 
 Say = Callable[[str], None]
 
@@ -82,6 +82,7 @@ class _Conductor:
         self._origin: tuple[provenance.Provenance, bytes] | None = None
         self._lock = threading.Lock()
         self._before = self._read_journal()
+        self._pruned = {key for key, entry in self._before.items() if entry.state is State.PRUNED}
         self._hosts: dict[int, Hosts] = {}
         self._reporting: Reports | None = None
         self._recording: Records | None = None
@@ -101,6 +102,7 @@ class _Conductor:
                     if not self.schedule.done:
                         with suppress(queue.Empty):
                             self._handle(self.events.get(timeout=_LOOK_S))
+                        self.sweep.source.watch(self.schedule.running)
             except BaseException:
                 signals.hold()
                 self.stop.tell(signals.caught or "an error")
@@ -124,6 +126,9 @@ class _Conductor:
         if outcome is None:
             self.schedule.freed(start.slot)
             return
+        if outcome.state is State.PRUNED and start.trial.key is not None:
+            self._pruned.add(start.trial.key)
+            self.sweep.say(f"{self._label(start)} {outcome.detail}")
         slots = self.schedule.slots_left
         again = self.schedule.finished(start, outcome, event.cause)
         self._note(start, outcome.state, event.cause, outcome.detail)
@@ -207,6 +212,11 @@ class _Conductor:
             if known is None:
                 self._adopt(trial)
             return Ended(trial=trial, outcome=finished(trial.run), before=True)
+        key = trial.run.key.short
+        if key in self._pruned or (known is not None and _was_pruned(trial.run)):
+            if known is None or known.state is not State.PRUNED:  # this sweep was killed before it wrote it down
+                self._note(Start(trial=trial, slot=-1, tried=0), State.PRUNED, detail="was pruned before")
+            return Ended(trial=trial, outcome=Outcome(state=State.PRUNED), before=True)
         if known is not None and known.state is State.FAILED and known.cause == "code" and not self.sweep.retry_failed:
             outcome = Outcome(state=State.FAILED, detail=known.detail)
             return Ended(trial=trial, outcome=outcome, cause="code", before=True)
@@ -241,6 +251,8 @@ class _Conductor:
                 say=say,
                 means=self._means(start, run),
             )
+        except Pruned as error:
+            return Outcome(state=State.PRUNED, detail=first_line(error.what)), ""
         except Killed as error:
             return Outcome(state=State.KILLED, detail=first_line(error.what)), ""
         except (PacelineError, OSError) as error:
@@ -326,6 +338,11 @@ def detail_of(error: PacelineError | OSError) -> str:
     text = error.what if isinstance(error, PacelineError) else os_reason(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return ": ".join(lines[: 2 if isinstance(error, HostError) else 1])
+
+
+def _was_pruned(run: Run) -> bool:
+    entries = journal.read(run.folder.journal)
+    return bool(entries) and entries[-1].state is State.PRUNED
 
 
 def first_line(text: str) -> str:

@@ -24,7 +24,13 @@ from pipeline.sweep.trial import Trial
 from pipeline.types import Cluster
 from trainers import config as node
 
-_OUTSIDE = ("cluster", "tracking", "paths", "sweep")  # sections that building takes more than the training part from
+_OUTSIDE = (
+    "cluster",
+    "tracking",
+    "paths",
+    "sweep",
+    "search",
+)  # sections that building takes more than the training part from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +124,10 @@ class TrialFactory:
             raise UsageError("sweep.nodes and sweep.slots need one cluster, and the trials differ in cluster")
         return ()
 
+    def forget_packs(self) -> None:
+        """Look for data again: some was fetched."""
+        self._packs.clear()
+
     def trial(self, number: int, chosen: Words, words: Words) -> Trial:
         """One configured trial. Raises UsageError."""
         resolved = self._composer.resolve(words)
@@ -130,7 +140,7 @@ class TrialFactory:
             whole,
             train=train,
             cluster=part,
-            resolved={**{name: value for name, value in resolved.items() if name != "sweep"}, "cluster": section},
+            resolved={**build.of_the_run(resolved), "cluster": section},
             overrides=_of_the_run(words, placing.words(whole.cluster, part)),
         )
         if self._first is None:
@@ -174,7 +184,7 @@ def _of_the_run(words: Words, hosts: Words) -> Words:
     """Without what only says how the sweep goes; ``hosts`` takes the place of words that name others."""
     replaced = tuple(f"{word.partition('=')[0]}=" for word in hosts)
     words = (*(word for word in words if not (replaced and word.startswith(replaced))), *hosts)
-    return tuple(word for word in words if not word.lstrip("+").startswith(("sweep.", "hydra.")))
+    return tuple(word for word in words if not word.lstrip("+").startswith(("sweep.", "search=", "search.", "hydra.")))
 
 
 def _gpu_names(count: int) -> list[str]:

@@ -134,9 +134,7 @@ def locate(runs_dir: Path, space: Space, *, fork: bool) -> SweepFolder:
     name = space.settings.name
     if name is None:
         return SweepFolder(runs_dir / FOLDER / space.key)
-    if not _NAME.fullmatch(name):
-        raise UsageError(f"sweep.name={name!r} must be letters, digits, '.', '_' and '-'")
-    folder, number = SweepFolder(runs_dir / FOLDER / name), 1
+    folder, number = named(runs_dir, name), 1
     while (about := folder.about()) and about.get("configurations") != space.configurations:
         if not fork:
             known = {item["configuration"] for item in about.get("trials", [])}
@@ -149,6 +147,13 @@ def locate(runs_dir: Path, space: Space, *, fork: bool) -> SweepFolder:
         number += 1
         folder = SweepFolder(runs_dir / FOLDER / f"{name}-{number}")
     return folder
+
+
+def named(runs_dir: Path, name: str) -> SweepFolder:
+    """Where ``sweep.name`` lies. Raises UsageError: a name that is none."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"sweep.name={name!r} must be letters, digits, '.', '_' and '-'")
+    return SweepFolder(runs_dir / FOLDER / name)
 
 
 def find(runs_dir: Path, named: str | None) -> SweepFolder:

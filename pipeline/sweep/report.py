@@ -140,25 +140,25 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def text(trials: Sequence[TrialResult], total: int) -> str:
-    """The whole report."""
+def text(trials: Sequence[TrialResult], total: int, by: str | None = BY) -> str:
+    """The whole report; ``by`` decides which trial is best (None: nobody asked for one)."""
     found = groups(trials)
     done = sum(trial.state == "FINISHED" for trial in trials)
     lines = [f"{done} of {total} trials finished, {len(found)} configuration(s)", "", table(found)]
-    if (top := best(found)) is not None:
+    if by is not None and (top := best(found, by)) is not None:
         group, trial = top
         name = " ".join(group.chosen) or "the one configuration"
-        lines += ["", f"best by {BY}: {name}; trial {trial.number} ({trial.key})", f"  {command(trial.overrides)}"]
+        lines += ["", f"best by {by}: {name}; trial {trial.number} ({trial.key})", f"  {command(trial.overrides)}"]
     failed = [trial for trial in trials if trial.state not in ("FINISHED", "PRUNED")]
     if failed:
         lines += ["", trial_table(failed)]
     return "\n".join(lines)
 
 
-def as_json(trials: Sequence[TrialResult], total: int) -> dict[str, Any]:
+def as_json(trials: Sequence[TrialResult], total: int, by: str = BY) -> dict[str, Any]:
     """The same as data."""
     found = groups(trials)
-    top = best(found)
+    top = best(found, by)
     return {
         "total": total,
         "trials": [asdict(trial) for trial in trials],
@@ -173,7 +173,7 @@ def as_json(trials: Sequence[TrialResult], total: int) -> dict[str, Any]:
         ],
         "best": top
         and {
-            "by": BY,
+            "by": by,
             "chosen": list(top[0].chosen),
             "trial": top[1].number,
             "key": top[1].key,

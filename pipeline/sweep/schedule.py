@@ -71,6 +71,11 @@ class Schedule:
         self._exhausted = self._exhausted or trial is None
         return trial, 0
 
+    @property
+    def running(self) -> list[Trial]:
+        """The trials under way."""
+        return [start.trial for start in self._running.values()]
+
     def freed(self, slot: int) -> None:
         """The slot's hosts have nothing to do any more; its trial may still be completing."""
         if slot not in self._free:

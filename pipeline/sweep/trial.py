@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,7 +34,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a trial ended: FINISHED with the flat ``metrics`` of result.json, or FAILED with its first error line."""
+    """How a trial ended: FINISHED with the flat ``metrics`` of result.json, PRUNED, or FAILED with its first line."""
 
     state: State
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -55,6 +55,10 @@ class TrialSource(Protocol):
 
     def next_trial(self) -> Trial | None:
         """The next one in order; None when the total is reached."""
+        ...
+
+    def watch(self, running: Sequence[Trial]) -> None:
+        """Called about once a second with the trials under way."""
         ...
 
     def tell(self, trial: Trial, outcome: Outcome) -> None:

@@ -20,7 +20,7 @@ _MAX_TAG = 8000
 _NOT_ALLOWED = re.compile(r"[^\w\-. :]+")
 _SECRET_NAME = re.compile(r"(password|passwd|secret|access_?key|api_?key|(^|_)token)$", re.IGNORECASE)
 _SYNTHETIC_NOTE = "**Synthetic data:** the images are generated, so the accuracy of this run means nothing."
-ENDED = (State.FINISHED, State.FAILED, State.KILLED)
+ENDED = (State.FINISHED, State.PRUNED, State.FAILED, State.KILLED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,10 @@ def describe(run_dir: Path) -> Description:
         key=key,
         name=_name(config, provenance, key) + (" (synthetic data)" if synthetic else ""),
         params=_params(config),
-        tags=_tags(run_dir, key, provenance, summary, synthetic, max((e.attempt for e in entries), default=0)),
+        tags={
+            **_tags(run_dir, key, provenance, summary, synthetic, max((e.attempt for e in entries), default=0)),
+            **({"paceline.state": str(entries[-1].state)} if entries else {}),
+        },
         start_ms=int(entries[0].time * 1000) if entries else None,
     )
 

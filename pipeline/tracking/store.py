@@ -154,10 +154,13 @@ class Store:
             self._client.update_run(run_id, status="RUNNING", name=name)
 
     def set_ended(self, run_id: str, name: str, status: str, end_ms: int | None) -> None:
-        """``status`` FINISHED, FAILED or KILLED; ``end_ms`` unix milliseconds."""
+        """``status`` FINISHED, PRUNED, FAILED or KILLED; ``end_ms`` unix milliseconds.
+
+        MLflow has no word for a pruned run; as FINISHED it would stand among those that were trained to the end.
+        """
         with _calls():
             self._client.update_run(run_id, name=name)
-            self._client.set_terminated(run_id, status, end_time=end_ms)
+            self._client.set_terminated(run_id, "KILLED" if status == "PRUNED" else status, end_time=end_ms)
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> list[str]:
         """Returns the names of metrics that the store refused."""

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,27 @@ def test_runs_to_the_end_and_brings_everything_back(bench: Bench) -> None:
         assert "hello from" in (stub.run_dir / "attempts" / "1" / f"{host.label}.log").read_text()
     assert bench.left(stub) == 0
     assert not list(bench.folder.rglob("x")), "a value was run by a shell"
+
+
+PRUNED_WHEN_ASKED = """
+print('up', flush=True)
+while rank == 0 and not (run / 'prune').exists():
+    time.sleep(0.01)
+if rank == 0:
+    finish(rank, run)
+    for name in ('summary.json', 'checkpoints/final.pt', 'checkpoints/final.json'):
+        (run / name).unlink()
+    (run / 'pruned.json').write_text('{"step": 1, "epoch": 1, "metrics": {}}')
+"""
+
+
+def test_the_wish_to_prune_reaches_rank_0_and_its_checkpoint_comes_back_without_a_result(bench: Bench) -> None:
+    stub = bench.stub(PRUNED_WHEN_ASKED)
+    bench.run(stub, PruneWhenUp(stub.run_dir))
+    assert json.loads((stub.run_dir / "pruned.json").read_text())["epoch"] == 1
+    assert (stub.run_dir / "checkpoints" / "step-00000001.pt").read_bytes() == b"weights of step-00000001"
+    assert not (stub.run_dir / "summary.json").exists()
+    assert bench.left(stub) == 0
 
 
 def test_first_error_is_shown_with_host_rank_and_traceback_and_all_are_down(bench: Bench) -> None:
@@ -101,6 +123,18 @@ def test_signal_during_the_start_leaves_nothing(bench: Bench) -> None:
         assert attempt.stdout is not None
         assert "KILLED stopped by SIGINT" in attempt.stdout.read()
     assert bench.left(stub) == 0
+
+
+class PruneWhenUp(list[LogLine]):
+    """Leaves the file that a search leaves in the controller's run folder, once a rank is up."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__()
+        self.run_dir = run_dir
+
+    def append(self, line: LogLine) -> None:
+        if line.text == "up":
+            (self.run_dir / "prune").touch()
 
 
 class StopWhenUp(list[LogLine]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,11 @@ def test_the_project_folder_is_hidden_from_the_hosts(lab: Lab) -> None:
 def test_hosts_see_only_their_own_processes(lab: Lab) -> None:
     script = "import os; print(sum(e.isdigit() for e in os.listdir('/proc')))"
     assert int(on(lab, "node0", f'python3 -c "{script}"').stdout) < 20
+
+
+def test_hosts_share_the_cores_of_the_machine(lab: Lab) -> None:
+    share = max(1, len(os.sched_getaffinity(0)) // len(lab.hosts))
+    assert on(lab, "node1", "echo $OMP_NUM_THREADS").stdout == f"{share}\n"
 
 
 def test_hosts_differ_in_machine_and_boot_id(lab: Lab) -> None:

@@ -71,6 +71,10 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
             "trainer.global_batch_size=100 can't be shared evenly by 3 ranks; nearest that can: 99 or 102",
         ),
         (["trainer.global_batch_size=1"], "nearest that can: 2"),
+        (["trainer.accumulate_steps=3"], "2 ranks × 3 micro-batches (trainer.accumulate_steps); nearest that can: 126"),
+        (["cluster.rendezvous=etcd"], "cluster.rendezvous='etcd' is not an option; did you mean c10d? valid: "),
+        (["cluster.rendezvous=file"], "cluster.rendezvous_dir, which is None; set it to the absolute path"),
+        (["cluster.rendezvous_dir=/nfs"], "is for cluster.rendezvous=file, and this is static"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(overrides: list[str], said: str) -> None:
@@ -86,3 +90,8 @@ def test_what_cannot_work_is_refused_in_one_line(overrides: list[str], said: str
 @pytest.mark.parametrize("cluster", ["local", "two_node"])
 def test_every_experiment_composes_for_one_and_two_nodes(name: str, cluster: str) -> None:
     assert configured(f"experiment={name}", f"cluster={cluster}").cluster.world_size == 2
+
+
+def test_auto_may_need_the_code_of_either_strategy_and_the_others_their_own() -> None:
+    assert {"ddp", "fsdp"} <= set(configured("strategy=auto").chosen)
+    assert "fsdp" not in configured().chosen

@@ -15,12 +15,13 @@ from pipeline.config import compose
 from pipeline.config.compose import CONF_DIR, compose_config, resolve
 from pipeline.config.schema import register
 from pipeline.errors import UsageError
+from trainers.config import parse
 
 GROUPS = {
     "dataset": ["cifar10", "mnist", "digits", "arrays", "synthetic"],
-    "model": ["small_cnn", "resnet18", "resnet50"],
-    "optimizer": ["sgd", "adam"],
-    "schedule": ["constant", "step", "one_cycle"],
+    "model": ["small_cnn", "whitened_cnn", "resnet18", "resnet50"],
+    "optimizer": ["sgd", "adam", "muon"],
+    "schedule": ["constant", "step", "one_cycle", "triangle"],
     "cluster": ["local", "pssh", "two_node"],
     "tracking": ["mlflow", "none"],
     "experiment": ["quickstart"],
@@ -124,8 +125,8 @@ def test_composes_what_hydra_main_composes(batch: int, monkeypatch: pytest.Monke
         ),
         ("optimzer.lr=1", ["unknown key 'optimzer.lr'", "did you mean optimizer?", "cluster, dataset"]),
         ("optimzer=sgd", ["unknown key 'optimzer'", "did you mean optimizer?"]),
-        ("optimizer=sgdd", ["optimizer=sgdd", "did you mean sgd? valid: adam, sgd"]),
-        ("model=resnet", ["model=resnet", "did you mean resnet", "valid: resnet18, resnet50, small_cnn"]),
+        ("optimizer=sgdd", ["optimizer=sgdd", "did you mean sgd? valid: adam, muon, sgd"]),
+        ("model=resnet", ["model=resnet", "did you mean resnet", "valid: resnet18, resnet50, small_cnn, whitened_cnn"]),
         ("optimizer.lr=abc", ["optimizer.lr=abc", "'abc'", "Float"]),
         ("trainer.epochs=1.5", ["trainer.epochs=1.5", "'1.5'", "Integer"]),
         ("seed=null", ["seed=null", "not Optional"]),
@@ -162,3 +163,12 @@ def test_a_value_that_leads_nowhere_names_its_field(override: str, said: str) ->
         resolve(compose_config([override]))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", sorted((CONF_DIR / "experiment").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_named_experiment_is_a_configuration_that_can_train(path: Path) -> None:
+    parse(resolve(compose_config([f"experiment={path.stem}"])))
+
+
+def test_digits_is_the_quickstart() -> None:
+    assert compose_config(["experiment=digits"]) == compose_config(["experiment=quickstart"])

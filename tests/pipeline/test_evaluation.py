@@ -27,7 +27,7 @@ def run_folder(tmp_path: Path, *, classes: list[str] | None = None, **prediction
 
 def test_the_report_holds_the_figures_of_each_class(tmp_path: Path) -> None:
     run = run_folder(tmp_path)
-    report = evaluate(run)
+    report = evaluate(run, {})
     assert json.loads((run / "evaluation" / "report.json").read_text()) == report
     assert (report["accuracy"], report["n"], report["split"]) == (0.8, 5, "test")
     assert report["confusion_matrix"] == [[1, 1, 0], [0, 2, 0], [0, 0, 1]]  # rows = true class
@@ -40,31 +40,31 @@ def test_the_report_holds_the_figures_of_each_class(tmp_path: Path) -> None:
 
 
 def test_a_class_that_never_occurs_has_zero_support(tmp_path: Path) -> None:
-    report = evaluate(run_folder(tmp_path, targets=[0], predictions=[0]))
+    report = evaluate(run_folder(tmp_path, targets=[0], predictions=[0]), {})
     assert report["per_class"]["frog"] == {"precision": 0.0, "recall": 0.0, "f1-score": 0.0, "support": 0}
 
 
 def test_equal_class_names_are_kept_apart(tmp_path: Path) -> None:
-    report = evaluate(run_folder(tmp_path, classes=["a", "b", "a"]))
+    report = evaluate(run_folder(tmp_path, classes=["a", "b", "a"]), {})
     assert list(report["per_class"]) == ["a (0)", "b", "a (2)"]
 
 
 @pytest.mark.parametrize("count", [2, 10, 120])
 def test_the_picture_is_a_png_and_equal_for_equal_figures(tmp_path: Path, count: int) -> None:
     run = run_folder(tmp_path, classes=[f"$class_{n} {'x' * n}" for n in range(count)], targets=[0], predictions=[1])
-    evaluate(run)
+    evaluate(run, {})
     picture = run / "evaluation" / "confusion_matrix.png"
     first = picture.read_bytes()
     width, height = struct.unpack(">II", first[16:24])
     assert first.startswith(b"\x89PNG")
     assert 500 < height < 4000
     assert 500 < width < 4000
-    evaluate(run)
+    evaluate(run, {})
     assert picture.read_bytes() == first
 
 
 def test_the_table_is_compact_and_says_synthetic(tmp_path: Path) -> None:
-    report = evaluate(run_folder(tmp_path))
+    report = evaluate(run_folder(tmp_path), {})
     lines = format_report(report).splitlines()
     assert lines[0] == "test accuracy 0.8000 on 5 images"
     assert lines[2] == "cat              1.0000  0.5000  0.6667        2"
@@ -86,7 +86,7 @@ def test_the_table_is_compact_and_says_synthetic(tmp_path: Path) -> None:
 def test_inconsistent_predictions_are_refused(tmp_path: Path, predictions: dict[str, Any], message: str) -> None:
     run = run_folder(tmp_path, **predictions)
     with pytest.raises(PacelineError, match=message):
-        evaluate(run)
+        evaluate(run, {})
     assert not (run / "evaluation").exists()
 
 
@@ -105,12 +105,12 @@ def test_a_missing_or_torn_file_is_named(tmp_path: Path, name: str, content: str
     if content is not None:
         (run / name).write_text(content)
     with pytest.raises(PacelineError, match=message) as error:
-        evaluate(run)
+        evaluate(run, {})
     assert "\n  try: " in str(error.value)
 
 
 def test_the_process_shows_the_error_without_a_traceback(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pipeline.evaluation", str(tmp_path)]
+    command = [sys.executable, "-m", "pipeline.evaluation", str(tmp_path), "{}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "predictions.json is missing" in done.stderr

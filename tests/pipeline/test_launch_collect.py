@@ -80,3 +80,21 @@ def test_metrics_after_the_last_checkpoint_are_cut_off(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "step-00000002.pt").touch()
     assert cut_metrics(tmp_path).read_text() == rows[0] + rows[1]
+
+
+def test_shards_come_with_their_checkpoint_and_an_altered_one_is_refused(tmp_path: Path) -> None:
+    node, run_dir = node_folder(tmp_path / "node"), tmp_path / "run"
+    shards, old = node / "checkpoints" / "shards-00000002", run_dir / "checkpoints" / "shards-00000001"
+    for folder in (shards, old):
+        folder.mkdir(parents=True)
+        (folder / ".metadata").write_bytes(b"what they hold")
+        (folder / "__0_0.distcp").write_bytes(b"a slice")
+    side = node / "checkpoints" / "step-00000002.json"
+    known = {f"{shards.name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest() for path in shards.iterdir()}
+    side.write_text(json.dumps({**json.loads(side.read_text()), "shards": known}))
+    collect(node, run_dir)
+    assert {path.name for path in (run_dir / "checkpoints" / shards.name).iterdir()} == {".metadata", "__0_0.distcp"}
+    assert not old.exists()
+    (shards / "__0_0.distcp").write_bytes(b"altered")
+    with pytest.raises(TrainingError, match=r"damaged on the way: step-00000002\.pt"):
+        collect(node, run_dir)

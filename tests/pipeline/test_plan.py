@@ -152,3 +152,43 @@ def test_different_torch_releases() -> None:
 def test_loopback_address_beside_a_real_one() -> None:
     text = refused(cluster(1, 1), facts(0, address="127.0.0.1"), facts(1))
     assert "node0: its address is 127.0.0.1, where the other nodes can't reach it; set cluster.hosts[].address" in text
+
+
+def test_c10d_gets_one_endpoint_one_host_of_the_store_and_the_plans_own_ranks() -> None:
+    plan = rendered(cluster(2, 3, rendezvous="c10d"), facts(0), facts(1))
+    first, second = plan.nodes
+    assert {"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=10.0.0.1:40000", "--rdzv-id=abc-2-ff"} <= set(
+        second.argv
+    )
+    assert ("--rdzv-conf=is_host=1" in first.argv, "--rdzv-conf=is_host=0" in second.argv) == (True, True)
+    assert not any("node-rank" in word or "master" in word for word in second.argv)
+    own = {name: value for name, value in second.env.items() if name.startswith("PACELINE")}
+    assert own == {
+        "PACELINE_FIRST_RANK": "2",
+        "PACELINE_NODE_RANK": "1",
+        "PACELINE_NNODES": "2",
+        "PACELINE_WORLD_SIZE": "5",
+    }
+
+
+def test_with_a_shared_file_each_torchrun_is_alone() -> None:
+    plan = rendered(cluster(1, 1, rendezvous="file", rendezvous_dir="/nfs/meet"), facts(0), facts(1))
+    assert {"--nnodes=1", "--rdzv-endpoint=localhost:0"} <= set(plan.nodes[1].argv)
+    assert plan.nodes[1].env["PACELINE_RENDEZVOUS_FILE"] == "/nfs/meet/abc-2-ff"
+
+
+def test_static_needs_no_word_of_ours() -> None:
+    assert not any(name.startswith("PACELINE") for name in rendered(cluster(1, 1), facts(0), facts(1)).nodes[1].env)
+
+
+def test_micro_batches_count_before_anything_starts() -> None:
+    text = r"global_batch_size=12 can.t be shared evenly by 4 ranks × 2 micro-batches .*; nearest that can: 8 or 16"
+    with pytest.raises(UsageError, match=text):
+        validate(cluster(2, 2), [facts(0), facts(1)], global_batch_size=12, accumulate_steps=2)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_ranks_may_share_a_gpu_but_not_over_nccl(backend: str) -> None:
+    validate(cluster(2), [facts(0, gpus=1)], global_batch_size=2, backend=backend)
+    with pytest.raises(HostError, match=r"nproc_per_node=2 is more than its 1 GPU, and NCCL"):
+        validate(cluster(2), [facts(0, gpus=1)], global_batch_size=2, backend="nccl")

@@ -27,7 +27,9 @@ def repository(tmp_path: Path) -> Path:
 
 
 def of(root: Path, *argv: str) -> tuple[Provenance, bytes]:
-    return collect(root=root, argv=argv, overrides=argv, hosts=["a"], outputs=[root / "runs"], unix_time=1.0)
+    return collect(
+        root=root, argv=argv, overrides=argv, hosts=["a"], outputs=[root / "runs"], data_digest="d", unix_time=1.0
+    )
 
 
 def test_a_clean_tree_has_its_commit_and_no_patch(repository: Path) -> None:
@@ -51,6 +53,28 @@ def test_the_patch_brings_back_changes_and_untracked_files(repository: Path, tmp
     assert (copy / "code.py").read_bytes() == (repository / "code.py").read_bytes()
     assert (copy / "new.bin").read_bytes() == bytes(range(256))
     assert not (copy / "runs").exists()
+
+
+def test_folders_of_results_that_git_ignores_do_not_cost_the_patch(repository: Path) -> None:
+    (repository / ".gitignore").write_text("/runs/\n")
+    (repository / "runs").mkdir()
+    (repository / "runs" / "result.json").write_text("no source")
+    (repository / "staged.py").write_text("y = 1\n")
+    git(repository, "add", "staged.py")
+    git(repository, "config", "diff.noprefix", "true")
+    found, patch = of(repository)
+    assert (found.git_dirty, found.left_out) == (True, ())
+    assert [line for line in patch.splitlines() if line.startswith(b"+++")] == [b"+++ b/.gitignore", b"+++ b/staged.py"]
+
+
+def test_a_patch_that_git_could_not_make_is_not_taken_for_a_clean_tree(repository: Path) -> None:
+    (repository / "code.py").write_text("x = 3\n")
+    (repository / ".gitattributes").write_text("*.py filter=broken\n")
+    git(repository, "config", "filter.broken.clean", "false")
+    git(repository, "config", "filter.broken.required", "true")
+    found, patch = of(repository)
+    assert (found.git_dirty, patch) == (True, b"")
+    assert found.left_out[0].startswith("all changes: git add failed: ")
 
 
 def test_a_large_untracked_file_is_named_and_left_out(repository: Path) -> None:

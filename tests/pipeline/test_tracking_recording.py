@@ -269,3 +269,20 @@ def test_four_recorders_at_once_share_a_fresh_database(tmp_path: Path) -> None:
         assert recorder.returncode == 0, err
     assert sorted(run.data.tags["paceline.run_key"] for run in store.runs(uri)) == [f"{n:012x}" for n in range(4)]
     assert all(len(store.history(uri, run.info.run_id)) == 20 for run in store.runs(uri))
+
+
+def test_a_pruned_run_is_killed_in_mlflow_with_its_state_as_a_tag_and_finished_once_it_went_on(
+    tmp_path: Path, uri: str
+) -> None:
+    run = folder.started(tmp_path)
+    folder.metrics(run, range(12))
+    folder.journal(run, "PRUNED", at=folder.T0 + 20)
+    first = tracking.record(run, uri, EXPERIMENT)
+    (only,) = store.runs(uri)
+    assert (only.info.status, only.data.tags["paceline.state"]) == ("KILLED", "PRUNED")
+    folder.journal(run, "PLANNED", "RUNNING", attempt=2, at=folder.T0 + 90)
+    folder.metrics(run, range(12, 20), at=folder.T0 + 100)
+    folder.end(run, attempt=2)
+    assert tracking.record(run, uri, EXPERIMENT).run_id == first.run_id
+    (only,) = store.runs(uri)
+    assert (only.info.status, only.data.tags["paceline.state"]) == ("FINISHED", "FINISHED")

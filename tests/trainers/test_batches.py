@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.trainers.tiny_runs import write_pack
-from trainers.augment import augmented, plan_epoch
+from trainers.augment import augmented, bordered, cut_out, plan_epoch
 from trainers.batches import plan_steps
 from trainers.config import DatasetConfig, TrainerConfig
 from trainers.data import Pack, open_pack
@@ -43,8 +43,8 @@ def test_a_sample_is_augmented_alike_whichever_rank_has_it(pack: Pack) -> None:
     plan = plan_epoch(DATASET, pack, seed=3, epoch=1)
     whole = plan.batch(0, 8)
     halves = [plan.batch(0, 4), plan.batch(4, 4)]
-    together = torch.cat([augmented(pack.images[half.index], half, 2) for half in halves])
-    assert augmented(pack.images[whole.index], whole, 2).equal(together)
+    together = torch.cat([augmented(pack.images[half.index], half, DATASET) for half in halves])
+    assert augmented(pack.images[whole.index], whole, DATASET).equal(together)
 
 
 def test_a_crop_is_the_window_of_the_padded_image_and_a_flip_its_mirror(pack: Pack) -> None:
@@ -55,7 +55,7 @@ def test_a_crop_is_the_window_of_the_padded_image_and_a_flip_its_mirror(pack: Pa
     assert plan.left is not None
     assert plan.mirrored is not None
     assert set(plan.mirrored.tolist()) == {True, False}
-    for number, image in enumerate(augmented(images, plan, 2)):
+    for number, image in enumerate(augmented(images, plan, DATASET)):
         top, left = int(plan.top[number]), int(plan.left[number])
         window = padded[number, :, top : top + 8, left : left + 8]
         assert image.equal(window.flip(2) if plan.mirrored[number] else window)
@@ -89,3 +89,44 @@ def test_more_ranks_than_images_are_refused(pack: Pack) -> None:
 def test_max_steps_ends_a_run_in_the_middle_of_an_epoch(pack: Pack) -> None:
     config = TrainerConfig(epochs=2, global_batch_size=8, max_steps=9)
     assert plan_steps(config, pack.manifest, 1).total == 9
+
+
+def mirrored(pack: Pack, epoch: int, order: str) -> dict[int, bool]:
+    config = DatasetConfig(name="arrays", flip=True, alternate_flip=order == "alternating")
+    plan = plan_epoch(config, pack, seed=3, epoch=epoch)
+    assert plan.mirrored is not None
+    return dict(zip(plan.index.tolist(), plan.mirrored.tolist(), strict=True))
+
+
+def test_an_alternating_flip_turns_every_sample_round_in_each_epoch(pack: Pack) -> None:
+    first, second, third = (mirrored(pack, epoch, "alternating") for epoch in range(3))
+    assert 15 < sum(first.values()) < 45
+    assert second == {sample: not turned for sample, turned in first.items()}
+    assert third == first
+    assert mirrored(pack, 1, "random") not in (first, second)
+
+
+def test_a_reflected_border_is_that_of_torch(pack: Pack) -> None:
+    images = pack.images[:5]
+    wanted = torch.nn.functional.pad(images.float(), (3, 3, 3, 3), mode="reflect")
+    assert torch.equal(bordered(images, 3, "reflect").float(), wanted)
+
+
+def test_a_crop_reflects_no_more_than_there_is(pack: Pack) -> None:
+    config = DatasetConfig(name="arrays", crop_padding=8, crop_border="reflect")
+    with pytest.raises(TrainerError, match=r"crop_padding=8 reflects more than the 8×8 images have"):
+        plan_epoch(config, pack, seed=0, epoch=0)
+
+
+def test_cutout_sets_a_square_to_the_mean_wherever_its_middle_lies(pack: Pack) -> None:
+    config = DatasetConfig(name="arrays", cutout=3)
+    plan = plan_epoch(config, pack, seed=3, epoch=0)
+    assert plan.hole_y is not None
+    assert plan.hole_x is not None
+    found = cut_out(torch.ones(60, 2, 8, 8), plan, 3)
+    for number, (y, x) in enumerate(zip(plan.hole_y.tolist(), plan.hole_x.tolist(), strict=True)):
+        wanted = torch.ones(2, 8, 8)
+        wanted[:, max(0, y - 1) : y + 2, max(0, x - 1) : x + 2] = 0
+        assert torch.equal(found[number], wanted)
+    assert len({*zip(plan.hole_y.tolist(), plan.hole_x.tolist(), strict=True)}) > 30
+    assert set(plan.hole_y.tolist()) == set(range(8))

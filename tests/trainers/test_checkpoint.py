@@ -21,7 +21,7 @@ def checkpoint(step: int) -> Checkpoint:
         position=step % 5,
         model={"weight": weights},
         optimizer={"momentum": [weights.clone()]},
-        statistics=torch.zeros(2, 0),
+        own=torch.zeros(2, 0),
         progress={"train_s": 1.5},
     )
 

@@ -1,13 +1,14 @@
 """One rank, from the folder to the results, and what a person reads when it cannot work."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.trainers.tiny_runs import ROOT, MakeRun, metrics_lines, read_summary, start
 from trainers.augment import EpochPlan
@@ -20,7 +21,7 @@ from trainers.step import Stepper, out_of_memory
 from trainers.weights import digest
 
 FIELDS = {"state", "metrics", "weights_sha256", "steps", "epochs", "nnodes", "world_size", "images_per_s", "train_s"}
-FIELDS |= {"first_step_unix_time", "synthetic", "dataset_digest", "device", "backend", "torch"}
+FIELDS |= {"first_step_unix_time", "synthetic", "dataset_digest", "device", "backend", "strategy", "torch", "warm_up_s"}
 
 
 def test_a_run_leaves_every_result_of_the_contract(make_run: MakeRun) -> None:
@@ -200,3 +201,53 @@ def test_a_node_needs_no_numpy_and_never_loads_the_compiler(make_run: MakeRun, t
         [sys.executable, str(script)], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile without a compiler: it captures the graphs and runs them with torch's own operations."""
+    compiling = torch.compile
+
+    def compile_(model: nn.Module, *, dynamic: bool, mode: str) -> object:
+        assert mode == "default"
+        return compiling(model, dynamic=dynamic, backend="eager")
+
+    monkeypatch.setattr(torch, "compile", compile_)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "muon"])
+def test_compiling_changes_neither_weights_nor_names_and_its_time_is_told(
+    make_run: MakeRun, eagerly: None, capsys: pytest.CaptureFixture[str], optimizer: str
+) -> None:
+    settings = {"model": {"name": "whitened_cnn", "width": 2}, "optimizer": {"name": optimizer, "lr": 0.01}}
+    settings["trainer__accumulate_steps"] = 2
+    plain, compiled = make_run("plain", **settings), make_run("compiled", **settings, trainer__compile=True)
+    run(plain / "config.json")
+    assert "compiled" not in capsys.readouterr().out
+    run(compiled / "config.json")
+    assert "compiled in" in capsys.readouterr().out
+    assert read_summary(compiled)["weights_sha256"] == read_summary(plain)["weights_sha256"]
+    assert read_summary(plain)["warm_up_s"] == 0
+    assert read_summary(compiled)["warm_up_s"] > 0
+
+
+def test_a_network_that_cannot_be_compiled_says_what_to_do(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> object:
+        def network(_: Tensor) -> Tensor:
+            raise RuntimeError("no C++ compiler\n found")
+
+        return network
+
+    monkeypatch.setattr(torch, "compile", failing)
+    with pytest.raises(TrainerError, match=r"compiled \(no C\+\+ compiler found\); .*trainer.compile=false"):
+        run(make_run(trainer__compile=True) / "config.json")
+
+
+def test_an_epoch_says_how_long_the_rest_takes(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run(make_run() / "config.json")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert [re.sub(r"[\d,.]+ (images|s)", r"N \1", line.partition("val accuracy")[2][7:]) for line in lines] == [
+        "  N images/s  N s left",
+        "  N images/s  N s left",
+        "  N images/s",
+    ]

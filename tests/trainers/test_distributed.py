@@ -35,3 +35,8 @@ def test_more_ranks_than_gpus_are_refused_for_nccl() -> None:
 def test_nccl_without_gpus_is_refused() -> None:
     with pytest.raises(TrainerError, match="backend=nccl, but host node0 has no GPU"):
         choose_device("nccl", Ranks(), gpus=0, host="node0")
+
+
+def test_mpi_is_refused_where_torch_has_none() -> None:
+    with pytest.raises(TrainerError, match=r"backend=mpi, but torch .* on host node0 was built without MPI; take"):
+        choose_device("mpi", Ranks(), gpus=0, host="node0")

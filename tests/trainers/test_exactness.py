@@ -92,12 +92,17 @@ def die_and_go_on(folder: Path) -> None:
 
 
 def test_two_ranks_that_die_at_random_steps_end_with_the_same_weights(make_run: MakeRun, tmp_path: Path) -> None:
-    """With accumulation, fp16 on the wire, a schedule half-way, and checkpoints between the evaluations."""
+    """With accumulation, fp16 on the wire, a schedule half-way, checkpoints between the evaluations, and everything
+    about an image that is random."""
     settings = {
         "model": {"name": "resnet18"},
         "trainer__accumulate_steps": 2,
         "trainer__checkpoint_every_steps": 2,
         "strategy__compression": "fp16",
+        "dataset__crop_border": "reflect",
+        "dataset__alternate_flip": True,
+        "dataset__cutout": 3,
+        "optimizer": {"name": "muon", "bias_lr": 0.1},
     }
     make_run("whole", **settings)
     chance = random.Random(20)

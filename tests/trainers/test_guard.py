@@ -58,7 +58,7 @@ def test_a_skipped_update_leaves_weights_momentum_and_batch_statistics() -> None
 def test_auto_takes_bf16_only_where_the_device_computes_in_it(
     monkeypatch: pytest.MonkeyPatch, native: bool, wanted: str
 ) -> None:
-    monkeypatch.setattr(network, "_computes_in_bf16", lambda _: native)
+    monkeypatch.setattr(network, "computes_in_bf16", lambda _: native)
     assert network.agree_on_precision("auto", ALONE) == wanted
     assert network.agree_on_precision("fp32", ALONE) == "fp32"
 

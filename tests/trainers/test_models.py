@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from trainers.config import ConfigError, ModelConfig, SmallCNNConfig
+from trainers.config import ConfigError, ModelConfig, SmallCNNConfig, WhitenedCNNConfig
 from trainers.models import ImageShape, build
+from trainers.models.whitened_cnn import whitening_filters
 
 CIFAR = ImageShape(channels=3, height=32, width=32, num_classes=10)
 
@@ -37,5 +38,52 @@ def test_resnet_takes_images_of_one_pixel() -> None:
 
 
 def test_an_unknown_model_names_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"model.name='vgg' is not an option; choose one of: small_cnn, resnet18"):
+    with pytest.raises(
+        ConfigError, match=r"model.name='vgg' is not an option; choose one of: small_cnn, whitened_cnn, "
+    ):
         build(ModelConfig(name="vgg"), CIFAR)
+
+
+def correlated_images() -> torch.Tensor:
+    """Noise blurred over pixels and mixed over channels: no two values of a patch are independent."""
+    noise = torch.rand(300, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    images = torch.nn.functional.avg_pool2d(noise, 2, stride=1) - 0.5
+    return 6 * images + 3 * images.mean(1, keepdim=True)
+
+
+def test_whitened_patches_are_uncorrelated_with_variance_one() -> None:
+    images = correlated_images()
+    filters = whitening_filters(images)
+    assert filters.shape == (24, 12)
+    assert torch.equal(filters[12:], -filters[:12])
+    answers = torch.nn.functional.conv2d(images, filters[:12].view(12, 3, 2, 2)).transpose(0, 1).flatten(1)
+    torch.testing.assert_close(answers @ answers.T / answers.shape[1], torch.eye(12), atol=0.02, rtol=0)
+    turned = whitening_filters(-images)  # has the same covariance, so the same filters
+    torch.testing.assert_close(turned, filters)
+
+
+def test_the_whitening_is_no_training_but_lies_in_the_weights() -> None:
+    model = build(WhitenedCNNConfig(), CIFAR)
+    assert sum(item.numel() for item in model.parameters() if item.requires_grad) == 1_971_352
+    model.calibrate(correlated_images())  # type: ignore[operator]
+    filters = model.state_dict()["whitening.convolution.weight"]
+    assert torch.equal(filters.flatten(1), whitening_filters(correlated_images()))
+    assert not model.get_parameter("whitening.convolution.weight").requires_grad
+
+
+def test_the_first_filters_of_the_whitened_cnn_pass_their_input_on() -> None:
+    weight = build(WhitenedCNNConfig(width=4), CIFAR).get_parameter("blocks.1.conv1.weight")
+    maps = torch.rand(1, 4, 5, 5)
+    torch.testing.assert_close(torch.nn.functional.conv2d(maps, weight, padding=1)[:, :4], maps)
+
+
+@pytest.mark.parametrize(("height", "width"), [(2, 2), (8, 8), (7, 33)])
+def test_the_whitened_cnn_fits_itself_to_the_images(height: int, width: int) -> None:
+    image = ImageShape(channels=1, height=height, width=width, num_classes=5)
+    assert build(WhitenedCNNConfig(width=2), image)(torch.rand(2, 1, height, width)).shape == (2, 5)
+
+
+def test_images_of_one_pixel_are_too_small_for_a_patch() -> None:
+    image = ImageShape(channels=1, height=1, width=9, num_classes=2)
+    with pytest.raises(ConfigError, match="at least 2×2 pixels, the data has 1×9"):
+        build(WhitenedCNNConfig(), image)

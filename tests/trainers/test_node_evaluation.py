@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from tests.trainers.tiny_runs import write_pack
 from trainers.augment import normaliser
 from trainers.data import open_pack
 from trainers.distributed import Node, Ranks
-from trainers.evaluation import evaluate, shard
+from trainers.evaluation import evaluate, shard, views
 
 
 @pytest.mark.parametrize(("size", "world_size"), [(10, 1), (10, 3), (2, 5), (0, 2), (7, 7)])
@@ -32,3 +33,30 @@ def test_loss_and_accuracy_are_those_of_the_whole_split_at_once(tmp_path: Path) 
     assert result.predictions == logits.argmax(1).tolist()
     assert result.accuracy == (logits.argmax(1) == labels).sum().item() / 601
     assert result.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("tta", "count"), [("none", 1), ("mirror", 2), ("multicrop", 6)])
+def test_views_have_the_size_of_the_image_and_weights_that_add_up_to_one(tta: str, count: int) -> None:
+    images = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).view(2, 3, 4, 5)
+    found = list(views(images, tta))
+    assert len(found) == count
+    assert sum(weight for weight, _ in found) == 1
+    assert all(view.shape == images.shape for _, view in found)
+    assert len({bytes(view.flatten().tolist()) for _, view in found}) == count
+    assert torch.equal(found[0][1], images)
+
+
+def test_an_image_and_its_mirror_image_are_judged_alike(tmp_path: Path) -> None:
+    folder = write_pack(tmp_path / "data", test=20)
+    pack = open_pack(folder)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    node = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
+    scale = normaliser(pack.manifest, normalise=True, device=node.device)
+    results = []
+    for images in (pack.images, pack.images.flip(3)):
+        shown = replace(pack, images=images)
+        results.append(
+            evaluate(model, shown, "test", node=node, normalise=scale, precision="fp32", batch_size=8, tta="mirror")
+        )
+    assert results[0].loss == pytest.approx(results[1].loss, rel=1e-6)
+    assert results[0].predictions == results[1].predictions

@@ -1,4 +1,5 @@
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from tests.trainers.tiny_runs import metrics_lines
 from trainers.distributed import Node, Ranks
 from trainers.errors import TrainerError
-from trainers.metrics import Losses, MetricsFile, Reading, Throughput
+from trainers.metrics import Clock, Losses, MetricsFile, Reading, Throughput, duration
 
 ALONE = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
 
@@ -30,10 +31,10 @@ def test_the_mean_loss_is_over_the_steps_since_the_last_read() -> None:
     losses = Losses(ALONE, 4)
     for value in (1.0, 2.0):
         losses.add(torch.tensor(value))
-    assert losses.read(2) == Reading(loss=1.5, steps=2, called=False)
+    assert losses.read(2) == Reading(loss=1.5, steps=2, called=False, stop=False)
     losses.add(torch.tensor(7.0))
     losses.call()
-    assert losses.read(3) == Reading(loss=7.0, steps=1, called=True)
+    assert losses.read(3) == Reading(loss=7.0, steps=1, called=True, stop=False)
     losses.add(torch.tensor(1.0))
     assert losses.read(4).called is False
 
@@ -61,3 +62,21 @@ def test_throughput_is_the_median_over_steps_without_the_first_interval(monkeypa
     rates = [speed.interval(steps) for steps in (1, 8, 2, 2)]
     assert rates == [0.1, 80.0, 10.0, 5.0]
     assert speed.median() == 80.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (130, "2 min 10 s"), (7500, "2 h 05 min")]
+)
+def test_durations_are_said_in_two_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_the_time_left_counts_what_this_process_has_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    clock = Clock()
+    clock.restart(40)
+    assert clock.left(40, 100) == ""
+    now[0] += 20
+    assert clock.left(50, 100) == "  1 min 40 s left"
+    assert clock.left(100, 100) == ""

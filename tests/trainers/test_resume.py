@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary
 from trainers.loop import Trainer
@@ -82,3 +83,18 @@ def test_max_steps_stops_in_the_middle_of_an_epoch(make_run: MakeRun) -> None:
     summary = read_summary(run_dir)
     assert (summary["steps"], summary["epochs"]) == (7, 1)
     assert {"val/accuracy", "test/accuracy"} <= set(summary["metrics"])
+
+
+def test_a_whitened_network_goes_on_with_its_filters(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, object] = {"model": {"name": "whitened_cnn", "width": 2}, "trainer__tta": "multicrop"}
+    settings |= {"optimizer": {"name": "muon"}, "schedule": {"name": "triangle"}}
+    whole, broken = make_run("whole", **settings), make_run("broken", **settings)
+    run(whole / "config.json")
+    with monkeypatch.context() as patch:
+        die_at(patch, 8, "_one_step")
+        with pytest.raises(DiedError):
+            run(broken / "config.json")
+    run(broken / "config.json")
+    assert read_summary(broken)["weights_sha256"] == read_summary(whole)["weights_sha256"]
+    filters = torch.load(whole / "checkpoints" / "final.pt", weights_only=True)["whitening.convolution.weight"]
+    assert filters.abs().max() > 1.5  # far from fresh ones, which are below 0.5

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from trainers.config import ConfigError, ModelConfig
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 MODELS = {
     "small_cnn": "trainers.models.small_cnn",
+    "whitened_cnn": "trainers.models.whitened_cnn",
     "resnet18": "trainers.models.resnet",
     "resnet50": "trainers.models.resnet",
 }
@@ -30,6 +31,14 @@ class ImageShape:
     height: int
     width: int
     num_classes: int
+
+
+@runtime_checkable
+class Calibrated(Protocol):
+    """A network that sets some of its weights from the data before it is trained."""
+
+    def calibrate(self, images: Tensor) -> None:
+        """``images``: normalised float images [n, C, H, W] of the train split, the same on every rank."""
 
 
 def build(config: ModelConfig, image: ImageShape) -> nn.Module:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from trainers.config import ConfigError, ModelConfig, SmallCNNConfig
 from trainers.models import ImageShape
+from trainers.models.dense import Linear
 from trainers.models.dropout import Dropout
 
 _LOST_PIXELS = 4  # two 3×3 convolutions without padding
@@ -32,10 +33,10 @@ class SmallCNN(nn.Module):
         )
         self.classifier = nn.Sequential(
             nn.Flatten(),
-            nn.Linear(2 * config.width * pooled, config.hidden),
+            Linear(2 * config.width * pooled, config.hidden),
             nn.ReLU(inplace=True),
             Dropout(2 * config.dropout),
-            nn.Linear(config.hidden, image.num_classes),
+            Linear(config.hidden, image.num_classes),
         )
 
     def forward(self, images: Tensor) -> Tensor:

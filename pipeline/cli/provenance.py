@@ -1,0 +1,161 @@
+"""The verbs that look at runs and prove them: plan, why, status, logs, export, reproduce."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.cli.session import ROOT, relative, session
+from pipeline.errors import PacelineError, UsageError, hint
+
+if TYPE_CHECKING:
+    from pipeline.planning import Trial
+    from pipeline.runfolder import RunFolder
+
+
+def plan() -> None:
+    from pipeline import planning
+
+    options = session().asked.options
+    shapes = {"text": planning.text, "json": planning.as_json, "mermaid": planning.mermaid, "dot": planning.dot}
+    shape = "json" if _yes("json") else options.get("format", "text")
+    if shape not in shapes:
+        raise UsageError(f"format={shape} is not known; {hint(shape, shapes)}")
+    _say(shapes[shape](_trials()))
+
+
+def _trials() -> list[Trial]:
+    from pipeline import planning
+
+    current = session()
+    if not current.sweeps:
+        return [planning.trial(current.config, current.pack, current.run, root=ROOT)]
+    return [
+        planning.trial(item.config, item.run.pack if item.run else None, item.run, root=ROOT, chosen=item.chosen)
+        for item in current.space.trials
+    ]
+
+
+def why() -> None:
+    from pipeline import planning, runs
+    from pipeline import why as compare
+
+    current = session()
+    run = current.run
+    steps = planning.steps(current.config, current.pack, run, root=ROOT)
+    reason = run.reason if run else "the data set isn't fetched, so this run has no key yet; try doit fetch"
+    finished = runs.finished_parts(current.config.runs_dir) if run and reason else {}
+    found = compare.nearest(finished, run.key.parts) if run else None
+    if _yes("json"):
+        answer = {
+            "key": run.key.short if run else None,
+            "reason": reason,
+            "nearest": found and found[0],
+            "differences": [asdict(item) for item in found[1]] if found else [],
+            "steps": [asdict(step) for step in steps],
+        }
+        _say(json.dumps(answer, indent=2, ensure_ascii=False))
+        return
+    name = run.key.short if run else "this run"
+    _say(f"{name}: {reason or 'finished and intact; doit train launches nothing'}")
+    if found is not None:
+        key, differing = found
+        _say(f"the nearest finished run is {key}; " + ("it has the same key" if not differing else "it differs in:"))
+        for item in differing:
+            _say(f"  {item}")
+    elif run and reason:
+        _say("no finished run to compare with")
+    for step in steps:
+        _say(f"{step.name:<9} {'done' if step.done else 'to do':<6} {step.why}")
+
+
+def status() -> None:
+    from pipeline import progress
+
+    _say(progress.status(_named_or_newest()))
+
+
+def logs() -> None:
+    from pipeline import progress
+
+    for line in progress.logs(_named_or_newest(), session().asked.options.get("host")):
+        _say(line)
+
+
+def _named_or_newest() -> RunFolder:
+    """The run that ``run=`` or the overrides name; with neither the one that something happened to last."""
+    from pipeline import runs
+    from pipeline.runfolder import RunFolder
+
+    current = session()
+    if "run" in current.asked.options or any(not word.startswith("paths.") for word in current.asked.overrides):
+        return current.folder()
+    rows = runs.rows(current.config.runs_dir)
+    if not rows:
+        raise UsageError(f"no runs under {relative(current.config.runs_dir)} yet; try doit train experiment=quickstart")
+    folder = RunFolder(current.config.runs_dir / rows[-1].key)
+    folder.refuse_newer()
+    return folder
+
+
+def export() -> None:
+    from pipeline import export as exports
+
+    folder = session().folder()
+    asked = session().asked.options.get("to")
+    to = (
+        Path(asked).expanduser().absolute() if asked else session().config.runs_dir / "exports" / f"{folder.key}.tar.gz"
+    )
+    size = exports.export(folder, root=ROOT, to=to, weights=_yes("weights"))
+    _say(f"{folder.key}: {relative(to)}, {size / 1e6:.1f} MB")
+    _say(f"  make it again anywhere  doit reproduce run={to}")
+
+
+def reproduce() -> None:
+    from pipeline import export as exports
+    from pipeline import reproduce as again
+
+    asked = session().asked
+    named = asked.options.get("run")
+    if named is None:
+        raise UsageError("which run? doit reproduce run=KEY, an MLflow run id, or an exported archive; doit runs")
+    for word in asked.overrides:
+        if not word.lstrip("+~").startswith(again.WHERE):
+            raise UsageError(
+                f"doit reproduce takes no {word!r}: the run's own configuration is used; "
+                f"only {', '.join(again.WHERE)} may be told anew"
+            )
+    config = session().config
+    with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
+        archive = Path(named).expanduser()
+        folder = exports.unpack(archive, Path(scratch)) if archive.is_file() else session().folder()
+        work = config.runs_dir.absolute() / again.FOLDER / folder.key
+        _say(f"run {folder.key}, made again in {relative(work)}")
+        verdict = again.reproduce(
+            folder,
+            root=ROOT,
+            work=work,
+            data_dir=config.data_dir,
+            overrides=asked.overrides,
+            keep=_yes("keep"),
+            say=_say,
+        )
+    if not verdict.reproduced:
+        raise PacelineError(f"{again.text(verdict)}\n  {relative(work / 'verdict.json')}")
+    _say(again.text(verdict))
+    _say(f"  {relative(work / 'verdict.json')}")
+
+
+def _yes(name: str) -> bool:
+    """A switch of the verb: ``name=1``. Raises UsageError."""
+    value: Any = session().asked.options.get(name, "0")
+    if value.lower() not in ("0", "1", "true", "false", "yes", "no"):
+        raise UsageError(f"{name}={value} must be 1 or 0")
+    return value.lower() in ("1", "true", "yes")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,212 @@
+"""`doit sweep search=…`: a sweep whose trials are chosen as it goes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.cli.session import ROOT, Session
+from pipeline.cli.sweeping import figures_of, say
+from pipeline.errors import Killed, PacelineError, UsageError
+from pipeline.types import State
+
+if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
+    from pipeline.sweep.folder import SweepFolder
+    from pipeline.sweep.report import TrialResult
+    from pipeline.sweep.schedule import Ended
+    from pipeline.sweep.search import Search
+    from pipeline.sweep.search_source import SearchPlan
+
+
+def search(current: Session, *, fork: bool, retry_failed: bool, dry_run: bool) -> None:
+    """Ask for trials and train them until the fixed total is reached.
+
+    Raises:
+        PacelineError: trials have failed; the text names each with its first error line.
+        Killed: stopped by Ctrl-C or a signal.
+    """
+    from pipeline.config import compose
+    from pipeline.sweep.search_source import fetch
+
+    if dry_run:
+        _show(current.search_plan, _folder(current.search_plan, fork))
+        return
+    fetch(current.search_plan.corner.config)
+    current.forget_pack()
+    with compose.hydra_ready():
+        _run(current.search_plan, current.asked.overrides, fork=fork, retry_failed=retry_failed)
+
+
+def _run(plan: SearchPlan, words: Sequence[str], *, fork: bool, retry_failed: bool) -> None:
+    from filelock import FileLock, Timeout
+
+    from pipeline.sweep.conduct import Sweep, conduct
+    from pipeline.sweep.search import open_search
+    from pipeline.sweep.search_source import Searching
+
+    folder = _folder(plan, fork)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.lock)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say(f"another command is running sweep {folder.name}; waiting for it")
+        lock.acquire(poll_interval=0.2)
+    try:
+        study = open_search(plan.config, plan.space, folder.path, plan.made_of)
+        asked = _Asked(plan, folder, words, study.total)
+        settings = plan.config
+        pruner = "" if settings.pruner == "none" else f", pruner {settings.pruner}"
+        say(
+            f"sweep {folder.name}: search={settings.name}, {study.total} trials of which {study.begun} have begun, "
+            f"{max(1, len(plan.slots))} at a time{pruner}"
+        )
+        try:
+            ended = conduct(
+                Sweep(
+                    source=Searching(study, plan, asked.note),
+                    folder=folder,
+                    key=plan.key,
+                    slots=plan.slots,
+                    retries=plan.settings.retries,
+                    retry_failed=retry_failed,
+                    root=ROOT,
+                    argv=sys.argv,
+                    say=say,
+                )
+            )
+        except Killed as error:
+            text = f"KILLED sweep {folder.name}: {error}"
+            raise Killed(text, try_="the same command again; it goes on where this one was") from error
+        _conclude(plan, study, folder, ended)
+    finally:
+        lock.release()
+
+
+def _folder(plan: SearchPlan, fork: bool) -> SweepFolder:
+    """Under the search's key, or under ``sweep.name``. Raises UsageError: that name is a grid's."""
+    from pipeline.sweep import folder as folders
+    from pipeline.sweep.search import FILE
+
+    if plan.settings.name is None:
+        return folders.SweepFolder(plan.runs_dir / folders.FOLDER / plan.key)
+    folder = base = folders.named(plan.runs_dir, plan.settings.name)
+    number = 1
+    while fork and (about := folder.about()) and about.get("configurations") != plan.key:
+        number += 1
+        folder = folders.SweepFolder(base.path.with_name(f"{base.name}-{number}"))
+    if folder.about() and not (folder.path / FILE).exists():
+        raise UsageError(
+            f"sweep.name={folder.name} stands for a grid, and this is a search",
+            try_="another sweep.name, or fork=1",
+        )
+    return folder
+
+
+class _Asked:
+    """sweep.json of a search: its trials in the order in which they were asked for."""
+
+    def __init__(self, plan: SearchPlan, folder: SweepFolder, words: Sequence[str], total: int) -> None:
+        from pipeline.sweep.search_rules import objectives
+
+        self._folder = folder
+        self._trials: list[dict[str, Any]] = list(folder.about().get("trials", []))
+        self._about = {
+            "key": plan.key,
+            "configurations": plan.key,
+            "words": list(words),
+            "total": total,
+            "by": objectives(plan.config)[0].metric,
+        }
+
+    def note(self, trial: Any) -> None:
+        """Before the trial starts: what a report is made of, also after a crash."""
+        from pipeline.sweep.expand import configuration_digest
+
+        if any(item["number"] == trial.number and item["key"] == trial.key for item in self._trials):
+            return
+        mine = {
+            "number": trial.number,
+            "key": trial.key,
+            "configuration": configuration_digest(trial.config),
+            "chosen": list(trial.chosen),
+            "overrides": list(trial.overrides),
+        }
+        self._trials = [item for item in self._trials if item["number"] != trial.number] + [mine]
+        self._folder.begin({**self._about, "trials": self._trials})
+
+
+def _conclude(plan: SearchPlan, study: Search, folder: SweepFolder, ended: Sequence[Ended]) -> None:
+    """The table, the best, and what failed as the error."""
+    from pipeline.sweep import report as reporting
+    from pipeline.sweep.search_rules import objectives
+
+    goals = objectives(plan.config)
+    results = [_result(item) for item in sorted(ended, key=lambda item: item.trial.number)]
+    say(f"\n{reporting.text(results, study.total, by=goals[0].metric if len(goals) == 1 else None)}")
+    if len(goals) > 1:
+        say(f"\nno other trial is better in all of {', '.join(f'{goal.metric} ({goal.direction})' for goal in goals)}:")
+        say(_front([item for item in results if item.number in study.best()], [goal.metric for goal in goals]))
+    started = sum(not item.before for item in ended)
+    counts = ", ".join(
+        f"{sum(item.state == state for item in results)} {state.lower()}"
+        for state in (State.FINISHED, State.PRUNED, State.FAILED)
+    )
+    say(f"\nsweep {folder.name}: {counts}; {started} run just now")
+    say(f"  report   doit report sweep={folder.name}\n  compare  doit ui")
+    failed = [item for item in results if item.state == State.FAILED]
+    if failed:
+        raise PacelineError(
+            f"{len(failed)} of {len(results)} trials failed:\n{reporting.trial_table(failed)}",
+            try_="mend it, then the same command with retry_failed=1 (finished trials are not run again)",
+        )
+
+
+def _front(trials: Sequence[TrialResult], metrics: Sequence[str]) -> str:
+    from pipeline.sweep.report import aligned, command, figure
+
+    rows = [("trial", *metrics, "")]
+    for item in trials:
+        cells = (figure(item.values[name]) if name in item.values else "-" for name in metrics)
+        rows.append((str(item.number), *cells, command(item.overrides)))
+    return aligned(rows)
+
+
+def _result(item: Ended) -> TrialResult:
+    from pipeline.sweep.report import TrialResult
+
+    trial, state = item.trial, item.outcome.state
+    values: Mapping[str, float] = {}
+    if trial.run is not None and state is State.FINISHED:
+        values = figures_of(trial.run.folder)
+    return TrialResult(
+        number=trial.number,
+        key=trial.key or "",
+        state=str(state),
+        chosen=trial.chosen,
+        overrides=trial.overrides,
+        values=values,
+        detail=item.outcome.detail,
+    )
+
+
+def _show(plan: SearchPlan, folder: SweepFolder) -> None:
+    """What was asked for so far and how it stands; what comes next depends on what they find. Writes nothing."""
+    from pipeline.sweep import folder as folders
+    from pipeline.sweep.report import aligned
+
+    known, entries = folder.about().get("trials", []), folders.latest(folder.entries()[0])
+    rows = [("trial", "key", "state", "what")]
+    for item in sorted(known, key=lambda item: int(item["number"])):
+        entry = entries.get(item["key"])
+        rows.append(
+            (str(item["number"]), item["key"], str(entry.state) if entry else "asked", " ".join(item["chosen"]))
+        )
+    total = plan.total
+    name = folder.name if plan.corner.run or plan.settings.name else "(its data isn't fetched, so it has no key yet)"
+    say(f"sweep {name}: search={plan.config.name}, {total} trials, {len(known)} of them asked for so far")
+    if known:
+        say(aligned(rows))
+    say(f"{total - len(known)} more are chosen as it goes, from:")
+    say("\n".join(f"  {name}  {item}" for name, item in plan.space.described().items()))

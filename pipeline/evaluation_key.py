@@ -1,0 +1,75 @@
+"""The evaluation's own key: a report is made again, without a training, when what made it has changed.
+
+Three parts: the sha256 of predictions.json, the code of ``pipeline.evaluation`` and what it imports, and the versions
+of its libraries. Comments and docstrings don't count, as they can't change a figure.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipeline.closure import import_closure
+from pipeline.files import sha256_file
+from pipeline.key import environment
+from pipeline.runfolder import EVALUATED, TRAINED, RunFolder
+
+ENTRY = "pipeline.evaluation"
+
+
+def made_of(root: Path, predictions_sha256: str) -> dict[str, Any]:
+    """What a report that is made now is made of. Raises OSError, SyntaxError."""
+    code, versions = _means(root)
+    return {"predictions": predictions_sha256, "code": dict(code), "environment": dict(versions)}
+
+
+def made_of_run(folder: RunFolder, root: Path) -> dict[str, Any]:
+    """The same for a run whose report is about to be made."""
+    path = folder.path / TRAINED[2]
+    return made_of(root, sha256_file(path) if path.exists() else "")
+
+
+@cache
+def _means(root: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Code and versions, read once: the reports of a process that lives long are made by the code it began with."""
+    closure = import_closure(root, ENTRY, ())
+    code = {path.as_posix(): _meaning((root / path).read_bytes()) for path in closure.files}
+    return code, environment(closure)
+
+
+def stale_because(folder: RunFolder, root: Path) -> str | None:
+    """None when the report was made of what is there now; otherwise what changed, in a few words."""
+    report = folder.read_json(EVALUATED[0])
+    if report is None:
+        return f"{EVALUATED[0]} is missing"
+    old = report.get("made_of")
+    if not isinstance(old, dict):
+        return f"{EVALUATED[0]} does not say what it was made of"
+    vouched = (folder.read_json("result.json") or {}).get("files") or {}
+    known = vouched.get("predictions.json") or {"sha256": sha256_file(folder.path / "predictions.json")}
+    changes = _changes(old, made_of(root, known["sha256"]))
+    return f"the evaluation was made with other means: {', '.join(changes)}" if changes else None
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    found = ["predictions.json changed"] if old.get("predictions") != new["predictions"] else []
+    for part, words in (("code", "{name} changed"), ("environment", "{name} {old} → {new}")):
+        before, after = old.get(part) or {}, new[part]
+        for name in sorted(before.keys() | after.keys()):
+            if before.get(name) != after.get(name):
+                found.append(words.format(name=name, old=before.get(name), new=after.get(name)))
+    return found
+
+
+def _meaning(source: bytes) -> str:
+    """A digest of the syntax tree without docstrings: equal for sources that differ in comments and layout."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                node.body = node.body[1:]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()

@@ -1,0 +1,91 @@
+"""How far a run has come and what its hosts said, as its folder tells it. Reads only."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline import journal
+from pipeline.errors import UsageError, hint
+from pipeline.runfolder import RunFolder, what
+from pipeline.types import State
+
+_TAIL_BYTES = 64 << 10  # enough for the last lines of metrics.jsonl
+_UNDER_WAY = (State.PLANNED, State.RUNNING)
+
+
+def status(folder: RunFolder) -> str:
+    """State, attempt, hosts, step, last metrics, a line each."""
+    entries = journal.read(folder.journal)
+    config, plan = folder.read_json("config.json") or {}, folder.read_json("plan.json") or {}
+    last = entries[-1] if entries else None
+    lines = [f"{folder.key}  {what(config)}"]
+    if last is None:
+        lines.append("  state    PLANNED, not started")
+    else:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.time))
+        orphaned = last.state in _UNDER_WAY and not _held(folder)
+        lost = "; no command is attached: the same doit train goes on with it" if orphaned else ""
+        lines.append(f"  state    {last.state} since {when}, attempt {last.attempt}{lost}")
+        if last.detail:
+            lines.append(f"  detail   {last.detail.splitlines()[0]}")
+    hosts = [f"{node['host']} ({node['nproc_per_node']})" for node in plan.get("nodes", [])]
+    lines.append(f"  hosts    {', '.join(hosts) or '-'}, {plan.get('launcher', '-')}")
+    step, epoch, metrics = _last_metrics(folder)
+    if step is not None:
+        lines.append(f"  step     {step}, epoch {epoch}")
+        lines += [f"  {name:<20} {value:.6g}" for name, value in sorted(metrics.items())]
+    bad = journal.torn(folder.journal)
+    lines += [f"  {folder.journal.name} line {number} is not readable and was left out: {text}" for number, text in bad]
+    return "\n".join(lines)
+
+
+def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
+    """The lines of every attempt's logs, each log under a heading. Raises UsageError: no logs, or no such host."""
+    attempts = folder.path / "attempts"
+    found = sorted(attempts.glob("*/*.log"), key=lambda path: (int(path.parent.name), path.name))
+    if not found:
+        raise UsageError(f"run {folder.key} has no logs: none of its attempts was started")
+    hosts = {path.stem for path in found}
+    if host is not None and host not in hosts:
+        raise UsageError(f"host={host}: run {folder.key} has no log of it; {hint(host, hosts)}")
+    for path in found:
+        if host in (None, path.stem):
+            yield f"==> attempt {path.parent.name}, {path.stem} <=="
+            with path.open(encoding="utf-8", errors="replace") as file:
+                yield from (line.rstrip("\n") for line in file)
+
+
+def _held(folder: RunFolder) -> bool:
+    """Whether a command holds the run's lock."""
+    from filelock import FileLock, Timeout
+
+    if not folder.lock.exists():
+        return False
+    try:
+        with FileLock(folder.lock, timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
+def _last_metrics(folder: RunFolder) -> tuple[int | None, int | None, dict[str, Any]]:
+    """Step and epoch of the last line, and the newest value of each metric among the last lines."""
+    path = folder.path / "metrics.jsonl"
+    if not path.exists():
+        return None, None, {}
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        lines = file.read().splitlines()
+    step = epoch = None
+    metrics: dict[str, Any] = {}
+    for line in lines:
+        try:
+            told = json.loads(line)
+            step, epoch = told["step"], told["epoch"]
+            metrics.update(told["metrics"])
+        except (ValueError, KeyError, TypeError):  # cut at the beginning of the tail, or still being written
+            continue
+    return step, epoch, metrics

@@ -1,0 +1,212 @@
+"""Which configuration to try next: Optuna, driven by ask and tell, with its study in the sweep's folder.
+
+Imports optuna (0.3 s), so it is itself imported only where a search runs. One process uses a study at a time; the
+sweep's lock sees to that. After a crash the trials that were under way are handed out again, with their numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.exceptions import ExperimentalWarning
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
+from optuna.samplers import BaseSampler, CmaEsSampler, GridSampler, RandomSampler, TPESampler
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+
+from pipeline.config.schema import SearchConfig
+from pipeline.errors import UsageError
+from pipeline.sweep.search_rules import objectives, total_trials
+from pipeline.sweep.space import Choice, Dimension, SearchSpace
+from pipeline.types import State
+
+FILE = "search.db"
+_STUDY = "search"
+_SEEDS = 1_000_003  # prime: seeds 0, 1, 2… and trials 0, 1, 2… share no sampler's seed
+_STATES = {TrialState.COMPLETE: State.FINISHED, TrialState.PRUNED: State.PRUNED, TrialState.FAIL: State.FAILED}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suggestion:
+    """A trial by its number, from 0. ``state`` is what was told of it before; None: still to be told."""
+
+    number: int
+    overrides: tuple[str, ...]
+    state: State | None
+
+
+class Search:
+    """A study with a fixed total of trials. Made by ``open_search``."""
+
+    def __init__(self, study: optuna.Study, config: SearchConfig, space: SearchSpace, total: int) -> None:
+        self.total = total
+        self._study, self._config, self._space = study, config, space
+        self._trials = [trial for trial in study.get_trials(deepcopy=False) if "of" not in trial.user_attrs]
+        self.begun = len(self._trials)
+        self._live: dict[int, Trial] = {}
+        self._next = 0
+
+    def ask(self) -> Suggestion | None:
+        """The trials of earlier calls in their order, then new ones; None when the total is reached."""
+        number, self._next = self._next, self._next + 1
+        if number >= self.total:
+            return None
+        if number < len(self._trials):
+            stored = self._trials[number]
+            if stored.state.is_finished():
+                return Suggestion(number=number, overrides=self._words(stored.params), state=_STATES[stored.state])
+            self._study.sampler = _sampler(self._config, self._space, stored.number)
+            trial = Trial(self._study, stored._trial_id)
+        else:
+            at = len(self._study.get_trials(deepcopy=False))
+            self._study.sampler = _sampler(self._config, self._space, at)
+            trial = self._study.ask()
+        self._live[number] = trial
+        values = {name: _suggest(trial, name, item) for name, item in self._space.dimensions.items()}
+        if number == len(self._trials):
+            self._trials.append(self._study.get_trials(deepcopy=False)[trial.number])
+        return Suggestion(number=number, overrides=self._words(values), state=None)
+
+    def tell(self, number: int, state: State, values: Sequence[float] = ()) -> None:
+        """How a trial ended: FINISHED with the objectives' ``values``, PRUNED or FAILED. Told again: no harm.
+
+        A trial that had failed and was tried again with success is told as a copy, as a study never takes back.
+        """
+        known = self._trials[number]
+        trial = self._live.pop(number, None)
+        if state is State.FINISHED and any(math.isnan(value) for value in values):
+            state = State.FAILED
+        if trial is not None:
+            wanted = {ours: theirs for theirs, ours in _STATES.items()}[state]
+            done = list(values) if state is State.FINISHED else None
+            self._trials[number] = self._study.tell(trial.number, values=done, state=wanted)
+        elif known.state is TrialState.FAIL and state is State.FINISHED:
+            self._trials[number] = self._copy(number, known, values)
+
+    def best(self) -> tuple[int, ...]:
+        """The best finished trial; with several objectives all that no other one beats in each. By number."""
+        return tuple(trial.user_attrs.get("of", self._number(trial)) for trial in self._study.best_trials)
+
+    def report(self, number: int, epoch: int, value: float) -> bool:
+        """The metric after an epoch (from 1). True: end this trial now. An epoch that is known already is skipped."""
+        trial = self._live.get(number)
+        if trial is None or len(self._study.directions) > 1:  # Optuna's pruners know a single objective
+            return False
+        if epoch not in self._study.get_trials(deepcopy=False)[trial.number].intermediate_values:
+            trial.report(value, epoch)
+        return trial.should_prune()
+
+    def _number(self, trial: FrozenTrial) -> int:
+        return next(number for number, own in enumerate(self._trials) if own.number == trial.number)
+
+    def _words(self, values: dict[str, Any]) -> tuple[str, ...]:
+        return tuple(f"{name}={item.text(values[name])}" for name, item in self._space.dimensions.items())
+
+    def _copy(self, number: int, failed: FrozenTrial, values: Sequence[float]) -> FrozenTrial:
+        copies = [trial for trial in self._study.get_trials(deepcopy=False) if trial.user_attrs.get("of") == number]
+        if copies:
+            return copies[0]
+        copy = create_trial(
+            values=list(values), params=failed.params, distributions=failed.distributions, user_attrs={"of": number}
+        )
+        self._study.add_trial(copy)
+        return copy
+
+
+def open_search(config: SearchConfig, space: SearchSpace, folder: Path, made_of: Mapping[str, Any]) -> Search:
+    """The study of a sweep folder, made where there is none. ``check`` must have passed.
+
+    ``made_of``: part → name → value of what all of its trials have in common, the space among it.
+
+    Raises:
+        UsageError: the folder's study searches another space or in another way, or has more trials already.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.simplefilter("ignore", ExperimentalWarning)
+    goals = objectives(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    study = optuna.create_study(
+        study_name=_STUDY,
+        storage=optuna.storages.RDBStorage(
+            f"sqlite:///{folder / FILE}", engine_kwargs={"connect_args": {"timeout": 60}}
+        ),
+        sampler=RandomSampler(seed=0),  # each trial has its own
+        pruner=_pruner(config),
+        directions=[StudyDirection[goal.direction.upper()] for goal in goals],
+        load_if_exists=True,
+    )
+    _refuse_changes(study, json.loads(json.dumps(made_of)), folder)
+    begun = sum("of" not in trial.user_attrs for trial in study.get_trials(deepcopy=False))
+    total = total_trials(config, space)
+    if total < begun:
+        raise UsageError(
+            f"search.n_trials={total}, but {begun} trials of this search have begun; give at least {begun}",
+            try_=f"search.n_trials={begun}",
+        )
+    return Search(study, config, space, total)
+
+
+def _refuse_changes(study: optuna.Study, asked: dict[str, Any], folder: Path) -> None:
+    known = study.user_attrs.get("made_of")
+    if known is None:
+        study.set_user_attr("made_of", asked)
+        return
+    rows = []
+    for part in asked:
+        for name in sorted({*known[part], *asked[part]}):
+            before, now = known[part].get(name), asked[part].get(name)
+            if before != now:
+                label = f"search.{name}" if part == "search" else name
+                rows.append(f"  {label}: {_shown(before)} → {_shown(now)}")
+    if rows:
+        raise UsageError(
+            "\n".join([f"the search in {folder} was begun otherwise, and its trials would mislead this one:", *rows]),
+            try_="the words it was begun with, or fork=1, which begins a new search beside it",
+        )
+
+
+def _shown(value: Any) -> str:
+    return "not there" if value is None else str(value)
+
+
+class _Grid(GridSampler):
+    """Optuna's, without its wish to end an ``optimize`` loop that isn't there."""
+
+    def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None: ...
+
+
+def _sampler(config: SearchConfig, space: SearchSpace, at: int) -> BaseSampler:
+    """The sampler of one trial: its seed comes from the trial, so what is asked doesn't depend on who asked before."""
+    seed = (config.seed * _SEEDS + at) % 2**32
+    if config.name == "grid":  # whose seed is the order of the whole grid
+        return _Grid({name: item.values or () for name, item in space.dimensions.items()}, seed=config.seed)
+    if config.name == "random":
+        return RandomSampler(seed=seed)
+    if config.name == "cmaes":
+        return CmaEsSampler(seed=seed, warn_independent_sampling=False)
+    return TPESampler(seed=seed)
+
+
+def _pruner(config: SearchConfig) -> BasePruner:
+    if config.pruner == "median":
+        # epochs count from 1, Optuna's steps from 0
+        return MedianPruner(n_startup_trials=config.startup_trials, n_warmup_steps=config.warmup_epochs + 1)
+    if config.pruner == "hyperband":
+        return HyperbandPruner(min_resource=config.min_epochs, reduction_factor=config.reduction_factor)
+    return NopPruner()
+
+
+def _suggest(trial: Trial, name: str, item: Dimension) -> Any:
+    """Drawn now, or what was drawn for this trial before."""
+    if isinstance(item, Choice):
+        return trial.suggest_categorical(name, item.options)
+    if item.whole:
+        return trial.suggest_int(name, int(item.low), int(item.high), step=int(item.step or 1), log=item.log)
+    return trial.suggest_float(name, item.low, item.high, step=item.step, log=item.log)

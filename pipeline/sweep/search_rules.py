@@ -1,0 +1,121 @@
+"""What a search aims at, and which combinations of sampler, pruner, space and run can't work. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.config.schema import SearchConfig
+from pipeline.errors import UsageError, hint
+from pipeline.sweep.space import Number, SearchSpace
+
+SAMPLERS = ("tpe", "random", "grid", "cmaes")
+PRUNERS = ("none", "median", "hyperband")
+DIRECTIONS = ("maximize", "minimize")
+EVERY_EPOCH = ("val/accuracy", "val/loss")
+AT_THE_END = ("test/accuracy", "test/loss", "train_s", "duration_s", "images_per_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """One figure of result.json: of its ``metrics`` where the name has a slash."""
+
+    metric: str
+    direction: str
+
+    def value(self, result: Mapping[str, Any]) -> float | None:
+        """As a finished run has it; None where it lacks that figure."""
+        found = result.get("metrics", {}).get(self.metric, result.get(self.metric))
+        return float(found) if isinstance(found, int | float) else None
+
+
+def objectives(config: SearchConfig) -> tuple[Objective, ...]:
+    """What to make large or small. Raises UsageError that lists the valid names."""
+    words = config.objectives or [f"{config.metric} {config.direction}"]
+    return tuple(_objective(word) for word in words)
+
+
+def _objective(word: str) -> Objective:
+    metric, _, direction = word.strip().rpartition(" ")
+    if direction not in DIRECTIONS:
+        raise UsageError(
+            f"search: {word!r} is no objective; write a metric and maximize or minimize, as in "
+            "search.objectives='[val/accuracy maximize, train_s minimize]'"
+        )
+    if metric not in EVERY_EPOCH + AT_THE_END:
+        raise UsageError(f"search: no run has a metric {metric!r}; {hint(metric, EVERY_EPOCH + AT_THE_END)}")
+    return Objective(metric=metric, direction=direction)
+
+
+def total_trials(config: SearchConfig, space: SearchSpace) -> int:
+    """How many trials there will be."""
+    if config.name != "grid":
+        return int(config.n_trials or 0)
+    size = math.prod(len(item.values or ()) for item in space.dimensions.values())
+    return min(size, config.n_trials or size)
+
+
+def check(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any]) -> None:
+    """Refuse what would only show after the first trials. ``resolved``: the configuration of the fixed words.
+
+    Raises:
+        UsageError: names the field, the value and the mend.
+    """
+    if config.name not in SAMPLERS:
+        raise UsageError(f"search={config.name} is no search; {hint(config.name, SAMPLERS)}")
+    if config.pruner not in PRUNERS:
+        raise UsageError(f"search.pruner={config.pruner}: {hint(config.pruner, PRUNERS)}")
+    for name in ("n_trials", "startup_trials", "min_epochs"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UsageError(f"search.{name}={value} must be at least 1")
+    if config.warmup_epochs < 0 or config.seed < 0 or config.reduction_factor < 2:
+        raise UsageError("search.warmup_epochs and search.seed must be at least 0, search.reduction_factor at least 2")
+    if not space.dimensions:
+        raise UsageError(
+            f"search={config.name} has nothing to vary; give it optimizer.lr='tag(log, interval(1e-3,1))', "
+            "model=small_cnn,resnet18 or trainer.global_batch_size='range(32,129,32)'"
+        )
+    _check_sampler(config, space)
+    _check_metrics(config, space, resolved)
+
+
+def _check_sampler(config: SearchConfig, space: SearchSpace) -> None:
+    endless = [name for name, item in space.dimensions.items() if item.values is None]
+    if config.name == "grid" and endless:
+        raise UsageError(
+            f"search=grid can't list {endless[0]}: an interval has no end of values; "
+            f"write {endless[0]}='range(a,b,step)' or single values, or take search=tpe"
+        )
+    if config.name != "grid" and config.n_trials is None:
+        raise UsageError(f"search.n_trials=null: search={config.name} needs to know how many trials there shall be")
+    numbers = [name for name, item in space.dimensions.items() if isinstance(item, Number) and item.low < item.high]
+    if config.name == "cmaes" and len(numbers) < 2:
+        raise UsageError(
+            f"search=cmaes needs two numbers to vary (interval or range), and here there is "
+            f"{', '.join(numbers) or 'none'}; take search=tpe"
+        )
+    if config.name == "cmaes" and len(objectives(config)) > 1:
+        raise UsageError("search=cmaes has one objective; for several take search=tpe")
+
+
+def _check_metrics(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any]) -> None:
+    wanted = objectives(config)
+    val_free = not any(name.startswith("dataset") for name in space.dimensions) and not resolved["dataset"]["val_size"]
+    for item in wanted:
+        if item.metric in EVERY_EPOCH and val_free:
+            raise UsageError(
+                f"search: runs without val images have no {item.metric} (dataset.val_size=0); set dataset.val_size "
+                "to take some from the training images"
+            )
+    if config.pruner == "none":
+        return
+    if len(wanted) > 1:
+        raise UsageError(f"search.pruner={config.pruner} needs a single objective; take search.pruner=none")
+    if wanted[0].metric not in EVERY_EPOCH:
+        raise UsageError(
+            f"search.pruner={config.pruner} needs a metric that a run has every epoch, not {wanted[0].metric}; "
+            f"valid: {', '.join(EVERY_EPOCH)}"
+        )

@@ -1,0 +1,200 @@
+"""Trials that a search chooses as the scheduler asks for them: epochs on to the pruner, values back to the search."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import data
+from pipeline.config import compose, trials
+from pipeline.config.build import RunConfig
+from pipeline.config.schema import SearchConfig, SweepConfig
+from pipeline.errors import PacelineError, UsageError
+from pipeline.files import canonical_json, sha256_text
+from pipeline.key import KEY_LENGTH
+from pipeline.sweep.expand import TrialFactory, configuration_digest
+from pipeline.sweep.search_rules import EVERY_EPOCH, Objective, check, objectives, total_trials
+from pipeline.sweep.space import Choice, SearchSpace, space
+from pipeline.sweep.trial import Outcome, Trial
+from pipeline.types import PRUNE, Cluster, State
+
+if TYPE_CHECKING:  # imports optuna
+    from pipeline.sweep.search import Search
+
+_NOT_A_RUN = ("cluster", "tracking", "paths", "sweep", "search", "hydra")
+OnAsked = Callable[[Trial], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPlan:
+    """A search as the words ask for it. ``corner`` is one point of its space: it stands for what all trials share.
+
+    ``factory`` makes the trials, within ``compose.hydra_ready()``.
+    """
+
+    config: SearchConfig
+    space: SearchSpace
+    corner: Trial
+    factory: TrialFactory
+    slots: tuple[Cluster, ...]
+    settings: SweepConfig
+
+    @property
+    def runs_dir(self) -> Path:
+        return self.corner.config.runs_dir
+
+    @property
+    def made_of(self) -> dict[str, Any]:
+        """What earlier trials must have in common with new ones, or their values would mislead."""
+        settings = {name: value for name, value in vars(self.config).items() if name != "n_trials"}
+        return {
+            "space": self.space.described(),
+            "search": settings,
+            "runs": {"key of a trial": self.corner.key or configuration_digest(self.corner.config)},
+        }
+
+    @property
+    def total(self) -> int:
+        return total_trials(self.config, self.space)
+
+    @property
+    def key(self) -> str:
+        """Of code, data, environment, fixed words, space and the way to search; not of the number of trials."""
+        return sha256_text(canonical_json(self.made_of))[:KEY_LENGTH]
+
+
+def plan(words: Sequence[str], *, root: Path, local_gpus: int) -> SearchPlan:
+    """Read the words, in which some stand for several values, and ``search=NAME``. Needs ``compose.hydra_ready()``.
+
+    Raises:
+        UsageError: a word or a combination that can't work.
+    """
+    found = space(trials.overrides(words))
+    for name in found.dimensions:
+        group = name.lstrip("+").partition(".")[0].partition("/")[0]
+        if group in _NOT_A_RUN:
+            raise UsageError(f"{name} is no part of a run, so a search can't vary it; give it one value")
+    resolved = compose.resolve(compose.compose_now(found.fixed))
+    config = SearchConfig(**resolved["search"])
+    check(config, found, resolved)
+    factory = TrialFactory(root=root, local_gpus=local_gpus)
+    first = tuple(
+        f"{name}={item.options[0] if isinstance(item, Choice) else item.text(item.low)}"
+        for name, item in found.dimensions.items()
+    )
+    corner = factory.trial(0, first, (*found.fixed, *first))
+    return SearchPlan(
+        config=config,
+        space=found,
+        corner=corner,
+        factory=factory,
+        slots=factory.slots(),
+        settings=factory.settings,
+    )
+
+
+def fetch(config: RunConfig) -> None:
+    """The data set of a trial, where it isn't there yet."""
+    if data.find(config.train.dataset, config.data_dir) is None:
+        data.fetch(config.train.dataset, config.data_dir)
+
+
+class Searching:
+    """A TrialSource on top of a search. ``on_asked`` hears of each trial before it starts."""
+
+    def __init__(self, search: Search, plan: SearchPlan, on_asked: OnAsked) -> None:
+        self._search, self._plan, self._on_asked = search, plan, on_asked
+        self._goals = objectives(plan.config)
+        self._metric = self._goals[0].metric if self._goals[0].metric in EVERY_EPOCH else None
+        self._read: dict[int, _Epochs] = {}
+        self._pruning: set[int] = set()
+
+    @property
+    def total(self) -> int:
+        return self._search.total
+
+    def next_trial(self) -> Trial | None:
+        """Those of earlier calls first, with their numbers. Data that a trial needs is fetched now."""
+        suggestion = self._search.ask()
+        if suggestion is None:
+            return None
+        words = (*self._plan.space.fixed, *suggestion.overrides)
+        trial = self._plan.factory.trial(suggestion.number, suggestion.overrides, words)
+        if trial.run is None:
+            fetch(trial.config)
+            self._plan.factory.forget_packs()
+            trial = self._plan.factory.trial(suggestion.number, suggestion.overrides, words)
+        self._on_asked(trial)
+        return trial
+
+    def watch(self, running: Sequence[Trial]) -> None:
+        """Pass on what epochs have brought; leave the wish to prune in the folders of those that fell behind.
+
+        The wish is left again where a beginning attempt has cleared it away.
+        """
+        for trial in running:
+            self._report(trial)
+            if trial.number in self._pruning and trial.run is not None and trial.run.folder.path.is_dir():
+                (trial.run.folder.path / PRUNE).touch()
+
+    def tell(self, trial: Trial, outcome: Outcome) -> None:
+        """Raises PacelineError: the run has no figure of that name. One that was killed is still to be told."""
+        self._report(trial)
+        self._pruning.discard(trial.number)
+        if outcome.state is State.KILLED:
+            return
+        values = self._values(trial) if outcome.state is State.FINISHED else []
+        self._search.tell(trial.number, outcome.state, values)
+
+    def _report(self, trial: Trial) -> None:
+        if self._metric is None or trial.run is None:
+            return
+        epochs = self._read.setdefault(trial.number, _Epochs(trial.run.folder.path / "metrics.jsonl", self._metric))
+        for epoch, value in epochs.new():
+            if self._search.report(trial.number, epoch, value):
+                self._pruning.add(trial.number)
+
+    def _values(self, trial: Trial) -> list[float]:
+        assert trial.run is not None
+        result = trial.run.folder.read_json("result.json") or {}
+        return [_value(goal, result, trial) for goal in self._goals]
+
+
+def _value(goal: Objective, result: dict[str, Any], trial: Trial) -> float:
+    value = goal.value(result)
+    if value is None:
+        mend = "dataset.val_size=…, which takes val images from the training images"
+        raise PacelineError(
+            f"trial {trial.number} ({trial.key}) has no {goal.metric}, which the search looks at",
+            try_=mend if goal.metric in EVERY_EPOCH else "another search.metric",
+        )
+    return value
+
+
+class _Epochs:
+    """One metric in a growing metrics.jsonl, epoch by epoch."""
+
+    def __init__(self, path: Path, metric: str) -> None:
+        self._path, self._metric, self._at = path, metric, 0
+
+    def new(self) -> Iterator[tuple[int, float]]:
+        """(epoch from 1, value) of the lines since the last look; all again where the file was cut back."""
+        try:
+            with self._path.open("rb") as file:
+                self._at = self._at if self._at <= self._path.stat().st_size else 0
+                file.seek(self._at)
+                part = file.read()
+        except FileNotFoundError:
+            return
+        whole = part[: part.rfind(b"\n") + 1]
+        self._at += len(whole)
+        for line in whole.splitlines():
+            try:
+                found = json.loads(line)
+                if self._metric in found["metrics"]:
+                    yield int(found["epoch"]), float(found["metrics"][self._metric])
+            except (ValueError, KeyError, TypeError):
+                continue

@@ -1,0 +1,242 @@
+"""Runs that prove themselves: A → B → A, edits, plan, why, reproduce, export; in a checkout of the tests' own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.commands import ROOT
+
+A = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1", "tracking=none")
+SOURCES = ("dodo.py", "pyproject.toml", "requirements.lock", "README.md", "pipeline", "trainers", "conf")
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A copy of the project in a repository of its own, so that a test may edit it."""
+
+    root: Path
+
+    def doit(self, *words: str, code: int = 0) -> str:
+        """Both outputs of a command that must end with ``code``."""
+        done = self.start(*words)
+        output, _ = done.communicate(timeout=150)
+        assert done.returncode == code, output
+        return output
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "doit", *words],
+            cwd=self.root,
+            env={**os.environ, "PYTHONPATH": str(self.root)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def why(self, *words: str) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.doit("why", *words, "json=1"))
+        return answer
+
+    def git(self, *words: str) -> str:
+        named = ["-c", "user.name=t", "-c", "user.email=t@t"]
+        done = subprocess.run(["git", "-C", str(self.root), *named, *words], capture_output=True, text=True, check=True)
+        return done.stdout
+
+    def runs(self) -> dict[str, Path]:
+        return {path.parent.name: path.parent for path in self.root.glob("runs/*/result.json")}
+
+    def launches(self) -> int:
+        return sum(path.read_text().count("RUNNING") for path in self.root.glob("runs/*/journal.jsonl"))
+
+    def files(self, *, but: str = ".doit.db") -> dict[str, int]:
+        """Every file of the checkout and its repository but doit's own database, with its time stamp.
+
+        That of git's objects is left out: git renews it when it is about to write an object that is there.
+        """
+        paths = {str(path.relative_to(self.root)): path for path in self.root.rglob("*") if path.is_file()}
+        kept = {name: path for name, path in paths.items() if not any(x in name for x in (but, ".doit", "__pycache__"))}
+        return {name: 0 if ".git/objects" in name else path.stat().st_mtime_ns for name, path in kept.items()}
+
+
+def copied(root: Path) -> Checkout:
+    """A fresh repository with one commit of the code under test."""
+    root.mkdir()
+    for name in SOURCES:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, root / name)
+    (root / ".gitignore").write_text((ROOT / ".gitignore").read_text())
+    checkout = Checkout(root)
+    checkout.git("init", "-q")
+    checkout.git("add", "-A")
+    checkout.git("commit", "-qm", "one")
+    return checkout
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """A is trained from a dirty tree: an edit in a module that the trainer imports at second hand, a new file."""
+    checkout = copied(tmp_path_factory.mktemp("with space") / "project")
+    with (checkout.root / "trainers" / "buffers.py").open("a") as file:
+        file.write("# edited\n")
+    (checkout.root / "notes.txt").write_text("not committed\n")
+    checkout.doit("train", *A)
+    return checkout
+
+
+def test_edits_that_decide_nothing_rerun_nothing_and_one_at_second_hand_does(trained: Checkout) -> None:
+    key = trained.why(*A)["key"]
+    for name, line in (("README.md", "more\n"), ("pipeline/evaluation.py", "# more\n"), ("pipeline/plan.py", "# x\n")):
+        with (trained.root / name).open("a") as file:
+            file.write(line)
+    assert "is finished" in trained.doit("train", *A)
+    assert trained.launches() == 1
+    module = trained.root / "trainers" / "buffers.py"  # the trainer imports it through another module
+    before = module.read_text()
+    module.write_text(before + "# again\n")
+    answer = trained.why(*A)
+    module.write_text(before)
+    assert answer["key"] != key
+    assert [item["field"] for item in answer["differences"]] == ["trainers/buffers.py"]
+
+
+def test_a_then_b_then_a_launches_nothing_and_an_edit_during_b_makes_b_stale(trained: Checkout) -> None:
+    launches = trained.launches()
+    a = trained.why(*A)["key"]
+    child = trained.start("train", *A, "seed=1")
+    while child.poll() is None and len(list(trained.root.glob("runs/*/attempts"))) < 2:
+        time.sleep(0.02)
+    module = trained.root / "trainers" / "loop.py"
+    before = module.read_text()
+    module.write_text(before + "# edited while B trains\n")
+    output, _ = child.communicate(timeout=150)
+    assert child.returncode == 0, output
+    stale = trained.why(*A, "seed=1")
+    assert stale["reason"] == "not finished yet"
+    assert [(item["part"], item["field"]) for item in stale["differences"]] == [("code", "trainers/loop.py")]
+    module.write_text(before)
+    assert trained.why(*A, "seed=1")["reason"] is None
+    assert f"{a} is finished" in trained.doit("train", *A)
+    assert trained.launches() == launches + 1
+
+
+def test_a_report_by_other_code_is_made_again_without_a_training(trained: Checkout) -> None:
+    launches = trained.launches()
+    module = trained.root / "pipeline" / "evaluation.py"
+    before = module.read_text()
+    module.write_text(before.replace('"share of the true class"', '"share of the class"'))
+    answer = trained.why(*A)
+    assert answer["reason"] == "the evaluation was made with other means: pipeline/evaluation.py changed"
+    assert [(step["name"], step["done"]) for step in answer["steps"]][:3] == [
+        ("fetch", True),
+        ("train", True),
+        ("evaluate", False),
+    ]
+    trained.doit("train", *A)
+    assert trained.why(*A)["reason"] is None
+    module.write_text(before)
+    trained.doit("evaluate", f"run={answer['key']}")
+    assert trained.why(*A)["reason"] is None
+    assert trained.launches() == launches
+
+
+def test_plan_names_every_command_and_writes_nothing(trained: Checkout) -> None:
+    before = trained.files()
+    words = ("experiment=quickstart", "cluster=pssh", "cluster.hosts=[{name: n0}, {name: n1, python: /opt/py}]")
+    shown = trained.doit("plan", *words)
+    graph = trained.doit("plan", *A, "format=mermaid")
+    dot = trained.doit("plan", *A, "format=dot")
+    (told,) = json.loads(trained.doit("plan", *words, "json=1"))
+    assert trained.files() == before
+    assert "train     to do  not finished yet" in shown
+    assert "'<python of n0>' -m torch.distributed.run --nnodes=2 --nproc-per-node=1 --node-rank=0" in shown
+    assert "/opt/py -m torch.distributed.run" in shown
+    assert [node["node_rank"] for node in told["launch"]["nodes"]] == [0, 1]
+    assert graph.startswith("flowchart LR\n")
+    assert "train0 --> evaluate0" in graph
+    assert "train0 -> evaluate0;" in dot
+
+
+def test_reproduce_makes_the_dirty_tree_again_and_leaves_the_checkout_alone(trained: Checkout) -> None:
+    key = trained.why(*A)["key"]
+    (trained.root / "notes.txt").write_text("changed since\n")
+    before = trained.files(but="runs/")
+    shown = trained.doit("reproduce", f"run={key[:5]}")
+    assert trained.files(but="runs/") == before
+    assert f"REPRODUCED {key}: weights_sha256, metrics and steps are equal\nits key is the same" in shown
+
+
+def test_an_archive_is_made_again_in_another_folder_that_never_saw_the_commit(
+    trained: Checkout, tmp_path: Path
+) -> None:
+    key = trained.why(*A)["key"]
+    archives = [tmp_path / "one.tar.gz", tmp_path / "two.tar.gz"]
+    for archive in archives:
+        trained.doit("export", f"run={key}", f"to={archive}", "weights=1")
+    assert archives[0].read_bytes() == archives[1].read_bytes()
+    elsewhere = copied(tmp_path / "elsewhere")
+    (elsewhere.root / "notes.txt").write_text("another's\n")
+    elsewhere.git("add", "-A")
+    elsewhere.git("commit", "-qm", "another history")
+    shown = elsewhere.doit("reproduce", f"run={archives[0]}", "keep=1")
+    assert f"REPRODUCED {key}" in shown
+    code = elsewhere.root / "runs" / ".reproduced" / key / "code"
+    assert (code / "notes.txt").read_text() == "not committed\n"
+    assert (code / "trainers" / "buffers.py").read_text().endswith("# edited\n")
+    assert elsewhere.git("worktree", "list").count("\n") == 1
+
+
+def test_what_cannot_be_made_again_is_said_before_anything_is_trained(trained: Checkout) -> None:
+    key = trained.why(*A)["key"]
+    assert "run=ffff: no such run" in trained.doit("reproduce", "run=ffff", code=3)
+    assert "takes no 'seed=1'" in trained.doit("reproduce", f"run={key}", "seed=1", code=3)
+    folder = trained.root / "runs" / key
+    patch, provenance = folder / "changes.patch", folder / "provenance.json"
+    before = patch.read_bytes(), provenance.read_text()
+    patch.write_bytes(before[0][:-20])
+    assert "changes.patch is altered" in trained.doit("reproduce", f"run={key}", code=1)
+    patch.write_bytes(before[0])
+    provenance.write_text(before[1].replace(json.loads(before[1])["git_commit"], "f" * 40))
+    said = trained.doit("reproduce", f"run={key}", code=1)
+    provenance.write_text(before[1])
+    assert f"commit {'f' * 40} of run {key} is not in this clone" in said
+    assert "try: git fetch" in said
+
+
+def test_status_and_logs_tell_of_the_run_that_is_named(trained: Checkout) -> None:
+    key = trained.why(*A)["key"]
+    with (trained.root / "runs" / key / "journal.jsonl").open("a") as journal:
+        journal.write("{torn\n")
+    status = trained.doit("status", f"run={key}")
+    assert "state    FINISHED" in status
+    assert "step     2, epoch 1" in status
+    assert "is not readable and was left out: {torn" in status
+    logs = trained.doit("logs", f"run={key}", "host=localhost")
+    assert logs.startswith("==> attempt 1, localhost <==\n0 | small_cnn")
+    assert "host=nodeX: run" in trained.doit("logs", f"run={key}", "host=nodeX", code=3)
+
+
+def test_a_run_folder_of_a_newer_version_is_refused_and_left_alone(trained: Checkout) -> None:
+    key = trained.why(*A)["key"]
+    path = trained.root / "runs" / key / "key.json"
+    before = path.read_text()
+    path.write_text(before.replace('"version": 1', '"version": 2'))
+    stamps = trained.files()
+    for words in (("train", *A), ("plan", *A), ("why", *A), ("evaluate", f"run={key}"), ("reproduce", f"run={key}")):
+        said = trained.doit(*words, code=3)
+        assert f"run {key} was written by a newer Paceline: key.json has version 2" in said
+    assert f"{key}  NEWER" in trained.doit("runs")
+    assert trained.files() == stamps
+    path.write_text(before)

@@ -1,0 +1,90 @@
+"""Two torchruns, as the plan renders them for two nodes, that meet in each way and train the same weights."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from pipeline.launchers.base import Place
+from pipeline.plan import render
+from pipeline.types import Cluster, Host, LaunchPlan, NodeFacts
+from tests.trainers.ranks import free_ports
+from tests.trainers.tiny_runs import ROOT, MakeRun, read_summary
+
+pytest_plugins = ["tests.trainers.conftest"]
+
+
+def plan_for(cluster: Cluster, folders: list[Path]) -> LaunchPlan:
+    facts = [
+        NodeFacts(
+            host=host.name,
+            identity=host.name,
+            hostname=host.name,
+            address="127.0.0.1",
+            interface=None,
+            python=sys.executable,
+            python_version="3.11",
+            torch_version="2",
+            gpus=0,
+            cpus=1,
+            memory_bytes=1,
+            disk_free_bytes=1,
+            free_port=0,
+            home="/",
+            unix_time=0.0,
+        )
+        for host in cluster.hosts
+    ]
+    return render(
+        cluster=cluster,
+        facts=facts,
+        run_key="abc",
+        attempt=1,
+        run_id="abc-1-ff",
+        master_port=free_ports(1)[0],
+        trainer="trainers.classifier",
+        place=lambda host, _: Place(
+            run_dir=str(folders[int(host.name)]), data_dir="", state_dir=str(folders[int(host.name)])
+        ),
+    )
+
+
+def train(plan: LaunchPlan) -> None:
+    """Node 1 starts first: with c10d torchrun gives it rank 0 if anything does."""
+    nodes = [
+        subprocess.Popen(
+            node.argv,
+            env={**os.environ, **node.env, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for node in reversed(plan.nodes)
+    ]
+    try:
+        outputs = [node.communicate(timeout=100)[0] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+
+
+def test_every_rendezvous_gives_rank_0_to_the_first_node_and_the_same_weights(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    hosts = (Host(name="0"), Host(name="1"))
+    digests = {}
+    for kind in ("static", "c10d", "file"):
+        folder = str(tmp_path / "meet") if kind == "file" else None
+        cluster = Cluster(launcher="pssh", hosts=hosts, rendezvous=kind, rendezvous_dir=folder)
+        folders = [make_run(f"{kind} {number}", trainer__epochs=1) for number in range(2)]
+        train(plan_for(cluster, folders))
+        summary = read_summary(folders[0])
+        assert (summary["nnodes"], summary["world_size"]) == (2, 2)
+        assert not (folders[1] / "summary.json").exists()
+        digests[kind] = summary["weights_sha256"]
+    assert len(set(digests.values())) == 1
+    assert list((tmp_path / "meet").iterdir()) == []

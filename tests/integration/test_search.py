@@ -1,0 +1,105 @@
+"""A search from its command line to its end: real ranks, Optuna's real storage, MLflow's real store."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.commands import Project, processes_of
+
+SEARCH = [
+    "experiment=quickstart",
+    "trainer.epochs=16",
+    "trainer.checkpoint_every_epochs=10",
+    "search=grid",
+    "search.seed=3",  # the bad rate comes last
+    "search.pruner=median",
+    "search.startup_trials=2",
+    "search.warmup_epochs=1",
+    "optimizer.lr=0.03,0.1,1e-7",
+]
+
+
+def sweep_folder(project: Project) -> Path:
+    (folder,) = (path.parent for path in (project.folder / "runs" / "sweeps").glob("*/sweep.json"))
+    return folder
+
+
+def journal(project: Project) -> Iterator[dict[str, object]]:
+    for path in (project.folder / "runs" / "sweeps").glob("*/journal.jsonl"):
+        yield from (json.loads(line) for line in path.read_text().splitlines() if line.endswith("}"))
+
+
+def rows(database: Path, query: str) -> list[tuple[object, ...]]:
+    connection = sqlite3.connect(database)
+    try:
+        return connection.execute(query).fetchall()
+    finally:
+        connection.close()
+
+
+def test_a_killed_search_goes_on_and_prunes_the_bad_rate_and_all_three_stores_agree(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    child = project.start("sweep", *SEARCH)
+    try:
+        deadline = time.monotonic() + 120
+        while sum(entry["state"] == "RUNNING" for entry in journal(project)) < 2:
+            assert child.poll() is None, child.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        child.send_signal(signal.SIGKILL)
+        child.communicate(timeout=30)
+        done = project.doit("sweep", *SEARCH)
+        assert done.returncode == 0, done.stdout
+        assert "search=grid, 3 trials of which 2 have begun, 1 at a time, pruner median" in done.stdout
+        assert "2 finished, 1 pruned, 0 failed" in done.stdout
+    finally:
+        for process in processes_of(tmp_path):
+            process.kill()
+
+    folder = sweep_folder(project)
+    trials = json.loads((folder / "sweep.json").read_text())["trials"]
+    assert [item["number"] for item in trials] == [0, 1, 2]
+    (bad,) = (item for item in trials if item["chosen"] == ["optimizer.lr=1e-07"])
+    last = {entry["number"]: entry["state"] for entry in journal(project)}
+    assert {number for number, state in last.items() if state == "PRUNED"} == {bad["number"]}
+    told = dict(rows(folder / "search.db", "select number, state from trials"))
+    assert told == {n: {"FINISHED": "COMPLETE"}.get(str(state), state) for n, state in last.items()}
+    query = (
+        "select r.status, t.value, k.value from runs r join tags t on t.run_uuid = r.run_uuid "
+        "join tags k on k.run_uuid = r.run_uuid where t.key = 'paceline.state' and k.key = 'paceline.run_key'"
+    )
+    recorded = {key: (status, state) for status, state, key in rows(project.folder / "mlflow.db", query)}
+    assert recorded == {
+        item["key"]: ("KILLED", "PRUNED") if item is bad else ("FINISHED", "FINISHED") for item in trials
+    }
+    run = project.folder / "runs" / bad["key"]
+    pruned = json.loads((run / "pruned.json").read_text())
+    assert pruned["epoch"] < 16
+    assert (run / "checkpoints" / f"step-{pruned['step']:08d}.pt").exists()
+    assert not (run / "result.json").exists()
+
+    again = project.doit("sweep", *SEARCH)
+    assert (again.returncode, "0 run just now" in again.stdout) == (0, True), again.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["optimizer.lr=interval(0.1,1)"], "only a search can draw from it; add search=tpe"),
+        (["search=tpe", "dataset.val_size=0", "optimizer.lr=interval(0.1,1)"], "set dataset.val_size"),
+        (["search=tep", "optimizer.lr=interval(0.1,1)"], "search has no option 'tep'; did you mean tpe?"),
+        (["search=tpe", "search.trials=3", "optimizer.lr=1,2"], "did you mean search.n_trials?"),
+        (["search=tpe", "cluster=local,two_node"], "cluster is no part of a run, so a search can't vary it"),
+    ],
+)
+def test_a_wrong_search_ends_as_a_wrong_command_line(tmp_path: Path, words: list[str], text: str) -> None:
+    done = Project(tmp_path).doit("sweep", "experiment=quickstart", *words)
+    assert (done.returncode, text in done.stdout) == (3, True), done.stdout
+    assert not (tmp_path / "runs").exists()

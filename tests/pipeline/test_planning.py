@@ -1,0 +1,68 @@
+"""The plan without asking a host: as pure data, from the launch's own renderer, with no torch in the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from pipeline import planning
+from pipeline.config.build import build
+from pipeline.config.compose import compose_config, resolve
+from pipeline.evaluation_key import _meaning
+from tests.integration.commands import ROOT
+
+
+def planned(tmp_path: Path, *overrides: str) -> planning.Trial:
+    words = ("experiment=quickstart", f"paths.runs={tmp_path}/runs", f"paths.data={tmp_path}/data", *overrides)
+    config = build(resolve(compose_config(words)), words, root=tmp_path, local_gpus=0)
+    return planning.trial(config, None, None, root=tmp_path)
+
+
+def test_what_only_a_probe_can_tell_is_a_named_placeholder(tmp_path: Path) -> None:
+    hosts = "cluster.hosts=[{name: a, port: 23, nproc_per_node: 2}, {name: b, address: 10.0.0.2, interface: eth1}]"
+    plan = planned(tmp_path, "cluster=pssh", hosts, "cluster.python=/opt/py", "trainer.global_batch_size=66").launch
+    first, second = plan.nodes
+    assert first.argv[:3] == ("/opt/py", "-m", "torch.distributed.run")
+    assert "--master-addr=<address of a:23>" in first.argv
+    assert "--master-port=<free port of a:23>" in second.argv
+    assert "--local-addr=10.0.0.2" in second.argv
+    assert (first.env["OMP_NUM_THREADS"], second.env["GLOO_SOCKET_IFNAME"]) == ("<cpus of a:23>/2", "eth1")
+    assert (first.first_rank, second.first_rank, plan.world_size) == (0, 2, 3)
+
+
+def test_without_its_data_a_run_has_no_key_and_every_step_says_what_it_waits_for(tmp_path: Path) -> None:
+    trial = planned(tmp_path, "tracking=none")
+    assert trial.key is None
+    assert [(step.name, step.done, step.why) for step in trial.steps] == [
+        ("fetch", False, "digits isn't here"),
+        ("train", False, "its data isn't fetched, so its key isn't known yet"),
+        ("evaluate", False, "after train"),
+        ("record", True, "tracking is switched off"),
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_graph_shares_a_fetch_and_escapes_what_it_names(tmp_path: Path) -> None:
+    trials = [planned(tmp_path, f"seed={seed}") for seed in (0, 1)]
+    graph, dot = planning.mermaid(trials), planning.dot(trials)
+    assert graph.count("fetch0 -->") == 2
+    assert "fetch1" not in graph
+    assert '  fetch0 [label="fetch\\nto do: digits isn\'t here", style=dashed];' in dot
+    assert dot.count(" -> ") == 6
+
+
+def test_neither_torch_nor_mlflow_is_imported_for_a_plan() -> None:
+    code = "import sys, pipeline.planning, pipeline.cli.provenance"
+    shown = "print({'torch', 'mlflow', 'sklearn'} & {*sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; {shown}"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
+
+
+def test_comments_and_docstrings_do_not_count_for_the_evaluation_and_a_statement_does() -> None:
+    code = b'"""Doc."""\ndef f(x):\n    """Doc."""\n    return x + 1\n'
+    same = b'# a comment\n"""Other."""\n\n\ndef f( x ):\n    # more\n    return x + 1\n'
+    assert _meaning(code) == _meaning(same)
+    assert _meaning(code) != _meaning(code.replace(b"1", b"2"))

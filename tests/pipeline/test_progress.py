@@ -1,0 +1,68 @@
+"""What a folder tells of its run, whatever state it was left in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from pipeline import journal, progress, runs
+from pipeline.errors import UsageError
+from pipeline.files import write_json
+from pipeline.journal import Entry
+from pipeline.runfolder import RunFolder
+from pipeline.types import State
+
+KEY = "0123456789ab"
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / KEY)
+    write_json(folder.path / "key.json", {"version": 1})
+    write_json(folder.path / "config.json", {name: {"name": name} for name in ("dataset", "model", "optimizer")})
+    write_json(folder.path / "plan.json", {"launcher": "pssh", "nodes": [{"host": "a", "nproc_per_node": 2}]})
+    journal.append(folder.journal, Entry(state=State.RUNNING, attempt=2, time=0.0))
+    lines = [
+        '{"step": 1, "epoch": 1, "metrics": {"lr": 0.5}}',
+        '{"step": 2, "epoch": 1, "metrics": {"train/loss": 2}}',
+        '{"st',
+    ]
+    (folder.path / "metrics.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def test_a_run_whose_command_died_says_so_and_one_that_is_held_does_not(running: RunFolder) -> None:
+    assert "attempt 2; no command is attached: the same doit train goes on with it" in progress.status(running)
+    with FileLock(running.lock):
+        shown = progress.status(running)
+    assert shown.splitlines()[0] == f"{KEY}  dataset model optimizer"
+    assert shown.splitlines()[1].endswith("attempt 2")
+    assert (
+        "  hosts    a (2), pssh\n  step     2, epoch 1\n  lr                   0.5\n  train/loss           2" in shown
+    )
+
+
+def test_logs_come_attempt_by_attempt_and_a_host_may_be_chosen(running: RunFolder) -> None:
+    with pytest.raises(UsageError, match="has no logs"):
+        list(progress.logs(running, None))
+    for attempt, host in ((2, "a"), (10, "a"), (2, "b")):
+        path = running.path / "attempts" / str(attempt) / f"{host}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{attempt}{host}\n")
+    assert list(progress.logs(running, "a")) == ["==> attempt 2, a <==", "2a", "==> attempt 10, a <==", "10a"]
+    with pytest.raises(UsageError, match="host=c: run 0123456789ab has no log of it; valid: a, b"):
+        list(progress.logs(running, "c"))
+
+
+def test_a_run_is_found_by_its_mlflow_id_and_one_of_a_newer_version_is_listed_and_refused(running: RunFolder) -> None:
+    mlflow_id = "f" * 32
+    write_json(running.path / "tracking.json", {"run_id": mlflow_id})
+    assert runs.find(running.path.parent, mlflow_id) == running
+    write_json(running.path / "key.json", {"version": 99})
+    with pytest.raises(UsageError, match="was written by a newer Paceline"):
+        runs.find(running.path.parent, KEY)
+    write_json(running.result, {"what": "x", "unix_time": 1.0, "state": "FINISHED"})
+    assert [(row.key, row.state) for row in runs.rows(running.path.parent)] == [(KEY, runs.NEWER)]
+    assert runs.finished_parts(running.path.parent) == {}

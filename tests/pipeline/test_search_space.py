@@ -1,0 +1,106 @@
+"""Hydra's sweep words as a search space, and what can't be one."""
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from pipeline.config.schema import SearchConfig
+from pipeline.errors import UsageError
+from pipeline.sweep.search_rules import check, objectives
+from pipeline.sweep.space import Choice, Number, SearchSpace, space
+
+WITH_VAL = {"dataset": {"val_size": 180}}
+
+
+def parsed(*words: str) -> SearchSpace:
+    return space(OverridesParser.create().parse_overrides(list(words)))
+
+
+@pytest.mark.parametrize(
+    ("word", "wanted"),
+    [
+        ("a=small_cnn,resnet18", Choice(options=("small_cnn", "resnet18"))),
+        ("a=choice(0.1,[1,2],'x y')", Choice(options=("0.1", "[1,2]", r"x\ y"))),
+        ("a=shuffle(3,1,2)", Choice(options=("3", "1", "2"))),
+        ("a=range(1,8,3)", Number(low=1, high=7, step=3, log=False, whole=True)),
+        ("a=range(8,1,-3)", Number(low=2, high=8, step=3, log=False, whole=True)),
+        ("a=range(0,1,0.25)", Number(low=0, high=0.75, step=0.25, log=False, whole=False)),
+        ("a=interval(0,1)", Number(low=0, high=1, step=None, log=False, whole=False)),
+        ("a=int(interval(1,8))", Number(low=1, high=8, step=1, log=False, whole=True)),
+        ("a=tag(log,interval(1e-4,1e-1))", Number(low=1e-4, high=0.1, step=None, log=True, whole=False)),
+        ("a=tag(log,int(interval(1,64)))", Number(low=1, high=64, step=1, log=True, whole=True)),
+    ],
+)
+def test_each_kind_of_word_is_a_dimension(word: str, wanted: object) -> None:
+    found = parsed("b=1", word, "~c")
+    assert found.dimensions == {"a": wanted}
+    assert found.fixed == ("b=1", "~c")
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("a=tag(lgo,interval(1,2))", "the tag 'lgo' means nothing here; the one there is: log"),
+        ("a=interval(2,1)", "interval(a,b) needs a < b"),
+        ("a=tag(log,interval(0,1))", "a log scale begins above 0, not at 0"),
+        ("a=tag(log,choice(1,2))", "a log scale needs numbers in between"),
+        ("a=tag(log,range(1,9,2))", "a log scale has no steps"),
+        ("a=range(3,3)", "has no value in it"),
+    ],
+)
+def test_what_can_not_be_a_dimension_is_refused_with_the_word_in_it(word: str, text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parsed(word)
+    assert str(error.value).startswith(word)
+    assert text in str(error.value)
+
+
+def test_values_are_written_as_a_grid_writes_them() -> None:
+    number = parsed("a=range(0.1,0.5,0.1)").dimensions["a"]
+    assert isinstance(number, Number)
+    assert number.values == (0.1, 0.2, 0.3, 0.4)
+    assert [number.text(0.1 + 0.1 + 0.1), number.text(0.1)] == ["0.3", "0.1"]
+    whole = parsed("a=int(interval(1,8))").dimensions["a"]
+    assert whole.text(5.0) == "5"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "text"),
+    [
+        ({"name": "tpe"}, ["seed=1"], "search=tpe has nothing to vary; give it optimizer.lr="),
+        ({"name": "grid"}, ["a=interval(0,1)"], "search=grid can't list a: an interval has no end of values"),
+        ({"name": "cmaes"}, ["a=interval(0,1)", "b=1,2"], "search=cmaes needs two numbers to vary"),
+        ({"name": "tpe", "n_trials": None}, ["a=1,2"], "search.n_trials=null"),
+        ({"name": "tpe", "n_trials": 0}, ["a=1,2"], "search.n_trials=0 must be at least 1"),
+        ({"name": "tpe", "pruner": "median"}, ["a=1,2"], "search.pruner=mean"),
+        ({"name": "tpe", "metric": "val/acuracy"}, ["a=1,2"], "did you mean val/accuracy?"),
+        ({"name": "tpe", "objectives": ["val/loss less"]}, ["a=1,2"], "'val/loss less' is no objective"),
+        (
+            {"name": "tpe", "pruner": "median", "objectives": ["val/loss minimize", "train_s minimize"]},
+            ["a=1,2"],
+            "search.pruner=median needs a single objective",
+        ),
+        ({"name": "tpe", "pruner": "median", "metric": "test/accuracy"}, ["a=1,2"], "that a run has every epoch"),
+    ],
+)
+def test_what_can_not_work_is_refused_before_the_first_trial(
+    settings: dict[str, object], words: list[str], text: str
+) -> None:
+    config = SearchConfig(**{"n_trials": 4, **settings})  # type: ignore[arg-type]
+    if text == "search.pruner=mean":
+        config.pruner = "mean"
+    with pytest.raises(UsageError) as error:
+        check(config, parsed(*words), WITH_VAL)
+    assert text in str(error.value)
+
+
+def test_without_val_images_the_field_to_set_is_named() -> None:
+    config, words = SearchConfig(name="tpe", n_trials=4), parsed("optimizer.lr=interval(0,1)")
+    with pytest.raises(UsageError, match=r"no val/accuracy \(dataset.val_size=0\); set dataset.val_size"):
+        check(config, words, {"dataset": {"val_size": 0}})
+    check(config, words, WITH_VAL)
+
+
+def test_an_objective_is_a_figure_of_result_json() -> None:
+    first, second = objectives(SearchConfig(objectives=["val/accuracy maximize", "train_s minimize"]))
+    result = {"metrics": {"val/accuracy": 0.9}, "train_s": 3}
+    assert (first.value(result), second.value(result), first.value({})) == (0.9, 3.0, None)

@@ -1,0 +1,35 @@
+"""The dense layer against torch's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from trainers.models.dense import Linear
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_values_and_gradients_are_those_of_torch(bf16: bool) -> None:
+    torch.manual_seed(0)
+    ours, theirs = Linear(96, 32), nn.Linear(96, 32)
+    theirs.load_state_dict(ours.state_dict())
+    results = []
+    for layer in (ours, theirs):
+        values = torch.linspace(-1, 1, 8 * 96).view(8, 96).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            outputs = layer(values)
+        outputs.float().square().sum().backward()
+        results.append([outputs, values.grad, layer.weight.grad, layer.bias.grad])
+    for one, other in zip(*results, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, rtol=2**-7 if bf16 else 1e-6, atol=2**-7 if bf16 else 1e-6)
+
+
+def test_the_weight_gradient_lies_in_memory_as_the_weight_does() -> None:
+    layer = Linear(16, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(torch.ones(2, 16)).float().sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.stride() == layer.weight.stride()
+    assert layer.weight.grad.dtype == torch.float32

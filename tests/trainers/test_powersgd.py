@@ -1,0 +1,80 @@
+"""PowerSGD on two real ranks: what is sent in the end, alike on both, and a resumed run to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tests.trainers.ranks import call_on_ranks, next_port
+from tests.trainers.test_sharding import train
+from tests.trainers.tiny_runs import MakeRun, read_summary
+from trainers.config import DDPConfig
+from trainers.distributed import connect
+from trainers.gradients import GradientAverager
+from trainers.powersgd import orthonormalise
+
+STEPS = 30
+
+
+def average_on_this_rank(folder: Path) -> None:
+    """The same gradients in every step: their mean over the steps is what should have arrived."""
+    next_port()
+    node = connect("gloo")
+    inputs = torch.load(folder / "inputs.pt", weights_only=True)[node.ranks.rank]
+    model = nn.Linear(40, 30)
+    config = DDPConfig(compression="powersgd", powersgd_rank=2, powersgd_start_step=1)
+    averager = GradientAverager(list(model.parameters()), 2, config)
+    found = []
+    for step in range(STEPS + 1):
+        averager.start(step)
+        averager.send_next()
+        (model(inputs[0]) * inputs[1][:, :30]).sum().div(2).backward()
+        averager.finish()
+        found.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+    torch.save(found, folder / f"found-{node.ranks.rank}.pt")
+    node.close()
+
+
+def test_error_feedback_sends_in_the_end_what_was_left_out(tmp_path: Path) -> None:
+    torch.save(torch.randn(2, 2, 8, 40, generator=torch.Generator().manual_seed(1)), tmp_path / "inputs.pt")
+    call_on_ranks("tests.trainers.test_powersgd:average_on_this_rank", tmp_path)
+    found, other = (torch.load(tmp_path / f"found-{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert all(a.equal(b) for step, again in zip(found, other, strict=True) for a, b in zip(step, again, strict=True))
+    exact, steps = found[0], found[1:]  # the first step comes before the compression
+    assert int(torch.linalg.matrix_rank(exact[0])) > 2 >= int(torch.linalg.matrix_rank(steps[0][0]))
+    assert steps[0][1].equal(exact[1])  # a bias is sent as it is
+
+    def miss(count: int) -> float:
+        mean = torch.stack([step[0] for step in steps[:count]]).mean(0)
+        return float((mean - exact[0]).norm() / exact[0].norm())
+
+    assert miss(STEPS) < 0.2 < miss(1)
+
+
+def test_columns_become_orthonormal_and_zeros_stay() -> None:
+    matrix = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    matrix[:, 1] = 0
+    orthonormalise(matrix)
+    torch.testing.assert_close(matrix.t() @ matrix, torch.diag(torch.tensor([1.0, 0.0, 1.0])), atol=1e-6, rtol=0)
+
+
+def train_and_die(folder: Path) -> None:
+    train(folder / "whole")
+    for until in (4, 11):
+        train(folder / "killed", until=until)
+    train(folder / "killed")
+    train(folder / "plain")
+
+
+def test_a_run_learns_and_resumes_to_the_bit(make_run: MakeRun, tmp_path: Path) -> None:
+    settings = {"trainer__epochs": 12, "trainer__checkpoint_every_steps": 2, "model__dropout": 0.0}
+    settings["strategy"] = {"name": "ddp", "compression": "powersgd", "powersgd_start_step": 3}
+    for name in ("whole", "killed"):
+        make_run(name, **settings)
+    make_run("plain", **{**settings, "strategy": {"name": "ddp"}})
+    call_on_ranks("tests.trainers.test_powersgd:train_and_die", tmp_path, groups=5)
+    whole, killed, plain = (read_summary(tmp_path / name) for name in ("whole", "killed", "plain"))
+    assert killed["weights_sha256"] == whole["weights_sha256"] != plain["weights_sha256"]
+    assert whole["metrics"]["test/accuracy"] > 0.9

@@ -1,0 +1,124 @@
+"""Six 3×3 convolutions behind a fixed whitening layer: made for the shortest training on small images.
+
+The layout follows Jordan: 94% on CIFAR-10 in 3.29 seconds on a single GPU, 2024 (arXiv 2404.00498), and Page: How to
+train your ResNet, 2018. What they found and is used here: a first layer of 2×2 filters that whitens the patches of
+the training images and stays as it is, identity filters to start from, batch normalisation that only learns its
+shift, and a small head. For 3×32×32 and 10 classes at the default width: 1,971,352 trainable parameters.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainers.config import ConfigError, ModelConfig, WhitenedCNNConfig
+from trainers.models import ImageShape
+
+_PATCH_PIXELS = 2  # side
+_FLOOR = 5e-4  # added to the variances, so that directions without any are not blown up to noise
+_STATISTICS_SHARE = 0.4  # of the newest batch in the running statistics: a short training moves fast
+_IMAGES_AT_ONCE = 250
+
+
+class Whitening(nn.Module):
+    """Each patch's principal components at unit variance, once as they are and once negated; a bias is learned."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        directions = channels * _PATCH_PIXELS**2
+        self.convolution = nn.Conv2d(channels, 2 * directions, _PATCH_PIXELS)
+        self.convolution.weight.requires_grad_(False)
+        nn.init.zeros_(self.convolution.bias)  # type: ignore[arg-type]
+        self.outputs = 2 * directions
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps: Tensor = self.convolution(images)
+        return maps
+
+    @torch.no_grad()
+    def fit(self, images: Tensor) -> None:
+        """Take the filters from normalised images [n, C, H, W]."""
+        weight = self.convolution.weight
+        weight.copy_(whitening_filters(images).view(weight.shape))
+
+
+def whitening_filters(images: Tensor) -> Tensor:
+    """float32 filters [2d, d] for the d = 4·C values of a 2×2 patch, on the CPU; the largest variance comes first.
+
+    An eigenvector has no sign of its own: here its largest component is positive.
+    """
+    size = images.shape[1] * _PATCH_PIXELS**2
+    covariance, count = torch.zeros(size, size, dtype=torch.float64), 0
+    for part in torch.split(images.cpu(), _IMAGES_AT_ONCE):
+        patches = functional.unfold(part, _PATCH_PIXELS).transpose(1, 2).reshape(-1, size).double()
+        covariance += patches.T @ patches
+        count += len(patches)
+    variances, vectors = torch.linalg.eigh(covariance / count)  # ascending; one eigenvector a column
+    rows = vectors.T.flip(0)
+    largest = rows.gather(1, rows.abs().argmax(1, keepdim=True))
+    filters = rows * largest.sign() / (variances.flip(0).clamp(min=0) + _FLOOR).sqrt().unsqueeze(1)
+    return torch.cat([filters, -filters]).float()
+
+
+class Block(nn.Module):
+    """Convolution, 2×2 pooling, convolution; each followed by batch normalisation and GELU."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = _convolution(inputs, outputs), _normalisation(outputs)
+        self.conv2, self.norm2 = _convolution(outputs, outputs), _normalisation(outputs)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        maps = self.conv1(maps)
+        if min(maps.shape[2:]) > 1:
+            maps = functional.max_pool2d(maps, 2)
+        maps = functional.gelu(self.norm1(maps))
+        return functional.gelu(self.norm2(self.conv2(maps)))
+
+
+class WhitenedCNN(nn.Module):
+    """Float images [n, C, H, W] → logits [n, classes]. H and W at least 2."""
+
+    def __init__(self, config: WhitenedCNNConfig, image: ImageShape) -> None:
+        super().__init__()
+        narrow, wide = config.width, 4 * config.width
+        self.whitening = Whitening(image.channels)
+        self.blocks = nn.Sequential(Block(self.whitening.outputs, narrow), Block(narrow, wide), Block(wide, wide))
+        self.head = nn.Linear(wide, image.num_classes, bias=False)
+        nn.init.normal_(self.head.weight, std=1 / wide)
+
+    def calibrate(self, images: Tensor) -> None:
+        """See trainers.models.Calibrated."""
+        self.whitening.fit(images)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.blocks(functional.gelu(self.whitening(images)))
+        logits: Tensor = self.head(maps.amax((2, 3)))
+        return logits
+
+
+def _convolution(inputs: int, outputs: int) -> nn.Conv2d:
+    """The first filters pass their input on; the others are torch's random ones."""
+    convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+    with torch.no_grad():
+        nn.init.dirac_(convolution.weight[:inputs])
+    return convolution
+
+
+def _normalisation(channels: int) -> nn.BatchNorm2d:
+    layer = nn.BatchNorm2d(channels, momentum=_STATISTICS_SHARE)
+    layer.weight.requires_grad_(False)
+    return layer
+
+
+def build(config: ModelConfig, image: ImageShape) -> nn.Module:
+    """Raises ConfigError when the images have a side of one pixel."""
+    if not isinstance(config, WhitenedCNNConfig):
+        raise TypeError(f"whitened_cnn takes a WhitenedCNNConfig, not {type(config).__name__}")
+    if min(image.height, image.width) < _PATCH_PIXELS:
+        raise ConfigError(
+            f"model=whitened_cnn needs images of at least {_PATCH_PIXELS}×{_PATCH_PIXELS} pixels, "
+            f"the data has {image.height}×{image.width}; choose model=resnet18 or larger images"
+        )
+    return WhitenedCNN(config, image)

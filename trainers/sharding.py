@@ -1,0 +1,253 @@
+"""FSDP2: each rank holds a slice of every weight, of its gradient and of its optimizer state.
+
+torch's fully_shard (Zhao et al.: PyTorch FSDP, VLDB 2023) gathers the weights of one part of the network when its
+turn comes and drops them again. The optimizer works on the slices as on any tensors: SGD and Adam treat every
+element alone. Imported for this strategy only: it imports torch._dynamo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import shutil
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from trainers.config import ConfigError, TrainConfig
+from trainers.distributed import Node
+from trainers.errors import TrainerError
+from trainers.files import could_not_write
+from trainers.shards import exchange, folder_name, rank_files, strangers
+from trainers.strategies import Layout
+
+ELEMENTWISE = ("sgd", "adam")  # optimizers that need no more of a tensor than a slice
+_LARGEST_BYTES, _SMALLEST_BYTES = 25 << 20, 1 << 20  # of the weights that are gathered at once
+
+
+def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> tuple[Shards, ShardAverager]:
+    """Slice ``model`` in place over all ranks.
+
+    Raises:
+        ConfigError: an optimizer that needs whole tensors, or a network to be compiled.
+        TrainerError: GPUs without nccl, or no numpy on this host.
+    """
+    if config.optimizer.name not in ELEMENTWISE:
+        raise ConfigError(
+            f"strategy=fsdp updates slices of tensors, which optimizer={config.optimizer.name} can't; choose one of: "
+            f"{', '.join(ELEMENTWISE)}, or strategy=ddp"
+        )
+    if config.trainer.compile:
+        raise ConfigError("trainer.compile=true goes with strategy=ddp; take trainer.compile=false, or strategy=ddp")
+    if node.device.type == "cuda" and node.backend != "nccl":
+        raise TrainerError(
+            f"strategy=fsdp on GPUs needs strategy.backend=nccl, and this run has {node.backend}; "
+            "with one rank a GPU take strategy.backend=auto, else strategy=ddp"
+        )
+    if importlib.util.find_spec("numpy") is None:
+        raise TrainerError(
+            f"strategy=fsdp needs numpy on host {socket.gethostname()} (torch exchanges what checkpoints hold "
+            "through it); install it there (python -m pip install numpy), or take strategy=ddp"
+        )
+    if not dist.is_initialized():  # one rank: it shards into one slice, and its checkpoints are as any other's
+        backend = "cpu:gloo,cuda:nccl" if node.backend == "nccl" else node.backend
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh(node.device.type, (node.ranks.world_size,))
+    shard(model.to(memory_format=torch.contiguous_format), mesh, precision)
+    layout = Shards(model, node, mesh)
+    return layout, ShardAverager(layout)
+
+
+def shard(model: nn.Module, mesh: DeviceMesh, precision: str) -> None:
+    """fully_shard the model, part by part. Weights are gathered and used in ``precision``, gradients summed in fp32.
+
+    Batch normalisation keeps fp32 weights, all of them gathered together.
+    """
+    lower = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    policy = MixedPrecisionPolicy(param_dtype=lower, reduce_dtype=torch.float32)
+    norms: list[nn.Module] = [item for item in model.modules() if isinstance(item, nn.modules.batchnorm._BatchNorm)]
+    if lower is not None and norms:
+        fully_shard(norms, mesh=mesh)
+    for part in parts(model):
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+    # Without the last argument the whole keeps its own weights gathered after an evaluation, until a state_dict() on
+    # one rank drops them there: then the ranks wait for each other in different collectives.
+    root = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    root.set_gradient_divide_factor(1.0)  # the loss is divided by the number of parts already: a sum is wanted
+    root.set_force_sum_reduction_for_comms(True)
+
+
+def parts(model: nn.Module) -> Iterator[nn.Module]:
+    """Modules of 1 to 25 MiB of weights, the largest that there are; what is smaller stays with the whole."""
+    for child in model.children():
+        size_bytes = sum(item.nbytes for item in child.parameters())
+        called = type(child).forward is not nn.Module.forward  # a ModuleList is a list
+        if (size_bytes > _LARGEST_BYTES and any(True for _ in child.children())) or not called:
+            yield from parts(child)
+        elif size_bytes >= _SMALLEST_BYTES:
+            yield child
+
+
+class Shards(Layout):
+    """This rank's slices. A slice is cut along the first dimension, and empty on a rank beyond its rows."""
+
+    name = "fsdp"
+
+    def __init__(self, model: nn.Module, node: Node, mesh: DeviceMesh) -> None:
+        super().__init__(model)
+        self.node, self.mesh = node, mesh
+        self._named = {name: item for name, item in model.named_parameters() if isinstance(item, DTensor)}
+        self.whole = {name: item for name, item in self._named.items() if item.requires_grad}
+        self.parameters = [item.to_local().detach() for item in self.whole.values()]
+        self._far: list[int] = []  # ranks that don't see rank 0's folder
+        self._far_leaders: list[int] = []  # the first of them on each host
+
+    def agree(self, found_inf: Tensor) -> Tensor:
+        """1.0 on every rank where any rank has seen a gradient that is not finite."""
+        dist.all_reduce(found_inf, op=dist.ReduceOp.MAX)
+        return found_inf
+
+    def weights(self) -> dict[str, Tensor]:
+        """Gathered one by one; empty but on rank 0."""
+        found = {}
+        for name, value in self.model.state_dict().items():
+            full = value.full_tensor() if isinstance(value, DTensor) else value
+            if self.node.leads:
+                found[name] = full.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
+        return found
+
+    def replicated(self, state: Mapping[str, list[Tensor]]) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
+        """Buffers, and what of the optimizer's state is no slice."""
+        model = {name: value for name, value in self.model.state_dict().items() if not isinstance(value, DTensor)}
+        return model, {name: items for name, items in state.items() if not self._is_sliced(items)}
+
+    def look(self, folder: Path) -> None:
+        """Which hosts have no access to rank 0's folder: their shards travel through the process group."""
+        self._far, self._far_leaders = strangers(folder, self.node)
+
+    def save(self, folder: Path, step: int, state: Mapping[str, list[Tensor]]) -> dict[str, str]:
+        """``shards-<step>/`` in the format of torch.distributed.checkpoint, whole on rank 0's host.
+
+        Raises:
+            TrainerError: a weight that is not finite, or a folder that can't be written.
+        """
+        self._refuse_nonfinite(step)
+        target = folder / folder_name(step)
+        if self.node.ranks.local_rank == 0:
+            shutil.rmtree(target, ignore_errors=True)  # what an attempt that died has left
+        dist.barrier()
+        needed_bytes = sum(item.nbytes for item in self.parameters)
+        try:
+            save(self._content(state), checkpoint_id=target)
+        except (CheckpointException, OSError) as error:
+            raise could_not_write(target, _cause(error), needed_bytes) from error
+        mine = {name: _sha256(target / name) for name in rank_files(target, self.node.ranks.rank)}
+        digests: list[dict[str, str]] = [{} for _ in range(self.node.ranks.world_size)]
+        dist.all_gather_object(digests, mine)
+        for rank in self._far:
+            exchange(target, list(digests[rank]), source=rank, target=0, node=self.node)
+        if self.node.ranks.rank in self._far:
+            for name in mine:
+                (target / name).unlink()
+            with contextlib.suppress(OSError):  # another rank of this host still has files there
+                target.rmdir()
+        return {f"{target.name}/{name}": sha256 for found in digests for name, sha256 in found.items()}
+
+    def load(self, folder: Path, step: int, state: Mapping[str, list[Tensor]]) -> None:
+        """From whatever number of ranks it was saved by.
+
+        Raises:
+            TrainerError: the shards are of another model.
+        """
+        source = folder / folder_name(step)
+        names: list[list[str]] = [[path.name for path in source.iterdir()] if self.node.leads else []]
+        dist.broadcast_object_list(names, src=0)
+        for rank in self._far_leaders:
+            exchange(source, names[0], source=0, target=rank, node=self.node)
+        dist.barrier()
+        try:
+            load(self._content(state), checkpoint_id=source)
+        except CheckpointException as error:
+            raise TrainerError(
+                f"the shards of step {step} do not fit this model ({str(_cause(error))[:200]}); "
+                f"delete {folder} to start afresh"
+            ) from error
+        dist.barrier()
+        if self.node.ranks.rank in self._far_leaders:
+            shutil.rmtree(source, ignore_errors=True)
+
+    def _content(self, state: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
+        """All slices by name, as views of this rank's tensors: what is loaded into them is loaded."""
+        found: dict[str, Tensor] = {f"model.{name}": item.detach() for name, item in self._named.items()}
+        for kind, items in state.items():
+            if self._is_sliced(items):
+                for (name, whole), item in zip(self.whole.items(), items, strict=True):
+                    found[f"{kind}.{name}"] = DTensor.from_local(
+                        item, self.mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+                    )
+        return found
+
+    def _is_sliced(self, items: Sequence[Tensor]) -> bool:
+        return [item.shape for item in items] == [item.shape for item in self.parameters]
+
+    def _refuse_nonfinite(self, step: int) -> None:
+        bad = [name for name, item in zip(self.whole, self.parameters, strict=True) if not torch.isfinite(item).all()]
+        names: list[str | None] = [None] * self.node.ranks.world_size
+        dist.all_gather_object(names, bad[0] if bad else None)
+        first = next((name for name in names if name is not None), None)
+        if first is not None:
+            raise TrainerError(
+                f"{first} is not finite after step {step}, which is therefore not saved; "
+                "a lower optimizer.lr usually helps"
+            )
+
+
+class ShardAverager:
+    """FSDP sums the gradients itself, in every backward pass; afterwards the slices get theirs."""
+
+    def __init__(self, layout: Shards) -> None:
+        self._layout = layout
+
+    def start(self, step: int) -> None:
+        for whole in self._layout.whole.values():
+            whole.grad = None
+
+    def send_next(self) -> None:
+        """Nothing: gradients are summed with every micro-batch, because whole ones would fill the memory."""
+
+    def finish(self) -> None:
+        """Raises RuntimeError when a parameter took no part in the loss."""
+        for whole, part in zip(self._layout.whole.values(), self._layout.parameters, strict=True):
+            if not isinstance(whole.grad, DTensor):
+                raise RuntimeError("a parameter of the model took no part in the loss; every one must")
+            part.grad = whole.grad.to_local()
+
+    def state(self) -> dict[str, list[Tensor]]:
+        return {}
+
+    def own(self) -> list[Tensor]:
+        return []
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What went wrong on the first rank that failed."""
+    if isinstance(error, CheckpointException):
+        return next(iter(error.failures.values()))[0]
+    return error
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,72 @@
+"""Files of a sharded checkpoint: their names, and their way between hosts that share no folder."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from trainers.distributed import Node
+
+_CHUNK_BYTES = 64 << 20
+
+
+def folder_name(step: int) -> str:
+    """The folder of the shards of a step, beside its step-*.pt."""
+    return f"shards-{step:08d}"
+
+
+def rank_files(folder: Path, rank: int) -> list[str]:
+    """Names of the files in ``folder`` that this rank has written; rank 0 also what the shards hold."""
+    own = sorted(path.name for path in folder.glob(f"__{rank}_*.distcp"))
+    return [".metadata", *own] if rank == 0 else own
+
+
+def strangers(folder: Path, node: Node) -> tuple[list[int], list[int]]:
+    """The ranks whose ``folder`` isn't rank 0's, and the first of them on each host. Every rank calls it."""
+    name = [f".seen-{secrets.token_hex(8)}"]
+    dist.broadcast_object_list(name, src=0)
+    path = folder / name[0]
+    if node.leads:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    dist.barrier()
+    found = [(True, 0)] * node.ranks.world_size
+    dist.all_gather_object(found, (path.exists(), node.ranks.local_rank))
+    if node.leads:
+        path.unlink()
+    far = [(rank, local_rank) for rank, (near, local_rank) in enumerate(found) if not near]
+    return [rank for rank, _ in far], [rank for rank, local_rank in far if local_rank == 0]
+
+
+def exchange(folder: Path, names: list[str], *, source: int, target: int, node: Node) -> None:
+    """Copy files of ``folder`` from rank ``source`` to rank ``target`` in chunks; the others do nothing."""
+    if node.ranks.rank == source:
+        for name in names:
+            _send(folder / name, target)
+    elif node.ranks.rank == target:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            _receive(folder / name, source)
+
+
+def _send(path: Path, target: int) -> None:
+    size_bytes = path.stat().st_size
+    dist.send(torch.tensor([size_bytes]), target)
+    with path.open("rb") as file:
+        while block := file.read(_CHUNK_BYTES):
+            dist.send(torch.frombuffer(bytearray(block), dtype=torch.uint8), target)
+
+
+def _receive(path: Path, source: int) -> None:
+    size = torch.zeros(1, dtype=torch.int64)
+    dist.recv(size, source)
+    left = int(size)
+    with path.open("wb") as file:
+        while left:
+            block = torch.empty(min(left, _CHUNK_BYTES), dtype=torch.uint8)
+            dist.recv(block, source)
+            file.write(block.numpy().tobytes())
+            left -= block.numel()
