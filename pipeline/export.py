@@ -13,7 +13,7 @@ from pipeline import git
 from pipeline.errors import PacelineError, UsageError
 from pipeline.files import write_atomic
 from pipeline.key import KEY_LENGTH
-from pipeline.provenance import without_secrets
+from pipeline.redact import without_logins
 from pipeline.runfolder import RunFolder
 
 SOURCE = "source.tar"
@@ -77,7 +77,11 @@ def _members(folder: RunFolder, patterns: tuple[str, ...]) -> Iterator[tuple[str
             if path.is_file():
                 name = path.relative_to(folder.path).as_posix()
                 content = path.read_bytes()
-                yield name, without_secrets(content) if name.endswith(_MAY_HOLD_ADDRESSES) else content
+                yield name, _without_logins(content) if name.endswith(_MAY_HOLD_ADDRESSES) else content
+
+
+def _without_logins(content: bytes) -> bytes:
+    return without_logins(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
 
 def _source(root: Path, commit: str) -> bytes:

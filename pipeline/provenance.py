@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 import shlex
 import shutil
 import tempfile
@@ -15,6 +14,7 @@ from typing import Any
 from pipeline import git
 from pipeline.errors import PacelineError
 from pipeline.files import sha256_bytes, sha256_file, write_atomic
+from pipeline.redact import in_word
 from pipeline.types import NodeFacts
 
 LOCK = "requirements.lock"
@@ -90,9 +90,12 @@ def collect(
     return provenance, patch
 
 
-def of_another(origin: Provenance, *, overrides: Sequence[str], hosts: Sequence[str], unix_time: float) -> Provenance:
+def of_another(
+    origin: Provenance, *, overrides: Sequence[str], hosts: Sequence[str], data_digest: str, unix_time: float
+) -> Provenance:
     """The provenance of another run of the same command and code."""
-    return replace(origin, overrides=tuple(_without_secrets(overrides)), hosts=tuple(hosts), unix_time=unix_time)
+    words = tuple(_without_secrets(overrides))
+    return replace(origin, overrides=words, hosts=tuple(hosts), data_digest=data_digest, unix_time=unix_time)
 
 
 def environment(fact: NodeFacts) -> dict[str, Any]:
@@ -174,10 +177,5 @@ def _sorted_out(root: Path, untracked: Sequence[str], outputs: Sequence[str]) ->
     return taken, large
 
 
-def without_secrets(text: bytes) -> bytes:
-    """``https://user:password@host`` loses its password."""
-    return re.sub(rb"(://[^/\s:@]*):[^/\s@]*@", rb"\1:***@", text)
-
-
 def _without_secrets(words: Sequence[str]) -> list[str]:
-    return [without_secrets(word.encode()).decode() for word in words]
+    return [in_word(word) for word in words]

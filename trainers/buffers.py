@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 def statistics(model: nn.Module) -> list[Tensor]:
@@ -30,8 +31,12 @@ def fill(tensors: Sequence[Tensor], values: Tensor) -> None:
         offset += item.numel()
 
 
-def spread(table: Tensor, world_size: int) -> Tensor:
-    """A table of rows [ranks, n] for another number of ranks: the mean for each. The same number keeps its rows."""
+def spread(table: Tensor, world_size: int, width: int) -> Tensor:
+    """A table of rows [ranks, n] for another number of ranks: the mean for each. The same number keeps its rows.
+
+    Batch statistics come first in a row; unsent gradients behind them that one rank alone hasn't begin at zero.
+    """
+    table = functional.pad(table[:, :width], (0, max(0, width - table.shape[1])))
     if table.shape[0] == world_size:
         return table
     return table.mean(0, keepdim=True).expand(world_size, -1).contiguous()

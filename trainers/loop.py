@@ -58,6 +58,7 @@ class Trainer:
     def prepare(self) -> None:
         """Take up the newest good checkpoint (rank 0 reads it and shares it), or share the fresh weights."""
         layout, path = self.stepper.strategy.layout, self.run_dir / "checkpoints"
+        row = buffers.row(self._own(), self.node.device)
         table: Tensor | None = None
         if self.node.leads:
             owner = checkpoint.identity(
@@ -68,21 +69,21 @@ class Trainer:
                 strategy=layout.name,
             )
             self.folder = CheckpointFolder(path, owner, self.config.trainer.keep_checkpoints)
-            table = buffers.row(self._own(), self.node.device).unsqueeze(0)
+            table = row.unsqueeze(0)
             for found in self.folder.newest_good():
                 if isinstance(found, str):
                     self.say(f"warning: {found}")
                 else:
                     self._load(found)
                     table = found.own
-            table = buffers.spread(table, self.node.ranks.world_size)
+            table = buffers.spread(table, self.node.ranks.world_size, row.numel())
             self.folder.check()
             self.metrics = MetricsFile(self.run_dir / "metrics.jsonl", keep_to_step=self.step)
         layout.look(path)
         best = self.progress.get("best_accuracy", -1.0)
         progress = torch.tensor([self.step, best], dtype=torch.float64, device=self.node.device)
         self.node.share([progress, *self._state()])
-        buffers.fill(self._own(), self.node.deal(table, buffers.row(self._own(), self.node.device)))
+        buffers.fill(self._own(), self.node.deal(table, row))
         self.step = self.saved_step = int(progress[0])
         self.progress["best_accuracy"] = float(progress[1])
         if self.step:
@@ -107,6 +108,8 @@ class Trainer:
                 f"({' '.join(str(error).split())[:200]}); delete {self.run_dir / 'checkpoints'} to start afresh"
             ) from error
         for name, tensors in layout.replicated(self.stepper.state())[1].items():
+            if name == "powersgd" and name not in found.optimizer:
+                continue  # written by one rank, which has nobody to send to
             for target, source in zip(tensors, found.optimizer[name], strict=True):
                 target.copy_(source)
         self.step, self.progress = found.step, found.progress

@@ -106,8 +106,8 @@ class Shards(Layout):
     name = "fsdp"
 
     def __init__(self, model: nn.Module, node: Node, mesh: DeviceMesh) -> None:
-        super().__init__(model)
-        self.node, self.mesh = node, mesh
+        super().__init__(model, node)
+        self.mesh = mesh
         self._named = {name: item for name, item in model.named_parameters() if isinstance(item, DTensor)}
         self.whole = {name: item for name, item in self._named.items() if item.requires_grad}
         self.parameters = [item.to_local().detach() for item in self.whole.values()]

@@ -45,8 +45,8 @@ class Layout:
 
     name = "ddp"
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, node: Node) -> None:
+        self.model, self.node = model, node
         self.parameters: list[Tensor] = [*trainable(model)]
 
     def agree(self, found_inf: Tensor) -> Tensor:
@@ -54,8 +54,8 @@ class Layout:
         return found_inf
 
     def weights(self) -> dict[str, Tensor]:
-        """The whole state dict, copied, contiguous on the CPU; every rank calls it, rank 0 alone needs the result."""
-        return weights.plain(self.model)
+        """The whole state dict, copied, contiguous on the CPU, for rank 0; empty on others. Every rank calls it."""
+        return weights.plain(self.model) if self.node.leads else {}
 
     def replicated(self, state: Mapping[str, list[Tensor]]) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
         """Of the model's and the optimizer's state what all ranks have alike: here everything."""
@@ -109,7 +109,7 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
     if ddp.compression == "none" and all(item.dtype == torch.float32 for item in parameters):
         memory = share_memory(sum(item.numel() for item in parameters), node)
     averager = GradientAverager(parameters, node.ranks.world_size, ddp, memory)
-    return Strategy(layout=Layout(model), averager=averager, reason=reason)
+    return Strategy(layout=Layout(model, node), averager=averager, reason=reason)
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:

@@ -13,6 +13,7 @@ from pipeline.config.schema import RootConfig, SearchConfig, SweepConfig
 from pipeline.errors import UsageError, hint
 from pipeline.launchers import LAUNCHERS
 from pipeline.plan import check_batch
+from pipeline.redact import without_secrets
 from pipeline.types import Cluster, Host
 from trainers import config as node
 
@@ -92,8 +93,8 @@ def build(
 
 
 def of_the_run(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved configuration without what only says how a sweep goes."""
-    return {name: value for name, value in resolved.items() if name not in ("sweep", "search")}
+    """A resolved configuration without what only says how a sweep goes, and without secrets."""
+    return without_secrets({name: value for name, value in resolved.items() if name not in ("sweep", "search")})
 
 
 def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluster:

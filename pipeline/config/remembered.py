@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.files import canonical_json, sha256_bytes, sha256_text, write_json
+from pipeline.redact import without_secrets
 
 _MOST = 64  # entries; the oldest go first
 _OUTSIDE = ("oc.env", "${now:", "${hydra:")  # what takes a value from elsewhere than conf/ and the words
@@ -33,8 +34,11 @@ class Remembered:
         return found if isinstance(found, dict) else None
 
     def keep(self, resolved: dict[str, Any]) -> None:
-        """Of two commands that write at once the last one's stays; a read-only project does without."""
-        if self._name and json.loads(json.dumps(resolved)) == resolved:
+        """Of two commands that write at once the last one's stays; a read-only project does without.
+
+        Secrets aren't kept.
+        """
+        if self._name and json.loads(json.dumps(resolved)) == resolved == without_secrets(resolved):
             entries = [*self._all().items(), (self._name, resolved)][-_MOST:]
             with suppress(OSError):
                 write_json(self._path, dict(entries))

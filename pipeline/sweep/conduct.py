@@ -286,7 +286,9 @@ class _Conductor:
                 self._origin = training.collect_provenance(run, argv, now)
         origin, patch = self._origin
         hosts = [host.label for host in run.config.cluster.hosts]
-        return provenance.of_another(origin, overrides=run.config.overrides, hosts=hosts, unix_time=now), patch
+        words, digest = run.config.overrides, run.pack.digest
+        own = provenance.of_another(origin, overrides=words, hosts=hosts, data_digest=digest, unix_time=now)
+        return own, patch
 
     def _code(self, run: Run) -> Path:
         """The sweep's own copy of the node half, so that an edit during the sweep changes none of its trials."""

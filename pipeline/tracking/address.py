@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from pipeline.errors import UsageError
+from pipeline.redact import HIDDEN, LOGIN, without_logins
 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
 _USER_VARIABLE = "MLFLOW_TRACKING_USERNAME"
 _PASSWORD_VARIABLE = "MLFLOW_TRACKING_PASSWORD"
 _SECRET_VARIABLES = (_PASSWORD_VARIABLE, "MLFLOW_TRACKING_TOKEN")
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-_HIDDEN = "***"
-_CREDENTIALS = re.compile(r"(?<=://)[^\s/?#'\"]+@")  # greedy: a password may hold an unescaped @
 
 
 def default_uri(root: Path) -> str:
@@ -62,8 +60,8 @@ def redact(text: str) -> str:
     for name in _SECRET_VARIABLES:
         secret = os.environ.get(name)
         if secret:
-            text = text.replace(secret, _HIDDEN)
-    return _CREDENTIALS.sub(f"{_HIDDEN}@", text)
+            text = text.replace(secret, HIDDEN)
+    return without_logins(text)
 
 
 def shown(uri: str) -> str:
@@ -73,7 +71,7 @@ def shown(uri: str) -> str:
 
 def has_credentials(uri: str) -> bool:
     """Whether ``uri`` must not be seen in a process list."""
-    return _CREDENTIALS.search(uri) is not None
+    return LOGIN.search(uri) is not None
 
 
 def recorder_env(uri: str) -> dict[str, str]:

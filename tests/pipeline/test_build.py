@@ -87,9 +87,9 @@ def test_what_cannot_work_is_refused_in_one_line(overrides: list[str], said: str
 @pytest.mark.parametrize(
     "name", sorted(path.stem for path in (Path(__file__).parents[2] / "conf/experiment").glob("*.yaml"))
 )
-@pytest.mark.parametrize("cluster", ["local", "two_node"])
-def test_every_experiment_composes_for_one_and_two_nodes(name: str, cluster: str) -> None:
-    assert configured(f"experiment={name}", f"cluster={cluster}").cluster.world_size == 2
+@pytest.mark.parametrize(("cluster", "nnodes"), [("local", 1), ("two_node", 2)])
+def test_every_experiment_composes_for_one_and_two_nodes(name: str, cluster: str, nnodes: int) -> None:
+    assert configured(f"experiment={name}", f"cluster={cluster}").cluster.nnodes == nnodes
 
 
 def test_auto_may_need_the_code_of_either_strategy_and_the_others_their_own() -> None:

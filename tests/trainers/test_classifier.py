@@ -96,7 +96,7 @@ def test_updates_that_are_not_finite_can_be_left_out(make_run: MakeRun, monkeypa
     def sometimes_infinite(self: Stepper, part: EpochPlan) -> Tensor:
         loss = original(self, part)
         if poisoned := int(part.index[0]) % 4 == 0:
-            self.parameters[0].grad.fill_(float("inf"))
+            self.optimizer.parameters[0].grad.fill_(float("inf"))
         return loss * float("inf") if poisoned else loss
 
     monkeypatch.setattr(Stepper, "_backward", sometimes_infinite)

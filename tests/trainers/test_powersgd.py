@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -14,6 +15,7 @@ from trainers.config import DDPConfig
 from trainers.distributed import connect
 from trainers.gradients import GradientAverager
 from trainers.powersgd import orthonormalise
+from trainers.session import run
 
 STEPS = 30
 
@@ -68,7 +70,9 @@ def train_and_die(folder: Path) -> None:
     train(folder / "plain")
 
 
-def test_a_run_learns_and_resumes_to_the_bit(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_run_learns_and_resumes_to_the_bit(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = {"trainer__epochs": 12, "trainer__checkpoint_every_steps": 2, "model__dropout": 0.0}
     settings["strategy"] = {"name": "ddp", "compression": "powersgd", "powersgd_start_step": 3}
     for name in ("whole", "killed"):
@@ -78,3 +82,6 @@ def test_a_run_learns_and_resumes_to_the_bit(make_run: MakeRun, tmp_path: Path) 
     whole, killed, plain = (read_summary(tmp_path / name) for name in ("whole", "killed", "plain"))
     assert killed["weights_sha256"] == whole["weights_sha256"] != plain["weights_sha256"]
     assert whole["metrics"]["test/accuracy"] > 0.9
+    run(tmp_path / "whole" / "config.json")  # one rank, which has nobody to send to, takes up what two have written
+    assert "was written by 2 ranks, now there are 1" in capsys.readouterr().out
+    assert read_summary(tmp_path / "whole")["weights_sha256"] == whole["weights_sha256"]

@@ -1,0 +1,37 @@
+"""FSDP on two real SSH hosts that share nothing, over c10d: a rank is killed, and the next attempt goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.lab import Lab
+from tests.integration.commands import Project, wait_for_step
+
+pytestmark = pytest.mark.lab
+
+
+def test_the_next_attempt_goes_on_from_the_shards_of_both_hosts(tmp_path: Path, lab: Lab) -> None:
+    hosts = ["cluster=two_node", f"cluster.ssh_config='{lab.ssh_config}'", "tracking=none"]
+    project = Project(tmp_path, [*hosts, "strategy=fsdp", "cluster.rendezvous=c10d", "cluster.max_restarts=1"])
+    child = project.start("train", "experiment=quickstart", "trainer.epochs=12")
+    wait_for_step(project, 40, child)
+    inside = lab.host("node1").init_pid
+    assert inside is not None
+    victims = [p for p in psutil.Process(inside).children(recursive=True) if "--config" in p.cmdline()]
+    os.kill(victims[-1].pid, signal.SIGKILL)
+    output, _ = child.communicate(timeout=120)
+    assert child.returncode == 0, output
+    assert "resumed from step" in output
+    result = project.result()
+    assert (result["state"], result["attempts"], result["hosts"]) == ("FINISHED", 2, ["node0", "node1"])
+    checkpoints = project.only_run() / "checkpoints"
+    newest = max(checkpoints.glob("step-*.json"))
+    shards = json.loads(newest.read_text())["shards"]
+    assert sorted(Path(name).name for name in shards) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+    assert all((checkpoints / name).is_file() for name in shards)
