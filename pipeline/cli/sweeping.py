@@ -46,7 +46,10 @@ def run_jobs(jobs: Sequence[tuple[str, ...]], words: Sequence[str]) -> None:
     from pipeline.agent import count_gpus
     from pipeline.sweep.expand import of_jobs
 
-    fetch_all(of_jobs(jobs, root=ROOT, local_gpus=count_gpus()))
+    space = of_jobs(jobs, root=ROOT, local_gpus=count_gpus())
+    if space.trials[0].config.search.name != "none":
+        raise UsageError("--multirun expands a grid before anything is asked", try_="doit sweep with the same words")
+    fetch_all(space)
     run(of_jobs(jobs, root=ROOT, local_gpus=count_gpus()), words)
 
 

@@ -55,6 +55,11 @@ def jobs(words: Sequence[str]) -> list[Words]:
         for override in overrides:
             if override.value_type is ValueType.INTERVAL_SWEEP:
                 key = override.get_key_element()
+                if any(word.startswith("search=") for word in words):
+                    raise UsageError(
+                        f"{override.input_line}: what a search will choose can't be listed beforehand",
+                        try_="doit sweep with the same words and dry_run=1, which shows its space and trials so far",
+                    )
                 raise UsageError(
                     f"{override.input_line}: an interval has no end of values, so only a search can draw from it; "
                     f"add search=tpe, or write {key}=0.01,0.1 or {key}='range(1,5)' for a grid"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.config import compose
+from pipeline.config.trials import jobs
 from pipeline.errors import PacelineError, UsageError
 from pipeline.sweep.search import open_search
 from pipeline.sweep.search_source import Searching, SearchPlan, fetch, plan
@@ -127,3 +128,8 @@ def test_a_search_is_another_one_when_what_its_runs_share_is(tmp_path: Path) -> 
 def test_where_a_run_goes_can_not_be_searched(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="tracking is no part of a run"):
         planned(tmp_path, "search=tpe", "tracking=none,mlflow")
+
+
+def test_what_lists_trials_beforehand_sends_a_search_to_doit_sweep() -> None:
+    with pytest.raises(UsageError, match=r"can't be listed beforehand\n  try: doit sweep .* dry_run=1"):
+        jobs(["search=tpe", SPACE[0]])

@@ -103,7 +103,7 @@ def test_what_a_newer_version_made_is_left_alone(root: Path, tmp_path: Path) -> 
     run = tmp_path / "abcdefabcdef"
     run.mkdir()
     (run / "key.json").write_text('{"version": 99}')
-    with pytest.raises(UsageError, match=r"abcdefabcdef was written by a newer Paceline: .* version 99"):
+    with pytest.raises(UsageError, match=r"abcdefabcdef was written by a newer Paceline: key.json has version 99"):
         find_run(tmp_path, "abc")
 
 
