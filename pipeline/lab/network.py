@@ -88,11 +88,19 @@ def disconnect(id_: str) -> list[str]:
         end_processes(name)
         command("ip", "netns", "delete", name)
         removed.append(name)
-    if uplink(id_) in [link["ifname"] for link in json.loads(command("ip", "-j", "link") or "[]")]:
-        command("ip", "link", "delete", uplink(id_))
+    if _is_up(uplink(id_)):
+        try:
+            command("ip", "link", "delete", uplink(id_))
+        except HostError:
+            if _is_up(uplink(id_)):  # the kernel removes it by itself, a moment after the namespace of its other end
+                raise
         removed.append(uplink(id_))
     _leave_no_netns_folder()
     return removed
+
+
+def _is_up(device: str) -> bool:
+    return device in [link["ifname"] for link in json.loads(command("ip", "-j", "link") or "[]")]
 
 
 def _leave_no_netns_folder() -> None:

@@ -49,7 +49,7 @@ def test_a_run_comes_back_as_it_was_without_weights_and_passwords(folder: RunFol
     assert (tmp_path / "a.tar.gz").read_bytes() == (tmp_path / "b.tar.gz").read_bytes()
     back = export.unpack(tmp_path / "a.tar.gz", tmp_path / "back")
     assert back.key == KEY
-    assert back.read_json("config.json") == {"tracking": {"uri": "https://me:***@host/x"}}
+    assert back.read_json("config.json") == {"tracking": {"uri": "https://***@host/x"}}
     assert not (back.path / "checkpoints").exists()
     export.export(folder, root=tmp_path, to=tmp_path / "c.tar.gz", weights=True)
     again = export.unpack(tmp_path / "c.tar.gz", tmp_path / "again")
