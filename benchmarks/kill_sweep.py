@@ -1,9 +1,9 @@
 """A sweep whose controller is killed (-9) again and again, against the same sweep undisturbed.
 
-    python benchmarks/kill_sweep.py [kills] [seed]        (Linux, root; raises the lab, leaves it up)
+    python benchmarks/kill_sweep.py [kills] [seed] [window_s]        (Linux, root; raises the lab, leaves it up)
 
-Six trials on two lab hosts, one host each. The controller is killed at random moments between its start and a
-little past its undisturbed end, each time resumed by the same command; a sweep that finishes before all kills are
+Six trials on two lab hosts, one host each. The controller is killed at random moments, up to ``window_s`` after its
+start (0.6 of the undisturbed time), each time resumed by the same command; a sweep that finishes before all kills are
 done is followed by another one with new seeds. In the end every sweep must have 6 finished runs, 6 MLflow runs
 FINISHED, the weights of an undisturbed one, no run started again after its end, and no process left.
 """
@@ -40,7 +40,8 @@ def main() -> int:
             began = time.monotonic()
             finish(place / f"undisturbed{sweeps}", sweeps)
             length_s = time.monotonic() - began
-            killed = disturb(place / f"disturbed{sweeps}", sweeps, kills - done, length_s, chance)
+            window_s = float(sys.argv[3]) if len(sys.argv) > 3 else 0.6 * length_s
+            killed = disturb(place / f"disturbed{sweeps}", sweeps, kills - done, window_s, chance)
             done += killed
             found = verify(place / f"undisturbed{sweeps}", place / f"disturbed{sweeps}")
             problems += found
@@ -66,10 +67,10 @@ def finish(place: Path, sweep: int) -> None:
     checked(command(place, sweep), cwd=ROOT)
 
 
-def disturb(place: Path, sweep: int, kills: int, length_s: float, chance: random.Random) -> int:
+def disturb(place: Path, sweep: int, kills: int, window_s: float, chance: random.Random) -> int:
     """Kill and resume until the sweep is finished or ``kills`` are done, then finish it. How many hit."""
     for number in range(kills):
-        wait_s = chance.uniform(0.2, 0.6 * length_s)
+        wait_s = chance.uniform(0.2, window_s)
         with (place.parent / f"{place.name}.log").open("ab") as log:
             child = subprocess.Popen(command(place, sweep), cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
         try:
