@@ -1,3 +1,8 @@
-"""Fixtures that several test folders share."""
+"""What all tests share: fixtures of several folders, and signals as a person at a terminal has them."""
+
+import signal
 
 pytest_plugins = ["tests.lab_fixture"]
+
+# a shell that starts the tests in the background lets them, and so every command they start, ignore Ctrl-C
+signal.signal(signal.SIGINT, signal.default_int_handler)
