@@ -95,7 +95,7 @@ def test_stop_from_another_terminal_ends_the_run(project: Project) -> None:
 
 
 def test_killed_outright_the_same_command_finishes_with_the_weights_of_an_undisturbed_run(tmp_path: Path) -> None:
-    words = ("experiment=quickstart", "trainer.epochs=60", "tracking=none")
+    words = ("experiment=quickstart", "trainer.epochs=25", "tracking=none")
     undisturbed = Project(tmp_path / "a")
     undisturbed.folder.mkdir()
     assert undisturbed.doit("train", *words).returncode == 0
