@@ -29,7 +29,7 @@ def main() -> int:
         axes.set_xlabel("epoch")
     accuracy = result["metrics"]["test/accuracy"]
     right.axhline(accuracy, color="C2", linewidth=0.8, linestyle="--")
-    right.annotate(f"test {accuracy:.4f}", (0, accuracy), color="C2", va="bottom", fontsize=8)
+    right.annotate(f"test {accuracy:.4f}", (1, accuracy), color="C2", va="top", fontsize=8)
     right.grid(alpha=0.3)
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, metadata={"Date": None})
