@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.session import ROOT, Session
-from pipeline.cli.sweeping import figures_of, say
-from pipeline.errors import Killed, PacelineError, UsageError
+from pipeline.cli.sweeping import alone, figures_of, say
+from pipeline.errors import PacelineError, UsageError
 from pipeline.types import State
 
 if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
@@ -39,21 +39,12 @@ def search(current: Session, *, fork: bool, retry_failed: bool, dry_run: bool) -
 
 
 def _run(plan: SearchPlan, words: Sequence[str], *, fork: bool, retry_failed: bool) -> None:
-    from filelock import FileLock, Timeout
-
     from pipeline.sweep.conduct import Sweep, conduct
     from pipeline.sweep.search import open_search
     from pipeline.sweep.search_source import Searching
 
     folder = _folder(plan, fork)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder.lock)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        say(f"another command is running sweep {folder.name}; waiting for it")
-        lock.acquire(poll_interval=0.2)
-    try:
+    with alone(folder):
         study = open_search(plan.config, plan.space, folder.path, plan.made_of)
         asked = _Asked(plan, folder, words, study.total)
         settings = plan.config
@@ -62,26 +53,20 @@ def _run(plan: SearchPlan, words: Sequence[str], *, fork: bool, retry_failed: bo
             f"sweep {folder.name}: search={settings.name}, {study.total} trials of which {study.begun} have begun, "
             f"{max(1, len(plan.slots))} at a time{pruner}"
         )
-        try:
-            ended = conduct(
-                Sweep(
-                    source=Searching(study, plan, asked.note),
-                    folder=folder,
-                    key=plan.key,
-                    slots=plan.slots,
-                    retries=plan.settings.retries,
-                    retry_failed=retry_failed,
-                    root=ROOT,
-                    argv=sys.argv,
-                    say=say,
-                )
+        ended = conduct(
+            Sweep(
+                source=Searching(study, plan, asked.note),
+                folder=folder,
+                key=plan.key,
+                slots=plan.slots,
+                retries=plan.settings.retries,
+                retry_failed=retry_failed,
+                root=ROOT,
+                argv=sys.argv,
+                say=say,
             )
-        except Killed as error:
-            text = f"KILLED sweep {folder.name}: {error}"
-            raise Killed(text, try_="the same command again; it goes on where this one was") from error
+        )
         _conclude(plan, study, folder, ended)
-    finally:
-        lock.release()
 
 
 def _folder(plan: SearchPlan, fork: bool) -> SweepFolder:

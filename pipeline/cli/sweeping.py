@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline.cli.session import ROOT, relative, session
@@ -70,8 +71,6 @@ def run(space: Space, words: Sequence[str], *, fork: bool = False, retry_failed:
         PacelineError: trials have failed; the text names each with its first error line.
         Killed: stopped by Ctrl-C or a signal.
     """
-    from filelock import FileLock, Timeout
-
     from pipeline.sweep import folder as folders
     from pipeline.sweep.conduct import Sweep, conduct
     from pipeline.sweep.grid import Grid, in_order
@@ -79,6 +78,31 @@ def run(space: Space, words: Sequence[str], *, fork: bool = False, retry_failed:
     if any(trial.run is None for trial in space.trials):
         raise PacelineError("a data set vanished after it was fetched", try_="the same command again")
     folder = folders.locate(space.trials[0].config.runs_dir, space, fork=fork)
+    with alone(folder):
+        space = in_order(space, folder.about())
+        folder.begin(folders.describe(space, words))
+        say(_headline(space, folder))
+        ended = conduct(
+            Sweep(
+                source=Grid(space.trials),
+                folder=folder,
+                key=space.key,
+                slots=space.slots,
+                retries=space.settings.retries,
+                retry_failed=retry_failed,
+                root=ROOT,
+                argv=sys.argv,
+                say=say,
+            )
+        )
+    _conclude(space, folder, ended)
+
+
+@contextmanager
+def alone(folder: SweepFolder) -> Iterator[None]:
+    """The only command to run this sweep; a second one waits. A Killed that comes out says how to go on."""
+    from filelock import FileLock, Timeout
+
     folder.path.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.lock)
     try:
@@ -87,29 +111,12 @@ def run(space: Space, words: Sequence[str], *, fork: bool = False, retry_failed:
         say(f"another command is running sweep {folder.name}; waiting for it")
         lock.acquire(poll_interval=0.2)
     try:
-        space = in_order(space, folder.about())
-        folder.begin(folders.describe(space, words))
-        say(_headline(space, folder))
-        try:
-            ended = conduct(
-                Sweep(
-                    source=Grid(space.trials),
-                    folder=folder,
-                    key=space.key,
-                    slots=space.slots,
-                    retries=space.settings.retries,
-                    retry_failed=retry_failed,
-                    root=ROOT,
-                    argv=sys.argv,
-                    say=say,
-                )
-            )
-        except Killed as error:
-            text = f"KILLED sweep {folder.name}: {error}"
-            raise Killed(text, try_="the same command again; it goes on where this one was") from error
+        yield
+    except Killed as error:
+        text = f"KILLED sweep {folder.name}: {error}"
+        raise Killed(text, try_="the same command again; it goes on where this one was") from error
     finally:
         lock.release()
-    _conclude(space, folder, ended)
 
 
 def _headline(space: Space, folder: SweepFolder) -> str:
