@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from pipeline.errors import HostError, UsageError
-from pipeline.launchers.base import Place
 from pipeline.types import Cluster, Host, LaunchPlan, NodeFacts, NodePlan
+
+if TYPE_CHECKING:
+    from pipeline.launchers.base import Place
 
 OLDEST_PYTHON = (3, 11)  # what trainers/ is written for
 WORKERS_TERM_S = 3  # torchrun's own patience with workers that ignore TERM; its default of 30 s is past our 10 s
