@@ -12,11 +12,13 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.closure import Closure
 from pipeline.files import canonical_json, sha256_file, sha256_text
-from pipeline.types import Cluster
+
+if TYPE_CHECKING:
+    from pipeline.cluster import Cluster
 
 KEY_VERSION = 1
 KEY_LENGTH = 12
