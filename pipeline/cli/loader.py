@@ -15,7 +15,7 @@ from pipeline.cli import invocation
 from pipeline.errors import PacelineError, hint
 
 EXIT_USAGE = 3  # doit's code for an error before any task starts
-_YOUNG = 50_000  # objects made before Python looks for garbage; its default of 700 is due twenty times in a no-op
+_YOUNG = 20_000  # objects made before Python looks for garbage; its default of 700 is due twenty times in a no-op
 
 
 class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
