@@ -61,7 +61,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
 
 
 def _spare_work() -> None:
-    """Of a call that finds everything finished, a quarter of the time went into these three."""
+    """What a call that finds everything finished spent a seventh of its time on."""
     gc.set_threshold(_YOUNG)
     atexit.register(gc.freeze)  # or the interpreter's end goes through all objects of the process, several times
     plugin.entry_points_impl = lambda: _no_entry_points  # a read of every installed package for each kind of plug-in
