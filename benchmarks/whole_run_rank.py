@@ -19,7 +19,6 @@ from trainers.data import open_pack
 from trainers.distributed import connect
 from trainers.loop import Trainer
 from trainers.memory import keep_freed_memory
-from trainers.weights import plain
 
 BATCH, SAVES, EVALUATIONS, WARMUP = 128, 8, 3, 2
 
@@ -68,7 +67,8 @@ class Saving(Trainer):
     def _save(self, epoch: int, position: int) -> None:
         self._notes: list[tuple[float, float]] = getattr(self, "_notes", [])
         started = time.perf_counter()
-        copies = [plain(self.model), [item.clone() for items in self.stepper.state().values() for item in items]]
+        state = [self.model.state_dict().values(), *self.stepper.state().values()]
+        copies = [item.clone() for items in state for item in items]
         copied = time.perf_counter()
         del copies
         again = time.perf_counter()

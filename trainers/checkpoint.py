@@ -157,6 +157,7 @@ class CheckpointFolder:
     def _write(self, checkpoint: Checkpoint, shards: dict[str, str], first: Callable[[], None]) -> None:
         first()
         _refuse_nonfinite(checkpoint)
+        _lay_out(checkpoint)
         path = self._folder / f"step-{checkpoint.step:08d}.pt"
         content = {name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__}
         sha256 = write_atomic(path, lambda file: file.save(content), needed_bytes=_size_bytes(checkpoint))
@@ -202,6 +203,15 @@ def _refuse_nonfinite(checkpoint: Checkpoint) -> None:
                 f"{name} is not finite after step {checkpoint.step}, which is therefore not saved; "
                 "a lower optimizer.lr usually helps"
             )
+
+
+def _lay_out(checkpoint: Checkpoint) -> None:
+    """torch's default layout: the same bytes however a tensor lay in memory. One by one: no second copy of all."""
+    for name, value in checkpoint.model.items():
+        checkpoint.model[name] = value.contiguous()
+    for values in checkpoint.optimizer.values():
+        for place, value in enumerate(values):
+            values[place] = value.contiguous()
 
 
 def _size_bytes(checkpoint: Checkpoint) -> int:

@@ -14,7 +14,7 @@ from trainers.data import Pack, take
 from trainers.distributed import Node
 from trainers.network import autocast
 
-_SMALLEST_BATCH = 256
+_SMALLEST_BATCH = {"cuda": 256, "cpu": 128}  # a processor gains nothing from more, which takes memory
 _SHIFT_PIXELS = 1
 
 
@@ -61,7 +61,7 @@ def evaluate(
     totals = torch.zeros(2, dtype=torch.float64, device=node.device)  # sum of losses, number correct
     chosen = torch.zeros(stop - start, dtype=torch.int32, device=node.device)
     model.eval()
-    step = max(batch_size, _SMALLEST_BATCH)
+    step = max(batch_size, _SMALLEST_BATCH[node.device.type])
     longest = -(-count // node.ranks.world_size)
     for offset in range(0, longest, step):  # as often on every rank: with fsdp a forward pass waits for the others'
         begin = min(first + offset, last)

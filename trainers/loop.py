@@ -291,5 +291,5 @@ class Trainer:
 
 
 def _copy(value: Tensor) -> Tensor:
-    """On the CPU, safe from the next step, in the default layout: the same bytes however it lay in memory."""
-    return value.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
+    """On the CPU, safe from the next step. As it lies in memory: the writer has more time to put it in order."""
+    return value.detach().to("cpu", copy=True)

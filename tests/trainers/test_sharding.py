@@ -105,7 +105,7 @@ def test_fsdp_trains_to_the_weights_of_ddp_and_resumes_to_the_bit(
 
 def train_apart(folder: Path) -> None:
     MODELS["resnet18"] = "tests.trainers.other_model"
-    with patch.object(evaluation, "_SMALLEST_BATCH", 4):  # 3 batches of one rank, 2 of the other
+    with patch.dict(evaluation._SMALLEST_BATCH, cpu=4):  # 3 batches of one rank, 2 of the other
         train(folder / "whole")
         train(folder / "apart", until=9)
         if read_ranks().rank == 0:
