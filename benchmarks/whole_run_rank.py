@@ -90,7 +90,7 @@ def checkpoints(run_dir: Path) -> dict[str, Any]:
 
 
 def memory(run_dir: Path) -> dict[str, Any]:
-    made = config(max_steps=6, eval_every_epochs=10**6)
+    made = config(max_steps=8, eval_every_epochs=10**6, checkpoint_every_steps=3)
     imported = status("VmRSS")
     trainer = Trainer(made, open_pack(run_dir / "data"), connect("gloo"), run_dir)
     trainer.prepare()

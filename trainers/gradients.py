@@ -29,8 +29,7 @@ class _Bucket:
     """Some parameters and one flat buffer for their gradients; ``views`` are that buffer in their shapes.
 
     ``sent`` is what travels: the buffer itself, its copy in fewer bits, or what ``low_rank`` makes of it. Over shared
-    memory nothing does: ``parts`` [ranks, n] are both ranks' gradients there, ``written`` are this rank's in the
-    parameters' shapes.
+    memory nothing does: ``given`` and ``taken`` are halves of the buffer, each with its place there.
     """
 
     parameters: list[nn.Parameter]
@@ -38,8 +37,8 @@ class _Bucket:
     views: list[Tensor]
     sent: Tensor
     low_rank: LowRank | None = None
-    parts: Tensor | None = None
-    written: list[Tensor] = field(default_factory=list)
+    given: tuple[Tensor, Tensor] | None = None
+    taken: tuple[Tensor, Tensor] | None = None
     waiting: int = 0
     work: dist.Work | None = field(default=None, repr=False)
 
@@ -112,11 +111,7 @@ class GradientAverager:
         for low_rank in thin:
             low_rank.end()
         if self._memory is not None:
-            self._memory.tell()
-            self._memory.hear()
-            for bucket in self._buckets:
-                _add_up(bucket)
-            self._memory.tell()
+            _add_up(self._memory, self._buckets)
         for bucket in self._buckets:
             if bucket.work is not None:
                 bucket.work.wait()
@@ -130,8 +125,6 @@ class GradientAverager:
             return
         bucket.waiting -= 1
         while self._next < len(self._buckets) and self._buckets[self._next].waiting == 0:
-            if self._memory is not None and self._next == 0:
-                self._memory.hear()  # the other rank has read the last step's
             _send(self._buckets[self._next], low_rank=self._low_rank)
             self._next += 1
 
@@ -139,10 +132,12 @@ class GradientAverager:
 @torch.no_grad()
 def _send(bucket: _Bucket, *, low_rank: bool) -> None:
     gradients = [parameter.grad for parameter in bucket.parameters if parameter.grad is not None]
-    torch._foreach_copy_(bucket.written or bucket.views, gradients)
+    torch._foreach_copy_(bucket.views, gradients)
     for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
         parameter.grad = view
-    if bucket.written:
+    if bucket.given is not None:
+        own, shared = bucket.given
+        shared.copy_(own)
         return
     if low_rank and bucket.low_rank is not None:
         bucket.low_rank.begin()
@@ -185,14 +180,25 @@ def _lay_into(memory: SharedMemory, buckets: Sequence[_Bucket]) -> None:
     start = 0
     for bucket in buckets:
         stop = start + bucket.flat.numel()
-        bucket.parts = memory.values[:, start:stop]
-        bucket.written = _views(bucket.parts[memory.rank], bucket.parameters)
+        middle = bucket.flat.numel() // 2
+        own, shared = bucket.flat, memory.values[start:stop]
+        halves = (own[:middle], shared[:middle]), (own[middle:], shared[middle:])
+        bucket.given, bucket.taken = halves if memory.rank == 0 else halves[::-1]
         start = stop
 
 
-def _add_up(bucket: _Bucket) -> None:
-    if bucket.parts is not None:
-        torch.add(*bucket.parts, out=bucket.flat)
+def _add_up(memory: SharedMemory, buckets: Sequence[_Bucket]) -> None:
+    """Each rank adds its own to the half that the other has given; then both have the sums."""
+    memory.meet()
+    for bucket in buckets:
+        if bucket.taken is not None:
+            own, shared = bucket.taken
+            shared.copy_(own.add_(shared))
+    memory.meet()
+    for bucket in buckets:
+        if bucket.given is not None:
+            own, shared = bucket.given
+            own.copy_(shared)
 
 
 def _low_rank(bucket: _Bucket, rank: int, world_size: int) -> LowRank:

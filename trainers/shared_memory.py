@@ -30,10 +30,10 @@ _ENDED = "connection closed by peer: the other rank of this host has ended"
 
 @dataclass(frozen=True, kw_only=True)
 class SharedMemory:
-    """``values`` has shape [ranks, n], float32: what each rank has written.
+    """``values`` has shape [n], float32.
 
-    In a step each rank hears that the other has read the last step's values (nobody waits for that: it was told long
-    before), writes its own, tells so, hears the same of the other, adds up, and tells that it has read.
+    A rank writes its half; they meet; it adds to the other's half; they meet; it reads its own. So each writes next
+    where the other has long read, and half the memory does that two full sets would take.
     """
 
     values: Tensor
@@ -41,18 +41,15 @@ class SharedMemory:
     mouth: io.FileIO
     ear: io.FileIO
 
-    def tell(self) -> None:
-        """One step further. Never waits: a pipe takes more than the other can lag behind."""
-        with suppress(BrokenPipeError):  # it has ended, which matters only to who waits for it
-            self.mouth.write(b".")
-
-    def hear(self) -> None:
-        """Wait until the other has told once more.
+    def meet(self) -> None:
+        """Tell that all is written, and wait until the other rank has told that too.
 
         Raises:
             ConnectionError: the other rank has ended.
             TimeoutError: ten minutes have passed.
         """
+        with suppress(BrokenPipeError):  # what it told before it ended is still to be heard
+            self.mouth.write(b".")
         if not self.ear.read(1):  # None where there is nothing yet, b"" at the end
             poll = select.poll()
             poll.register(self.ear, select.POLLIN)
@@ -63,7 +60,7 @@ class SharedMemory:
 
 
 def share_memory(numel: int, node: Node) -> SharedMemory | None:
-    """Memory for ``numel`` elements of each rank, or None on all ranks where there are not just two on one host.
+    """Memory for ``numel`` elements, or None on all ranks where there are not just two on one host.
 
     A memfd of rank 0 and two pipes, which the other opens through /proc: no file is left behind, and /dev/shm may be
     small.
@@ -72,7 +69,7 @@ def share_memory(numel: int, node: Node) -> SharedMemory | None:
     both_here = ranks.world_size == ranks.local_world_size == _RANKS
     if not both_here or node.device.type != "cpu" or sys.platform != "linux":
         return None
-    size = 4 * numel * _RANKS
+    size = 4 * numel
     made = _make(size) if node.leads else []
     place = torch.zeros(1 + _DESCRIPTORS, dtype=torch.int64)  # process of rank 0 (0 where it failed), its descriptors
     if made:
@@ -83,10 +80,7 @@ def share_memory(numel: int, node: Node) -> SharedMemory | None:
     opened = node.sum(torch.tensor(float(memory is not None)))  # also: both have it open
     for descriptor in made:
         os.close(descriptor)
-    if memory is None or opened.item() < _RANKS:
-        return None
-    memory.tell()  # there is nothing to read yet
-    return memory
+    return memory if opened.item() == _RANKS else None
 
 
 def _make(size: int) -> list[int]:
@@ -112,5 +106,5 @@ def _open(process: int, descriptors: Sequence[int], size: int, *, rank: int) -> 
         told = io.FileIO(os.open(mouth, os.O_WRONLY | os.O_CLOEXEC), "w")
     except (OSError, ValueError):  # another process namespace, or /proc is hidden
         return None
-    values = torch.frombuffer(mapped, dtype=torch.float32).view(_RANKS, size // 4 // _RANKS)
+    values = torch.frombuffer(mapped, dtype=torch.float32)
     return SharedMemory(values=values, rank=rank, mouth=told, ear=heard)
