@@ -28,6 +28,14 @@ def serve_command(uri: str, experiment: str) -> list[str]:
     return [*argv, *_uri_arguments(uri)]
 
 
+def fetch_command(run_id: str, place: Path, uri: str) -> list[str]:
+    """The argv that brings what an MLflow run was made of into the folder ``place``; give it ``recorder_env(uri)``.
+
+    Exit code 0: done; 1: the store failed, with the reason on stderr; 4: it knows no such run.
+    """
+    return [sys.executable, "-m", "pipeline.tracking", "fetch", run_id, str(place), *_uri_arguments(uri)]
+
+
 def prepare_command(uri: str) -> list[str]:
     """The argv that creates a database store's schema, before a server or many recorders open it at once."""
     return [sys.executable, "-m", "pipeline.tracking", "prepare", *_uri_arguments(uri)]
