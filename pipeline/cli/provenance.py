@@ -159,12 +159,11 @@ def _to_reproduce(named: str, scratch: Path) -> RunFolder:
     config = session().config
     try:
         return session().folder()
-    except UsageError as error:
+    except UsageError:
         if not runs.is_mlflow_id(named):
             raise
-        unknown = error
     uri = tracking.absolute_uri(config.tracking_uri, ROOT)
-    return recorded.fetched(named, uri, scratch, unknown)
+    return recorded.fetched(named, uri, scratch, runs_dir=config.runs_dir)
 
 
 def _yes(name: str) -> bool:

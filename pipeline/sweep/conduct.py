@@ -81,8 +81,9 @@ class _Conductor:
         self._open = ExitStack()
         self._origin: tuple[provenance.Provenance, bytes] | None = None
         self._lock = threading.Lock()
-        self._before = self._read_journal()
-        self._pruned = {key for key, entry in self._before.items() if entry.state is State.PRUNED}
+        entries = self._read_journal()
+        self._before, self._stood = folders.latest(entries), {entry.number: entry for entry in entries}
+        self._decided: dict[str, Ended] = {}  # by run key: pruned or failed for good, in this command
         self._hosts: dict[int, Hosts] = {}
         self._reporting: Reports | None = None
         self._recording: Records | None = None
@@ -126,8 +127,9 @@ class _Conductor:
         if outcome is None:
             self.schedule.freed(start.slot)
             return
-        if outcome.state is State.PRUNED and start.trial.key is not None:
-            self._pruned.add(start.trial.key)
+        if start.trial.key is not None and (outcome.state is State.PRUNED or event.cause == "code"):
+            self._decided[start.trial.key] = Ended(trial=start.trial, outcome=outcome, cause=event.cause)
+        if outcome.state is State.PRUNED:
             self.sweep.say(f"{self._label(start)} {outcome.detail}")
         slots = self.schedule.slots_left
         again = self.schedule.finished(start, outcome, event.cause)
@@ -172,7 +174,7 @@ class _Conductor:
                 thread.join()
 
     # ----------------------------------------------------------------------------- the journal
-    def _read_journal(self) -> dict[str, TrialEntry]:
+    def _read_journal(self) -> list[TrialEntry]:
         good, bad = self.folder.entries()
         if bad:
             aside = self.folder.set_aside(bad, good)
@@ -180,7 +182,7 @@ class _Conductor:
                 f"WARNING: {len(bad)} line(s) of {self.folder.journal} make no sense; the rest is used, they are "
                 f"kept in {aside.name}:\n" + "\n".join(f"  {line[:200]}" for line in bad)
             )
-        return folders.latest(good)
+        return good
 
     def _note(self, start: Start, state: State, cause: str = "", detail: str = "") -> None:
         self._noted.append(
@@ -203,24 +205,37 @@ class _Conductor:
             self._halt(os_reason(error), "make room, then the same command")
 
     def _settled(self, trial: Trial) -> Ended | None:
-        """How it stands when nothing is to be started: finished and intact, or failed for good."""
+        """How it stands when nothing is to be started: finished and intact, pruned, or failed for good.
+
+        A search may draw what it has drawn before: that is the same run, and what was decided of it holds.
+        """
         assert trial.run is not None
-        known = self._before.get(trial.run.key.short)
+        key = trial.run.key.short
+        known = self._before.get(key)
         if trial.run.reason is None:
-            if known is None or known.state is not State.FINISHED:
-                self._note(Start(trial=trial, slot=-1, tried=0), State.FINISHED, detail="was finished before")
+            self._note_before(trial, State.FINISHED, detail="was finished before")
             if known is None:
                 self._adopt(trial)
             return Ended(trial=trial, outcome=finished(trial.run), before=True)
-        key = trial.run.key.short
-        if key in self._pruned or (known is not None and _was_pruned(trial.run)):
-            if known is None or known.state is not State.PRUNED:  # this sweep was killed before it wrote it down
-                self._note(Start(trial=trial, slot=-1, tried=0), State.PRUNED, detail="was pruned before")
+        decided = self._decided.get(key)
+        if decided is not None:
+            outcome, cause = decided.outcome, decided.cause
+            self._note_before(trial, outcome.state, cause, f"the same run as trial {decided.trial.number}")
+            return Ended(trial=trial, outcome=outcome, cause=cause, before=True)
+        if known is not None and (known.state is State.PRUNED or _was_pruned(trial.run)):
+            self._note_before(trial, State.PRUNED, detail="was pruned before")
             return Ended(trial=trial, outcome=Outcome(state=State.PRUNED), before=True)
         if known is not None and known.state is State.FAILED and known.cause == "code" and not self.sweep.retry_failed:
+            self._note_before(trial, State.FAILED, known.cause, known.detail)
             outcome = Outcome(state=State.FAILED, detail=known.detail)
             return Ended(trial=trial, outcome=outcome, cause="code", before=True)
         return None
+
+    def _note_before(self, trial: Trial, state: State, cause: str = "", detail: str = "") -> None:
+        """Nothing was started for it; unless the journal says so already (this sweep may have been killed before)."""
+        stood = self._stood.get(trial.number)
+        if stood is None or (stood.key, stood.state) != (trial.key, state):
+            self._note(Start(trial=trial, slot=-1, tried=0), state, cause, detail)
 
     def _adopt(self, trial: Trial) -> None:
         """A run that another command has finished becomes part of this sweep, in MLflow too."""
