@@ -25,7 +25,7 @@ from pipeline.launch import Hosts, stop_run
 from pipeline.run import Run
 from pipeline.sweep import folder as folders
 from pipeline.sweep import slots as placing
-from pipeline.sweep.companions import Records, Reports
+from pipeline.sweep.companions import Records, Reports, was_missed
 from pipeline.sweep.folder import SweepFolder, TrialEntry
 from pipeline.sweep.schedule import Ended, Schedule, Start
 from pipeline.sweep.trial import Outcome, Trial, TrialSource
@@ -83,6 +83,7 @@ class _Conductor:
         self._lock = threading.Lock()
         entries = self._read_journal()
         self._before, self._stood = folders.latest(entries), {entry.number: entry for entry in entries}
+        self._missed: dict[str, Trial] = {}  # by run key
         self._decided: dict[str, Ended] = {}  # by run key: pruned or failed for good, in this command
         self._hosts: dict[int, Hosts] = {}
         self._reporting: Reports | None = None
@@ -111,6 +112,7 @@ class _Conductor:
                 raise
             signals.hold()
             self._join()
+            self._record_missed()
         if self.halted:
             raise PacelineError(f"the sweep stopped before its end: {self.halted}", try_=self.mend)
         return self.schedule.ended
@@ -205,7 +207,14 @@ class _Conductor:
             self._halt(os_reason(error), "make room, then the same command")
 
     def _settled(self, trial: Trial) -> Ended | None:
-        """How it stands when nothing is to be started: finished and intact, pruned, or failed for good.
+        """How it stands when nothing is to be started. What MLflow has missed of it is recorded at the end."""
+        ended = self._standing(trial)
+        if ended is not None and trial.run is not None and trial.key in self._before and was_missed(trial.run):
+            self._missed[trial.run.key.short] = trial
+        return ended
+
+    def _standing(self, trial: Trial) -> Ended | None:
+        """Finished and intact, pruned, or failed for good; None: it is to be started.
 
         A search may draw what it has drawn before: that is the same run, and what was decided of it holds.
         """
@@ -236,6 +245,11 @@ class _Conductor:
         stood = self._stood.get(trial.number)
         if stood is None or (stood.key, stood.state) != (trial.key, state):
             self._note(Start(trial=trial, slot=-1, tried=0), state, cause, detail)
+
+    def _record_missed(self) -> None:
+        trials = list(self._missed.values())
+        if trials:
+            self._records(trials[0]).record_missed([item.run for item in trials if item.run], self.sweep.say)
 
     def _adopt(self, trial: Trial) -> None:
         """A run that another command has finished becomes part of this sweep, in MLflow too."""

@@ -36,7 +36,7 @@ def test_a_run_of_two_hosts_is_made_again_elsewhere(tmp_path: Path, lab: Lab) ->
         closed = probe.getsockname()[1]
     down = f"cluster.hosts=[{{name: 127.0.0.1, port: {closed}}}, {{name: localhost, port: {closed}}}]"
     said = first.doit("reproduce", f"run={key}", down, "cluster.ssh_config=null", code=1)
-    assert f"127.0.0.1 (127.0.0.1 port {closed}): the SSH server refuses connections" in said
+    assert f"127.0.0.1:{closed}: unreachable: Connection refused" in said
     assert "its training ended with exit code 1, for the reason above" in said
 
     altered = {**result, "weights_sha256": "0" * 64, "metrics": {**result["metrics"], "test/accuracy": 2.0}}
@@ -46,6 +46,7 @@ def test_a_run_of_two_hosts_is_made_again_elsewhere(tmp_path: Path, lab: Lab) ->
         "reproduce", f"run={tmp_path}/altered.tar.gz", "cluster=local", "cluster.nproc_per_node=1", code=1
     )
     assert "topology     nnodes: 2 → 1; other ranks, other weights" in shown
-    assert f"NOT REPRODUCED {key}: 4 field(s) differ\n  nnodes: 2 → 1\n  test/accuracy: 2.0 → " in shown
+    assert f"NOT REPRODUCED {key}: " in shown
+    assert "field(s) differ\n  nnodes: 2 → 1\n  test/accuracy: 2.0 → " in shown
     assert f"  weights_sha256: {'0' * 64} → " in shown
     assert "packages" not in shown
