@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import DataError, HostError, PacelineError, TrainingError
 from pipeline.first_error import cause
-from pipeline.sweep.conduct import cause_of
+from pipeline.sweep.outcomes import cause_of
 from pipeline.types import NodeExit, NodeLost, RankError
 
 
