@@ -15,7 +15,7 @@ from pathlib import Path
 from pipeline import journal
 from pipeline import train as training
 from pipeline.config import compose
-from pipeline.errors import HostError, Killed, PacelineError, Pruned, os_reason
+from pipeline.errors import HostError, Killed, PacelineError, Pruned, UsageError, os_reason
 from pipeline.interrupt import Interruptible, Stop
 from pipeline.launch import stop_run
 from pipeline.run import Run
@@ -198,7 +198,11 @@ class _Conductor:
 
     def _settled(self, trial: Trial) -> Ended | None:
         """How it stands when nothing is to be started. What MLflow has missed of it is recorded at the end."""
-        ended = self._standing(trial)
+        try:
+            ended = self._standing(trial)
+        except UsageError as error:  # a newer Paceline wrote its folder: the other trials go on
+            self._note_before(trial, State.FAILED, detail=error.what)
+            return Ended(trial=trial, outcome=Outcome(state=State.FAILED, detail=error.what), before=True)
         if ended is not None and trial.run is not None and trial.key in self._before and was_missed(trial.run):
             self._missed[trial.run.key.short] = trial.run
         return ended
