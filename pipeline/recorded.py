@@ -14,7 +14,6 @@ from pipeline.runfolder import RunFolder
 from pipeline.types import State
 
 _FETCH_S = 120.0
-_NO_SUCH_RUN = 4  # the exit code of ``fetch_command``
 
 
 def fetched(run_id: str, uri: str, place: Path, *, runs_dir: Path) -> RunFolder:
@@ -34,7 +33,7 @@ def fetched(run_id: str, uri: str, place: Path, *, runs_dir: Path) -> RunFolder:
     download = place / "record"
     argv = tracking.fetch_command(run_id, download, uri)
     done = shell.run(argv, env={**os.environ, **tracking.recorder_env(uri)}, timeout_s=_FETCH_S)
-    if done.code == _NO_SUCH_RUN:
+    if done.code == tracking.NO_SUCH_RUN:
         raise UsageError(
             f"run={run_id}: no such run under {runs_dir}, and {store} knows none either",
             try_="tracking.uri=<the tracking server that knows it>",

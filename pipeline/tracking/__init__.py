@@ -6,11 +6,12 @@ Only the process of ``recorder_command`` imports mlflow; what stands here is for
 from __future__ import annotations
 
 from pipeline.tracking.address import absolute_uri, default_uri, recorder_env, redact, shown, sqlite_path
-from pipeline.tracking.launching import fetch_command, prepare_command, recorder_command, serve_command
+from pipeline.tracking.launching import NO_SUCH_RUN, fetch_command, prepare_command, recorder_command, serve_command
 from pipeline.tracking.recorder import record
 from pipeline.tracking.state import Recorded, is_recorded, last_recorded
 
 __all__ = [
+    "NO_SUCH_RUN",
     "Recorded",
     "absolute_uri",
     "default_uri",

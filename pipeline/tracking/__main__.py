@@ -19,10 +19,10 @@ from typing import Any, TextIO
 
 from pipeline.errors import PacelineError
 from pipeline.tracking.address import URI_VARIABLE, absolute_uri
+from pipeline.tracking.launching import NO_SUCH_RUN
 from pipeline.tracking.recorder import record
 from pipeline.tracking.state import PENDING
 
-NO_SUCH_RUN = 4
 _NICENESS = 10
 _NOT_NEEDED = ("numpy", "pandas", "pyarrow", "scipy")
 
