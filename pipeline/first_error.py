@@ -19,7 +19,7 @@ _MEMORY = re.compile(
     r"out of memory|OutOfMemoryError|MemoryError|can(?:no|')t allocate memory|\bSIGKILL\b",
     re.IGNORECASE,
 )
-_DISK = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
+FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
 _PORT = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
@@ -50,7 +50,7 @@ def cause(ends: Mapping[str, NodeExit | NodeLost]) -> str:
     if lost and (found is None or is_echo(found[1])):
         return "host"
     said = found[1].message if found is not None else " ".join(e.reason for e in ends.values())
-    return "memory" if _MEMORY.search(said) else "disk" if _DISK.search(said) else "code"
+    return "memory" if _MEMORY.search(said) else "disk" if FULL_DISK.search(said) else "code"
 
 
 def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], order: Sequence[str], log_dir: Path) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline import journal
 from pipeline.errors import HostError, PacelineError, TrainingError, os_reason
+from pipeline.first_error import FULL_DISK
 from pipeline.run import Run
 from pipeline.sweep.trial import Outcome
 from pipeline.types import State
@@ -43,4 +44,5 @@ def cause_of(error: PacelineError | OSError) -> str:
     if isinstance(error, TrainingError):
         return error.cause
     reason = error if isinstance(error, OSError) else error.__cause__
-    return "disk" if isinstance(reason, OSError) and reason.errno in _FULL else "code"
+    full = FULL_DISK.search(str(error)) or (isinstance(reason, OSError) and reason.errno in _FULL)
+    return "disk" if full else "code"

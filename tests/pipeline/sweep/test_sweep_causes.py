@@ -34,12 +34,14 @@ def test_the_ends_of_an_attempt_tell_its_cause(ends: list[NodeExit | NodeLost], 
 
 def test_every_error_has_a_cause() -> None:
     full = PacelineError("run can't go on")
+    report = PacelineError("the evaluation report of 1234 failed: [Errno 28] No space left on device: '/r/x.png'")
     full.__cause__ = OSError(errno.ENOSPC, "No space left on device")
     assert [
-        cause_of(error) for error in (HostError("x"), TrainingError("x", cause="memory"), DataError("x"), full)
+        cause_of(error) for error in (HostError("x"), TrainingError("x", cause="memory"), DataError("x"), full, report)
     ] == [
         "host",
         "memory",
         "code",
+        "disk",
         "disk",
     ]
