@@ -96,6 +96,7 @@ class _Conductor:
                         with suppress(queue.Empty):
                             self._handle(self.events.get(timeout=_LOOK_S))
                         self.sweep.source.watch(self.schedule.running)
+                self._record_missed()
             except BaseException:
                 signals.hold()
                 self.stop.tell(signals.caught or "an error")
@@ -103,7 +104,6 @@ class _Conductor:
                 raise
             signals.hold()
             self._join()
-            self._record_missed()
         if self.halted:
             raise PacelineError(f"the sweep stopped before its end: {self.halted}", try_=self.mend)
         return self.schedule.ended
