@@ -36,7 +36,7 @@ class TrainingError(PacelineError):
     """Training started and ended badly; the text names host, rank and the first error.
 
     ``cause`` is what a sweep decides by whether it tries again: ``host`` (a node was lost), ``memory`` (too
-    little of it, or something killed a rank) or ``code`` (it would end the same way again).
+    little of it, or something killed a rank), ``disk`` (it is full) or ``code`` (it would end the same way again).
     """
 
     def __init__(self, what: str, *, try_: str | None = None, cause: str = "code") -> None:

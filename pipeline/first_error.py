@@ -19,6 +19,7 @@ _MEMORY = re.compile(
     r"out of memory|OutOfMemoryError|MemoryError|can(?:no|')t allocate memory|\bSIGKILL\b",
     re.IGNORECASE,
 )
+FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
 _PORT = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
@@ -43,13 +44,13 @@ def port_was_taken(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost]) ->
 
 
 def cause(ends: Mapping[str, NodeExit | NodeLost]) -> str:
-    """``host``, ``memory`` or ``code``, as TrainingError means them."""
+    """``host``, ``memory``, ``disk`` or ``code``, as TrainingError means them."""
     found = first_error(ends)
     lost = any(isinstance(end, NodeLost) for end in ends.values())
     if lost and (found is None or is_echo(found[1])):
         return "host"
     said = found[1].message if found is not None else " ".join(e.reason for e in ends.values())
-    return "memory" if _MEMORY.search(said) else "code"
+    return "memory" if _MEMORY.search(said) else "disk" if FULL_DISK.search(said) else "code"
 
 
 def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], order: Sequence[str], log_dir: Path) -> str:

@@ -16,7 +16,7 @@ from pipeline.runfolder import RunFolder, is_newer, topology_of, what
 
 NEWER = "NEWER"
 """The state that a list shows of a run which a newer Paceline wrote: nothing else is read of it."""
-_MLFLOW_ID_LENGTH = 32  # hex digits
+_MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ def find(runs_dir: Path, named: str) -> RunFolder:
     """
     keys = list(_keys(runs_dir))
     found = [key for key in keys if named and key.startswith(named)]
-    if not found and len(named) == _MLFLOW_ID_LENGTH:
+    if not found and is_mlflow_id(named):
         found = [key for key in keys if _mlflow_run_id(RunFolder(runs_dir / key)) == named]
     if len(found) > 1:
         raise UsageError(f"run={named} is the beginning of {len(found)} keys: {', '.join(sorted(found))}")
@@ -48,6 +48,11 @@ def find(runs_dir: Path, named: str) -> RunFolder:
     folder = RunFolder(runs_dir / found[0])
     folder.refuse_newer()
     return folder
+
+
+def is_mlflow_id(named: str) -> bool:
+    """Whether it can be the id of an MLflow run: no key is that long."""
+    return _MLFLOW_ID.fullmatch(named) is not None
 
 
 def rows(runs_dir: Path) -> list[Row]:

@@ -115,8 +115,8 @@ def export() -> None:
 
 
 def reproduce() -> None:
-    from pipeline import export as exports
     from pipeline import reproduce as again
+    from pipeline import verdict as verdicts
 
     asked = session().asked
     named = asked.options.get("run")
@@ -130,8 +130,7 @@ def reproduce() -> None:
             )
     config = session().config
     with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
-        archive = Path(named).expanduser()
-        folder = exports.unpack(archive, Path(scratch)) if archive.is_file() else session().folder()
+        folder = _to_reproduce(named, Path(scratch))
         work = config.runs_dir.absolute() / again.FOLDER / folder.key
         _say(f"run {folder.key}, made again in {relative(work)}")
         verdict = again.reproduce(
@@ -144,9 +143,27 @@ def reproduce() -> None:
             say=_say,
         )
     if not verdict.reproduced:
-        raise PacelineError(f"{again.text(verdict)}\n  {relative(work / 'verdict.json')}")
-    _say(again.text(verdict))
+        raise PacelineError(f"{verdicts.text(verdict)}\n  {relative(work / 'verdict.json')}")
+    _say(verdicts.text(verdict))
     _say(f"  {relative(work / 'verdict.json')}")
+
+
+def _to_reproduce(named: str, scratch: Path) -> RunFolder:
+    """The run folder; unpacked below ``scratch`` from an archive, or from what MLflow holds of a run of elsewhere."""
+    from pipeline import export as exports
+    from pipeline import recorded, runs, tracking
+
+    archive = Path(named).expanduser()
+    if archive.is_file():
+        return exports.unpack(archive, scratch)
+    config = session().config
+    try:
+        return session().folder()
+    except UsageError:
+        if not runs.is_mlflow_id(named):
+            raise
+    uri = tracking.absolute_uri(config.tracking_uri, ROOT)
+    return recorded.fetched(named, uri, scratch, runs_dir=config.runs_dir)
 
 
 def _yes(name: str) -> bool:

@@ -45,7 +45,7 @@ def _run(plan: SearchPlan, words: Sequence[str], *, fork: bool, retry_failed: bo
 
     folder = _folder(plan, fork)
     with alone(folder):
-        study = open_search(plan.config, plan.space, folder.path, plan.made_of)
+        study = open_search(plan.config, plan.space, folder.path, plan.made_of, epochs=plan.epochs)
         asked = _Asked(plan, folder, words, study.total)
         settings = plan.config
         pruner = "" if settings.pruner == "none" else f", pruner {settings.pruner}"

@@ -63,12 +63,17 @@ class Session:
             return found
         from pipeline.config import compose
 
-        resolved = compose.resolve(
-            self._given if self._given is not None else compose.compose_config(self.asked.overrides)
-        )
+        resolved = compose.resolve(self._given if self._given is not None else compose.compose_config(self._own_words))
         if remembered and self.asked.verb == "train":
             remembered.keep(resolved)
         return resolved
+
+    @property
+    def _own_words(self) -> tuple[str, ...]:
+        """The overrides. Those of `doit reproduce` that set a field of the cluster are about the run's own."""
+        if self.asked.verb != "reproduce":
+            return self.asked.overrides
+        return tuple(word for word in self.asked.overrides if not word.lstrip("+~").startswith("cluster."))
 
     @property
     def config_yaml(self) -> str:

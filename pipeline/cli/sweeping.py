@@ -196,7 +196,10 @@ def standing(trial: Trial, entries: Mapping[str, TrialEntry], retry_failed: bool
     """``done``, ``to run`` or ``failed``, and why."""
     if trial.run is None:
         return "to run", "its data isn't fetched"
-    reason = trial.run.reason
+    try:
+        reason = trial.run.reason
+    except UsageError as error:  # a newer Paceline wrote its folder
+        return "failed", error.what
     if reason is None:
         return "done", ""
     known = entries.get(trial.run.key.short)

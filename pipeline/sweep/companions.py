@@ -12,7 +12,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from pipeline.train import evaluate_in_child
 
 _REPORT_S = 300.0
 _RECORD_S = 60.0  # the recorder gives up by itself; this bounds a stuck one
+_AT_ONCE = 8
 _END_S = 60.0  # what other commands' runs are still told of this sweep
 
 Answer = dict[str, Any] | None
@@ -111,6 +112,12 @@ class Reports:
         self._companion.close()
 
 
+def was_missed(run: Run) -> bool:
+    """Whether the record of a run that has ended was begun and not completed, for all that its folder says."""
+    recorded = tracking.last_recorded(run.folder.path)
+    return run.config.tracking_enabled and recorded is not None and not recorded.complete
+
+
 class Records:
     """Recorders for the trials, which share one process."""
 
@@ -129,6 +136,26 @@ class Records:
         if self._companion is None or about != self._about:
             return Recorder(run.folder.path, config, run.root)
         return _Shared(run.folder.path, config, run.root, self._companion)
+
+    def record_missed(self, runs: Sequence[Run], say: Callable[[str], None]) -> None:
+        """Record runs that ended before, a few at a time: a server that comes back shouldn't be run over."""
+        missed = [self.recorder(run) for run in runs]
+        recorded = 0
+        for at in range(0, len(missed), _AT_ONCE):
+            part = missed[at : at + _AT_ONCE]
+            for recorder in part:
+                recorder.start()
+            ids = [recorder.finish(lambda _: None) for recorder in part]
+            recorded += sum(run_id is not None for run_id in ids)
+            if None in ids:  # the others would wait in vain as well
+                first = part[ids.index(None)]
+                say(
+                    f"WARNING: {len(missed) - recorded} run(s) of before are not recorded in MLflow yet: "
+                    f"{first.why()}\n  try: the same command, once the tracking server answers"
+                )
+                break
+        if recorded:
+            say(f"{recorded} run(s) that MLflow had missed are recorded now")
 
     def close(self) -> None:
         if self._companion is not None:

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
-import errno
 import queue
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from pipeline import journal, provenance
+from pipeline import journal
 from pipeline import train as training
 from pipeline.config import compose
-from pipeline.errors import HostError, Killed, PacelineError, Pruned, TrainingError, os_reason
-from pipeline.files import sha256_file, write_atomic
+from pipeline.errors import HostError, Killed, PacelineError, Pruned, UsageError, os_reason
 from pipeline.interrupt import Interruptible, Stop
-from pipeline.launch import Hosts, stop_run
+from pipeline.launch import stop_run
 from pipeline.run import Run
 from pipeline.sweep import folder as folders
-from pipeline.sweep import slots as placing
-from pipeline.sweep.companions import Records, Reports
+from pipeline.sweep.companions import was_missed
 from pipeline.sweep.folder import SweepFolder, TrialEntry
+from pipeline.sweep.outcomes import cause_of, detail_of, finished, first_line, was_pruned
 from pipeline.sweep.schedule import Ended, Schedule, Start
+from pipeline.sweep.shared import Shared
 from pipeline.sweep.trial import Outcome, Trial, TrialSource
 from pipeline.types import Cluster, State
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _LOOK_S = 0.2  # also how soon a search hears of an epoch
 
 Say = Callable[[str], None]
@@ -78,14 +74,11 @@ class _Conductor:
         self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
         self.halted = self.mend = ""
-        self._open = ExitStack()
-        self._origin: tuple[provenance.Provenance, bytes] | None = None
-        self._lock = threading.Lock()
-        self._before = self._read_journal()
-        self._pruned = {key for key, entry in self._before.items() if entry.state is State.PRUNED}
-        self._hosts: dict[int, Hosts] = {}
-        self._reporting: Reports | None = None
-        self._recording: Records | None = None
+        self.shared = Shared(sweep.folder, sweep.slots, sweep.root)
+        entries = self._read_journal()
+        self._before, self._stood = folders.latest(entries), {entry.number: entry for entry in entries}
+        self._missed: dict[str, Run] = {}  # by run key
+        self._decided: dict[str, Ended] = {}  # by run key: pruned or failed for good, in this command
         self.schedule = Schedule(
             sweep.source, slots=max(1, len(sweep.slots)), retries=sweep.retries, settled=self._settled
         )
@@ -93,7 +86,7 @@ class _Conductor:
 
     # ------------------------------------------------------------------------------- the loop
     def run(self) -> list[Ended]:
-        with Interruptible() as signals, self._open:
+        with Interruptible() as signals, self.shared:
             try:
                 while not self.schedule.done:
                     while (start := self.schedule.next()) is not None:
@@ -103,6 +96,7 @@ class _Conductor:
                         with suppress(queue.Empty):
                             self._handle(self.events.get(timeout=_LOOK_S))
                         self.sweep.source.watch(self.schedule.running)
+                self._record_missed()
             except BaseException:
                 signals.hold()
                 self.stop.tell(signals.caught or "an error")
@@ -126,8 +120,9 @@ class _Conductor:
         if outcome is None:
             self.schedule.freed(start.slot)
             return
-        if outcome.state is State.PRUNED and start.trial.key is not None:
-            self._pruned.add(start.trial.key)
+        if start.trial.key is not None and (outcome.state is State.PRUNED or event.cause == "code"):
+            self._decided[start.trial.key] = Ended(trial=start.trial, outcome=outcome, cause=event.cause)
+        if outcome.state is State.PRUNED:
             self.sweep.say(f"{self._label(start)} {outcome.detail}")
         slots = self.schedule.slots_left
         again = self.schedule.finished(start, outcome, event.cause)
@@ -143,8 +138,7 @@ class _Conductor:
 
     def _after_host_trouble(self, start: Start, outcome: Outcome, *, last: bool) -> None:
         """Its slot is given up, unless it was the last: that one gets another chance, then nothing can run."""
-        if start.slot in self._hosts:
-            self._hosts[start.slot].forget()
+        self.shared.forget(start.slot)
         if last:
             self._halt(
                 f"no host is left: {outcome.detail}", "mend it (doit preflight shows more), then the same command"
@@ -172,7 +166,7 @@ class _Conductor:
                 thread.join()
 
     # ----------------------------------------------------------------------------- the journal
-    def _read_journal(self) -> dict[str, TrialEntry]:
+    def _read_journal(self) -> list[TrialEntry]:
         good, bad = self.folder.entries()
         if bad:
             aside = self.folder.set_aside(bad, good)
@@ -180,7 +174,7 @@ class _Conductor:
                 f"WARNING: {len(bad)} line(s) of {self.folder.journal} make no sense; the rest is used, they are "
                 f"kept in {aside.name}:\n" + "\n".join(f"  {line[:200]}" for line in bad)
             )
-        return folders.latest(good)
+        return good
 
     def _note(self, start: Start, state: State, cause: str = "", detail: str = "") -> None:
         self._noted.append(
@@ -203,31 +197,60 @@ class _Conductor:
             self._halt(os_reason(error), "make room, then the same command")
 
     def _settled(self, trial: Trial) -> Ended | None:
-        """How it stands when nothing is to be started: finished and intact, or failed for good."""
+        """How it stands when nothing is to be started. What MLflow has missed of it is recorded at the end."""
+        try:
+            ended = self._standing(trial)
+        except UsageError as error:  # a newer Paceline wrote its folder: the other trials go on
+            self._note_before(trial, State.FAILED, detail=error.what)
+            return Ended(trial=trial, outcome=Outcome(state=State.FAILED, detail=error.what), before=True)
+        if ended is not None and trial.run is not None and trial.key in self._before and was_missed(trial.run):
+            self._missed[trial.run.key.short] = trial.run
+        return ended
+
+    def _standing(self, trial: Trial) -> Ended | None:
+        """Finished and intact, pruned, or failed for good; None: it is to be started.
+
+        A search may draw what it has drawn before: that is the same run, and what was decided of it holds.
+        """
         assert trial.run is not None
-        known = self._before.get(trial.run.key.short)
+        key = trial.run.key.short
+        known = self._before.get(key)
         if trial.run.reason is None:
-            if known is None or known.state is not State.FINISHED:
-                self._note(Start(trial=trial, slot=-1, tried=0), State.FINISHED, detail="was finished before")
+            self._note_before(trial, State.FINISHED, detail="was finished before")
             if known is None:
                 self._adopt(trial)
             return Ended(trial=trial, outcome=finished(trial.run), before=True)
-        key = trial.run.key.short
-        if key in self._pruned or (known is not None and _was_pruned(trial.run)):
-            if known is None or known.state is not State.PRUNED:  # this sweep was killed before it wrote it down
-                self._note(Start(trial=trial, slot=-1, tried=0), State.PRUNED, detail="was pruned before")
+        decided = self._decided.get(key)
+        if decided is not None:
+            outcome, cause = decided.outcome, decided.cause
+            self._note_before(trial, outcome.state, cause, f"the same run as trial {decided.trial.number}")
+            return Ended(trial=trial, outcome=outcome, cause=cause, before=True)
+        if known is not None and (known.state is State.PRUNED or was_pruned(trial.run)):
+            self._note_before(trial, State.PRUNED, detail="was pruned before")
             return Ended(trial=trial, outcome=Outcome(state=State.PRUNED), before=True)
         if known is not None and known.state is State.FAILED and known.cause == "code" and not self.sweep.retry_failed:
+            self._note_before(trial, State.FAILED, known.cause, known.detail)
             outcome = Outcome(state=State.FAILED, detail=known.detail)
             return Ended(trial=trial, outcome=outcome, cause="code", before=True)
         return None
+
+    def _note_before(self, trial: Trial, state: State, cause: str = "", detail: str = "") -> None:
+        """Nothing was started for it; unless the journal says so already (this sweep may have been killed before)."""
+        stood = self._stood.get(trial.number)
+        if stood is None or (stood.key, stood.state) != (trial.key, state):
+            self._note(Start(trial=trial, slot=-1, tried=0), state, cause, detail)
+
+    def _record_missed(self) -> None:
+        runs = list(self._missed.values())
+        if runs:
+            self.shared.records(runs[0]).record_missed(runs, self.sweep.say)
 
     def _adopt(self, trial: Trial) -> None:
         """A run that another command has finished becomes part of this sweep, in MLflow too."""
         assert trial.run is not None
         with suppress(OSError):
             if folders.mark(trial.run.folder, self.folder, self.sweep.key, trial.number, trial.chosen):
-                self._records(trial).recorder(trial.run).start()
+                self.shared.records(trial.run).recorder(trial.run).start()
 
     # ------------------------------------------------------------------- in the trial's thread
     def _in_thread(self, start: Start) -> None:
@@ -239,7 +262,7 @@ class _Conductor:
 
     def _train(self, start: Start) -> tuple[Outcome, str]:
         assert start.trial.run is not None
-        run = self._placed(start)
+        run = self.shared.placed(start.trial.run, start.slot)
         say = partial(self._say, self._label(start))
         try:
             end_leftovers(run, say)
@@ -249,7 +272,7 @@ class _Conductor:
                 config_yaml=compose.as_yaml(run.config.resolved),
                 argv=self.sweep.argv,
                 say=say,
-                means=self._means(start, run),
+                means=self.shared.means(run, start.slot, lambda: self.events.put(_Event(start=start)), self.stop),
             )
         except Pruned as error:
             return Outcome(state=State.PRUNED, detail=first_line(error.what)), ""
@@ -259,106 +282,12 @@ class _Conductor:
             return Outcome(state=State.FAILED, detail=detail_of(error)), cause_of(error)
         return finished(run), ""
 
-    def _placed(self, start: Start) -> Run:
-        """The trial's run on the hosts of its slot."""
-        run = start.trial.run
-        assert run is not None
-        if not self.sweep.slots:
-            return run
-        config = placing.placed(run.config, self.sweep.slots[start.slot])
-        return dataclasses.replace(run, config=config)
-
-    def _means(self, start: Start, run: Run) -> training.Means:
-        return training.Means(
-            evaluate=self._reports().evaluate,
-            recorder=self._records(start.trial).recorder,
-            provenance=self._provenance,
-            on_trained=lambda: self.events.put(_Event(start=start)),
-            code=self._code(run),
-            hosts=self._reach(start, run.config.cluster),
-            stop=self.stop,
-        )
-
-    def _provenance(self, run: Run, argv: Sequence[str], now: float) -> tuple[provenance.Provenance, bytes]:
-        """Asked of git once: the sweep's code is a snapshot of its own."""
-        with self._lock:
-            if self._origin is None:
-                self._origin = training.collect_provenance(run, argv, now)
-        origin, patch = self._origin
-        hosts = [host.label for host in run.config.cluster.hosts]
-        words, digest = run.config.overrides, run.pack.digest
-        own = provenance.of_another(origin, overrides=words, hosts=hosts, data_digest=digest, unix_time=now)
-        return own, patch
-
-    def _code(self, run: Run) -> Path:
-        """The sweep's own copy of the node half, so that an edit during the sweep changes none of its trials."""
-        with self._lock:
-            for name, digest in run.key.parts["code"].items():
-                copy = self.folder.code / name
-                if not copy.is_file() or sha256_file(copy) != digest:
-                    write_atomic(copy, (run.root / name).read_bytes())
-        return self.folder.code
-
-    def _reach(self, start: Start, cluster: Cluster) -> Hosts | None:
-        if not self.sweep.slots:
-            return None
-        with self._lock:
-            if start.slot not in self._hosts:
-                self._hosts[start.slot] = self._open.enter_context(closing(Hosts(cluster)))
-            return self._hosts[start.slot]
-
-    def _reports(self) -> Reports:
-        """Started with the first trial, so that it is warm when that one ends."""
-        with self._lock:
-            if self._reporting is None:
-                self._reporting = self._open.enter_context(closing(Reports(self.folder.path / "reports.log")))
-            return self._reporting
-
-    def _records(self, trial: Trial) -> Records:
-        with self._lock:
-            if self._recording is None:
-                log = self.folder.path / "recorder.log"
-                self._recording = self._open.enter_context(closing(Records(trial.config, self.sweep.root, log)))
-            return self._recording
-
     def _label(self, start: Start) -> str:
         width = len(str(max(0, self.sweep.source.total - 1)))
         return f"trial {start.trial.number:>{width}}"
 
     def _say(self, label: str, text: str) -> None:
         self.sweep.say("\n".join(f"{label} | {line}" for line in text.splitlines()))
-
-
-def finished(run: Run) -> Outcome:
-    """The outcome of a run whose result.json stands."""
-    metrics: dict[str, Any] = (run.folder.read_json("result.json") or {}).get("metrics") or {}
-    return Outcome(state=State.FINISHED, metrics=metrics)
-
-
-def _was_pruned(run: Run) -> bool:
-    entries = journal.read(run.folder.journal)
-    return bool(entries) and entries[-1].state is State.PRUNED
-
-
-def detail_of(error: PacelineError | OSError) -> str:
-    """The first line; of what is wrong with hosts the second one too, which names the first of them."""
-    text = error.what if isinstance(error, PacelineError) else os_reason(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return ": ".join(lines[: 2 if isinstance(error, HostError) else 1])
-
-
-def first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
-
-
-def cause_of(error: PacelineError | OSError) -> str:
-    """``host``, ``memory``, ``disk`` (no other trial would fare better) or ``code``."""
-    if isinstance(error, HostError):
-        return "host"
-    if isinstance(error, TrainingError):
-        return error.cause
-    reason = error if isinstance(error, OSError) else error.__cause__
-    return "disk" if isinstance(reason, OSError) and reason.errno in _FULL else "code"
 
 
 def end_leftovers(run: Run, say: Say) -> None:

@@ -82,6 +82,8 @@ def of_jobs(combinations: Sequence[Words], *, root: Path, local_gpus: int) -> Sp
     """The trials of combinations that Hydra has made already."""
     factory = TrialFactory(root=root, local_gpus=local_gpus)
     common = set(combinations[0]).intersection(*combinations[1:]) if combinations else set()
+    for word in (word for job in combinations for word in job if word not in common):
+        _refuse_no_part_of_a_run(word)
     trials: list[Trial] = []
     seen: set[str] = set()
     with compose.hydra_ready():
@@ -98,6 +100,16 @@ def of_jobs(combinations: Sequence[Words], *, root: Path, local_gpus: int) -> Sp
         slots=factory.slots(),
         settings=factory.settings,
     )
+
+
+def _refuse_no_part_of_a_run(word: str) -> None:
+    """A comma that was no comma of a sweep would make trials that are one run, and half of the text would be lost."""
+    name = word.lstrip("+").partition("=")[0]
+    if name.partition(".")[0] in ("paths", "tracking"):
+        raise UsageError(
+            f"{name} is no part of a run, so several values of it make no trials; "
+            f"a text with a comma is written {name}=\"'a,b'\""
+        )
 
 
 class TrialFactory:

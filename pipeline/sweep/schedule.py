@@ -50,12 +50,15 @@ class Schedule:
         self.ended: list[Ended] = []
 
     def next(self) -> Start | None:
-        """What to start now; None while no slot is free or nothing is left to start."""
+        """What to start now; None while no slot is free, nothing is left, or the next one's very run is under way."""
         while self._free and not self._halted:
             trial, tried = self._take()
             if trial is None:
                 return None
-            known = self._settled(trial) if not tried else None
+            if trial.key is not None and any(trial.key == other.key for other in self.running):
+                self._again.appendleft((trial, tried))  # the same run: what becomes of it holds for both
+                return None
+            known = self._settled(trial)
             if known is not None:
                 self._tell(known)
                 continue

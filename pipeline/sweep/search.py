@@ -120,10 +120,13 @@ class Search:
         return copy
 
 
-def open_search(config: SearchConfig, space: SearchSpace, folder: Path, made_of: Mapping[str, Any]) -> Search:
+def open_search(
+    config: SearchConfig, space: SearchSpace, folder: Path, made_of: Mapping[str, Any], *, epochs: int
+) -> Search:
     """The study of a sweep folder, made where there is none. ``check`` must have passed.
 
     ``made_of``: part → name → value of what all of its trials have in common, the space among it.
+    ``epochs``: how many a trial can have.
 
     Raises:
         UsageError: the folder's study searches another space or in another way, or has more trials already.
@@ -138,7 +141,7 @@ def open_search(config: SearchConfig, space: SearchSpace, folder: Path, made_of:
             f"sqlite:///{folder / FILE}", engine_kwargs={"connect_args": {"timeout": 60}}
         ),
         sampler=RandomSampler(seed=0),  # each trial has its own
-        pruner=_pruner(config),
+        pruner=_pruner(config, epochs),
         directions=[StudyDirection[goal.direction.upper()] for goal in goals],
         load_if_exists=True,
     )
@@ -194,12 +197,16 @@ def _sampler(config: SearchConfig, space: SearchSpace, at: int) -> BaseSampler:
     return TPESampler(seed=seed)
 
 
-def _pruner(config: SearchConfig) -> BasePruner:
+def _pruner(config: SearchConfig, epochs: int) -> BasePruner:
+    """Hyperband is told the length of a trial: else it would take it from the trials that have finished, so that a
+    search which goes on could put a trial into another bracket than before."""
     if config.pruner == "median":
         # epochs count from 1, Optuna's steps from 0
         return MedianPruner(n_startup_trials=config.startup_trials, n_warmup_steps=config.warmup_epochs + 1)
     if config.pruner == "hyperband":
-        return HyperbandPruner(min_resource=config.min_epochs, reduction_factor=config.reduction_factor)
+        return HyperbandPruner(
+            min_resource=config.min_epochs, max_resource=epochs, reduction_factor=config.reduction_factor
+        )
     return NopPruner()
 
 

@@ -57,6 +57,13 @@ def total_trials(config: SearchConfig, space: SearchSpace) -> int:
     return min(size, config.n_trials or size)
 
 
+def most_epochs(space: SearchSpace, resolved: Mapping[str, Any]) -> int:
+    """How many epochs a trial can have."""
+    item = space.dimensions.get("trainer.epochs")
+    values = item.values if item is not None else (resolved["trainer"]["epochs"],)
+    return max(int(value) for value in values or ())
+
+
 def check(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any]) -> None:
     """Refuse what would only show after the first trials. ``resolved``: the configuration of the fixed words.
 
@@ -114,6 +121,10 @@ def _check_metrics(config: SearchConfig, space: SearchSpace, resolved: Mapping[s
         return
     if len(wanted) > 1:
         raise UsageError(f"search.pruner={config.pruner} needs a single objective; take search.pruner=none")
+    if config.pruner == "hyperband" and config.min_epochs > (epochs := most_epochs(space, resolved)):
+        raise UsageError(
+            f"search.min_epochs={config.min_epochs} must not be above the {epochs} epochs of a trial (trainer.epochs)"
+        )
     if wanted[0].metric not in EVERY_EPOCH:
         raise UsageError(
             f"search.pruner={config.pruner} needs a metric that a run has every epoch, not {wanted[0].metric}; "

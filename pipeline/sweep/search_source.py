@@ -16,7 +16,7 @@ from pipeline.errors import PacelineError, UsageError
 from pipeline.files import canonical_json, sha256_text
 from pipeline.key import KEY_LENGTH
 from pipeline.sweep.expand import TrialFactory, configuration_digest
-from pipeline.sweep.search_rules import EVERY_EPOCH, Objective, check, objectives, total_trials
+from pipeline.sweep.search_rules import EVERY_EPOCH, Objective, check, most_epochs, objectives, total_trials
 from pipeline.sweep.space import Choice, SearchSpace, space
 from pipeline.sweep.trial import Outcome, Trial
 from pipeline.types import PRUNE, Cluster, State
@@ -32,11 +32,12 @@ OnAsked = Callable[[Trial], None]
 class SearchPlan:
     """A search as the words ask for it. ``corner`` is one point of its space: it stands for what all trials share.
 
-    ``factory`` makes the trials, within ``compose.hydra_ready()``.
+    ``epochs``: how many a trial can have. ``factory`` makes the trials, within ``compose.hydra_ready()``.
     """
 
     config: SearchConfig
     space: SearchSpace
+    epochs: int
     corner: Trial
     factory: TrialFactory
     slots: tuple[Cluster, ...]
@@ -89,6 +90,7 @@ def plan(words: Sequence[str], *, root: Path, local_gpus: int) -> SearchPlan:
     return SearchPlan(
         config=config,
         space=found,
+        epochs=most_epochs(found, resolved),
         corner=corner,
         factory=factory,
         slots=factory.slots(),

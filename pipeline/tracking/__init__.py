@@ -5,15 +5,17 @@ Only the process of ``recorder_command`` imports mlflow; what stands here is for
 
 from __future__ import annotations
 
-from pipeline.tracking.address import absolute_uri, default_uri, recorder_env, redact
-from pipeline.tracking.launching import prepare_command, recorder_command, serve_command
+from pipeline.tracking.address import absolute_uri, default_uri, recorder_env, redact, shown, sqlite_path
+from pipeline.tracking.launching import NO_SUCH_RUN, fetch_command, prepare_command, recorder_command, serve_command
 from pipeline.tracking.recorder import record
 from pipeline.tracking.state import Recorded, is_recorded, last_recorded
 
 __all__ = [
+    "NO_SUCH_RUN",
     "Recorded",
     "absolute_uri",
     "default_uri",
+    "fetch_command",
     "is_recorded",
     "last_recorded",
     "prepare_command",
@@ -22,4 +24,6 @@ __all__ = [
     "recorder_env",
     "redact",
     "serve_command",
+    "shown",
+    "sqlite_path",
 ]

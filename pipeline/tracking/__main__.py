@@ -1,4 +1,5 @@
-"""The recorder process: ``python -m pipeline.tracking record RUN_DIR`` (``prepare``: a database's schema).
+"""The recorder process: ``python -m pipeline.tracking record RUN_DIR`` (``prepare``: a database's schema, ``fetch``:
+what an MLflow run was made of).
 
 ``serve`` records each run folder that stdin names, a JSON line each, while it is under way, several at a time; the
 answer is a line too. It ends with its stdin.
@@ -18,6 +19,7 @@ from typing import Any, TextIO
 
 from pipeline.errors import PacelineError
 from pipeline.tracking.address import URI_VARIABLE, absolute_uri
+from pipeline.tracking.launching import NO_SUCH_RUN
 from pipeline.tracking.recorder import record
 from pipeline.tracking.state import PENDING
 
@@ -26,13 +28,15 @@ _NOT_NEEDED = ("numpy", "pandas", "pyarrow", "scipy")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0: done; 1: pending or failed, with the reason on stderr."""
+    """0: done; 1: pending or failed, with the reason on stderr; 4: no such run (``fetch``)."""
     arguments = _parser().parse_args(argv)
     uri = absolute_uri(arguments.uri or os.environ.get(URI_VARIABLE), Path.cwd())
     _step_back()
     try:
         if arguments.do == "prepare":
             return _prepare(uri)
+        if arguments.do == "fetch":
+            return _fetch(uri, arguments.run_id, arguments.place)
         if arguments.do == "serve":
             return _serve(uri, arguments.experiment)
         parent = os.getppid() if arguments.follow else None
@@ -58,10 +62,12 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pipeline.tracking")
     verbs = parser.add_subparsers(dest="do", required=True)
-    for verb in ("record", "prepare", "serve"):
+    for verb in ("record", "prepare", "serve", "fetch"):
         verbs.add_parser(verb).add_argument("--uri", help=f"default: {URI_VARIABLE} of the environment")
     for verb in ("record", "serve"):
         verbs.choices[verb].add_argument("--experiment", required=True)
+    verbs.choices["fetch"].add_argument("run_id")
+    verbs.choices["fetch"].add_argument("place", type=Path)
     recording = verbs.choices["record"]
     recording.add_argument("run_dir", type=Path)
     recording.add_argument("--follow", action="store_true")
@@ -115,6 +121,18 @@ def _prepare(uri: str) -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _fetch(uri: str, run_id: str, place: Path) -> int:
+    from pipeline.tracking.artifacts import RECIPE
+    from pipeline.tracking.store import Store, StoreError
+
+    try:
+        found = Store(uri).fetch(run_id, RECIPE, place)
+    except StoreError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0 if found else NO_SUCH_RUN
 
 
 if __name__ == "__main__":

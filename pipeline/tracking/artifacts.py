@@ -11,20 +11,31 @@ from pathlib import Path
 from pipeline.tracking.address import redact
 from pipeline.tracking.description import read_object
 
+_PATCH = "changes.patch"
 _EARLY = ("config.yaml", "config.json", "key.json", "provenance.json", "plan.json")
 _LATE = ("summary.json", "journal.jsonl", "evaluation/*", "checkpoints/final.json", "checkpoints/final.pt")
+RECIPE = ("config.json", "key.json", "provenance.json", "summary.json", "journal.jsonl", _PATCH)
+"""What a run can be made again from, on a machine that has the record alone."""
 _TEXT = (".json", ".jsonl", ".yaml", ".log", "")
 _MAX_LOG_BYTES = 1 << 20
 
 
 def early(run_dir: Path) -> list[Path]:
     """What stands before the training starts."""
-    return _existing(run_dir, _EARLY)
+    return [*_existing(run_dir, _EARLY), *_patch(run_dir)]
 
 
 def late(run_dir: Path, attempt: int) -> list[Path]:
-    """What stands at its end. changes.patch stays out: untracked files may be nobody else's business."""
+    """What stands at its end."""
     return [*_rank_zero_log(run_dir, attempt), *_existing(run_dir, _LATE)]
+
+
+def _patch(run_dir: Path) -> list[Path]:
+    """The uncommitted changes, unless there are none, or a login stands in them: cut out, it is another patch."""
+    path = run_dir / _PATCH
+    content = path.read_bytes() if path.is_file() else b""
+    text = content.decode(errors="replace")
+    return [path] if content and redact(text) == text else []
 
 
 def _existing(run_dir: Path, patterns: tuple[str, ...]) -> list[Path]:

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from pipeline.tracking.address import has_credentials
 
+NO_SUCH_RUN = 4
+"""Exit code of ``fetch_command``: the store answered, and knows no run of that id."""
+
 
 def recorder_command(
     run_dir: Path, uri: str, experiment: str, *, follow: bool = False, check: bool = False
@@ -26,6 +29,14 @@ def serve_command(uri: str, experiment: str) -> list[str]:
     """The argv that records many runs; give it ``recorder_env(uri)`` as well."""
     argv = [sys.executable, "-m", "pipeline.tracking", "serve", "--experiment", experiment]
     return [*argv, *_uri_arguments(uri)]
+
+
+def fetch_command(run_id: str, place: Path, uri: str) -> list[str]:
+    """The argv that brings what an MLflow run was made of into the folder ``place``; give it ``recorder_env(uri)``.
+
+    Exit code 0: done; 1: the store failed, with the reason on stderr; or NO_SUCH_RUN.
+    """
+    return [sys.executable, "-m", "pipeline.tracking", "fetch", run_id, str(place), *_uri_arguments(uri)]
 
 
 def prepare_command(uri: str) -> list[str]:

@@ -39,6 +39,11 @@ class Recorded:
     run_id: str | None
     message: str
 
+    @property
+    def complete(self) -> bool:
+        """Whether everything was recorded, when it was last looked at."""
+        return self.state == DONE
+
 
 @dataclass(kw_only=True)
 class TrackingState:

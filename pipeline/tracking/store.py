@@ -184,6 +184,20 @@ class Store:
         refused = _send(lambda part: self._client.log_batch(run_id, tags=part), items, _PARAMS_PER_CALL)
         return [tag.key for tag in refused]
 
+    def fetch(self, run_id: str, names: Sequence[str], place: Path) -> bool:
+        """Bring those of the artifacts ``names`` that the run has into the folder ``place``. False: no such run."""
+        with _calls():
+            try:
+                self._client.get_run(run_id)
+            except MlflowException as error:
+                if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                    return False
+                raise
+            there = {item.path for item in self._client.list_artifacts(run_id)}
+            for name in there.intersection(names):
+                self._client.download_artifacts(run_id, name, str(place))
+        return True
+
     def log_file(self, run_id: str, path: Path, folder: str | None) -> None:
         """Put a file under its own name into the artifact folder ``folder`` (None: the top)."""
         with _calls():

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -21,6 +25,38 @@ def test_a_folder_of_runs_that_cannot_be_made_is_one_error(project: Project) -> 
     assert done.returncode == 1
     assert f"File exists ({project.folder}/runs)\n  try: " in done.stdout
     assert "Traceback" not in done.stdout
+
+
+@pytest.fixture
+def small_disk(project: Project) -> Iterator[Path]:
+    """The runs folder is a file system of 2 MiB."""
+    folder = project.folder / "runs"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(mount, check=False).returncode:
+        pytest.skip("a small file system needs root and the right to mount")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_sweep_on_a_disk_that_fills_goes_on_when_there_is_room(project: Project, small_disk: Path) -> None:
+    words = ("sweep", "experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1", "seed=0,1")
+    full = project.doit(*words, "tracking=none")
+    assert full.returncode == 1
+    assert "ERROR: the sweep stopped before its end: " in full.stdout
+    assert "No space left on device" in full.stdout
+    assert "try: make room, then the same command" in full.stdout
+    assert "Traceback" not in full.stdout
+    subprocess.run(["mount", "-o", "remount,size=20m", str(small_disk)], check=True)
+    done = project.doit(*words, "tracking=none")
+    assert done.returncode == 0, done.stdout
+    assert "2 finished, 0 failed" in done.stdout
+    newer = project.run_folders()[0] / "key.json"
+    newer.write_text(newer.read_text().replace('"version": 1', '"version": 2'))
+    refused = project.doit(*words, "tracking=none")
+    assert refused.returncode == 1
+    assert "1 finished, 1 failed; 0 run just now" in refused.stdout
+    assert f"run {newer.parent.name} was written by a newer Paceline" in refused.stdout
 
 
 def test_a_recorder_that_is_killed_loses_nothing_of_the_record(project: Project) -> None:

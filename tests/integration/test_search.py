@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -44,6 +45,25 @@ def rows(database: Path, query: str) -> list[tuple[object, ...]]:
         connection.close()
 
 
+def agreed(project: Project) -> dict[int, str]:
+    """The state of each trial, by number, after a look whether journal, study and MLflow say the same."""
+    folder = sweep_folder(project)
+    last = {int(str(entry["number"])): str(entry["state"]) for entry in journal(project)}
+    told = dict(rows(folder / "search.db", "select number, state from trials"))
+    assert told == {number: {"FINISHED": "COMPLETE"}.get(state, state) for number, state in last.items()}
+    query = (
+        "select k.value, r.status, t.value from runs r join tags t on t.run_uuid = r.run_uuid "
+        "join tags k on k.run_uuid = r.run_uuid where t.key = 'paceline.state' and k.key = 'paceline.run_key'"
+    )
+    trials = json.loads((folder / "sweep.json").read_text())["trials"]
+    by_key = {str(item["key"]): last[item["number"]] for item in trials}
+    status = {"PRUNED": "KILLED"}  # MLflow has no word of its own
+    assert sorted(rows(project.folder / "mlflow.db", query)) == sorted(
+        (key, status.get(state, state), state) for key, state in by_key.items()
+    )
+    return last
+
+
 def test_a_killed_search_goes_on_and_prunes_the_bad_rate_and_all_three_stores_agree(tmp_path: Path) -> None:
     project = Project(tmp_path)
     child = project.start("sweep", *SEARCH)
@@ -67,18 +87,8 @@ def test_a_killed_search_goes_on_and_prunes_the_bad_rate_and_all_three_stores_ag
     trials = json.loads((folder / "sweep.json").read_text())["trials"]
     assert [item["number"] for item in trials] == [0, 1, 2]
     (bad,) = (item for item in trials if item["chosen"] == ["optimizer.lr=1e-07"])
-    last = {entry["number"]: entry["state"] for entry in journal(project)}
+    last = agreed(project)
     assert {number for number, state in last.items() if state == "PRUNED"} == {bad["number"]}
-    told = dict(rows(folder / "search.db", "select number, state from trials"))
-    assert told == {n: {"FINISHED": "COMPLETE"}.get(str(state), state) for n, state in last.items()}
-    query = (
-        "select r.status, t.value, k.value from runs r join tags t on t.run_uuid = r.run_uuid "
-        "join tags k on k.run_uuid = r.run_uuid where t.key = 'paceline.state' and k.key = 'paceline.run_key'"
-    )
-    recorded = {key: (status, state) for status, state, key in rows(project.folder / "mlflow.db", query)}
-    assert recorded == {
-        item["key"]: ("KILLED", "PRUNED") if item is bad else ("FINISHED", "FINISHED") for item in trials
-    }
     run = project.folder / "runs" / bad["key"]
     pruned = json.loads((run / "pruned.json").read_text())
     assert pruned["epoch"] < 16
@@ -103,3 +113,26 @@ def test_a_wrong_search_ends_as_a_wrong_command_line(tmp_path: Path, words: list
     done = Project(tmp_path).doit("sweep", "experiment=quickstart", *words)
     assert (done.returncode, text in done.stdout) == (3, True), done.stdout
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_search_without_a_tracking_server_is_recorded_later_and_a_pruned_run_is_not_run_again(tmp_path: Path) -> None:
+    """Hyperband; eight draws from three rates, so that runs, pruned ones too, are drawn again."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        nobody = f"tracking.uri=http://127.0.0.1:{probe.getsockname()[1]}"
+    project = Project(tmp_path)
+    words = [word for word in SEARCH if not word.startswith(("search=", "search.", "optimizer"))]
+    words += ["search=random", "search.seed=4", "search.n_trials=8", "search.pruner=hyperband"]
+    words += ["optimizer.lr=0.03,0.1,1e-7", "cluster.nproc_per_node=1"]
+    first = project.doit("sweep", *words, nobody)
+    assert first.returncode == 0, first.stdout
+    assert "WARNING: not recorded in MLflow yet" in first.stdout
+    assert f"; {len(project.run_folders())} run just now" in first.stdout
+
+    again = project.doit("sweep", *words)
+    assert again.returncode == 0, again.stdout
+    assert "3 run(s) that MLflow had missed are recorded now" in again.stdout
+    assert "0 run just now" in again.stdout
+    states = agreed(project)
+    assert states[2] == states[3] == states[6] == states[7] == "PRUNED"
+    entries = [entry for entry in journal(project) if entry["state"] == "RUNNING"]
+    assert [entry["number"] for entry in entries] == [0, 1, 2]

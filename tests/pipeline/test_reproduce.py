@@ -12,8 +12,9 @@ from pipeline import reproduce
 from pipeline.config.compose import compose_config, resolve
 from pipeline.errors import PacelineError
 from pipeline.files import write_json
-from pipeline.reproduce import Recipe, compare, read, text
+from pipeline.recipe import Recipe, read
 from pipeline.runfolder import RunFolder
+from pipeline.verdict import compare, text
 
 KEY = "0123456789ab"
 PARTS: dict[str, Any] = {"config": {"seed": 0}, "code": {}, "data": "d" * 64, "environment": {"torch": "2.14.0"}}
@@ -80,6 +81,12 @@ def test_the_runs_words_are_kept_but_for_what_says_where(tmp_path: Path) -> None
         "experiment=x",
         "seed=1",
         "cluster=pssh",
+    ]
+    assert reproduce._overrides(made, ["cluster.ssh_config=/s"], **told) == [
+        "experiment=x",
+        "cluster=two_node",
+        "seed=1",
+        "cluster.ssh_config=/s",
     ]
     lab = replace(made, config={"cluster": {"ssh_config": ".lab/ssh_config"}})
     words = reproduce._overrides(lab, [], **{**told, "source": "/data/a,b.npz"})

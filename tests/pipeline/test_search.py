@@ -19,7 +19,7 @@ def opened(folder: Path, *words: str, **settings: object) -> Search:
     config = SearchConfig(**{"name": "tpe", "n_trials": 12, **settings})  # type: ignore[arg-type]
     found = space(OverridesParser.create().parse_overrides(list(words or WORDS)))
     settings = {name: value for name, value in vars(config).items() if name != "n_trials"}
-    return open_search(config, found, folder, {"space": found.described(), "search": settings})
+    return open_search(config, found, folder, {"space": found.described(), "search": settings}, epochs=8)
 
 
 def score(suggestion: Suggestion) -> float:
@@ -85,17 +85,26 @@ def test_median_prunes_the_one_that_falls_behind_and_keeps_its_number(tmp_path: 
     assert finish(opened(tmp_path, pruner="median", startup_trials=3), 4)[3].state is State.PRUNED
 
 
-def test_hyperband_prunes_once_it_knows_how_long_a_trial_is(tmp_path: Path) -> None:
-    search = opened(tmp_path, pruner="hyperband", n_trials=14, reduction_factor=2)
-    pruned = 0
-    for number in range(14):
-        search.ask()
-        if any(search.report(number, epoch, -float(number)) for epoch in (1, 2, 4, 8)):
-            search.tell(number, State.PRUNED)
-            pruned += 1
-        else:
-            search.tell(number, State.FINISHED, [-float(number)])
-    assert 5 < pruned < 14
+def test_hyperband_prunes_the_same_trials_when_every_one_is_trained_by_another_process(tmp_path: Path) -> None:
+    def pruned(folder: Path, *, afresh: bool) -> list[int]:
+        found = []
+        search = opened(folder, pruner="hyperband", n_trials=14, reduction_factor=2)
+        for number in range(14):
+            if afresh:
+                search = opened(folder, pruner="hyperband", n_trials=14, reduction_factor=2)
+                for _ in range(number):
+                    search.ask()
+            search.ask()
+            if any(search.report(number, epoch, -float(number)) for epoch in range(1, 8)):
+                search.tell(number, State.PRUNED)
+                found.append(number)
+            else:
+                search.tell(number, State.FINISHED, [-float(number)])
+        return found
+
+    whole = pruned(tmp_path / "whole", afresh=False)
+    assert 5 < len(whole) < 14
+    assert pruned(tmp_path / "afresh", afresh=True) == whole
 
 
 def test_several_objectives_are_told_together(tmp_path: Path) -> None:

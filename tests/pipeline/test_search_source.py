@@ -36,7 +36,7 @@ def planned(folder: Path, *words: str) -> SearchPlan:
 def source(folder: Path, *words: str) -> tuple[Searching, list[Trial]]:
     fetch(planned(folder, *words).corner.config)  # as the verb does: a key needs the data
     found, asked = planned(folder, *words), []
-    study = open_search(found.config, found.space, folder / "study", found.made_of)
+    study = open_search(found.config, found.space, folder / "study", found.made_of, epochs=found.epochs)
     return Searching(study, found, asked.append), asked
 
 
@@ -118,10 +118,10 @@ def test_a_search_is_another_one_when_what_its_runs_share_is(tmp_path: Path) -> 
     first = planned(tmp_path)
     assert planned(tmp_path, "search=tpe", "search.n_trials=99", *reversed(SPACE)).key == first.key
     assert planned(tmp_path, "search=tpe", "seed=1", *SPACE).key != first.key
-    open_search(first.config, first.space, tmp_path / "study", first.made_of)
+    open_search(first.config, first.space, tmp_path / "study", first.made_of, epochs=first.epochs)
     other = planned(tmp_path, "search=tpe", "seed=1", *SPACE)
     with pytest.raises(UsageError, match=r"key of a trial: \w+ → \w+"):
-        open_search(other.config, other.space, tmp_path / "study", other.made_of)
+        open_search(other.config, other.space, tmp_path / "study", other.made_of, epochs=other.epochs)
 
 
 @pytest.mark.usefixtures("hydra")

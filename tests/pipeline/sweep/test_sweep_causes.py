@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import DataError, HostError, PacelineError, TrainingError
 from pipeline.first_error import cause
-from pipeline.sweep.conduct import cause_of
+from pipeline.sweep.outcomes import cause_of
 from pipeline.types import NodeExit, NodeLost, RankError
 
 
@@ -24,6 +24,7 @@ def ended(message: str, host: str = "a") -> NodeExit:
         ([ended("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory")], "memory"),
         ([NodeExit(host="a", code=1, reason="rank 1 was killed by SIGKILL")], "memory"),
         ([NodeLost(host="b", reason="no longer answers"), ended("Connection closed by peer")], "host"),
+        ([ended("TrainerError: /r/final.pt could not be written (No space left on device): needs 2 bytes")], "disk"),
         ([NodeLost(host="b", reason="no longer answers"), ended("ValueError: broken")], "code"),
     ],
 )
@@ -33,12 +34,14 @@ def test_the_ends_of_an_attempt_tell_its_cause(ends: list[NodeExit | NodeLost], 
 
 def test_every_error_has_a_cause() -> None:
     full = PacelineError("run can't go on")
+    report = PacelineError("the evaluation report of 1234 failed: [Errno 28] No space left on device: '/r/x.png'")
     full.__cause__ = OSError(errno.ENOSPC, "No space left on device")
     assert [
-        cause_of(error) for error in (HostError("x"), TrainingError("x", cause="memory"), DataError("x"), full)
+        cause_of(error) for error in (HostError("x"), TrainingError("x", cause="memory"), DataError("x"), full, report)
     ] == [
         "host",
         "memory",
         "code",
+        "disk",
         "disk",
     ]

@@ -114,6 +114,7 @@ def test_nodes_gives_each_trial_hosts_of_its_own_and_the_batch_must_fit_them(tmp
         (["sweep=nope", "seed=1,2"], "sweep has no option 'nope'"),
         (["seed=1,2", "sweep.slots=1,2"], "can't differ from trial to trial"),
         (["seed=range("], "is not an override"),
+        (["seed=1,2", "tracking.experiment=a,b"], "a text with a comma is written tracking.experiment=\"'a,b'\""),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], said: str, tmp_path: Path) -> None:

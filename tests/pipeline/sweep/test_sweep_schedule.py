@@ -16,7 +16,7 @@ GOOD, BAD = Outcome(state=State.FINISHED), Outcome(state=State.FAILED, detail="b
 
 
 def trials(count: int) -> list[Trial]:
-    return cast("list[Trial]", [SimpleNamespace(number=number) for number in range(count)])
+    return cast("list[Trial]", [SimpleNamespace(number=number, key=f"key{number}") for number in range(count)])
 
 
 def schedule(count: int, *, slots: int = 2, retries: int = 1, settled: Any = lambda _: None) -> Schedule:
@@ -100,5 +100,26 @@ def test_after_a_halt_nothing_starts() -> None:
     (start,) = drained(plan)
     plan.halt()
     plan.finished(start, GOOD)
+    assert plan.next() is None
+    assert plan.done
+
+
+def test_a_trial_whose_very_run_is_under_way_waits_for_what_becomes_of_it() -> None:
+    drawn = cast("list[Trial]", [SimpleNamespace(number=number, key=key) for number, key in enumerate("aab")])
+    pruned: list[Trial] = []
+    outcome = Outcome(state=State.PRUNED)
+
+    def settled(trial: Trial) -> Ended | None:
+        return Ended(trial=trial, outcome=outcome, before=True) if trial.key in {item.key for item in pruned} else None
+
+    plan = Schedule(Grid(drawn), slots=2, retries=1, settled=settled)
+    (first,) = drained(plan)
+    plan.freed(first.slot)
+    assert plan.next() is None
+    pruned.append(first.trial)
+    plan.finished(first, outcome)
+    (third,) = drained(plan)
+    assert [(item.trial.number, item.before) for item in plan.ended] == [(0, False), (1, True)]
+    plan.finished(third, GOOD)
     assert plan.next() is None
     assert plan.done

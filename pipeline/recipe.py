@@ -1,0 +1,109 @@
+"""What a finished run was made of, and its code brought back: the commit in a detached worktree, with the patch.
+
+The user's checkout is never touched. Where the clone lacks the commit, an exported run brings its files along.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import git
+from pipeline.errors import PacelineError
+from pipeline.export import SOURCE
+from pipeline.files import sha256_bytes
+from pipeline.runfolder import RunFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What is known of a finished run: everything that is needed to make it again."""
+
+    folder: RunFolder
+    result: Mapping[str, Any]
+    parts: Mapping[str, Any]
+    config: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    patch: bytes
+
+    @property
+    def commit(self) -> str:
+        return str(self.provenance["git_commit"])
+
+
+def read(folder: RunFolder) -> Recipe:
+    """Raises PacelineError: the run isn't finished, or has no commit, or its patch was lost or altered."""
+    result, provenance = folder.read_json("result.json"), folder.read_json("provenance.json")
+    parts, config = folder.read_json("key.json"), folder.read_json("config.json")
+    if result is None:
+        raise PacelineError(
+            f"run {folder.key} has no result to compare with: it isn't finished", try_=f"doit status run={folder.key}"
+        )
+    if provenance is None or parts is None or config is None:
+        raise PacelineError(f"run {folder.key} can't be made again: its provenance, key or configuration is missing")
+    if provenance.get("git_commit") is None:
+        raise PacelineError(
+            f"run {folder.key} was not made from a git repository, so its code can't be brought back as a whole",
+            try_=f"the trainer's own files are in {folder.path / 'code'}",
+        )
+    path = folder.path / "changes.patch"
+    patch = path.read_bytes() if path.exists() else b""
+    if sha256_bytes(patch) != provenance.get("patch_sha256", sha256_bytes(patch)):
+        raise PacelineError(
+            f"{path} is {'altered' if path.exists() else 'missing'}: the uncommitted changes of run {folder.key} "
+            "can't be brought back",
+            try_="another copy of the run folder, or its export (MLflow keeps no patch that has a login in it)",
+        )
+    return Recipe(
+        folder=folder, result=result, parts=parts, config=config, provenance=provenance, patch=patch
+    )  # fmt: skip
+
+
+@contextmanager
+def checkout(recipe: Recipe, *, root: Path, place: Path, keep: bool) -> Iterator[Path]:
+    """The project's folder at the run's commit with its patch applied."""
+    _remove(root, place)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if git.has_commit(root, recipe.commit):
+            done = git.git(root, "worktree", "add", "--detach", "--force", str(place), recipe.commit)
+            if done is None or done.code != 0:
+                raise PacelineError(f"git worktree add failed: {done.stderr.strip() if done else 'git is missing'}")
+        elif (recipe.folder.path / SOURCE).is_file():
+            with tarfile.open(recipe.folder.path / SOURCE) as archive:
+                archive.extractall(place, filter="data")
+        else:
+            raise PacelineError(
+                f"commit {recipe.commit} of run {recipe.folder.key} is not in this clone ({root})",
+                try_="git fetch --all (or git fetch from the clone that has it), then the same command",
+            )
+        _apply(recipe, place)
+        yield place / recipe.provenance.get("git_prefix", "")
+    finally:
+        if not keep:
+            _remove(root, place)
+
+
+def _remove(root: Path, place: Path) -> None:
+    """Take the worktree (also one that an earlier, killed call left) out of the repository, and the folder away."""
+    git.git(root, "worktree", "remove", "--force", "--force", str(place))
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def _apply(recipe: Recipe, place: Path) -> None:
+    if not recipe.patch:
+        return
+    path = recipe.folder.path.absolute() / "changes.patch"
+    ceiling = {"GIT_CEILING_DIRECTORIES": str(place.absolute().parent)}  # an unpacked archive is no repository
+    done = git.git(place, "apply", "--binary", "--whitespace=nowarn", str(path), env=ceiling)
+    if done is None or done.code != 0:
+        why = done.stderr.strip() if done else "git is missing"
+        raise PacelineError(
+            f"the uncommitted changes of run {recipe.folder.key} don't apply to its commit {recipe.commit}:\n{why}",
+            try_=f"git apply --reject {path}, in a checkout of that commit",
+        )

@@ -1,0 +1,48 @@
+"""How a trial came out: its outcome, the line that says it, and the cause by which it is tried again or not."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+from pipeline import journal
+from pipeline.errors import HostError, PacelineError, TrainingError, os_reason
+from pipeline.first_error import FULL_DISK
+from pipeline.run import Run
+from pipeline.sweep.trial import Outcome
+from pipeline.types import State
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def finished(run: Run) -> Outcome:
+    """The outcome of a run whose result.json stands."""
+    metrics: dict[str, Any] = (run.folder.read_json("result.json") or {}).get("metrics") or {}
+    return Outcome(state=State.FINISHED, metrics=metrics)
+
+
+def was_pruned(run: Run) -> bool:
+    entries = journal.read(run.folder.journal)
+    return bool(entries) and entries[-1].state is State.PRUNED
+
+
+def detail_of(error: PacelineError | OSError) -> str:
+    """The first line; of what is wrong with hosts the second one too, which names the first of them."""
+    text = error.what if isinstance(error, PacelineError) else os_reason(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return ": ".join(lines[: 2 if isinstance(error, HostError) else 1])
+
+
+def first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def cause_of(error: PacelineError | OSError) -> str:
+    """``host``, ``memory``, ``disk`` (no other trial would fare better) or ``code``."""
+    if isinstance(error, HostError):
+        return "host"
+    if isinstance(error, TrainingError):
+        return error.cause
+    reason = error if isinstance(error, OSError) else error.__cause__
+    full = FULL_DISK.search(str(error)) or (isinstance(reason, OSError) and reason.errno in _FULL)
+    return "disk" if full else "code"

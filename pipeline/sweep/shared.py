@@ -1,0 +1,108 @@
+"""What the trials of a sweep share: provenance, code snapshot, hosts, and the processes for reports and records."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from types import TracebackType
+
+from pipeline import provenance
+from pipeline import train as training
+from pipeline.files import sha256_file, write_atomic
+from pipeline.interrupt import Stop
+from pipeline.launch import Hosts
+from pipeline.run import Run
+from pipeline.sweep import slots as placing
+from pipeline.sweep.companions import Records, Reports
+from pipeline.sweep.folder import SweepFolder
+from pipeline.types import Cluster
+
+
+class Shared:
+    """Each is made when the first trial needs it, and closed at the end of the ``with``. Safe to use from threads."""
+
+    def __init__(self, folder: SweepFolder, slots: Sequence[Cluster], root: Path) -> None:
+        self._folder, self._slots, self._root = folder, slots, root
+        self._open = ExitStack()
+        self._lock = threading.Lock()
+        self._origin: tuple[provenance.Provenance, bytes] | None = None
+        self._hosts: dict[int, Hosts] = {}
+        self._reporting: Reports | None = None
+        self._recording: Records | None = None
+
+    def __enter__(self) -> Shared:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def placed(self, run: Run, slot: int) -> Run:
+        """The trial's run on the hosts of its slot."""
+        if not self._slots:
+            return run
+        return dataclasses.replace(run, config=placing.placed(run.config, self._slots[slot]))
+
+    def means(self, run: Run, slot: int, on_trained: Callable[[], None], stop: Stop) -> training.Means:
+        """For a run on the hosts of ``slot``."""
+        return training.Means(
+            evaluate=self._reports().evaluate,
+            recorder=self.records(run).recorder,
+            provenance=self._provenance,
+            on_trained=on_trained,
+            code=self._code(run),
+            hosts=self._reach(slot, run.config.cluster),
+            stop=stop,
+        )
+
+    def forget(self, slot: int) -> None:
+        """A host of the slot failed: it is asked anew before the next trial."""
+        if slot in self._hosts:
+            self._hosts[slot].forget()
+
+    def _provenance(self, run: Run, argv: Sequence[str], now: float) -> tuple[provenance.Provenance, bytes]:
+        """Asked of git once: the sweep's code is a snapshot of its own."""
+        with self._lock:
+            if self._origin is None:
+                self._origin = training.collect_provenance(run, argv, now)
+        origin, patch = self._origin
+        hosts = [host.label for host in run.config.cluster.hosts]
+        words, digest = run.config.overrides, run.pack.digest
+        own = provenance.of_another(origin, overrides=words, hosts=hosts, data_digest=digest, unix_time=now)
+        return own, patch
+
+    def _code(self, run: Run) -> Path:
+        """The sweep's own copy of the node half, so that an edit during the sweep changes none of its trials."""
+        with self._lock:
+            for name, digest in run.key.parts["code"].items():
+                copy = self._folder.code / name
+                if not copy.is_file() or sha256_file(copy) != digest:
+                    write_atomic(copy, (run.root / name).read_bytes())
+        return self._folder.code
+
+    def _reach(self, slot: int, cluster: Cluster) -> Hosts | None:
+        if not self._slots:
+            return None
+        with self._lock:
+            if slot not in self._hosts:
+                self._hosts[slot] = self._open.enter_context(closing(Hosts(cluster)))
+            return self._hosts[slot]
+
+    def _reports(self) -> Reports:
+        """Started with the first trial, so that it is warm when that one ends."""
+        with self._lock:
+            if self._reporting is None:
+                self._reporting = self._open.enter_context(closing(Reports(self._folder.path / "reports.log")))
+            return self._reporting
+
+    def records(self, run: Run) -> Records:
+        """The sweep's way into MLflow."""
+        with self._lock:
+            if self._recording is None:
+                log = self._folder.path / "recorder.log"
+                self._recording = self._open.enter_context(closing(Records(run.config, self._root, log)))
+            return self._recording

@@ -1,0 +1,71 @@
+"""What a run was made of, brought back from MLflow to a machine that has no run folder."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+import tracking_folder as folder
+import tracking_store as store
+from tracking_store import EXPERIMENT
+
+from pipeline import recipe, recorded, tracking
+from pipeline.errors import PacelineError, UsageError
+from pipeline.files import sha256_bytes
+
+PATCH = b"diff --git a/x b/x\n\xff not utf-8\n"
+
+
+def recorded_run(place: Path, uri: str, *, patch: bytes = PATCH, ended: bool = True) -> str:
+    """The id of a run that was recorded and whose folder is gone."""
+    run = folder.started(place)
+    known = json.loads((run / "provenance.json").read_text())
+    folder.write(run / "provenance.json", {**known, "patch_sha256": sha256_bytes(patch)})
+    (run / "changes.patch").write_bytes(patch)
+    if ended:
+        folder.end(run)
+    run_id = tracking.record(run, uri, f"{EXPERIMENT}-{place.name}").run_id
+    run.rename(place / "elsewhere")
+    assert run_id is not None
+    return run_id
+
+
+def test_a_recipe_comes_back_from_the_record_and_what_lacks_is_said(tmp_path: Path) -> None:
+    store.prepare(tmp_path / "mlflow.db")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    runs = tmp_path / "runs"
+
+    run_id = recorded_run(tmp_path / "good", uri)
+    back = recorded.fetched(run_id, uri, tmp_path / "good", runs_dir=runs)
+    assert back.path == tmp_path / "good" / folder.KEY
+    made_of = recipe.read(back)
+    assert (made_of.patch, made_of.commit) == (PATCH, "c0ffee" * 6 + "abcd")
+    assert (made_of.result["weights_sha256"], made_of.result["mlflow_run_id"]) == ("ab" * 32, run_id)
+
+    secret = recorded_run(tmp_path / "secret", uri, patch=b"+ https://me:hunter2@host/x\n")
+    back = recorded.fetched(secret, uri, tmp_path / "secret", runs_dir=runs)
+    with pytest.raises(PacelineError, match=r"missing: the uncommitted[^!]*MLflow keeps no patch that has a login"):
+        recipe.read(back)
+
+    running = recorded_run(tmp_path / "running", uri, ended=False)
+    with pytest.raises(PacelineError, match="no result to compare with: as far as its record goes, it has not ended"):
+        recorded.fetched(running, uri, tmp_path / "running", runs_dir=runs)
+
+    foreign = store.client(uri).create_run("0").info.run_id
+    with pytest.raises(UsageError, match="is none of Paceline's"):
+        recorded.fetched(foreign, uri, tmp_path / "foreign", runs_dir=runs)
+
+    with pytest.raises(UsageError, match=f"no such run under {runs}, and MLflow at sqlite:.* knows none either"):
+        recorded.fetched("f" * 32, uri, tmp_path / "nothing", runs_dir=runs)
+
+
+def test_a_store_that_is_down_or_not_there_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with pytest.raises(PacelineError, match=f"MLflow at http://127.0.0.1:{port} can't tell: Connection refused"):
+        recorded.fetched("f" * 32, f"http://me:pw@127.0.0.1:{port}", tmp_path, runs_dir=tmp_path)
+    with pytest.raises(UsageError, match=r"there is no .*/none\.db to ask"):
+        recorded.fetched("f" * 32, f"sqlite:///{tmp_path}/none.db", tmp_path, runs_dir=tmp_path)
+    assert not (tmp_path / "none.db").exists()
