@@ -15,6 +15,7 @@ from tests.integration.commands import Project, processes_of
 
 SEARCH = [
     "experiment=quickstart",
+    "cluster.nproc_per_node=1",  # how two ranks leave together: tests/trainers/test_pruned.py
     "trainer.epochs=16",
     "trainer.checkpoint_every_epochs=10",
     "search=grid",
@@ -44,8 +45,8 @@ def rows(database: Path, query: str) -> list[tuple[object, ...]]:
         connection.close()
 
 
-def test_a_killed_search_goes_on_and_prunes_the_bad_rate_and_all_three_stores_agree(tmp_path: Path) -> None:
-    project = Project(tmp_path)
+def test_a_killed_search_goes_on_and_prunes_the_bad_rate_and_all_three_stores_agree(recording: Project) -> None:
+    project = recording
     child = project.start("sweep", *SEARCH)
     try:
         deadline = time.monotonic() + 120
@@ -60,7 +61,7 @@ def test_a_killed_search_goes_on_and_prunes_the_bad_rate_and_all_three_stores_ag
         assert "search=grid, 3 trials of which 2 have begun, 1 at a time, pruner median" in done.stdout
         assert "2 finished, 1 pruned, 0 failed" in done.stdout
     finally:
-        for process in processes_of(tmp_path):
+        for process in processes_of(project.folder):
             process.kill()
 
     folder = sweep_folder(project)
