@@ -1,4 +1,4 @@
-"""What many tests begin with and none of them is about: an MLflow database, a finished run. Made once, then copied."""
+"""What many tests begin with and few are about: a data pack, an MLflow database, a finished run. Made once, copied."""
 
 from __future__ import annotations
 
@@ -36,15 +36,27 @@ def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
 
 
 @pytest.fixture
-def recording(tmp_path: Path, shared: Path) -> Project:
-    """A project in the test's folder, with an MLflow database that has its tables: making them takes seconds."""
+def project(tmp_path: Path, shared: Path) -> Project:
+    """A project in the test's folder that has the quickstart's data already: fetching it imports scikit-learn."""
+
+    def fetch(folder: Path) -> None:
+        done = Project(folder).doit("fetch", "experiment=quickstart")
+        assert done.returncode == 0, done.stdout
+
+    shutil.copytree(made_once(shared / "pack", fetch) / "data", tmp_path / "data")
+    return Project(tmp_path)
+
+
+@pytest.fixture
+def recording(project: Project, shared: Path) -> Project:
+    """The same with an MLflow database that has its tables: making them takes seconds."""
 
     def prepare(folder: Path) -> None:
         command = tracking.prepare_command(f"sqlite:///{folder}/mlflow.db")
         subprocess.run(command, cwd=ROOT, check=True, timeout=150)
 
-    shutil.copy(made_once(shared / "database", prepare) / "mlflow.db", tmp_path)
-    return Project(tmp_path)
+    shutil.copy(made_once(shared / "database", prepare) / "mlflow.db", project.folder)
+    return project
 
 
 @pytest.fixture

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.integration.commands import Project, wait_for_step
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    return Project(tmp_path)
 
 
 def test_a_folder_of_runs_that_cannot_be_made_is_one_error(project: Project) -> None:

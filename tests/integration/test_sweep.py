@@ -20,11 +20,6 @@ from tests.integration.commands import ROOT, Project, interrupt, processes_of, w
 TINY = ("experiment=quickstart", "trainer.max_steps=8")
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    return Project(tmp_path)
-
-
 def sweep_folder(project: Project) -> Path:
     (folder,) = (path.parent for path in (project.folder / "runs" / "sweeps").glob("*/sweep.json"))
     return folder

@@ -17,12 +17,8 @@ TINY = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=
 LONG = ("experiment=quickstart", "trainer.epochs=400", "tracking=none")
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    return Project(tmp_path)
-
-
-def test_the_quickstart_reaches_its_accuracy_and_is_not_run_twice(project: Project) -> None:
+def test_the_quickstart_reaches_its_accuracy_and_is_not_run_twice(tmp_path: Path) -> None:
+    project = Project(tmp_path)  # with nothing in it
     first = project.doit("train", "experiment=quickstart")
     assert first.returncode == 0, first.stdout
     result = project.result()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from pathlib import Path
 
 import psutil
 import pytest
@@ -18,9 +17,9 @@ pytestmark = pytest.mark.lab
 
 
 @pytest.fixture
-def project(tmp_path: Path, lab: Lab) -> Project:
-    words = ["cluster=two_node", f"cluster.ssh_config='{lab.ssh_config}'", "tracking=none"]
-    return Project(tmp_path, words)
+def project(project: Project, lab: Lab) -> Project:
+    project.words = ["cluster=two_node", f"cluster.ssh_config='{lab.ssh_config}'", "tracking=none"]
+    return project
 
 
 def ranks_on(lab: Lab) -> list[int]:
