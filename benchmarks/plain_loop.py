@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from trainers import models
-from trainers.config import ModelConfig, SmallCNNConfig
+from trainers.config import SCHEMAS
 from trainers.data import Pack
 from trainers.models.dense import Linear
 from trainers.models.dropout import Dropout
@@ -37,7 +37,7 @@ def network(name: str, pack: Pack) -> nn.Module:
         channels=sizes.channels, height=sizes.height, width=sizes.width, num_classes=sizes.num_classes
     )
     torch.manual_seed(0)
-    model = models.build(SmallCNNConfig() if name == "small_cnn" else ModelConfig(name=name), image)
+    model = models.build(SCHEMAS["model"][name](name=name), image)
     for parent in model.modules():
         for child_name, child in list(parent.named_children()):
             if isinstance(child, Dropout):
@@ -84,7 +84,8 @@ class SingleImages(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         from PIL import Image
 
-        return self.transform(Image.fromarray(self.images[index])), self.labels[index]
+        image = self.images[index]
+        return self.transform(Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image)), self.labels[index]
 
 
 def guide(name: str, pack: Pack, batch: int, steps: int, tick: Callable[[], None], bf16: bool) -> None:
@@ -97,7 +98,7 @@ def guide(name: str, pack: Pack, batch: int, steps: int, tick: Callable[[], None
             transforms.RandomCrop(pack.manifest.height, padding=PADDING),
             transforms.RandomHorizontalFlip(),
             transforms.ToTensor(),
-            transforms.Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)),
+            transforms.Normalize((0.5,) * pack.manifest.channels, (0.25,) * pack.manifest.channels),
         ]
     )
     data = SingleImages(pack, transform)

@@ -1,16 +1,18 @@
-"""Paceline's training step against other loops, on two CPU ranks over gloo, in interleaved pairs.
+"""Paceline's training step against other loops, on CPU ranks of this machine over gloo, in interleaved pairs.
 
     python benchmarks/training.py [model] [pairs] [against] [precision]
 
-``model`` is small_cnn (global batch 64) or resnet18 (global batch 128); ``against`` is tuned, guide, lightning or
-accelerate: see benchmarks/plain_loop.py (the guide's loop stays in fp32); ``precision`` is bf16 where the processor
+``model`` is small_cnn (global batch 64), resnet18 (global batch 128) or another; ``against`` is tuned, guide, lightning
+or accelerate: see benchmarks/plain_loop.py (the guide's loop stays in fp32); ``precision`` is bf16 where the processor
 computes in it, else fp32. 3×32×32 images, random crop and flip. Each launch is new and leaves out its first steps.
-Besides wall time it prints processor seconds, which other load on the machine touches less.
+Besides wall time it prints processor seconds, which other load on the machine touches less. `doit benchmark against=…`
+calls it with a data pack, batch and ranks of its own.
 Lightning and Accelerate are installed into an environment of their own (benchmarks/.peers), in the newest release.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import statistics
@@ -23,11 +25,12 @@ from pathlib import Path
 
 import torch
 from measure import ROOT, checked, interleaved, spread, surroundings
+from plain_loop import LOOPS
 
 from trainers.network import computes_in_bf16
 
-RANKS = 2
 SIZES = {"small_cnn": (64, 120), "resnet18": (128, 5)}  # global batch, steps of a launch
+OTHER_SIZE = (128, 10)
 TARGETS = {
     ("small_cnn", "tuned"): 1.1,
     ("small_cnn", "lightning"): 1.8,
@@ -39,38 +42,61 @@ PEERS = ("lightning", "accelerate")
 
 
 def main() -> int:
-    model = sys.argv[1] if len(sys.argv) > 1 else "small_cnn"
-    pairs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
-    against = sys.argv[3] if len(sys.argv) > 3 else "tuned"
-    precision = sys.argv[4] if len(sys.argv) > 4 else "bf16" if computes_in_bf16(torch.device("cpu")) else "fp32"
-    batch, steps = SIZES[model]
+    given = arguments()
+    batch, steps = SIZES.get(given.model, OTHER_SIZE)
+    batch, against, pairs = given.batch or batch, given.against, given.pairs
     pythons = {"paceline": sys.executable, against: peers_python() if against in PEERS else sys.executable}
     cpu: dict[str, list[float]] = {"paceline": [], against: []}
     with tempfile.TemporaryDirectory() as temporary:
         run_dir = Path(temporary)
-        write_pack(run_dir / "data")
+        if given.pack is None:
+            write_pack(run_dir / "data")
+        else:
+            (run_dir / "data").symlink_to(given.pack.resolve())
 
         def seconds(style: str) -> float:
             shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)  # each launch begins at the first step
             (run_dir / "metrics.jsonl").unlink(missing_ok=True)
-            result = launch(pythons[style], [style, model, str(batch), str(steps), precision, str(run_dir)])
+            words = [style, given.model, str(batch), str(steps), given.precision, str(run_dir)]
+            result = launch(pythons[style], words, ranks=given.ranks)
             cpu[style].append(result["cpu_s"])
             return result["wall_s"]
 
         ours, theirs = interleaved(lambda _: seconds("paceline"), lambda _: seconds(against), pairs)
-    print(f"{model}, {RANKS} ranks, global batch {batch}, {precision}, {steps} steps a launch; {surroundings()}")
-    for name, walls in (("paceline", ours), (against, theirs)):
-        print(f"{name}: {spread([batch / value for value in walls], 'images/s')}")
-    rates = [b / a for a, b in zip(ours, theirs, strict=True)]
+    rates = {"paceline": [batch / value for value in ours], against: [batch / value for value in theirs]}
+    print(
+        f"{given.model}, {given.ranks} ranks, global batch {batch}, {given.precision}, {steps} steps a launch; ", end=""
+    )
+    print(surroundings())
+    for name, found in rates.items():
+        print(f"{name}: {spread(found, 'images/s')}")
+    ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
     loads = [b / a for a, b in zip(cpu["paceline"], cpu[against], strict=True)]
-    print(f"times as fast as {against}, wall time: {spread(rates)}")
+    print(f"times as fast as {against}, wall time: {spread(ratios)}")
     print(f"times as fast as {against}, processor seconds: {spread(loads)}")
-    target = TARGETS.get((model, against))
-    if target is None:
+    if given.json is not None:
+        result = {"precision": given.precision, "steps": steps, "images_per_s": rates, "cpu_s_a_step": cpu}
+        given.json.write_text(json.dumps(result))
+    target = TARGETS.get((given.model, against))
+    if target is None or given.json is not None:
         return 0
-    kept = statistics.median(rates) >= target
+    kept = statistics.median(ratios) >= target
     print(f"target at least {target} of wall time: {'kept' if kept else 'MISSED'}")
     return 0 if kept else 1
+
+
+def arguments() -> argparse.Namespace:
+    best = "bf16" if computes_in_bf16(torch.device("cpu")) else "fp32"
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", nargs="?", default="small_cnn")
+    parser.add_argument("pairs", nargs="?", type=int, default=5)
+    parser.add_argument("against", nargs="?", choices=LOOPS, default="tuned")
+    parser.add_argument("precision", nargs="?", choices=("fp32", "bf16"), default=best)
+    parser.add_argument("--batch", type=int, help="global batch size")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--pack", type=Path, help="a data pack instead of noise")
+    parser.add_argument("--json", type=Path, help="where the figures go; then no target is judged")
+    return parser.parse_args()
 
 
 def peers_python() -> str:
@@ -84,8 +110,8 @@ def peers_python() -> str:
     return str(python)
 
 
-def launch(python: str, words: list[str]) -> dict[str, float]:
-    torchrun = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+def launch(python: str, words: list[str], *, ranks: int) -> dict[str, float]:
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     script = str(ROOT / "benchmarks" / "training_rank.py")
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     output = checked([*torchrun, script, *words], cwd=ROOT, env=environment)

@@ -16,7 +16,7 @@ import plain_loop
 import torch
 import torch.distributed as dist
 
-from trainers.config import DatasetConfig, ModelConfig, SmallCNNConfig, TrainConfig, TrainerConfig
+from trainers.config import SCHEMAS, DatasetConfig, TrainConfig, TrainerConfig
 from trainers.data import Pack, open_pack
 from trainers.distributed import connect
 from trainers.loop import Trainer
@@ -62,7 +62,7 @@ def paceline(name: str, pack: Pack, global_batch: int, stopwatch: Stopwatch, pre
     steps = WARMUP_STEPS + stopwatch.steps
     config = TrainConfig(
         dataset=DatasetConfig(crop_padding=plain_loop.PADDING, flip=True),
-        model=SmallCNNConfig() if name == "small_cnn" else ModelConfig(name=name),
+        model=SCHEMAS["model"][name](name=name),
         trainer=TrainerConfig(
             global_batch_size=global_batch,
             epochs=10**6,

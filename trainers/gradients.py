@@ -112,9 +112,11 @@ class GradientAverager:
         for low_rank in thin:
             low_rank.end()
         if self._memory is not None:
-            self._memory.meet()
+            self._memory.tell()
+            self._memory.hear()
             for bucket in self._buckets:
                 _add_up(bucket)
+            self._memory.tell()
         for bucket in self._buckets:
             if bucket.work is not None:
                 bucket.work.wait()
@@ -129,7 +131,7 @@ class GradientAverager:
         bucket.waiting -= 1
         while self._next < len(self._buckets) and self._buckets[self._next].waiting == 0:
             if self._memory is not None and self._next == 0:
-                self._memory.meet()  # the other rank has read the last step's
+                self._memory.hear()  # the other rank has read the last step's
             _send(self._buckets[self._next], low_rank=self._low_rank)
             self._next += 1
 

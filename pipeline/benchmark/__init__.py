@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import diagnose, provenance
+from pipeline.benchmark import against
 from pipeline.benchmark.figures import points, table
 from pipeline.config.build import RunConfig
 from pipeline.errors import PacelineError, UsageError
@@ -47,9 +48,10 @@ def measure(
 
     Raises:
         UsageError: an option that makes no sense, or no number of ranks that can share the global batch.
+        PacelineError: another loop fails.
         HostError, TrainingError, Killed: as a launch does; the points measured before stay in their folders.
     """
-    given = settings(options)
+    given, loops = settings(options), against.loops(options, config, root)
     batch = config.train.trainer.global_batch_size
     clusters, left_out = points(config.cluster, batch)
     folder = diagnose.new_folder(config.runs_dir, "benchmark")
@@ -66,6 +68,7 @@ def measure(
         part = folder / f"{folder.name}-{nodes}x{ranks}"
         result = diagnose.run(diagnosis, cluster=cluster, folder=part, root=root, pack=pack, say=say)
         results.append({**result, "hosts": [host.label for host in cluster.hosts]})
+    pairs = int(given["pairs"]) if "pairs" in given else None
     whole = {
         "version": 1,
         "unix_time": time.time(),
@@ -74,6 +77,7 @@ def measure(
         "launcher": config.cluster.launcher,
         "left_out": left_out,
         "points": results,
+        "against": against.compare(loops, config, pack, pairs=pairs, root=root, say=say),
     }
     write_json(folder / RESULT, whole)
     _draw(folder)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pipeline.benchmark import against
 from pipeline.errors import UsageError
 from pipeline.types import Cluster
 
@@ -105,10 +106,15 @@ def table(whole: Mapping[str, Any]) -> str:
         "",
         *_parts(results),
         "",
+        *_spaced(against.table(whole["against"])),
         *(f"left out: {text}" for text in whole["left_out"]),
         *_notes(first),
     ]
     return "\n".join(lines)
+
+
+def _spaced(lines: list[str]) -> list[str]:
+    return [*lines, ""] if lines else []
 
 
 def _throughput(found: Sequence[Row]) -> list[str]:

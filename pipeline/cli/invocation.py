@@ -64,8 +64,8 @@ VERBS: Mapping[str, Verb] = {
         shares_batch=False,
     ),
     "benchmark": Verb(
-        summary="throughput and scaling against a plain PyTorch loop: pairs=5 block_s=2",
-        options=("pairs", "block_s"),
+        summary="throughput and scaling against a plain PyTorch loop: pairs=5 block_s=2 against=guide,lightning",
+        options=("pairs", "block_s", "against"),
         shares_batch=False,
     ),
     "profile": Verb(summary="torch profiler trace of a few training steps of rank 0: steps=5", options=("steps",)),

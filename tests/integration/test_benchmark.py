@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from pipeline.lab import Lab
 from tests.integration.commands import Project
 
-QUICK = ("benchmark", "experiment=quickstart", "pairs=2", "block_s=0.1")
+QUICK = ("benchmark", "experiment=quickstart", "pairs=1", "block_s=0.1")
 
 
 def benchmark(project: Project) -> tuple[Path, dict[str, Any]]:
@@ -21,14 +22,18 @@ def benchmark(project: Project) -> tuple[Path, dict[str, Any]]:
 
 
 def test_one_and_two_local_ranks_with_table_figures_and_picture(project: Project) -> None:
-    done = project.doit(*QUICK)
+    done = project.doit(*QUICK, "against=guide")
     assert done.returncode == 0, done.stdout
     assert "images/s over all ranks; the plain loop took turns" in done.stdout
     assert "one step taken apart" in done.stdout
     folder, whole = benchmark(project)
     assert [(point["nnodes"], point["world_size"]) for point in whole["points"]] == [(1, 1), (1, 2)]
-    assert [len(point["pairs"]) for point in whole["points"]] == [2, 2]
+    assert [len(point["pairs"]) for point in whole["points"]] == [1, 1]
     assert whole["points"][1]["dataset"] == "digits"
+    (other,) = whole["against"]
+    assert (other["loop"], other["world_size"]) == ("guide", 2)
+    assert len(other["images_per_s"]["guide"]) == len(other["images_per_s"]["paceline"]) == 1
+    assert f"{median(other['images_per_s']['guide']):,.1f}" in done.stdout
     assert (folder / "benchmark.png").read_bytes().startswith(b"\x89PNG")
     assert project.run_folders() == []
 

@@ -1,4 +1,4 @@
-"""The dense layer against torch's own."""
+"""The dense and the flattening layer against torch's own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainers.models.dense import Linear
+from trainers.models.dense import Flatten, Linear
 
 
 @pytest.mark.parametrize("bf16", [False, True])
@@ -33,3 +33,15 @@ def test_the_weight_gradient_lies_in_memory_as_the_weight_does() -> None:
     assert layer.weight.grad is not None
     assert layer.weight.grad.stride() == layer.weight.stride()
     assert layer.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_the_gradient_of_flattened_maps_lies_in_memory_as_the_maps_do(layout: torch.memory_format) -> None:
+    maps = torch.arange(2.0 * 3 * 4 * 5).view(2, 3, 4, 5).contiguous(memory_format=layout).requires_grad_()
+    flat, seen = Flatten()(maps * 1), []
+    assert flat.equal(maps.flatten(1))
+    assert flat.grad_fn is not None
+    flat.grad_fn.next_functions[0][0].register_prehook(lambda gradients: seen.append(gradients[0]))
+    flat.backward(flat.detach())
+    assert seen[0].equal(maps)
+    assert seen[0].is_contiguous(memory_format=layout)

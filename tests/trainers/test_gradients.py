@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -9,7 +10,7 @@ from tests.trainers.ranks import call_on_ranks, next_port
 from trainers.config import DDPConfig
 from trainers.distributed import connect
 from trainers.gradients import GradientAverager
-from trainers.shared_memory import share_memory
+from trainers.shared_memory import SharedMemory, share_memory
 
 
 def average_on_this_rank(folder: Path) -> None:
@@ -30,7 +31,21 @@ def average_on_this_rank(folder: Path) -> None:
                 (model(inputs[node.ranks.rank, part]).sum() / 6).backward()
             averager.finish()
         torch.save(model.weight.grad, folder / f"{way}-{node.ranks.rank}.pt")
+    if memory is not None:
+        leave(memory)
     node.close()
+
+
+def leave(memory: SharedMemory) -> None:
+    """Rank 1 goes without a word, as a killed process does; what it told last is still heard."""
+    if memory.rank == 1:
+        memory.mouth.close()
+        memory.ear.close()
+        return
+    memory.hear()
+    with pytest.raises(ConnectionError, match="connection closed by peer"):
+        memory.hear()
+    memory.tell()
 
 
 def ask_for_memory(_: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from trainers.config import ConfigError, ModelConfig, SmallCNNConfig
 from trainers.models import ImageShape
-from trainers.models.dense import Linear
+from trainers.models.dense import Flatten, Linear
 from trainers.models.dropout import Dropout
 
 _LOST_PIXELS = 4  # two 3×3 convolutions without padding
@@ -32,7 +32,7 @@ class SmallCNN(nn.Module):
             Dropout(config.dropout),
         )
         self.classifier = nn.Sequential(
-            nn.Flatten(),
+            Flatten(),
             Linear(2 * config.width * pooled, config.hidden),
             nn.ReLU(inplace=True),
             Dropout(2 * config.dropout),
