@@ -7,6 +7,7 @@ The bare side is a dodo.py with one task that is up to date and one compose of c
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 import tempfile
@@ -32,6 +33,7 @@ def task_noop():
 
 def main() -> int:
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 15
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling the sources at each call is no part of a no-op
     with tempfile.TemporaryDirectory() as temporary:
         overrides = [*OVERRIDES, f"paths.runs={temporary}/runs"]
         bare = Path(temporary, "bare")

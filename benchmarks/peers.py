@@ -58,6 +58,7 @@ Sample = tuple[float, float]
 
 def main() -> int:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 15
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling the sources at each call is no part of a no-op
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         environment = Path(sys.argv[2]).absolute() if len(sys.argv) > 2 else folder / "peers"

@@ -3,15 +3,26 @@
 Read statically from the syntax tree, so nothing of torch is imported. A registry (a dict literal of
 name → "package.module") counts only the entry whose name the configuration chose; any other string that
 names a module of the package counts as an import of it.
+
+What one source imports is remembered under the digest of its bytes (parsing them is most of the work); which files
+there are, and what they hold, is looked at each time.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+from pipeline.files import sha256_bytes, sha256_file, sha256_text
+from pipeline.remembered import Remembered
+
+_MOST = 512  # sources remembered; a run needs about thirty
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,48 +48,86 @@ def import_closure(root: Path, module: str, chosen: Collection[str]) -> Closure:
     package = module.partition(".")[0]
     if _file_of(root, module) is None:
         raise FileNotFoundError(f"{module} is not a module under {root}")
-    waiting, seen, external = [module], set[str](), set[str]()
+    readings = Readings(root, "imports", Path(__file__))
+    waiting, seen, files, external = [module], set[str](), set[str](), set[str]()
     while waiting:
         name = waiting.pop()
-        path = _file_of(root, name)
-        if path is None or name in seen:
+        if name in seen:
             continue
         seen.add(name)
+        path = _file_of(root, name)
+        if path is None:
+            continue
+        files.add(path)
         parts = name.split(".")
         waiting += [".".join(parts[:depth]) for depth in range(1, len(parts))]  # parent packages run first
-        for imported in _imports((root / path).read_bytes(), name, path, package, chosen):
+        source = (root / path).read_bytes()
+        always, entries = readings.of(path, source, partial(_imports, source, name, path, package))
+        for imported in [*always, *(target for key, target in entries if key in chosen)]:
             if imported.partition(".")[0] == package:
                 waiting.append(imported)
             else:
-                external.add(imported.partition(".")[0])
-    files = sorted(path for name in seen if (path := _file_of(root, name)) is not None)
-    return Closure(files=tuple(files), third_party=tuple(sorted(external - set(sys.stdlib_module_names))))
+                external.add(imported)
+    readings.keep()
+    return Closure(files=tuple(sorted(map(Path, files))), third_party=tuple(sorted(external)))
 
 
-def _file_of(root: Path, module: str) -> Path | None:
-    base = Path(*module.split("."))
-    for path in (base.with_suffix(".py"), base / "__init__.py"):
-        if (root / path).is_file():
+class Readings:
+    """What is read out of sources, remembered as long as the source, its ``reader``'s code and Python stay the same."""
+
+    def __init__(self, root: Path, kind: str, reader: Path) -> None:
+        self._known = Remembered(root, kind, most=_MOST)
+        self._reader = f"{sha256_file(reader)} {sys.version}"
+        self._new: dict[str, Any] = {}
+
+    def of(self, path: str, source: bytes, read: Callable[[], Any]) -> Any:
+        """What ``read`` returns, as JSON gives it back."""
+        name = sha256_text(f"{self._reader} {path} {sha256_bytes(source)}")
+        found = self._known[name]
+        if found is None:
+            found = self._new[name] = read()
+        return found
+
+    def keep(self) -> None:
+        """Write down what was read anew."""
+        if self._new:
+            self._known.keep(self._new)
+
+
+def _file_of(root: Path, module: str) -> str | None:
+    """Relative to the root. Texts, because two hundred names are asked for and as Paths take 5 ms."""
+    base = module.replace(".", "/")
+    for path in (f"{base}.py", f"{base}/__init__.py"):
+        if os.path.isfile(f"{root}/{path}"):  # noqa: PTH113
             return path
     return None
 
 
-def _imports(source: bytes, name: str, path: Path, package: str, chosen: Collection[str]) -> Iterator[str]:
-    """Dotted names that one module imports; for ``from a import b`` both a and a.b (b may be a module)."""
-    tree = ast.parse(source, filename=str(path))
+def _imports(source: bytes, name: str, path: str, package: str) -> tuple[list[str], list[tuple[str, str]]]:
+    """Dotted names that one module imports, and the entries of its registries: (name, dotted name).
+
+    For ``from a import b`` both a and a.b (b may be a module); of third-party packages the top-level name alone.
+    """
+    tree = ast.parse(source, filename=path)
     names_modules = f"{package}.".encode() in source.replace(f"from {package}.".encode(), b"")
-    skipped: set[int] = set()  # a dict comes before its values in this order
+    found: set[str] = set()
+    entries: list[tuple[str, str]] = []
+    of_registries: set[int] = set()  # a dict comes before its values in this order
     for node in ast.walk(tree) if names_modules else _statements(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = _absolute(node, name, path.name == "__init__.py")
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            base = _absolute(node, name, path.endswith("__init__.py"))
+            found.update((base, *(f"{base}.{alias.name}" for alias in node.names)))
         elif isinstance(node, ast.Dict):
-            skipped.update(map(id, _unchosen(node, package, chosen)))
-        elif isinstance(node, ast.Constant) and id(node) not in skipped and _names_module(node, package):
-            yield str(node.value).partition(":")[0]
+            for key, value in _registered(node, package):
+                of_registries.add(id(value))
+                entries.append((key, _module(value)))
+        elif isinstance(node, ast.Constant) and id(node) not in of_registries and _names_module(node, package):
+            found.add(_module(node))
+    own = {imported for imported in found if imported.partition(".")[0] == package}
+    others = {imported.partition(".")[0] for imported in found - own} - sys.stdlib_module_names
+    return sorted(own | others), entries
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
@@ -101,12 +150,15 @@ def _absolute(node: ast.ImportFrom, name: str, is_package: bool) -> str:
     return ".".join([*parent, node.module] if node.module else parent)
 
 
-def _unchosen(node: ast.Dict, package: str, chosen: Collection[str]) -> Iterator[ast.expr]:
-    """Values of a registry dict whose key the configuration did not choose."""
+def _registered(node: ast.Dict, package: str) -> Iterator[tuple[str, ast.Constant]]:
+    """Entries of a registry: its name, and the constant that names a module."""
     for key, value in zip(node.keys, node.values, strict=True):
-        is_entry = isinstance(value, ast.Constant) and _names_module(value, package)
-        if is_entry and isinstance(key, ast.Constant) and key.value not in chosen:
-            yield value
+        if isinstance(key, ast.Constant) and isinstance(value, ast.Constant) and _names_module(value, package):
+            yield str(key.value), value
+
+
+def _module(node: ast.Constant) -> str:
+    return str(node.value).partition(":")[0]
 
 
 def _names_module(node: ast.Constant, package: str) -> bool:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.closure import import_closure
+from pipeline.closure import Readings, import_closure
 from pipeline.files import sha256_file
 from pipeline.key import environment
 from pipeline.runfolder import EVALUATED, TRAINED, RunFolder
@@ -36,7 +36,12 @@ def made_of_run(folder: RunFolder, root: Path) -> dict[str, Any]:
 def _means(root: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Code and versions, read once: the reports of a process that lives long are made by the code it began with."""
     closure = import_closure(root, ENTRY, ())
-    code = {path.as_posix(): _meaning((root / path).read_bytes()) for path in closure.files}
+    readings = Readings(root, "meanings", Path(__file__))
+    code = {}
+    for path in map(Path.as_posix, closure.files):
+        source = (root / path).read_bytes()
+        code[path] = str(readings.of(path, source, partial(_meaning, source)))
+    readings.keep()
     return code, environment(closure)
 
 

@@ -12,11 +12,13 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.closure import Closure
 from pipeline.files import canonical_json, sha256_file, sha256_text
-from pipeline.types import Cluster
+
+if TYPE_CHECKING:
+    from pipeline.cluster import Cluster
 
 KEY_VERSION = 1
 KEY_LENGTH = 12
@@ -83,8 +85,16 @@ def environment(closure: Closure) -> dict[str, str]:
     """Versions of Python and of each third-party package that the closure imports ('absent': not installed)."""
     versions = {"python": platform.python_version()}
     for name in (_DISTRIBUTIONS.get(imported, imported) for imported in closure.third_party):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "absent"
+        versions[name] = installed_version(name) or "absent"
     return versions
+
+
+def installed_version(name: str) -> str | None:
+    """What ``importlib.metadata.version`` says, or None; that one parses the whole METADATA as an e-mail: 1 ms each."""
+    try:
+        found = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    header = (found.read_text("METADATA") or "").partition("\n\n")[0]
+    versions = [line.partition(":")[2].strip() for line in header.splitlines() if line.startswith("Version:")]
+    return versions[0] if versions else found.version

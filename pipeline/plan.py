@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from pipeline.errors import HostError, UsageError
-from pipeline.launchers.base import Place
-from pipeline.types import Cluster, Host, LaunchPlan, NodeFacts, NodePlan
+
+if TYPE_CHECKING:
+    from pipeline.launchers.base import Place
+    from pipeline.types import Cluster, Host, LaunchPlan, NodeFacts
 
 OLDEST_PYTHON = (3, 11)  # what trainers/ is written for
 WORKERS_TERM_S = 3  # torchrun's own patience with workers that ignore TERM; its default of 30 s is past our 10 s
@@ -136,6 +139,8 @@ def render(
         trainer: the module that each rank runs.
         place: where a host keeps the run.
     """
+    from pipeline.types import LaunchPlan, NodePlan  # a finished run only asks for check_batch
+
     nodes = []
     first_rank = 0
     for node_rank, (host, fact) in enumerate(zip(cluster.hosts, facts, strict=True)):

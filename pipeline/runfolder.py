@@ -13,7 +13,6 @@ from typing import Any
 from pipeline.errors import UsageError
 from pipeline.files import sha256_file, write_atomic, write_json
 from pipeline.key import KEY_VERSION, ContentKey
-from pipeline.types import State
 
 TRAINED = ("checkpoints/final.pt", "metrics.jsonl", "predictions.json")
 """What the node half leaves behind."""
@@ -101,6 +100,8 @@ class RunFolder:
         mlflow_run_id: str | None,
     ) -> None:
         """result.json, last and atomically, with a fingerprint of each target and what a list of runs shows."""
+        from pipeline.types import State
+
         write_json(
             self.result,
             {

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.cluster import Cluster as Cluster
+from pipeline.cluster import Host as Host
+
 
 class State(enum.StrEnum):
     """The states of a run, as they stand in journal.jsonl and result.json."""
@@ -17,64 +20,6 @@ class State(enum.StrEnum):
     PRUNED = "PRUNED"  # a search ended it early; `doit train` of the same configuration goes on from there
     FAILED = "FAILED"
     KILLED = "KILLED"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Host:
-    """One node as the cluster configuration describes it; nothing of it was looked up yet.
-
-    ``name`` is what ssh is called with, so aliases of ssh_config work. ``address`` is where the other
-    nodes reach it (None: the address on which ssh reached it). ``interface`` names the network
-    interface for the collectives (None: the one that holds ``address``). ``placement`` is environment that
-    only says which part of the node is meant (its GPUs), so unlike ``env`` it is no part of a run's key;
-    ``shared_by`` is how many runs share the node's cores.
-    """
-
-    name: str
-    nproc_per_node: int = 1
-    port: int | None = None
-    user: str | None = None
-    address: str | None = None
-    interface: str | None = None
-    python: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    placement: Mapping[str, str] = field(default_factory=dict)
-    shared_by: int = 1
-
-    @property
-    def label(self) -> str:
-        """``user@name:port`` as far as it is set: unique in a cluster and good in messages."""
-        user = f"{self.user}@" if self.user else ""
-        port = f":{self.port}" if self.port else ""
-        return f"{user}{self.name}{port}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """Topology plus the few numbers that the launch depends on. Times in seconds.
-
-    ``workdir`` is the scratch folder on the nodes (None: ``~/.cache/paceline``); ``ssh_config`` an
-    extra ssh client configuration (None: the user's own). ``rendezvous`` is static, c10d or file (in
-    ``rendezvous_dir``, absolute and the same folder on every host).
-    """
-
-    launcher: str
-    hosts: tuple[Host, ...]
-    ssh_config: str | None = None
-    workdir: str | None = None
-    connect_timeout_s: float = 5.0
-    lease_s: float = 600.0
-    max_restarts: int = 0
-    rendezvous: str = "static"
-    rendezvous_dir: str | None = None
-
-    @property
-    def nnodes(self) -> int:
-        return len(self.hosts)
-
-    @property
-    def world_size(self) -> int:
-        return sum(host.nproc_per_node for host in self.hosts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,6 @@ from pipeline.cli.provenance import reproduce as reproduce
 from pipeline.cli.provenance import status as status
 from pipeline.cli.provenance import why as why
 from pipeline.cli.session import ROOT, Session, relative, session
-from pipeline.cli.sweeping import report as report
-from pipeline.cli.sweeping import sweep as sweep
 from pipeline.errors import PacelineError, UsageError
 
 
@@ -107,6 +105,18 @@ def _train(current: Session) -> None:
     say(f"FINISHED {run.key.short}: {_figures(result)}")
     say(f"  results  {relative(run.folder.result)}")
     say("  compare  doit ui")
+
+
+def sweep() -> None:
+    from pipeline.cli import sweeping
+
+    sweeping.sweep()
+
+
+def report() -> None:
+    from pipeline.cli import sweeping
+
+    sweeping.report()
 
 
 def evaluate() -> None:

@@ -55,9 +55,9 @@ class Session:
 
     def _resolved(self) -> dict[str, Any]:
         """Composed by Hydra, or, for a training that was asked for before, remembered."""
-        from pipeline.config.remembered import Remembered
+        from pipeline.config.remembered import Composition
 
-        remembered = Remembered(ROOT, self.asked.overrides) if self._given is None else None
+        remembered = Composition(ROOT, self.asked.overrides) if self._given is None else None
         found = remembered.recall() if remembered else None
         if found is not None:
             return found

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import hostfile
+from pipeline.cluster import Cluster, Host
 from pipeline.config.schema import RootConfig, SearchConfig, SweepConfig
 from pipeline.errors import UsageError, hint
 from pipeline.launchers import LAUNCHERS
 from pipeline.plan import check_batch
 from pipeline.redact import without_secrets
-from pipeline.types import Cluster, Host
 from trainers import config as node
 
 RENDEZVOUS = ("static", "c10d", "file")
@@ -165,6 +164,8 @@ def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]
             )
         return [{"name": "localhost"}]
     if raw["hostfile"] is not None:
+        from pipeline import hostfile
+
         path = root / Path(raw["hostfile"]).expanduser()
         try:
             text = path.read_text(encoding="utf-8")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import UsageError, hint
-from pipeline.launchers.base import Launcher
-from pipeline.types import Cluster
+
+if TYPE_CHECKING:
+    from pipeline.launchers.base import Launcher
+    from pipeline.types import Cluster
 
 LAUNCHERS: dict[str, str] = {
     "local": "pipeline.launchers.local:LocalLauncher",

@@ -8,15 +8,15 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-
-from filelock import FileLock, Timeout
+from typing import TYPE_CHECKING
 
 from pipeline.errors import PacelineError
 from pipeline.tracking import state
 from pipeline.tracking.address import redact, shown
-from pipeline.tracking.description import Progress, progress
 from pipeline.tracking.state import Recorded, TrackingState
-from pipeline.tracking.writer import Writer
+
+if TYPE_CHECKING:  # imported in the functions: every `doit train` loads this module, and a finished one records nothing
+    from pipeline.tracking.description import Progress
 
 _POLL_S = 1.0
 _LOOK_S = 0.2  # how often the journal's size is looked at between two polls: the end is noticed soon
@@ -66,6 +66,8 @@ def _outcome(run_dir: Path) -> Recorded:
 
 @contextlib.contextmanager
 def _alone(run_dir: Path, wait_s: float) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
     lock = FileLock(run_dir / ".tracking.lock", timeout=wait_s)
     try:
         lock.acquire()
@@ -87,6 +89,8 @@ class _Recording:
     def __init__(
         self, run_dir: Path, uri: str, experiment: str, follow: bool, give_up_s: float, parent_pid: int | None
     ) -> None:
+        from pipeline.tracking.writer import Writer
+
         self.run_dir = run_dir
         self.follow = follow
         self.give_up_s = give_up_s
@@ -106,6 +110,8 @@ class _Recording:
 
     # ------------------------------------------------------------------------------- the loop
     def run(self) -> Recorded:
+        from pipeline.tracking.description import progress
+
         backoff_s = _POLL_S
         while True:
             size = self._journal_bytes()  # taken first: a line added from here on ends the sleep below at once

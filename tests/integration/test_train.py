@@ -33,6 +33,7 @@ def test_the_quickstart_reaches_its_accuracy_and_is_not_run_twice(tmp_path: Path
     assert second.returncode == 0
     assert "is finished: test/accuracy 0.9" in second.stdout
     assert {path: path.stat().st_mtime_ns for path in project.only_run().rglob("*")} == before
+    assert _needless_work(project.argv("train", "experiment=quickstart")) == "0 []"
     why = project.doit("why", "experiment=quickstart", "optimizer.lr=0.2", "json=1")
     assert json.loads(why.stdout)["differences"] == [
         {"part": "config", "field": "optimizer.lr", "old": 0.1, "new": 0.2}
@@ -40,6 +41,26 @@ def test_the_quickstart_reaches_its_accuracy_and_is_not_run_twice(tmp_path: Path
     report = project.doit("evaluate", "run=" + result["key"][:6])
     assert "weighted avg" in report.stdout
     assert (project.only_run() / "evaluation" / "confusion_matrix.png").read_bytes().startswith(b"\x89PNG")
+
+
+NEEDLESS = (
+    "email.parser", "filelock", "hydra", "mlflow", "numpy", "omegaconf", "optuna", "pipeline.config.compose",
+    "pipeline.hostfile", "pipeline.journal", "pipeline.launch", "pipeline.launchers.base", "pipeline.planning",
+    "pipeline.shell", "pipeline.sweep", "pipeline.tracking.description", "pipeline.train", "pipeline.types", "sklearn",
+    "torch", "yaml",
+)  # fmt: skip
+"""Modules that a finished `doit train` does without: its time is imports for the most part (benchmarks/peers.py)."""
+
+
+def _needless_work(argv: list[str]) -> str:
+    """The exit code of a finished `doit train` and what it imported of ``NEEDLESS``; parsing a source would end it."""
+    words = argv[argv.index("doit") + 1 :]
+    code = (
+        f"import ast, sys; from doit.doit_cmd import DoitMain; sys.argv = ['doit', *{words!r}]; ast.parse = None; "
+        f"print(DoitMain().run(sys.argv[1:]), [name for name in {NEEDLESS!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[-1]
 
 
 def test_an_altered_checkpoint_is_found_and_the_run_repeated_with_equal_weights(finished: Project) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,29 @@ def test_third_party_packages_are_named_without_the_standard_library(tmp_path: P
 def test_a_missing_entry_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"app\.gone"):
         import_closure(tmp_path, "app.gone", ())
+
+
+def test_sources_are_not_parsed_twice_but_edits_new_files_and_other_choices_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(
+        tmp_path, main='from app import first, later\nR = {"a": "app.one", "b": "app.two"}\n', first="", one="", two=""
+    )
+    package, main, first = "app/__init__.py", "app/main.py", "app/first.py"
+    assert names(tmp_path, "app.main", ("a",)) == [package, first, main, "app/one.py"]
+    with monkeypatch.context() as without:
+        without.setattr(ast, "parse", None)
+        assert names(tmp_path, "app.main", ("a",)) == [package, first, main, "app/one.py"]
+        assert names(tmp_path, "app.main") == [package, first, main]
+    write(tmp_path, first="import app.two\n", later="")
+    assert names(tmp_path, "app.main", ("a",)) == [package, first, "app/later.py", main, "app/one.py", "app/two.py"]
+
+
+def test_a_damaged_memory_costs_a_parse(tmp_path: Path) -> None:
+    write(tmp_path, main="import app.first\n", first="")
+    before = names(tmp_path, "app.main")
+    (tmp_path / ".paceline" / "imports.json").write_text('{"')
+    assert names(tmp_path, "app.main") == before
 
 
 def test_the_trainer_imports_torch_alone_and_only_the_model_it_was_given() -> None:

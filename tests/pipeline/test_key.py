@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from pipeline.config.build import RunConfig, build
 from pipeline.config.compose import compose_config, resolve
-from pipeline.key import ContentKey, content_key
+from pipeline.key import ContentKey, content_key, installed_version
 
 ENVIRONMENT = {"python": "3.11.7", "torch": "2.15.0"}
 
@@ -78,3 +79,11 @@ def test_the_key_leaves_the_configuration_alone() -> None:
     before = copy.deepcopy(config.resolved)
     content_key(config=config.resolved, cluster=config.cluster, code={}, data_digest="d", environment={})
     assert config.resolved == before
+
+
+def test_versions_are_those_that_python_names() -> None:
+    names = {found.name for found in importlib.metadata.distributions()}
+    assert {name: installed_version(name) for name in names} == {
+        name: importlib.metadata.version(name) for name in names
+    }
+    assert installed_version("no-such-package") is None
