@@ -1,8 +1,12 @@
 """What all tests share: fixtures of several folders, and signals as a person at a terminal has them."""
 
+import os
 import signal
 
 pytest_plugins = ["tests.lab_fixture"]
 
 # a shell that starts the tests in the background lets them, and so every command they start, ignore Ctrl-C
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# threads of one process wait for each other without pause: slow where other tests want the same cores. torch reads it
+os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -5,6 +5,7 @@ The training groups take their schemas from ``trainers.config``, so both halves 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,6 +110,7 @@ class RootConfig:
     sweep: SweepConfig = field(default_factory=SweepConfig)
 
 
+@functools.cache  # a sweep composes each trial
 def register() -> None:
     """Put all schemas into Hydra's store; calling it twice does no harm."""
     from hydra.core.config_store import ConfigStore

@@ -41,7 +41,7 @@ def record(
 
     With ``follow`` this goes on until the journal says that the attempt has ended, or until the process
     ``parent_pid`` is no longer this one's parent. A store that fails is tried again while the run is under
-    way; after its end, until nothing has succeeded for ``give_up_s`` (then the state is ``pending``).
+    way; after its end, until nothing has succeeded for ``give_up_s`` or it refuses (then the state is ``pending``).
     With ``check`` the store is asked also where tracking.json says that it has everything: it may be a new one.
 
     Raises:
@@ -97,6 +97,7 @@ class _Recording:
         self.parent_pid = parent_pid
         self.began = self.last_success = time.monotonic()
         self.ended_at: float | None = None
+        self.refused = False  # the last time, for a reason that waiting does not mend
         self.state = self._resumed_state(uri, experiment)
         self.writer = Writer(run_dir, uri, self.state, self._succeeded)
 
@@ -132,9 +133,11 @@ class _Recording:
             return None
         from pipeline.tracking.store import StoreError
 
+        self.refused = False
         try:
             self.writer.write(now)
         except StoreError as error:
+            self.refused = error.final
             return str(error)
         except _SlowError:
             return f"too slow: not everything was taken within {_TAIL_S:g} s"
@@ -149,7 +152,7 @@ class _Recording:
     def _out_of_patience(self, now: Progress) -> bool:
         if self.follow and not now.ended:
             return False
-        return time.monotonic() - self.last_success > self.give_up_s or self._too_slow()
+        return self.refused or time.monotonic() - self.last_success > self.give_up_s or self._too_slow()
 
     def _too_slow(self) -> bool:
         return self.follow and self.ended_at is not None and time.monotonic() - self.ended_at > _TAIL_S

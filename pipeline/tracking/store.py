@@ -38,15 +38,18 @@ _PARAMS_PER_CALL = 100
 _OPEN_TIMEOUT_S = 60.0  # the schema of a fresh database takes 3–10 s to create
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # opens the training view, not GenAI's
 _TOKEN_TAG = "paceline.recorder"
+_REJECTIONS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
+_REFUSALS = ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED")
 
 Item = TypeVar("Item")
 
 
 class StoreError(Exception):
-    """The store did not do it. ``rejected``: it answered that what was sent is invalid."""
+    """The store did not do it. ``rejected``: it answered that what was sent is invalid. ``final``: nor will it soon."""
 
-    def __init__(self, reason: str, *, rejected: bool = False) -> None:
+    def __init__(self, reason: str, *, rejected: bool = False, final: bool = False) -> None:
         self.rejected = rejected
+        self.final = final
         super().__init__(reason)
 
 
@@ -59,7 +62,7 @@ def _calls() -> Iterator[None]:
         raise
     except Exception as error:
         code = error.error_code if isinstance(error, MlflowException) else None
-        raise StoreError(_reason(error), rejected=code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")) from error
+        raise StoreError(_reason(error), rejected=code in _REJECTIONS, final=code in _REFUSALS) from error
 
 
 def _reason(error: Exception) -> str:
@@ -98,7 +101,9 @@ class Store:
             if found is None:
                 return self._create_experiment(name)
             if found.lifecycle_stage != "active":
-                raise StoreError(f"its experiment {name!r} is deleted (restore it, or set tracking.experiment)")
+                raise StoreError(
+                    f"its experiment {name!r} is deleted (restore it, or set tracking.experiment)", final=True
+                )
             return str(found.experiment_id)
 
     def _create_experiment(self, name: str) -> str:

@@ -14,11 +14,6 @@ import pytest
 from tests.integration.commands import Project, wait_for_step
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    return Project(tmp_path)
-
-
 def test_a_folder_of_runs_that_cannot_be_made_is_one_error(project: Project) -> None:
     (project.folder / "runs").write_text("a file")
     done = project.doit("train", "experiment=quickstart", "tracking=none")
@@ -59,10 +54,10 @@ def test_a_sweep_on_a_disk_that_fills_goes_on_when_there_is_room(project: Projec
     assert f"run {newer.parent.name} was written by a newer Paceline" in refused.stdout
 
 
-def test_a_recorder_that_is_killed_loses_nothing_of_the_record(project: Project) -> None:
-    child = project.start("train", "experiment=quickstart", "trainer.epochs=60")
-    wait_for_step(project, 20, child)
-    folder = project.only_run()
+def test_a_recorder_that_is_killed_loses_nothing_of_the_record(recording: Project) -> None:
+    child = recording.start("train", "experiment=quickstart", "trainer.epochs=8", "cluster.nproc_per_node=1")
+    wait_for_step(recording, 20, child)
+    folder = recording.only_run()
     recorder = next(
         process
         for process in psutil.Process(child.pid).children()
@@ -72,14 +67,14 @@ def test_a_recorder_that_is_killed_loses_nothing_of_the_record(project: Project)
     output, _ = child.communicate(timeout=150)
     assert child.returncode == 0, output
     assert "not recorded" not in output
-    assert project.result()["mlflow_run_id"]
+    assert recording.result()["mlflow_run_id"]
 
 
-def test_the_record_of_a_run_without_an_end_says_so(project: Project) -> None:
-    assert project.doit("train", "experiment=quickstart", "trainer.max_steps=2", "tracking=none").returncode == 0
-    journal = project.only_run() / "journal.jsonl"
+def test_the_record_of_a_run_without_an_end_says_so(finished: Project, recording: Project) -> None:
+    shutil.copy(recording.folder / "mlflow.db", finished.folder)
+    journal = finished.only_run() / "journal.jsonl"
     journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:-1]))
-    done = project.doit("record", f"run={project.only_run().name}")
+    done = finished.doit("record", f"run={finished.only_run().name}")
     assert done.returncode == 1
     assert "has not ended, its journal says RUNNING" in done.stdout
 

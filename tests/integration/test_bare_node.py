@@ -46,12 +46,13 @@ def _bare_environment(folder: Path) -> Path:
     return python
 
 
-def test_a_run_finishes_on_a_node_that_has_torch_alone(tmp_path: Path) -> None:
+def test_a_run_finishes_on_a_node_that_has_torch_alone(project: Project, tmp_path: Path) -> None:
     python = _bare_environment(tmp_path / "bare")
     for absent in ("doit", "hydra", "mlflow", "omegaconf", "sklearn", "numpy", "pipeline"):
-        done = subprocess.run([python, "-c", f"import {absent}"], capture_output=True, cwd=tmp_path, check=False)
+        argv = [python, "-E", "-c", f"import {absent}"]
+        done = subprocess.run(argv, capture_output=True, cwd=tmp_path, check=False)
         assert done.returncode == 1, absent
-    project = Project(tmp_path, ["tracking=none"])
+    project.words = ["tracking=none"]
     done = project.doit("train", "experiment=quickstart", "trainer.epochs=2", f"cluster.python='{python}'")
     assert done.returncode == 0, done.stdout
     plan = (project.only_run() / "plan.json").read_text()

@@ -21,8 +21,7 @@ def benchmark(project: Project) -> tuple[Path, dict[str, Any]]:
     return folder, value
 
 
-def test_one_and_two_local_ranks_with_table_figures_and_picture(tmp_path: Path) -> None:
-    project = Project(tmp_path)
+def test_one_and_two_local_ranks_with_table_figures_and_picture(project: Project) -> None:
     done = project.doit(*QUICK, "against=guide")
     assert done.returncode == 0, done.stdout
     assert "images/s over all ranks; the plain loop took turns" in done.stdout
@@ -40,8 +39,8 @@ def test_one_and_two_local_ranks_with_table_figures_and_picture(tmp_path: Path) 
 
 
 @pytest.mark.lab
-def test_one_host_and_two(tmp_path: Path, lab: Lab) -> None:
-    project = Project(tmp_path, ["cluster=two_node", f"cluster.ssh_config='{lab.ssh_config}'"])
+def test_one_host_and_two(project: Project, lab: Lab) -> None:
+    project.words = ["cluster=two_node", f"cluster.ssh_config='{lab.ssh_config}'"]
     done = project.doit(*QUICK)
     assert done.returncode == 0, done.stdout
     _, whole = benchmark(project)

@@ -6,18 +6,10 @@ import os
 import signal
 import sqlite3
 import time
-from pathlib import Path
-
-import pytest
 
 from tests.integration.commands import Project, processes_of
 
 WORDS = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1")
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    return Project(tmp_path)
 
 
 def mlflow_states(project: Project) -> list[str]:
@@ -26,32 +18,32 @@ def mlflow_states(project: Project) -> list[str]:
     return [str(row[0]) for row in rows]
 
 
-def test_killed_between_training_and_result_the_same_command_trains_nothing_again(project: Project) -> None:
-    child = project.start("train", *WORDS)
+def test_killed_between_training_and_result_the_same_command_trains_nothing_again(recording: Project) -> None:
+    child = recording.start("train", *WORDS)
     deadline = time.monotonic() + 90
-    while not list(project.folder.glob("runs/*/summary.json")):
+    while not list(recording.folder.glob("runs/*/summary.json")):
         assert child.poll() is None, child.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.02)
     os.kill(child.pid, signal.SIGKILL)
     child.communicate(timeout=60)
-    assert not (project.only_run() / "result.json").exists()
-    done = project.doit("train", *WORDS)
+    assert not (recording.only_run() / "result.json").exists()
+    done = recording.doit("train", *WORDS)
     assert done.returncode == 0, done.stdout
-    assert project.states().count("RUNNING") == 1
-    assert project.states()[-1] == "FINISHED"
-    assert mlflow_states(project) == ["FINISHED"]
-    assert list(processes_of(project.folder)) == []
+    assert recording.states().count("RUNNING") == 1
+    assert recording.states()[-1] == "FINISHED"
+    assert mlflow_states(recording) == ["FINISHED"]
+    assert list(processes_of(recording.folder)) == []
 
 
-def test_many_commands_at_once_lose_nothing_and_do_nothing_twice(project: Project) -> None:
-    done = project.doit("train", *WORDS)
+def test_many_commands_at_once_lose_nothing_and_do_nothing_twice(recording: Project) -> None:
+    done = recording.doit("train", *WORDS)
     assert done.returncode == 0, done.stdout
-    children = [project.start("train", *WORDS, f"seed={number % 2}") for number in range(8)]
+    children = [recording.start("train", *WORDS, f"seed={number % 2}") for number in range(8)]
     outputs = [child.communicate(timeout=170)[0] for child in children]
     assert [child.returncode for child in children] == [0] * 8, outputs
-    results = list(project.folder.glob("runs/*/result.json"))
+    results = list(recording.folder.glob("runs/*/result.json"))
     assert len(results) == 2
     for path in results:
         assert (path.parent / "journal.jsonl").read_text().count("RUNNING") == 1
-    assert mlflow_states(project) == ["FINISHED", "FINISHED"]
+    assert mlflow_states(recording) == ["FINISHED", "FINISHED"]

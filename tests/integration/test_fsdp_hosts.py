@@ -16,9 +16,9 @@ from tests.integration.commands import Project, wait_for_step
 pytestmark = pytest.mark.lab
 
 
-def test_the_next_attempt_goes_on_from_the_shards_of_both_hosts(tmp_path: Path, lab: Lab) -> None:
+def test_the_next_attempt_goes_on_from_the_shards_of_both_hosts(project: Project, lab: Lab) -> None:
     hosts = ["cluster=two_node", f"cluster.ssh_config='{lab.ssh_config}'", "tracking=none"]
-    project = Project(tmp_path, [*hosts, "strategy=fsdp", "cluster.rendezvous=c10d", "cluster.max_restarts=1"])
+    project.words = [*hosts, "strategy=fsdp", "cluster.rendezvous=c10d", "cluster.max_restarts=1"]
     child = project.start("train", "experiment=quickstart", "trainer.epochs=12")
     wait_for_step(project, 40, child)
     inside = lab.host("node1").init_pid

@@ -9,11 +9,10 @@ from pathlib import Path
 from tests.integration.commands import Project
 
 
-def test_a_trace_holds_the_steps_that_were_asked_for(tmp_path: Path) -> None:
-    project = Project(tmp_path)
+def test_a_trace_holds_the_steps_that_were_asked_for(project: Project) -> None:
     done = project.doit("profile", "experiment=quickstart", "steps=2")
     assert done.returncode == 0, done.stdout
-    (folder,) = tmp_path.glob("runs/diagnostics/*-profile")
+    (folder,) = project.folder.glob("runs/diagnostics/*-profile")
     assert "trace.json.gz" in done.stdout
     events = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))["traceEvents"]
     assert sum(event.get("name") == "paceline step" and event.get("ph") == "X" for event in events) == 2

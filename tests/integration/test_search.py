@@ -16,6 +16,7 @@ from tests.integration.commands import Project, processes_of
 
 SEARCH = [
     "experiment=quickstart",
+    "cluster.nproc_per_node=1",  # how two ranks leave together: tests/trainers/test_pruned.py
     "trainer.epochs=16",
     "trainer.checkpoint_every_epochs=10",
     "search=grid",
@@ -64,8 +65,8 @@ def agreed(project: Project) -> dict[int, str]:
     return last
 
 
-def test_a_killed_search_goes_on_and_prunes_the_bad_rate_and_all_three_stores_agree(tmp_path: Path) -> None:
-    project = Project(tmp_path)
+def test_a_killed_search_goes_on_and_prunes_the_bad_rate_and_all_three_stores_agree(recording: Project) -> None:
+    project = recording
     child = project.start("sweep", *SEARCH)
     try:
         deadline = time.monotonic() + 120
@@ -80,7 +81,7 @@ def test_a_killed_search_goes_on_and_prunes_the_bad_rate_and_all_three_stores_ag
         assert "search=grid, 3 trials of which 2 have begun, 1 at a time, pruner median" in done.stdout
         assert "2 finished, 1 pruned, 0 failed" in done.stdout
     finally:
-        for process in processes_of(tmp_path):
+        for process in processes_of(project.folder):
             process.kill()
 
     folder = sweep_folder(project)
@@ -115,11 +116,13 @@ def test_a_wrong_search_ends_as_a_wrong_command_line(tmp_path: Path, words: list
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_search_without_a_tracking_server_is_recorded_later_and_a_pruned_run_is_not_run_again(tmp_path: Path) -> None:
+def test_a_search_without_a_tracking_server_is_recorded_later_and_a_pruned_run_is_not_run_again(
+    recording: Project,
+) -> None:
     """Hyperband; eight draws from three rates, so that runs, pruned ones too, are drawn again."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         nobody = f"tracking.uri=http://127.0.0.1:{probe.getsockname()[1]}"
-    project = Project(tmp_path)
+    project = recording
     words = [word for word in SEARCH if not word.startswith(("search=", "search.", "optimizer"))]
     words += ["search=random", "search.seed=4", "search.n_trials=8", "search.pruner=hyperband"]
     words += ["optimizer.lr=0.03,0.1,1e-7", "cluster.nproc_per_node=1"]

@@ -20,11 +20,6 @@ from tests.integration.commands import ROOT, Project, interrupt, processes_of, w
 TINY = ("experiment=quickstart", "trainer.max_steps=8")
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    return Project(tmp_path)
-
-
 def sweep_folder(project: Project) -> Path:
     (folder,) = (path.parent for path in (project.folder / "runs" / "sweeps").glob("*/sweep.json"))
     return folder
@@ -51,7 +46,8 @@ def weights(project: Project) -> dict[str, str]:
     return {result["key"]: result["weights_sha256"] for result in results}
 
 
-def test_a_sweep_with_a_bad_value_finishes_the_rest_and_is_not_run_twice(project: Project) -> None:
+def test_a_sweep_with_a_bad_value_finishes_the_rest_and_is_not_run_twice(recording: Project) -> None:
+    project = recording
     words = (*TINY, "optimizer.lr=0.1,0.10,1e38", "seed=0,1", "cluster.nproc_per_node=1", "sweep.slots=2")
     planned = project.doit("sweep", *words, "dry_run=1")
     assert planned.returncode == 0, planned.stdout
@@ -99,24 +95,24 @@ def test_a_signal_ends_every_trial_and_the_same_command_goes_on(project: Project
 
 
 @pytest.mark.lab
-def test_a_controller_killed_twice_loses_and_repeats_nothing(tmp_path: Path, lab: Lab) -> None:
+def test_a_controller_killed_twice_loses_and_repeats_nothing(
+    recording: Project, tmp_path_factory: pytest.TempPathFactory, lab: Lab
+) -> None:
     """Each trial on a host of its own; the weights are those of an undisturbed sweep."""
     where = ["cluster=two_node", f"cluster.ssh_config='{lab.ssh_config}'", "sweep.nodes=1"]
     words = ("sweep", "experiment=quickstart", "trainer.epochs=8", "seed=range(2)")
-    projects: dict[str, Project] = {}
-    for name in ("undisturbed", "disturbed"):
-        (tmp_path / name).mkdir()
-        projects[name] = Project(tmp_path / name, where)
-    disturbed = projects["disturbed"]
+    undisturbed = Project(tmp_path_factory.mktemp("undisturbed"), [*where, "tracking=none"])
+    disturbed = recording
+    disturbed.words = where
     for step in (1, 40):
         child = disturbed.start(*words)
         wait_for_step(disturbed, step, child)
         interrupt(child, signal.SIGKILL)
-    for project in projects.values():
+    for project in (undisturbed, disturbed):
         done = project.doit(*words)
         assert done.returncode == 0, done.stdout
-        assert [status for _, status in recorded(project)] == ["FINISHED"] * 2
-    assert weights(disturbed) == weights(projects["undisturbed"])
+    assert [status for _, status in recorded(disturbed)] == ["FINISHED"] * 2
+    assert weights(disturbed) == weights(undisturbed)
     assert len(weights(disturbed)) == 2
     assert list(processes_of(disturbed.folder)) == []
     assert attempts_after_the_end(disturbed) == []

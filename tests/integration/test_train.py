@@ -11,17 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.integration.commands import ROOT, Project, interrupt, processes_of, wait_for_step
+from tests.integration.conftest import FINISHED
 
-QUICK = ("experiment=quickstart", "trainer.epochs=3")
+TINY = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1")
 LONG = ("experiment=quickstart", "trainer.epochs=400", "tracking=none")
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    return Project(tmp_path)
-
-
-def test_the_quickstart_reaches_its_accuracy_and_is_not_run_twice(project: Project) -> None:
+def test_the_quickstart_reaches_its_accuracy_and_is_not_run_twice(tmp_path: Path) -> None:
+    project = Project(tmp_path)  # with nothing in it
     first = project.doit("train", "experiment=quickstart")
     assert first.returncode == 0, first.stdout
     result = project.result()
@@ -66,27 +63,23 @@ def _needless_work(argv: list[str]) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def test_an_altered_checkpoint_is_found_and_the_run_repeated_with_equal_weights(project: Project) -> None:
-    project.words = ["tracking=none"]
-    assert project.doit("train", *QUICK).returncode == 0
-    weights = project.result()["weights_sha256"]
-    final = project.only_run() / "checkpoints" / "final.pt"
+def test_an_altered_checkpoint_is_found_and_the_run_repeated_with_equal_weights(finished: Project) -> None:
+    weights = finished.result()["weights_sha256"]
+    final = finished.only_run() / "checkpoints" / "final.pt"
     good = final.read_bytes()
     final.write_bytes(good[:-1] + b"x")
-    again = project.doit("train", *QUICK)
+    again = finished.doit("train", *FINISHED)
     assert again.returncode == 0, again.stdout
-    assert project.result()["weights_sha256"] == weights
+    assert finished.result()["weights_sha256"] == weights
     assert final.read_bytes() == good
-    assert project.states().count("RUNNING") == 2
+    assert finished.states().count("RUNNING") == 2
 
 
-def test_a_lost_report_is_made_again_without_training(project: Project) -> None:
-    project.words = ["tracking=none"]
-    assert project.doit("train", *QUICK).returncode == 0
-    (project.only_run() / "evaluation" / "report.json").unlink()
-    assert project.doit("train", *QUICK).returncode == 0
-    assert (project.only_run() / "evaluation" / "report.json").exists()
-    assert project.states().count("RUNNING") == 1
+def test_a_lost_report_is_made_again_without_training(finished: Project) -> None:
+    (finished.only_run() / "evaluation" / "report.json").unlink()
+    assert finished.doit("train", *FINISHED).returncode == 0
+    assert (finished.only_run() / "evaluation" / "report.json").exists()
+    assert finished.states().count("RUNNING") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -94,7 +87,7 @@ def test_a_signal_ends_every_process_and_says_killed_and_the_same_command_resume
     project: Project, number: signal.Signals
 ) -> None:
     child = project.start("train", *LONG)
-    wait_for_step(project, 60, child)
+    wait_for_step(project, 20, child)
     output, took_s = interrupt(child, number)
     assert took_s < 10
     assert child.returncode == 1
@@ -115,21 +108,18 @@ def test_stop_from_another_terminal_ends_the_run(project: Project) -> None:
     assert list(processes_of(project.folder)) == []
 
 
-def test_killed_outright_the_same_command_finishes_with_the_weights_of_an_undisturbed_run(tmp_path: Path) -> None:
-    words = ("experiment=quickstart", "trainer.epochs=25", "tracking=none")
-    undisturbed = Project(tmp_path / "a")
-    undisturbed.folder.mkdir()
-    assert undisturbed.doit("train", *words).returncode == 0
-    disturbed = Project(tmp_path / "b")
-    disturbed.folder.mkdir()
-    child = disturbed.start("train", *words)
-    wait_for_step(disturbed, 40, child)
+def test_killed_outright_the_same_command_finishes_with_the_weights_of_an_undisturbed_run(
+    project: Project, finished: Project
+) -> None:
+    child = project.start("train", *FINISHED)
+    wait_for_step(project, 40, child)
     interrupt(child, signal.SIGKILL)
-    done = disturbed.doit("train", *words)
+    done = project.doit("train", *FINISHED)
     assert done.returncode == 0, done.stdout
-    assert disturbed.result()["weights_sha256"] == undisturbed.result()["weights_sha256"]
-    assert list(processes_of(disturbed.folder)) == []
-    steps = [json.loads(line)["step"] for line in (disturbed.only_run() / "metrics.jsonl").read_text().splitlines()]
+    assert project.states().count("RUNNING") == 2
+    assert project.result()["weights_sha256"] == finished.result()["weights_sha256"]
+    assert list(processes_of(project.folder)) == []
+    steps = [json.loads(line)["step"] for line in (project.only_run() / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(steps)
 
 
@@ -169,6 +159,7 @@ def test_synthetic_data_is_named_wherever_its_accuracy_shows(project: Project) -
         "dataset.val_size=32",
         "dataset.image_size=8",
         "trainer.max_steps=2",
+        "cluster.nproc_per_node=1",
     )
     done = project.doit("train", *words, "optimizer=adam", "tracking=none", "trainer.global_batch_size=32")
     assert done.returncode == 0, done.stdout
@@ -178,19 +169,19 @@ def test_synthetic_data_is_named_wherever_its_accuracy_shows(project: Project) -
     assert "SYNTHETIC DATA" in project.doit("runs").stdout
 
 
-def test_a_server_that_is_down_costs_a_warning_and_record_replays_later(project: Project) -> None:
-    done = project.doit("train", *QUICK, "tracking.uri=http://127.0.0.1:9")
+def test_a_server_that_is_down_costs_a_warning_and_record_replays_later(recording: Project) -> None:
+    done = recording.doit("train", *TINY, "tracking.uri=http://127.0.0.1:9")
     assert done.returncode == 0, done.stdout
     assert "not recorded in MLflow yet" in done.stdout
-    assert project.result()["mlflow_run_id"] is None
-    key = project.result()["key"]
-    recorded = project.doit("record", f"run={key}")
+    assert recording.result()["mlflow_run_id"] is None
+    key = recording.result()["key"]
+    recorded = recording.doit("record", f"run={key}")
     assert recorded.returncode == 0, recorded.stdout
     assert f"{key} is recorded as MLflow run" in recorded.stdout
 
 
 def test_hydras_own_multirun_trains_each_and_leaves_its_file_among_the_runs(project: Project) -> None:
-    words = ["--multirun", "seed=0,1", "experiment=quickstart", "trainer.max_steps=2", "tracking=none"]
+    words = ["--multirun", "seed=0,1", *TINY, "tracking=none"]
     argv = [sys.executable, "-m", "pipeline", *words, *project.overrides]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -200,7 +191,7 @@ def test_hydras_own_multirun_trains_each_and_leaves_its_file_among_the_runs(proj
 
 def test_two_commands_for_one_run_train_it_once(project: Project) -> None:
     project.words = ["tracking=none"]
-    children = [project.start("train", *QUICK) for _ in range(2)]
+    children = [project.start("train", *TINY) for _ in range(2)]
     outputs = [child.communicate(timeout=150)[0] for child in children]
     assert [child.returncode for child in children] == [0, 0], outputs
     assert project.states() == ["PLANNED", "RUNNING", "FINISHED"]

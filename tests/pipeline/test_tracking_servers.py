@@ -88,15 +88,6 @@ def test_a_server_that_never_answers_is_given_up(
     assert "no answer within 1 s" in recorded.message
 
 
-def test_the_recorder_process_says_what_to_do(run: Path, silent_server: str) -> None:
-    environment = {**os.environ, "MLFLOW_HTTP_REQUEST_TIMEOUT": "1"}
-    recorder = store.spawn(run, silent_server, follow=True, env=environment)
-    _, err = recorder.communicate(timeout=90)
-    assert recorder.returncode == 1
-    assert f"try: doit record run={folder.KEY}, once it answers" in err
-    assert "Traceback" not in err
-
-
 def test_a_pending_record_can_go_to_another_store(run: Path, tmp_path: Path) -> None:
     tracking.record(run, f"http://127.0.0.1:{free_port()}", EXPERIMENT, give_up_s=0.1)
     uri = tracking.absolute_uri(None, tmp_path)
@@ -104,17 +95,19 @@ def test_a_pending_record_can_go_to_another_store(run: Path, tmp_path: Path) -> 
     assert len(store.history(uri, store.runs(uri)[0].info.run_id)) == 20
 
 
-def test_user_and_password_reach_the_server_and_nothing_else(run: Path) -> None:
+def test_user_and_password_reach_the_server_and_nothing_else_and_a_refusal_says_what_to_do(run: Path) -> None:
     seen: list[str] = []
     with refusing_server(seen) as port:
         uri = f"http://ann:hunter2@127.0.0.1:{port}"
         environment = {**os.environ, **tracking.recorder_env(uri), "MLFLOW_HTTP_REQUEST_TIMEOUT": "1"}
-        recorder = store.spawn(run, uri, follow=False, env=environment)
+        recorder = store.spawn(run, uri, follow=True, env=environment)
         assert "hunter2" not in Path(f"/proc/{recorder.pid}/cmdline").read_text()
         out, err = recorder.communicate(timeout=90)
     assert recorder.returncode == 1
     assert set(seen) == {"Basic " + base64.b64encode(b"ann:hunter2").decode()}
     assert "*** is not welcome" in err
+    assert f"try: doit record run={folder.KEY}, once it answers" in err
+    assert "Traceback" not in err
     assert not [path for path in run.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
     assert "hunter2" not in out + err
 

@@ -1,15 +1,26 @@
-"""Real ranks over gloo that each call one function of a test module: quicker than torchrun, and any topology."""
+"""Real ranks over gloo that each call one function of a test module: quicker than torchrun, and any topology.
+
+They are forked from a server process that has imported torch (once a test process): importing it costs each rank 2 s.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
-import subprocess
 import sys
+import traceback
+from collections.abc import Mapping
 from contextlib import ExitStack
+from multiprocessing import get_context
 from pathlib import Path
 
 from tests.trainers.tiny_runs import ROOT
+
+_TIMEOUT_S = 150
+_SERVER = get_context("forkserver")
+_SERVER.set_forkserver_preload(["pytest", "trainers.session", "torch.distributed.fsdp", "torch.distributed.checkpoint"])
+_FOR_SERVER = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # read while it imports
 
 
 def free_ports(count: int) -> list[int]:
@@ -21,42 +32,70 @@ def free_ports(count: int) -> list[int]:
         return [int(item.getsockname()[1]) for item in sockets]
 
 
-def call_on_ranks(target: str, folder: Path, *, nnodes: int = 1, nproc: int = 2, groups: int = 1) -> None:
+def call_on_ranks(target: str, folder: Path, *, nnodes: int = 1, nproc: int = 2, groups: int = 1) -> list[str]:
     """``target`` is module:function, called with ``folder``. It may join a process group ``groups`` times, each
-    time after ``next_port()``."""
-    module, _, function = target.partition(":")
-    code = f"from pathlib import Path; from {module} import {function}; {function}(Path({str(folder)!r}))"
+    time after ``next_port()``. Returns what each rank printed, stdout and stderr together."""
     environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
         "MASTER_ADDR": "127.0.0.1",
         "WORLD_SIZE": str(nnodes * nproc),
         "LOCAL_WORLD_SIZE": str(nproc),
         "GROUP_WORLD_SIZE": str(nnodes),
         "TEST_PORTS": " ".join(map(str, free_ports(groups))),
     }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank % nproc)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(nnodes * nproc)
-    ]
+    _start_server()
+    outputs = [folder / f"output of rank {rank}" for rank in range(nnodes * nproc)]
+    ranks = []
     try:
-        outputs = [rank.communicate(timeout=150)[0] for rank in ranks]
+        for rank, output in enumerate(outputs):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank % nproc), "GROUP_RANK": str(rank // nproc)}
+            ranks.append(_SERVER.Process(target=_on_rank, args=(target, folder, {**environment, **place}, output)))
+            ranks[-1].start()
+        for process in ranks:
+            process.join(_TIMEOUT_S)
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0] * len(ranks), outputs
+        for process in ranks:
+            process.kill()
+            process.join()
+    printed = [output.read_text() for output in outputs]
+    assert [process.exitcode for process in ranks] == [0] * len(ranks), printed
+    return printed
 
 
 def next_port() -> None:
     """Let the next process group of this rank use a port of its own."""
     port, _, rest = os.environ["TEST_PORTS"].partition(" ")
     os.environ["MASTER_PORT"], os.environ["TEST_PORTS"] = port, rest
+
+
+def _start_server() -> None:
+    """Where it doesn't run yet. It keeps the environment that it was started with."""
+    from multiprocessing.forkserver import ensure_running
+
+    before = {name: os.environ.get(name) for name in _FOR_SERVER}
+    os.environ.update(_FOR_SERVER)
+    try:
+        ensure_running()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _on_rank(target: str, folder: Path, environment: Mapping[str, str], output: Path) -> None:
+    """In the rank: its place among the others, its output into a file, then the function. Never returns."""
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ.update({**environment, **_FOR_SERVER})
+    code = 1
+    try:
+        module, _, function = target.partition(":")
+        getattr(importlib.import_module(module), function)(folder)
+        code = 0
+    except BaseException:  # a SystemExit too: the test is shown where it came from
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # unloading torch takes half a second

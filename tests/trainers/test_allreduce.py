@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,22 +11,23 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.tiny_runs import ROOT
-from trainers.allreduce import Settings, message_sizes, size_bytes
+from trainers.allreduce import Settings, main, message_sizes, run, size_bytes
 from trainers.bandwidth import Timing, count_wrong, fill
 from trainers.errors import TrainerError
 from trainers.hardware import peak_flop_per_s
 
 
-def launch(*words: str, ranks: int) -> subprocess.CompletedProcess[str]:
-    torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+def launch(*words: str) -> subprocess.CompletedProcess[str]:
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", *torchrun, "trainers.allreduce", *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_two_ranks_say_who_they_are_and_add_up_right(tmp_path: Path) -> None:
-    done = launch("--max-bytes", "64K", "--iterations", "3", "--output", str(tmp_path / "out.json"), ranks=2)
+    done = launch("--max-bytes", "64K", "--iterations", "3", "--output", str(tmp_path / "out.json"))
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out.json").read_text())
     assert [(card["rank"], card["node_rank"], card["device"][:3]) for card in result["ranks"]] == [
@@ -43,34 +43,24 @@ def test_two_ranks_say_who_they_are_and_add_up_right(tmp_path: Path) -> None:
     assert "rank 1  node 0" in done.stdout
 
 
+def measure_on_this_rank(folder: Path) -> None:
+    next_port()
+    run(Settings(max_bytes=1024, iterations=2), folder / "out.json")
+
+
 def test_three_nodes_are_also_measured_two_at_a_time(tmp_path: Path) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3", "GROUP_WORLD_SIZE": "3"}
-    environment = {**os.environ, **place, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    words = ["--max-bytes", "1K", "--iterations", "2", "--output", str(tmp_path / "out.json")]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "trainers.allreduce", *words],
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": "0", "GROUP_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0, 0]
+    outputs = call_on_ranks("tests.trainers.test_allreduce:measure_on_this_rank", tmp_path, nnodes=3, nproc=1)
     assert "two nodes at a time, 1024 bytes" in outputs[0]
     pairs = json.loads((tmp_path / "out.json").read_text())["pairs"]
     assert [pair["nodes"] for pair in pairs] == [[0, 1], [0, 2], [1, 2]]
     assert [(pair["ranks"], pair["wrong_elements"], pair["n"]) for pair in pairs] == [(2, 0, 2)] * 3
 
 
-def test_one_rank_alone_is_refused() -> None:
-    done = launch(ranks=1)
-    assert done.returncode == 1
-    assert "an all-reduce needs at least 2 ranks" in done.stderr
+def test_one_rank_alone_is_refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["trainers.allreduce"])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    assert "an all-reduce needs at least 2 ranks" in capfd.readouterr().err
 
 
 def test_bus_bandwidth_of_four_ranks_is_half_as_much_again() -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.trainers.tiny_runs import ROOT, MakeRun
+from tests.trainers.ranks import call_on_ranks, next_port
+from tests.trainers.tiny_runs import MakeRun
 from trainers.config import load
 from trainers.data import open_pack
 from trainers.distributed import Node, Ranks
@@ -37,14 +35,15 @@ def read(path: Path) -> dict[str, Any]:
     return value
 
 
+def measure_on_this_rank(run_dir: Path) -> None:
+    next_port()
+    measure(run_dir / "config.json")
+
+
 def test_two_ranks_measure_both_loops_in_pairs_and_take_a_step_apart(make_run: MakeRun) -> None:
     path = with_options(make_run(), pairs=2, block_s=0.05)
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", *torchrun, "trainers.measure", "--config", str(path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "pair 2/2: Paceline" in done.stdout
+    out = call_on_ranks("tests.trainers.test_measure:measure_on_this_rank", path.parent)[0]
+    assert "pair 2/2: Paceline" in out
     result = read(path)
     assert (result["world_size"], result["global_batch_size"], len(result["pairs"])) == (2, 12, 2)
     assert all(rate > 0 for pair in result["pairs"] for rate in pair.values())

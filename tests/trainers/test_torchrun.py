@@ -7,6 +7,7 @@ import psutil
 import pytest
 import torch
 
+from tests.trainers.ranks import call_on_ranks
 from tests.trainers.tiny_runs import MakeRun, finish, metrics_lines, read_summary, start
 from trainers.augment import normaliser
 from trainers.config import load
@@ -40,7 +41,7 @@ def test_two_ranks_train_evaluate_exactly_and_survive_a_kill(make_run: MakeRun) 
     kill_tree(process.pid)
     process.communicate(timeout=30)
     assert not (broken / "summary.json").exists()
-    finish(start(broken, ranks=2))
+    call_on_ranks("tests.trainers.test_pruned:train_on_this_rank", broken)
     assert read_summary(broken)["weights_sha256"] == wanted["weights_sha256"]
     assert [line["step"] for line in metrics_lines(broken)] == [line["step"] for line in metrics_lines(whole)]
 
@@ -70,7 +71,7 @@ def test_two_ranks_follow_the_same_path_as_one(make_run: MakeRun, accumulate: in
     alone = make_run("alone", **settings)
     pair = make_run("pair", trainer__accumulate_steps=accumulate, **settings)
     run(alone / "config.json")
-    finish(start(pair, ranks=2))
+    call_on_ranks("tests.trainers.test_pruned:train_on_this_rank", pair)
     losses = [
         [line["metrics"]["train/loss"] for line in metrics_lines(run_dir) if "train/loss" in line["metrics"]]
         for run_dir in (alone, pair)

@@ -1,0 +1,71 @@
+"""What many tests begin with and few are about: a data pack, an MLflow database, a finished run. Made once, copied."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from pipeline import tracking
+from tests.integration.commands import ROOT, Project
+
+FINISHED = ("experiment=quickstart", "trainer.epochs=10", "tracking=none")  # how the run of ``finished`` was made
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of this call of pytest share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """``folder`` with what ``make`` puts there, by the first worker that asks for it."""
+    made = Path(f"{folder}.made")
+    with FileLock(f"{folder}.lock"):
+        if not made.exists():
+            folder.mkdir()
+            make(folder)
+            made.touch()
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path: Path, shared: Path) -> Project:
+    """A project in the test's folder that has the quickstart's data already: fetching it imports scikit-learn."""
+
+    def fetch(folder: Path) -> None:
+        done = Project(folder).doit("fetch", "experiment=quickstart")
+        assert done.returncode == 0, done.stdout
+
+    shutil.copytree(made_once(shared / "pack", fetch) / "data", tmp_path / "data")
+    return Project(tmp_path)
+
+
+@pytest.fixture
+def recording(project: Project, shared: Path) -> Project:
+    """The same with an MLflow database that has its tables: making them takes seconds."""
+
+    def prepare(folder: Path) -> None:
+        command = tracking.prepare_command(f"sqlite:///{folder}/mlflow.db")
+        subprocess.run(command, cwd=ROOT, check=True, timeout=150)
+
+    shutil.copy(made_once(shared / "database", prepare) / "mlflow.db", project.folder)
+    return project
+
+
+@pytest.fixture
+def finished(tmp_path: Path, shared: Path) -> Project:
+    """A project of the test's own in which ``doit train`` has finished FINISHED (it may be altered)."""
+
+    def train(folder: Path) -> None:
+        done = Project(folder).doit("train", *FINISHED)
+        assert done.returncode == 0, done.stdout
+
+    original = made_once(shared / "finished run", train)
+    return Project(Path(shutil.copytree(original, tmp_path / "finished", symlinks=True)))
