@@ -24,7 +24,7 @@ SCRIPT = "benchmarks/training.py"
 LOOPS = ("tuned", "guide", "lightning", "accelerate")
 _PAIRS = 5
 _LIMIT_S = 3600.0
-_TITLES = {"tuned": "plain loop", "guide": "guides' loop", "lightning": "Lightning", "accelerate": "Accelerate"}
+_TITLES = {"tuned": "hand-tuned", "guide": "guides' loop", "lightning": "Lightning", "accelerate": "Accelerate"}
 
 
 def loops(options: Mapping[str, str], config: RunConfig, root: Path) -> tuple[str, ...]:
