@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import psutil
 import pytest
 
 from tests.integration.commands import Project, wait_for_step
+from tests.small_disk import mounted
 
 
 def test_a_folder_of_runs_that_cannot_be_made_is_one_error(project: Project) -> None:
@@ -25,13 +25,8 @@ def test_a_folder_of_runs_that_cannot_be_made_is_one_error(project: Project) -> 
 @pytest.fixture
 def small_disk(project: Project) -> Iterator[Path]:
     """The runs folder is a file system of 2 MiB."""
-    folder = project.folder / "runs"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(mount, check=False).returncode:
-        pytest.skip("a small file system needs root and the right to mount")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounted(project.folder / "runs") as disk:
+        yield disk
 
 
 def test_a_sweep_on_a_disk_that_fills_goes_on_when_there_is_room(project: Project, small_disk: Path) -> None:

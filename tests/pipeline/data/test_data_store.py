@@ -20,6 +20,7 @@ from data_server import Server
 
 from pipeline.data import Pack, disk, fetch, find, manifest, packing
 from pipeline.errors import DataError
+from tests.small_disk import mounted
 from trainers.config import DatasetConfig, SyntheticConfig
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -212,13 +213,8 @@ def test_a_data_folder_that_cannot_be_made(tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of 2 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(mount, check=False).returncode:
-        pytest.skip("a small file system needs root and the right to mount")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounted(tmp_path / "disk") as disk:
+        yield disk
 
 
 LARGE = replace(CONFIG, size=1000, test_size=100, image_size=32)
