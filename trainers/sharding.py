@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from trainers.config import ConfigError, TrainConfig
@@ -84,9 +84,11 @@ def shard(model: nn.Module, mesh: DeviceMesh, precision: str) -> None:
         fully_shard(part, mesh=mesh, mp_policy=policy)
     # Without the last argument the whole keeps its own weights gathered after an evaluation, until a state_dict() on
     # one rank drops them there: then the ranks wait for each other in different collectives.
-    root = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-    root.set_gradient_divide_factor(1.0)  # the loss is divided by the number of parts already: a sum is wanted
-    root.set_force_sum_reduction_for_comms(True)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    for part in model.modules():  # each sums its own
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)  # the loss is divided by the number of parts already: a sum is wanted
+            part.set_force_sum_reduction_for_comms(True)
 
 
 def parts(model: nn.Module) -> Iterator[nn.Module]:
