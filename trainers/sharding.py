@@ -89,6 +89,8 @@ def shard(model: nn.Module, mesh: DeviceMesh, precision: str) -> None:
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)  # the loss is divided by the number of parts already: a sum is wanted
             part.set_force_sum_reduction_for_comms(True)
+            part.unshard()  # torch 2.9 lays slices of unequal size anew when it first gathers them:
+            part.reshard()  # before anybody holds one
 
 
 def parts(model: nn.Module) -> Iterator[nn.Module]:
