@@ -29,7 +29,8 @@ def main() -> int:
         axes.set_xlabel("epoch")
     accuracy = result["metrics"]["test/accuracy"]
     right.axhline(accuracy, color="C2", linewidth=0.8, linestyle="--")
-    right.annotate(f"test {accuracy:.4f}", (1, accuracy), color="C2", va="top", fontsize=8)
+    place = {"xytext": (0, -3), "textcoords": "offset points"}  # below the line
+    right.annotate(f"test {accuracy:.4f}", (1, accuracy), color="C2", va="top", fontsize=8, **place)
     right.grid(alpha=0.3)
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, metadata={"Date": None})
