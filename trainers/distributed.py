@@ -152,7 +152,7 @@ class Node:
         if dist.is_initialized():
             dist.destroy_process_group()
         shared_file = os.environ.get("PACELINE_RENDEZVOUS_FILE")
-        if shared_file is not None and self.leads:
+        if shared_file is not None:  # every rank, for whoever leaves last makes the file anew
             Path(shared_file).unlink(missing_ok=True)
 
     @torch.no_grad()

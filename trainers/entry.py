@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from trainers.errors import TrainerError
 
 
 def start(program: str, run: Callable[[Path], None]) -> None:
-    """Call ``run`` with the path of config.json; what a person can mend is said once a node, with exit code 1."""
+    """Call ``run`` with the path of config.json and end the process; what a person can mend is said once a node."""
     parser = argparse.ArgumentParser(prog=program)
     parser.add_argument("--config", type=Path, required=True, help="config.json in the run folder")
     path: Path = parser.parse_args().config
@@ -25,3 +26,7 @@ def start(program: str, run: Callable[[Path], None]) -> None:
         if read_ranks().local_rank == 0:
             print(f"paceline: error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
+    # All is written. Now and then a thread of gloo's aborts a process that ends in order, and it would have failed.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
