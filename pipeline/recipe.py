@@ -59,9 +59,7 @@ def read(folder: RunFolder) -> Recipe:
             "can't be brought back",
             try_="another copy of the run folder, or its export (MLflow keeps no patch that has a login in it)",
         )
-    return Recipe(
-        folder=folder, result=result, parts=parts, config=config, provenance=provenance, patch=patch
-    )  # fmt: skip
+    return Recipe(folder=folder, result=result, parts=parts, config=config, provenance=provenance, patch=patch)
 
 
 @contextmanager

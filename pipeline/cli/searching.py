@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cli.session import ROOT, Session
-from pipeline.cli.sweeping import alone, figures_of, say
+from pipeline.cli.session import Session
+from pipeline.cli.sweeping import alone, conducted, figures_of, say
 from pipeline.errors import PacelineError, UsageError
 from pipeline.types import State
 
@@ -39,7 +38,6 @@ def search(current: Session, *, fork: bool, retry_failed: bool, dry_run: bool) -
 
 
 def _run(plan: SearchPlan, words: Sequence[str], *, fork: bool, retry_failed: bool) -> None:
-    from pipeline.sweep.conduct import Sweep, conduct
     from pipeline.sweep.search import open_search
     from pipeline.sweep.search_source import Searching
 
@@ -53,19 +51,8 @@ def _run(plan: SearchPlan, words: Sequence[str], *, fork: bool, retry_failed: bo
             f"sweep {folder.name}: search={settings.name}, {study.total} trials of which {study.begun} have begun, "
             f"{max(1, len(plan.slots))} at a time{pruner}"
         )
-        ended = conduct(
-            Sweep(
-                source=Searching(study, plan, asked.note),
-                folder=folder,
-                key=plan.key,
-                slots=plan.slots,
-                retries=plan.settings.retries,
-                retry_failed=retry_failed,
-                root=ROOT,
-                argv=sys.argv,
-                say=say,
-            )
-        )
+        source = Searching(study, plan, asked.note)
+        ended = conducted(plan, source, folder, retry_failed=retry_failed)
         _conclude(plan, study, folder, ended)
 
 

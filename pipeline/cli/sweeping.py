@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
     from pipeline.sweep.folder import SweepFolder, TrialEntry
     from pipeline.sweep.report import TrialResult
     from pipeline.sweep.schedule import Ended
+    from pipeline.sweep.search_source import SearchPlan
+    from pipeline.sweep.trial import TrialSource
 
 
 def sweep() -> None:
@@ -72,7 +74,6 @@ def run(space: Space, words: Sequence[str], *, fork: bool = False, retry_failed:
         Killed: stopped by Ctrl-C or a signal.
     """
     from pipeline.sweep import folder as folders
-    from pipeline.sweep.conduct import Sweep, conduct
     from pipeline.sweep.grid import Grid, in_order
 
     if any(trial.run is None for trial in space.trials):
@@ -82,20 +83,27 @@ def run(space: Space, words: Sequence[str], *, fork: bool = False, retry_failed:
         space = in_order(space, folder.about())
         folder.begin(folders.describe(space, words))
         say(_headline(space, folder))
-        ended = conduct(
-            Sweep(
-                source=Grid(space.trials),
-                folder=folder,
-                key=space.key,
-                slots=space.slots,
-                retries=space.settings.retries,
-                retry_failed=retry_failed,
-                root=ROOT,
-                argv=sys.argv,
-                say=say,
-            )
-        )
+        ended = conducted(space, Grid(space.trials), folder, retry_failed=retry_failed)
     _conclude(space, folder, ended)
+
+
+def conducted(what: Space | SearchPlan, source: TrialSource, folder: SweepFolder, *, retry_failed: bool) -> list[Ended]:
+    """Run the trials of a grid or a search to their end, talking to the terminal. Raises Killed."""
+    from pipeline.sweep.conduct import Sweep, conduct
+
+    return conduct(
+        Sweep(
+            source=source,
+            folder=folder,
+            key=what.key,
+            slots=what.slots,
+            retries=what.settings.retries,
+            retry_failed=retry_failed,
+            root=ROOT,
+            argv=sys.argv,
+            say=say,
+        )
+    )
 
 
 @contextmanager
