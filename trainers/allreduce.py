@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainers.entry import leave
+
 if TYPE_CHECKING:
     from trainers.bandwidth import Timing
     from trainers.distributed import Node
@@ -259,3 +261,4 @@ def _result(node: Node, cards: Sequence[Card], rows: Sequence[Timing], pairs: li
 
 if __name__ == "__main__":
     main()
+    leave()

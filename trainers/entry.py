@@ -8,25 +8,32 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing.errors import record
 
-from trainers.config import ConfigError
-from trainers.distributed import read_ranks
-from trainers.errors import TrainerError
-
-
-def start(program: str, run: Callable[[Path], None]) -> None:
-    """Call ``run`` with the path of config.json and end the process; what a person can mend is said once a node."""
-    parser = argparse.ArgumentParser(prog=program)
+def start(program: str, run: Callable[[Path], None], description: str | None = None) -> None:
+    """Call ``run`` with the path of config.json; what a person can mend is said once a node, with exit code 1."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--config", type=Path, required=True, help="config.json in the run folder")
     path: Path = parser.parse_args().config
+    from torch.distributed.elastic.multiprocessing.errors import record  # torch only after the arguments hold
+
+    from trainers.config import ConfigError
+    from trainers.distributed import read_ranks
+    from trainers.errors import TrainerError
+
     try:
         record(run)(path.resolve())  # writes what goes wrong to TORCHELASTIC_ERROR_FILE, where the agent finds it
     except (ConfigError, TrainerError) as error:
         if read_ranks().local_rank == 0:
             print(f"paceline: error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
-    # All is written. Now and then a thread of gloo's aborts a process that ends in order, and it would have failed.
+
+
+def leave() -> None:
+    """End the process now: all results are on the disk.
+
+    Unloading torch would take every rank another half second, and now and then a thread of gloo's aborts a process
+    that ends in order, so that what has succeeded would count as failed.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

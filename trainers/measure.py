@@ -24,7 +24,7 @@ from trainers.config import TrainConfig, load
 from trainers.cores import take_cores
 from trainers.data import Pack, open_pack, place
 from trainers.distributed import Node, connect, read_ranks
-from trainers.entry import start
+from trainers.entry import leave, start
 from trainers.files import write_json
 from trainers.loop import Trainer
 from trainers.network import fresh_network
@@ -177,3 +177,4 @@ def _surroundings(config: TrainConfig, pack: Pack, node: Node, trainer: Trainer)
 
 if __name__ == "__main__":
     start("trainers.measure", run)
+    leave()

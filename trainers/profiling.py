@@ -20,7 +20,7 @@ from trainers.config import load
 from trainers.cores import take_cores
 from trainers.data import open_pack, place
 from trainers.distributed import connect, read_ranks
-from trainers.entry import start
+from trainers.entry import leave, start
 from trainers.files import write_json
 from trainers.loop import Trainer
 from trainers.measure import WARM_UP, OwnLoop
@@ -86,3 +86,4 @@ def _line(row: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     start("trainers.profiling", run)
+    leave()
