@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainers import optim, strategies
+from trainers import optimizers, strategies
 from trainers.augment import EpochPlan, Normaliser, training_batch
 from trainers.batches import Steps
 from trainers.config import TrainConfig, TrainerConfig
@@ -40,11 +40,11 @@ class Stepper:
         self.strategy = strategies.build(config, model, node, precision)
         self.averager = self.strategy.averager
         self.network = _compiled(model, config.trainer) if config.trainer.compile else model
-        self.optimizer = optim.build(config.optimizer, self.strategy.layout.parameters)
+        self.optimizer = optimizers.build(config.optimizer, self.strategy.layout.parameters)
         scales = precision == "fp16"
         guarded = scales or config.trainer.skip_nonfinite
         self.guard = UpdateGuard(model, node.device, scales=scales) if guarded else None
-        self._peak_lr = optim.peak_lr(config.optimizer, node.ranks.world_size)
+        self._peak_lr = optimizers.peak_lr(config.optimizer, node.ranks.world_size)
 
     def __call__(self, plan: EpochPlan, step: int, position: int) -> Tensor:
         """Step ``step`` of the run, ``position`` of its epoch. Returns the mean loss (scalar) of this rank's part.
@@ -93,7 +93,7 @@ class Stepper:
 
     def lr(self, step: int) -> float:
         """The learning rate of a step (from 0)."""
-        return optim.lr_at(
+        return optimizers.lr_at(
             self.config.schedule,
             self._peak_lr,
             step,

@@ -17,7 +17,7 @@ from torch import nn
 
 from trainers.bandwidth import settle
 from trainers.gradients import GradientAverager
-from trainers.optim import Optimizer
+from trainers.optimizers import Optimizer
 
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "other")
 """``backward`` begins with the loss; ``communication`` is what is still waited for when the backward pass is over."""

@@ -9,11 +9,11 @@ from pipeline.data.base import DatasetModule
 from pipeline.errors import DataError, hint
 
 MODULES = {
-    "arrays": "pipeline.data.arrays",
-    "cifar10": "pipeline.data.cifar10",
-    "digits": "pipeline.data.digits",
-    "mnist": "pipeline.data.mnist",
-    "synthetic": "pipeline.data.synthetic",
+    "arrays": "pipeline.data.datasets.arrays",
+    "cifar10": "pipeline.data.datasets.cifar10",
+    "digits": "pipeline.data.datasets.digits",
+    "mnist": "pipeline.data.datasets.mnist",
+    "synthetic": "pipeline.data.datasets.synthetic",
 }
 
 

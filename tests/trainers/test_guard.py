@@ -9,7 +9,7 @@ from trainers.config import SGDConfig
 from trainers.distributed import Node, Ranks
 from trainers.errors import TrainerError
 from trainers.guard import UpdateGuard
-from trainers.optim import build
+from trainers.optimizers import build
 
 CPU = torch.device("cpu")
 ALONE = Node(ranks=Ranks(), device=CPU, backend="gloo")

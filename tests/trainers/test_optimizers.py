@@ -13,8 +13,8 @@ from trainers.config import (
     StepScheduleConfig,
     TriangleScheduleConfig,
 )
-from trainers.optim import build, lr_at, peak_lr
-from trainers.orthogonal import orthogonalised
+from trainers.optimizers import build, lr_at, peak_lr
+from trainers.optimizers.newton_schulz import orthogonalised
 
 SGD = SGDConfig(lr=0.1, weight_decay=0.01)
 ADAM = AdamConfig(lr=0.01, weight_decay=0.01)

@@ -13,12 +13,13 @@ from torch import Tensor
 from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.test_resume import DiedError
 from tests.trainers.tiny_runs import MakeRun, read_summary
-from trainers import evaluation, sharding
+from trainers import evaluation
 from trainers.config import load
 from trainers.distributed import read_ranks
 from trainers.loop import Trainer
 from trainers.models import MODELS, ImageShape, build
 from trainers.session import run
+from trainers.strategies import fsdp
 
 IMAGE = ImageShape(channels=1, height=8, width=8, num_classes=3)
 
@@ -53,7 +54,7 @@ def weights(run_dir: Path) -> dict[str, Tensor]:
 
 def train_alike(folder: Path) -> None:
     MODELS["resnet18"] = "tests.trainers.other_model"
-    sharding._SMALLEST_BYTES = 50  # convolutions and dense layers are parts of their own, as a large network's are
+    fsdp._SMALLEST_BYTES = 50  # convolutions and dense layers are parts of their own, as a large network's are
     for name in ("ddp", "fsdp", "again"):
         train(folder / name)
     for until in (4, 9):

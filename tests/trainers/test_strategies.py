@@ -83,7 +83,7 @@ def test_an_optimizer_that_needs_whole_tensors_is_refused() -> None:
 
 
 def test_a_network_is_divided_into_parts_of_a_few_megabytes() -> None:
-    from trainers.sharding import parts  # imports torch._dynamo
+    from trainers.strategies.fsdp import parts  # imports torch._dynamo
 
     image = ImageShape(channels=3, height=32, width=32, num_classes=10)
     network = build(ModelConfig(name="resnet50"), image)

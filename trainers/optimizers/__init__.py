@@ -25,7 +25,7 @@ from trainers.config import (
     StepScheduleConfig,
     TriangleScheduleConfig,
 )
-from trainers.orthogonal import orthogonalised
+from trainers.optimizers.newton_schulz import orthogonalised
 
 _SHORTEST = 1e-7  # a direction of no length (no gradient at all) is no step
 

@@ -12,14 +12,14 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from trainers import optim, weights
+from trainers import optimizers, weights
 from trainers.config import DDPConfig, OptimizerConfig, TrainConfig
 from trainers.distributed import Node
 from trainers.errors import TrainerError
 from trainers.gradients import GradientAverager
 from trainers.shared_memory import share_memory
 
-STRATEGIES = {"fsdp": "trainers.sharding"}  # imported on use: FSDP imports torch._dynamo
+STRATEGIES = {"fsdp": "trainers.strategies.fsdp"}  # imported on use: FSDP imports torch._dynamo
 
 _SHARE = 0.5  # of a device's memory for the state; activations and data need the rest
 
@@ -133,7 +133,7 @@ def choose(parameter_bytes: int, optimizer_bytes: int, *, device_bytes: int, wor
 def optimizer_bytes(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) -> int:
     """What an optimizer's state for these parameters takes, without making it."""
     shapes = [nn.Parameter(torch.empty_like(item, device="meta")) for item in parameters]
-    return sum(item.nbytes for items in optim.build(config, shapes).state().values() for item in items)
+    return sum(item.nbytes for items in optimizers.build(config, shapes).state().values() for item in items)
 
 
 def device_bytes(node: Node) -> int:

@@ -30,8 +30,8 @@ from trainers.config import ConfigError, TrainConfig
 from trainers.distributed import Node
 from trainers.errors import TrainerError
 from trainers.files import could_not_write
-from trainers.shards import exchange, folder_name, rank_files, strangers
 from trainers.strategies import Layout
+from trainers.strategies.fsdp_files import exchange, folder_name, rank_files, strangers
 
 ELEMENTWISE = ("sgd", "adam")  # optimizers that need no more of a tensor than a slice
 _LARGEST_BYTES, _SMALLEST_BYTES = 25 << 20, 1 << 20  # of the weights that are gathered at once

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.data import cifar10, mnist
+from pipeline.data.datasets import cifar10, mnist
 from pipeline.data.download import Wanted
 from pipeline.data.official import Layout, OfficialFile
 

@@ -9,7 +9,8 @@ import pytest
 from data_fixtures import random_images, read_pack
 from data_server import Server
 
-from pipeline.data import digits, fetch, find
+from pipeline.data import fetch, find
+from pipeline.data.datasets import digits
 from pipeline.errors import DataError
 from trainers.config import DatasetConfig, SyntheticConfig
 

@@ -11,7 +11,8 @@ import pytest
 from data_fixtures import MadeSet, archive_of, make_cifar10, offer, python2_pickle, read_pack
 from data_server import Server
 
-from pipeline.data import cifar10, fetch
+from pipeline.data import fetch
+from pipeline.data.datasets import cifar10
 from pipeline.data.download import Wanted
 from pipeline.errors import DataError
 from pipeline.files import sha256_file

@@ -1,0 +1,1 @@
+"""The data sets: one module each, found by its name."""
