@@ -4,7 +4,12 @@ from typing import Any
 
 from pipeline.cli import tasks
 
-DOIT_CONFIG = {"default_tasks": ["_overview"], "action_string_formatting": "new"}
+DOIT_CONFIG = {
+    "default_tasks": ["_overview"],
+    "action_string_formatting": "new",
+    "backend": "sqlite3",
+    "dep_file": ":memory:",  # what is up to date is read from run folders: doit's own database decides nothing
+}
 
 Task = dict[str, Any]
 

@@ -7,13 +7,15 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from pipeline.cli import commands
+from pipeline.cli import clone, commands
 from pipeline.cli.invocation import Invocation
+from pipeline.cli.loader import leave
 from pipeline.cli.session import Session
 from pipeline.config.compose import CONF_DIR, CONFIG_NAME, HYDRA_VERSION_BASE
 from pipeline.config.schema import register
@@ -33,5 +35,15 @@ def main(config: DictConfig) -> None:
         sys.exit(f"ERROR: {error}")
 
 
+def refuse_another_clone() -> None:
+    """The folder that the command is started in decides, as dodo.py does for `doit`."""
+    here = clone.enclosing(Path.cwd())
+    try:
+        clone.refuse_another(here or clone.ROOT)
+    except PacelineError as error:
+        leave(error)
+
+
 if __name__ == "__main__":
+    refuse_another_clone()
     main()

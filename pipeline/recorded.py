@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -32,7 +31,7 @@ def fetched(run_id: str, uri: str, place: Path, *, runs_dir: Path) -> RunFolder:
         )
     download = place / "record"
     argv = tracking.fetch_command(run_id, download, uri)
-    done = shell.run(argv, env={**os.environ, **tracking.recorder_env(uri)}, timeout_s=_FETCH_S)
+    done = shell.run(argv, env=shell.of_this_clone(tracking.recorder_env(uri)), timeout_s=_FETCH_S)
     if done.code == tracking.NO_SUCH_RUN:
         raise UsageError(
             f"run={run_id}: no such run under {runs_dir}, and {store} knows none either",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -76,7 +75,7 @@ class Recorder:
 
     def _spawn(self, *, follow: bool = False, check: bool = False) -> subprocess.Popen[bytes]:
         argv = tracking.recorder_command(self.run_dir, self.uri, self.experiment, follow=follow, check=check)
-        return shell.background(argv, env={**os.environ, **tracking.recorder_env(self.uri)}, log=self.run_dir / LOG)
+        return shell.background(argv, env=shell.of_this_clone(tracking.recorder_env(self.uri)), log=self.run_dir / LOG)
 
 
 def _wait(child: subprocess.Popen[bytes]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import IO
 
 from pipeline.errors import PacelineError
+
+_ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,15 @@ class Completed:
 def find(*names: str) -> str | None:
     """The path of the first program of ``names`` that PATH holds."""
     return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def of_this_clone(added: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a child that runs ``-m pipeline.…``: this very package, whatever folder it is started in.
+
+    ``added`` is set beside what this process has.
+    """
+    env = {**os.environ, **(added or {})}
+    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (str(_ROOT), env.get("PYTHONPATH"))))}
 
 
 def run(

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import evaluation_key, journal, provenance
+from pipeline import evaluation_key, journal, provenance, shell
 from pipeline.errors import Killed, PacelineError, Pruned, TrainingError, os_reason
 from pipeline.files import write_atomic, write_json
 from pipeline.interrupt import Stop
@@ -273,11 +273,9 @@ def _note(run: Run, state: State, attempt: int, detail: str = "") -> None:
 
 def evaluate_in_child(folder: RunFolder, root: Path) -> None:
     """The scikit-learn report, made in a process of its own: the controller stays small. Raises PacelineError."""
-    from pipeline.shell import run as run_process
-
     made_of = evaluation_key.made_of_run(folder, root)
     argv = [sys.executable, "-m", evaluation_key.ENTRY, str(folder.path), json.dumps(made_of)]
-    done = run_process(argv, timeout_s=300.0)
+    done = shell.run(argv, env=shell.of_this_clone(), timeout_s=300.0)
     if done.code != 0:
         raise PacelineError(f"the evaluation report of {folder.key} failed: {done.stderr.strip()}")
 

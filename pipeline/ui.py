@@ -115,7 +115,7 @@ def _get(url: str) -> bytes:
 
 def _prepare(uri: str) -> None:
     """Create the schema before the server's processes open the store."""
-    env = {**os.environ, **recorder_env(uri)}
+    env = shell.of_this_clone(recorder_env(uri))
     done = shell.run(tracking.prepare_command(uri), timeout_s=_PREPARE_TIMEOUT_S, env=env)
     if done.code != 0:
         raise PacelineError(f"the store {shown(uri)} cannot be opened: {done.stderr.strip()}")

@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline import diagnose, provenance
+from pipeline import diagnose, provenance, shell
 from pipeline.benchmark import against
 from pipeline.benchmark.figures import points, table
 from pipeline.config.build import RunConfig
 from pipeline.errors import PacelineError, UsageError
 from pipeline.files import write_json
 from pipeline.launchers.base import Pack
-from pipeline.shell import run as run_process
 
 MODULE = "trainers.measure"
 RESULT = "benchmark.json"
@@ -104,7 +103,7 @@ def _commit(config: RunConfig, root: Path) -> str:
 def _draw(folder: Path) -> None:
     """In a process of its own: matplotlib is large."""
     argv = [sys.executable, "-m", "pipeline.benchmark.plot", str(folder / RESULT), str(folder / PICTURE)]
-    done = run_process(argv, timeout_s=_PLOT_LIMIT_S)
+    done = shell.run(argv, env=shell.of_this_clone(), timeout_s=_PLOT_LIMIT_S)
     if done.code != 0:
         raise PacelineError(f"the picture of {folder / RESULT} failed: {done.stderr.strip()}")
 

@@ -11,7 +11,7 @@ from doit import plugin
 from doit.cmd_base import DodoTaskLoader
 from doit.exceptions import InvalidCommand
 
-from pipeline.cli import invocation
+from pipeline.cli import clone, invocation
 from pipeline.errors import PacelineError, hint
 
 EXIT_USAGE = 3  # doit's code for an error before any task starts
@@ -24,13 +24,26 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
     doit makes the loader before it looks at the words itself (an empty one would be an IndexError there).
     """
 
+    in_charge = False  # whether doit took this loader: pyproject.toml of the folder where it was started names it
+
     def __init__(self) -> None:
         super().__init__()
+        Loader.in_charge = True
         _spare_work()
         try:
             self._invocation = invocation.parse(sys.argv[1:])
         except PacelineError as error:
             leave(error)
+
+    def setup(self, opt_values: Any) -> None:
+        """Load dodo.py, if it is of the clone that this package is of."""
+        dodo = clone.dodo_file(opt_values)
+        if dodo.is_file():
+            try:
+                clone.refuse_another(dodo.resolve().parent)
+            except PacelineError as error:
+                leave(error)
+        super().setup(opt_values)
 
     def load_tasks(self, cmd: Any, pos_args: list[str]) -> Any:
         """Compose for a verb that takes overrides, then load dodo.py's tasks.

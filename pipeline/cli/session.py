@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli import invocation
+from pipeline.cli.clone import ROOT as ROOT
 from pipeline.errors import UsageError
 
 if TYPE_CHECKING:  # imported in the functions: a bare `doit` needs none of it
@@ -20,8 +21,6 @@ if TYPE_CHECKING:  # imported in the functions: a bare `doit` needs none of it
     from pipeline.sweep import Space
     from pipeline.sweep.search_source import SearchPlan
     from pipeline.types import Cluster
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Session:

@@ -5,13 +5,15 @@ Whether a task is up to date is asked of the run folder, never of doit's databas
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from doit.exceptions import TaskFailed
 
+from pipeline.cli.clone import ROOT
 from pipeline.cli.invocation import VERBS
-from pipeline.cli.loader import leave
+from pipeline.cli.loader import Loader, leave
 from pipeline.errors import PacelineError, UsageError
 
 Task = dict[str, Any]
@@ -20,6 +22,7 @@ _ANSWERS = ("logs", "plan", "report", "runs", "status", "why")  # their output i
 
 def always(verb: str, *, after: Sequence[str] = ()) -> Task:
     """A task that runs whenever it is asked for."""
+    _need_loader()
     return {
         "actions": [_action(verb)],
         "task_dep": _dependencies(after),
@@ -36,6 +39,13 @@ def always(verb: str, *, after: Sequence[str] = ()) -> Task:
 def until(verb: str, is_done: str, *, after: Sequence[str] = ()) -> Task:
     """A task that runs until the function ``is_done`` of ``pipeline.cli.commands`` says that it is finished."""
     return {**always(verb, after=after), "uptodate": [lambda: bool(getattr(_commands(), is_done)())]}
+
+
+def _need_loader() -> None:
+    """doit's own loader (``doit -k`` in a subfolder, ``doit -f FILE``) takes overrides for tasks and sets no root."""
+    if not Loader.in_charge:
+        what = f"doit was started where no pyproject.toml names Paceline's loader; {ROOT} has it"
+        leave(UsageError(what, try_=f"cd {shlex.quote(str(ROOT))}, then the same command without -k or -f"))
 
 
 def _commands() -> Any:

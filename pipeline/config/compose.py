@@ -15,8 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.config.explain import explain, explain_interpolation
 from pipeline.config.schema import register
 
-ROOT = Path(__file__).resolve().parents[2]
-CONF_DIR = ROOT / "conf"
+CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
 CONFIG_NAME = "config"
 HYDRA_VERSION_BASE = "1.3"
 

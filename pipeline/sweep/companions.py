@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -36,7 +35,7 @@ class Companion:
     """A child process that answers requests; safe to ask from several threads. None: it is gone or too slow."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-        self._child: subprocess.Popen[bytes] = shell.companion(argv, env={**os.environ, **env}, log=log)
+        self._child: subprocess.Popen[bytes] = shell.companion(argv, env=shell.of_this_clone(env), log=log)
         self._numbers = itertools.count()
         self._waiting: dict[int, queue.SimpleQueue[Answer]] = {}
         self._lock = threading.Lock()

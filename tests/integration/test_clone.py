@@ -1,0 +1,74 @@
+"""Two clones on one computer: a command works on the one it was started in, by that clone's own code, or refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.commands import ROOT
+from tests.integration.test_provenance import Checkout, copied
+
+DOIT = str(Path(sys.executable).parent / "doit")
+WORDS = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1", "tracking=none")
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    return copied(tmp_path_factory.mktemp("two clones") / "second")
+
+
+def call(argv: list[str], cwd: Path, package: Path) -> subprocess.CompletedProcess[str]:
+    """``argv`` where Python finds the package of the clone ``package`` first, as its active environment has it."""
+    env = {**os.environ, "PYTHONPATH": str(package)}
+    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=150, check=False)
+
+
+@pytest.mark.parametrize(
+    ("argv", "inside"),
+    [
+        ([DOIT, "train", *WORDS], "."),
+        ([DOIT, "list"], "."),
+        ([DOIT, "-d", "/", "runs"], "."),
+        ([sys.executable, "-m", "pipeline", *WORDS], "docs/deep"),
+    ],
+)
+def test_a_package_of_another_clone_is_refused(second: Checkout, argv: list[str], inside: str) -> None:
+    (second.root / "docs/deep").mkdir(parents=True, exist_ok=True)
+    done = call(argv, second.root / inside, ROOT)
+    assert done.returncode == 3
+    said = done.stderr.splitlines()
+    assert said[0].startswith(f"ERROR: this is the clone {second.root}, but Python takes pipeline from {ROOT}/pipeline")
+    assert said[1].startswith(f"  try: export PYTHONPATH='{second.root}', then the same command")
+    assert len(said) == 2
+    assert not (second.root / "runs").exists()
+
+
+def test_the_dodo_file_that_is_named_decides_and_not_the_folder(second: Checkout) -> None:
+    done = call([DOIT, "-f", str(second.root / "dodo.py"), "runs"], ROOT, ROOT)
+    assert done.returncode == 3
+    assert f"this is the clone {second.root}, but Python takes pipeline from {ROOT}/pipeline" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["-k"], ["-f", "../dodo.py"]])
+def test_doits_own_loader_is_refused_with_the_folder_to_start_in(second: Checkout, words: list[str]) -> None:
+    done = call([DOIT, *words, "runs"], second.root / "conf", second.root)
+    assert done.returncode == 3
+    assert f"  try: cd '{second.root}', then the same command" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_mend_trains_the_clones_own_code_with_children_of_the_same_package(
+    second: Checkout, tmp_path: Path
+) -> None:
+    """From another working folder, where ``python -m pipeline.evaluation`` would find the environment's package."""
+    (second.root / "pipeline/evaluation.py").write_text("raise SystemExit('this is the second clone')\n")
+    done = call([DOIT, "-d", str(tmp_path), "train", *WORDS], second.root, second.root)
+    assert done.returncode == 1
+    assert "failed: this is the second clone" in done.stdout, done.stdout
+    (folder,) = (path.parent for path in second.root.glob("runs/*/key.json"))
+    assert json.loads((folder / "provenance.json").read_text())["git_dirty"] is True
