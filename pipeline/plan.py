@@ -250,7 +250,6 @@ def environment(host: Host, fact: NodeFacts, *, run_dir: str, nnodes: int) -> di
     A node that several runs share gives each its part of the cores.
     """
     env = {
-        "PYTHONPATH": f"{run_dir}/code",
         "PYTHONUNBUFFERED": "1",
         "PET_SHUTDOWN_TIMEOUT": str(WORKERS_TERM_S),
     }
@@ -260,4 +259,18 @@ def environment(host: Host, fact: NodeFacts, *, run_dir: str, nnodes: int) -> di
         chosen["NCCL_SOCKET_IFNAME"] = f"={fact.interface}"  # '=' makes NCCL match the whole name
     already = fact.extra.get("env", {})
     env.update({name: value for name, value in chosen.items() if name not in already})
-    return {**env, **host.placement, **host.env}
+    return {**env, **host.placement, **host.env, **_python_path(f"{run_dir}/code", host.env.get("PYTHONPATH", ""))}
+
+
+def _python_path(code: str, behind: str) -> dict[str, str]:
+    """The snapshot comes first whatever ``cluster.env`` says, or other code than the hashed one would run.
+
+    Raises:
+        UsageError: a folder that PYTHONPATH can't hold.
+    """
+    if ":" in code:
+        raise UsageError(
+            f"the run's code would lie in {code}, and PYTHONPATH separates folders by ':'",
+            try_="paths.runs=<a folder without ':' in its path>, on hosts cluster.workdir",
+        )
+    return {"PYTHONPATH": ":".join(filter(None, [code, behind]))}

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import HostError, UsageError
 from pipeline.launchers.base import Place
-from pipeline.plan import render, validate
+from pipeline.plan import environment, render, validate
 from pipeline.types import Cluster, Host, LaunchPlan, NodeFacts
 
 
@@ -88,6 +88,17 @@ def test_host_env_wins_then_what_the_node_has_set() -> None:
     host = Host(name="node0", env={"OMP_NUM_THREADS": "7", "NCCL_SOCKET_IFNAME": "=ib9"})
     env = rendered(cluster(1, hosts=(host, Host(name="node1"))), found, facts(1)).nodes[0].env
     assert (env["OMP_NUM_THREADS"], env["NCCL_SOCKET_IFNAME"]) == ("7", "=ib9")
+
+
+def test_the_code_snapshot_comes_before_what_the_person_puts_on_the_python_path() -> None:
+    hosts = (Host(name="node0", env={"PYTHONPATH": "/mine:/theirs"}), Host(name="node1", env={"PYTHONPATH": ""}))
+    nodes = rendered(cluster(1, hosts=hosts), facts(0), facts(1)).nodes
+    assert [node.env["PYTHONPATH"] for node in nodes] == ["/w/node0/code:/mine:/theirs", "/w/node1/code"]
+
+
+def test_a_run_folder_that_the_python_path_would_cut_in_two_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"/runs/a:b/code, and PYTHONPATH separates folders by ':'\n  try: paths\.runs="):
+        environment(Host(name="node0"), facts(0), run_dir="/runs/a:b", nnodes=1)
 
 
 def test_one_node_needs_no_interface() -> None:
