@@ -32,6 +32,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 if sys.version_info < (3, 9):  # noqa: UP036  (said here, before the first line that an older one trips over)
@@ -50,6 +51,7 @@ UNATTENDED_S = 20.0
 LONGEST_START_S = 3600.0
 DEAF_S = 8.0
 LONGEST_LINE_BYTES = 65536
+CUT = " [cut: the line is longer, it goes on below]"
 FOREIGN_ENV = (
     "RANK",
     "LOCAL_RANK",
@@ -82,8 +84,21 @@ def read_json(path: str) -> Any:
     try:
         with open(path, encoding="utf-8") as file:
             return json.load(file)
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
+
+
+def in_thread(target: Callable[..., Any], *args: Any, on_error: Callable[[str], Any]) -> None:
+    """The one place where threads start: what one raises is told to ``on_error``, none ends without a word."""
+
+    def run() -> None:
+        try:
+            target(*args)
+        except BaseException as error:
+            traceback.print_exc()
+            on_error(f"{type(error).__name__}: {error}")
+
+    threading.Thread(target=run, daemon=True).start()
 
 
 # ------------------------------------------------------------------------------------ processes
@@ -508,6 +523,7 @@ class Tail:
         self._rest = b""
 
     def lines(self, last: bool = False) -> list[str]:
+        """What came since the last look, line by line; what is longer than a log can take in one piece is cut."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.offset)
@@ -515,13 +531,43 @@ class Tail:
         except FileNotFoundError:
             data = b""
         self.offset += len(data)
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        if self._rest and ((last and len(data) < 1 << 20) or len(self._rest) > LONGEST_LINE_BYTES):
-            whole.append(self._rest)
-            self._rest = b""
-        # a progress bar's line is what stands after its last carriage return
-        texts = (line.decode("utf-8", "replace").rstrip("\r") for line in whole)
-        return [text.rpartition("\r")[2] for text in texts]
+        *whole, rest = (self._rest + data).split(b"\n")
+        texts = [text for line in whole for text in in_pieces(line)]
+        if last and len(data) < 1 << 20:
+            texts += in_pieces(rest) if rest else []
+            rest = b""
+        elif len(rest) > LONGEST_LINE_BYTES:
+            states, returned, unfinished = rest.rpartition(b"\r")
+            if returned:  # a progress bar that never ends its line: its last state
+                texts += in_pieces(states)
+                rest = unfinished
+            cut, rest = cut_long(rest)
+            texts += cut
+        self._rest = rest
+        return texts
+
+
+def in_pieces(line: bytes) -> list[str]:
+    """A whole line as a terminal shows it (what stands after a progress bar's last carriage return), cut if it is
+    longer than anything downstream should have to hold."""
+    cut, rest = cut_long(line.rstrip(b"\r").rpartition(b"\r")[2])
+    return [*cut, as_text(rest)]
+
+
+def cut_long(line: bytes) -> tuple[list[str], bytes]:
+    """Marked pieces of a long line, never in the middle of a character, and what is left."""
+    texts = []
+    while len(line) > LONGEST_LINE_BYTES:
+        end = LONGEST_LINE_BYTES
+        while end > LONGEST_LINE_BYTES - 4 and line[end] & 0xC0 == 0x80:
+            end -= 1
+        texts.append(as_text(line[:end]) + CUT)
+        line = line[end:]
+    return texts, line
+
+
+def as_text(data: bytes) -> str:
+    return data.decode("utf-8", "replace").replace("\0", "\ufffd")
 
 
 class Supervisor:
@@ -558,7 +604,7 @@ class Supervisor:
             return
         os.write(tell, json.dumps({"pid": os.getpid(), "torchrun": child.pid, "unix_time": time.time()}).encode())
         os.close(tell)
-        threading.Thread(target=self.watch_peers, daemon=True).start()
+        in_thread(self.watch_peers, on_error=lambda why: self.end(f"the node agent could not go on: {why}"))
         code = self.watch(child)
         gone = end_tree(self.mark, 0.5)
         while self.pump(last=True):
@@ -623,7 +669,7 @@ class Supervisor:
                 if glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/error.json")):
                     self.end("a rank failed", SIBLING_GRACE_S)
             if self.end_at is not None and now >= self.end_at:
-                threading.Thread(target=end_tree, args=(self.mark, TERM_GRACE_S), daemon=True).start()
+                in_thread(end_tree, self.mark, TERM_GRACE_S, on_error=lambda _: None)  # tried again below
                 self.end_at = now + TERM_GRACE_S + 3
             time.sleep(POLL_S)
         return child.returncode
@@ -709,8 +755,9 @@ def recorded_error(path: str) -> Json | None:
 def printed_error(path: str, failed: Json | None) -> Json | None:
     """The last traceback on a rank's stderr, or how it ended; None for a rank that did nothing wrong."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read()[-65536:]
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
+            text = file.read().decode("utf-8", "replace").replace("\r\n", "\n")
         printed = os.path.getmtime(path)
     except FileNotFoundError:
         text, printed = "", time.time()
@@ -742,10 +789,24 @@ def follow(request: Json) -> None:
     Resumable: ``log_at`` and ``metrics_at`` are byte offsets that the answers carry.
     """
     node = own_node(request)
-    state = node["state_dir"]
     heard = [time.monotonic()]
-    threading.Thread(target=listen, args=(node, heard), daemon=True).start()
-    threading.Thread(target=leave_when_deaf, args=(heard,), daemon=True).start()
+    in_thread(listen, node, heard, on_error=leave)
+    in_thread(leave_when_deaf, heard, on_error=leave)
+    try:
+        send_news(request, node)
+    except OSError as error:  # nobody reads any more, or a file can't be read: a new stream may do better
+        leave(str(error))
+
+
+def leave(why: str) -> None:
+    """End the stream at once: the listening thread sits in a read that would hold up an ordinary exit."""
+    with contextlib.suppress(OSError):
+        print(why, file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def send_news(request: Json, node: Json) -> None:
+    state = node["state_dir"]
     offsets = {"log": int(request["log_at"]), "metrics": int(request["metrics_at"])}
     files = {"log": os.path.join(state, "log")}
     if node["node_rank"] == 0 and request["metrics"]:
@@ -757,7 +818,7 @@ def follow(request: Json) -> None:
             beat = time.monotonic()
         if ended:
             say(exit=ended, now=time.time())
-            os._exit(0)  # the listening thread sits in a read that would hold up an ordinary exit
+            os._exit(0)
         if time.monotonic() - beat > 1:
             beat = time.monotonic()
             say(beat=time.time())
@@ -769,16 +830,19 @@ def forward(name: str, path: str, offsets: dict[str, int]) -> bool:
     try:
         with open(path, "rb") as file:
             # a resuming trainer cuts metrics.jsonl back to its checkpoint
-            offsets[name] = min(offsets[name], os.fstat(file.fileno()).st_size)
-            file.seek(offsets[name])
+            start_bytes = offsets[name] = min(offsets[name], os.fstat(file.fileno()).st_size)
+            file.seek(start_bytes)
             data = file.read(1 << 18)
+            if b"\n" not in data:  # one line that is longer (the supervisor cuts what ranks print)
+                data += file.readline()
     except FileNotFoundError:
         return False
     whole = data[: data.rfind(b"\n") + 1]
     if not whole:
         return False
-    offsets[name] += len(whole)
-    say(**{name: whole.decode("utf-8", "replace").split("\n")[:-1], "at": offsets[name]})
+    offsets[name] = start_bytes + len(whole)
+    texts = whole.decode("utf-8", "replace").split("\n")[:-1]
+    say(**{name: texts, "from": start_bytes, "at": offsets[name]})
     return True
 
 

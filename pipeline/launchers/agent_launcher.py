@@ -25,7 +25,6 @@ BOOTSTRAP = (
 """The constant program of every remote command: it reads the agent's source, then the request, from stdin.
 The working directory leaves sys.path first, or a stray ``json.py`` in someone's home would be imported."""
 
-ANSWER = b"@paceline "
 ENV_NAMES = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 RIDES_ALONG_BYTES = 8 << 20  # a pack up to this size travels with the run instead of by a round trip of its own
 
@@ -55,15 +54,6 @@ def message(request: dict[str, Any]) -> bytes:
     """What goes into the stdin of BOOTSTRAP: length, source, one line of JSON. A tar may follow."""
     source = agent_source()
     return b"%d\n%s%s\n" % (len(source), source, json.dumps(request).encode())
-
-
-def parse_answer(stdout: bytes) -> dict[str, Any] | None:
-    """The agent's last answer line; what a login shell prints around it is skipped."""
-    for line in reversed(stdout.splitlines()):
-        if line.startswith(ANSWER):
-            value: dict[str, Any] = json.loads(line[len(ANSWER) :])
-            return value
-    return None
 
 
 class AgentLauncher(Launcher, ABC):

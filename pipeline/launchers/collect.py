@@ -7,14 +7,14 @@ import json
 import shutil
 import tarfile
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
-from pipeline import shell
+from pipeline import shell, threads
 from pipeline.errors import PacelineError, TrainingError
 from pipeline.files import sha256_file
-from pipeline.launchers.agent_launcher import ANSWER, message, parse_answer
+from pipeline.launchers.agent_launcher import message
+from pipeline.launchers.answers import parse
 from pipeline.types import TRAINED, Outputs
 
 _RESUME_LIMIT_S = 20.0
@@ -40,7 +40,7 @@ def receive(
             what = f"damaged on the way: {', '.join(damaged)}" if damaged else f"missing: {', '.join(missing)}"
             raise TrainingError(f"{host} ended well, but its outputs could not be collected; {what}")
         _settle(temporary, run_dir, needed[-1])
-    except (OSError, PacelineError, tarfile.TarError, EOFError) as error:
+    except (OSError, PacelineError, ValueError, tarfile.TarError, EOFError) as error:
         if final:
             raise TrainingError(f"{host}: its outputs could not be collected: {error}") from error
     finally:
@@ -49,9 +49,7 @@ def receive(
 
 def _extract(argv: list[str], request: dict[str, Any], folder: Path, limit_s: float | None) -> None:
     child = shell.stream(argv)
-    timer = threading.Timer(limit_s, child.kill) if limit_s else None
-    if timer is not None:
-        timer.start()
+    timer = threads.after(limit_s, child.kill, name="collect limit") if limit_s else None
     try:
         with child:
             if child.stdin is None or child.stdout is None:
@@ -59,14 +57,12 @@ def _extract(argv: list[str], request: dict[str, Any], folder: Path, limit_s: fl
             with contextlib.suppress(BrokenPipeError):  # why it ended shows below
                 child.stdin.write(message(request))
                 child.stdin.close()
-            for line in child.stdout:
-                if line.startswith(ANSWER):
-                    break
-            else:
+            answers = (value for line in child.stdout if (value := parse(line)) is not None)
+            answer = next((value for value in answers if "tar" in value or "error" in value), None)
+            if answer is None:
                 raise PacelineError(_last_words(child.stderr))
-            error = (parse_answer(line) or {}).get("error")
-            if error is not None:
-                raise PacelineError(str(error))
+            if "error" in answer:
+                raise PacelineError(str(answer["error"]))
             with tarfile.open(fileobj=child.stdout, mode="r|") as archive:
                 archive.extractall(folder, filter="data")
     finally:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from pipeline import shell
 from pipeline.errors import PacelineError
-from pipeline.launchers.agent_launcher import BOOTSTRAP, AgentLauncher, Answer, parse_answer
+from pipeline.launchers.agent_launcher import BOOTSTRAP, AgentLauncher, Answer
+from pipeline.launchers.answers import parse_answer
 from pipeline.launchers.base import Capabilities, Pack, Place
 from pipeline.types import Host, LaunchPlan, NodeFacts
 

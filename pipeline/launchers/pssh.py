@@ -21,7 +21,8 @@ from pathlib import Path
 
 from pipeline import shell
 from pipeline.errors import HostError, PacelineError, UsageError
-from pipeline.launchers.agent_launcher import BOOTSTRAP, AgentLauncher, Answer, parse_answer
+from pipeline.launchers.agent_launcher import BOOTSTRAP, AgentLauncher, Answer
+from pipeline.launchers.answers import parse_answer
 from pipeline.launchers.base import Capabilities, Pack, Place
 from pipeline.launchers.collect import receive
 from pipeline.launchers.ssh_errors import explain

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import select
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from subprocess import Popen
-from typing import Any
 
-from pipeline import shell
-from pipeline.types import Event, LogLine, MetricsLine, NodeExit, NodeLost, RankError
+from pipeline import shell, threads
+from pipeline.launchers.answers import PREFIX, Beat, Lines, log_line, parse_stream
+from pipeline.types import Event, MetricsLine, NodeLost
 
 LOST_S = 6.0  # of silence: ssh notices after 3 to 4, one try to reconnect fits in, others are down within 10
 BEAT_S = 1.0
-_ANSWER = b"@paceline "
+_SILENT_S = 4.0  # the agent says something every second: a connection that doesn't is made anew
+_RETRY_S = 0.3
 
 
 class Streams:
@@ -36,25 +38,35 @@ class Streams:
         self._stopping = threading.Event()
         self._pruning = False
         self._closing = threading.Event()
+        self._emit = emit
         self._streams = [
             _Stream(label, argv, opening, emit, self._closing, metrics_at) for label, argv in argvs.items()
         ]
         for stream in self._streams:
-            threading.Thread(target=stream.read, daemon=True, name=f"follow {stream.label}").start()
-        threading.Thread(target=self._beat, daemon=True, name="beats").start()
+            threads.start(stream.read, name=f"follow {stream.label}", on_error=stream.failed)
+        threads.start(self._beat, name="beats", on_error=self._beats_failed)
 
     def _beat(self) -> None:
         """Renew every node's lease, and pass a wish on until its end is heard of (a stream may have broken)."""
+        looked = time.monotonic()
         while not self._closing.is_set():
             word = b"prune\n" if self._pruning else b"beat\n"
             self._tell(b"stop\n" if self._stopping.is_set() else word)
+            now = time.monotonic()
+            for stream in self._streams:  # time in which this process was stopped itself is nobody's silence
+                stream.listened(min(now - looked, 2 * BEAT_S))
+            looked = now
             if not self._stopping.wait(BEAT_S):
                 continue
             self._closing.wait(BEAT_S / 2)
 
+    def _beats_failed(self, why: str) -> None:
+        for stream in self._streams:
+            stream.failed(why)
+
     def _tell(self, word: bytes) -> None:
         for stream in self._streams:
-            stream.write(word)
+            stream.tell(word)
 
     def prune(self) -> None:
         """Ask rank 0 to end the run, with a checkpoint, at the next end of an epoch."""
@@ -85,36 +97,71 @@ class _Stream:
     ) -> None:
         self.label = label
         self._argv, self._opening, self._emit, self._closing = argv, opening, emit, closing
-        self._offsets = {"log_at": 0, "metrics_at": metrics_at}
+        self._offsets = {"log": 0, "metrics": metrics_at}
         self._child: Popen[bytes] | None = None
+        self._opened = False  # the agent has been told what to follow: from here on it reads beats
+        self._silent_s = self._lost_s = 0.0  # since the last answer, of this connection and of the node
         self._said = ""
 
     def read(self) -> None:
         """Until the node's end is known: read, and reconnect for a few seconds where the stream breaks."""
-        heard = time.monotonic()
         while not self._closing.is_set():
-            for value in self._answers():
-                heard = time.monotonic()
-                if self._take(value):
+            try:
+                if self._follow():
                     return
-            if time.monotonic() - heard > LOST_S:
+            except Exception as error:  # whatever it is, another connection may do better
+                self._said = threads.described(error)
+            finally:
+                self._hang_up()
+            if self._lost_s > LOST_S:
                 break
-            self._closing.wait(0.3)
+            self._closing.wait(_RETRY_S)
         if not self._closing.is_set():
             self._emit(NodeLost(host=self.label, reason=f"no longer answers: {self._said or 'the connection ended'}"))
 
-    def _answers(self) -> Any:
-        """The JSON lines of one connection."""
-        child = shell.stream(self._argv)
-        self._child = child
-        if child.stdout is None or child.stderr is None:
+    def failed(self, why: str) -> None:
+        """Something in this process went wrong, so nothing more will be heard of the node."""
+        if not self._closing.is_set():
+            self._emit(NodeLost(host=self.label, reason=f"can no longer be followed from here: {why}"))
+
+    def _follow(self) -> bool:
+        """Pass on what one connection brings. True: the node has ended."""
+        for line in self._lines():
+            answer = parse_stream(line, self.label, time.time())
+            if answer is None:
+                if line.startswith(PREFIX):
+                    self._said = f"it says {line[:200].decode(errors='replace').strip()!r}, which is no answer"
+                continue
+            if isinstance(answer, Lines) and answer.start_bytes > self._offsets[answer.of]:
+                return False  # what stood between got lost: the next connection brings it
+            self._silent_s = self._lost_s = 0.0
+            if isinstance(answer, Lines):
+                self._pass_on(answer)
+            elif not isinstance(answer, Beat):
+                self._emit(answer)
+                return True
+        return False
+
+    def _pass_on(self, answer: Lines) -> None:
+        if answer.start_bytes < self._offsets[answer.of] and answer.of == "log":
+            cut = f"the log of this host was cut back to byte {answer.start_bytes} by somebody"
+            self._emit(log_line(self.label, f"- | {cut}"))
+        for text in answer.texts:
+            self._emit(log_line(self.label, text) if answer.of == "log" else MetricsLine(text=text))
+        self._offsets[answer.of] = answer.end_bytes
+
+    def _lines(self) -> Iterator[bytes]:
+        """The lines of one connection; the last one may be cut."""
+        self._silent_s, self._opened = 0.0, False
+        child = self._child = shell.stream(self._argv)
+        if child.stdin is None or child.stdout is None:
             raise RuntimeError("a stream has pipes")
-        threading.Thread(target=self._listen, args=(child,), daemon=True).start()
-        self.write(self._opening(self._offsets))
-        for line in child.stdout:
-            if line.startswith(_ANSWER):
-                yield json.loads(line[len(_ANSWER) :])
-        child.wait()
+        threads.start(self._listen, child, name=f"stderr of {self.label}", on_error=self._note)
+        with contextlib.suppress(OSError):  # why it ended stands on its stderr
+            child.stdin.write(self._opening({f"{name}_at": at for name, at in self._offsets.items()}))
+            child.stdin.flush()
+            self._opened = True
+        yield from child.stdout
 
     def _listen(self, child: Popen[bytes]) -> None:
         """Keep the last line of stderr: it says why a connection ended."""
@@ -122,50 +169,46 @@ class _Stream:
             for line in child.stderr:
                 self._said = line.decode(errors="replace").strip() or self._said
 
-    def write(self, data: bytes) -> None:
+    def _note(self, why: str) -> None:
+        self._said = self._said or why
+
+    def listened(self, passed_s: float) -> None:
+        """``passed_s`` more seconds without an answer, unless one comes; a connection that says nothing is ended."""
+        self._silent_s += passed_s
+        self._lost_s += passed_s
         child = self._child
-        if child is not None and child.stdin is not None:
-            with contextlib.suppress(OSError, ValueError):  # a broken stream shows at its reading end
-                child.stdin.write(data)
+        if self._silent_s > _SILENT_S and child is not None:
+            self._said = self._said or f"nothing was heard for {_SILENT_S:.0f} s"
+            child.kill()  # also ends one that is stopped
+
+    def tell(self, word: bytes) -> None:
+        """Send a word unless the connection is stuck: waiting for one host must not let the others' leases end."""
+        child = self._child
+        if child is None or child.stdin is None or not self._opened:
+            return
+        with contextlib.suppress(OSError, ValueError):  # a broken stream shows at its reading end
+            poll = select.poll()
+            poll.register(child.stdin.fileno(), select.POLLOUT)
+            if any(event & select.POLLOUT for _, event in poll.poll(0)):
+                child.stdin.write(word)
                 child.stdin.flush()
 
     def end(self) -> None:
+        """End the connection; the thread that reads it notices."""
         child = self._child
         if child is not None and child.poll() is None:
             child.terminate()
 
-    def _take(self, value: dict[str, Any]) -> bool:
-        """Turn one answer into events. True: the node has ended."""
-        if "log" in value:
-            for line in value["log"]:
-                rank, _, text = line.partition(" | ")
-                self._emit(LogLine(host=self.label, rank=int(rank) if rank != "-" else None, text=text))
-            self._offsets["log_at"] = value["at"]
-        elif "metrics" in value:
-            for line in value["metrics"]:
-                self._emit(MetricsLine(text=line))
-            self._offsets["metrics_at"] = value["at"]
-        elif "exit" in value:
-            self._emit(node_exit(self.label, value["exit"], time.time() - value["now"]))
-            return True
-        elif "error" in value:
-            self._emit(NodeLost(host=self.label, reason=value["error"]))
-            return True
-        return False
-
-
-def node_exit(host: str, value: dict[str, Any], ahead_s: float) -> NodeExit | NodeLost:
-    """The agent's exit.json as an event; ``ahead_s`` moves the node's times to the controller's clock."""
-    if value.get("lost"):
-        return NodeLost(host=host, reason=value["reason"])
-    errors = tuple(
-        RankError(
-            rank=error["rank"],
-            unix_time=error["unix_time"] + ahead_s,
-            message=error["message"],
-            traceback=error["traceback"],
-        )
-        for error in value["errors"]
-    )
-    reason = "\n".join([value["reason"], *value["tail"]]) if value["code"] else value["reason"]
-    return NodeExit(host=host, code=value["code"], reason=reason, errors=errors)
+    def _hang_up(self) -> None:
+        """Nothing of the connection is left, whatever it was doing."""
+        child, self._child, self._opened = self._child, None, False
+        if child is None:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):  # how it ended by itself may stand on its stderr
+            child.wait(timeout=0.5)
+        child.kill()
+        child.wait()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline import evaluation_key, shell, tracking
+from pipeline import evaluation_key, shell, threads, tracking
 from pipeline.config.build import RunConfig
 from pipeline.errors import PacelineError
 from pipeline.recorder import Recorder
@@ -39,8 +39,8 @@ class Companion:
         self._numbers = itertools.count()
         self._waiting: dict[int, queue.SimpleQueue[Answer]] = {}
         self._lock = threading.Lock()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self._closed = False  # nothing more is read from it
+        self._reader = threads.start(self._read, name="answers of a companion", on_error=self._gone)
 
     def ask(self, **request: Any) -> queue.SimpleQueue[Answer]:
         """Send a request; its answer comes into the queue."""
@@ -49,6 +49,8 @@ class Companion:
             number = next(self._numbers)
             self._waiting[number] = answer
             try:
+                if self._closed:
+                    raise BrokenPipeError
                 assert self._child.stdin is not None
                 self._child.stdin.write(json.dumps({"id": number, **request}).encode() + b"\n")
                 self._child.stdin.flush()
@@ -75,11 +77,19 @@ class Companion:
                 answer = json.loads(line)
             except ValueError:
                 continue
+            number = answer.get("id") if isinstance(answer, dict) else None
+            if not isinstance(number, int):
+                continue
             with self._lock:
-                waiting = self._waiting.pop(answer.get("id"), None)
+                waiting = self._waiting.pop(number, None)
             if waiting is not None:
                 waiting.put(answer)
+        self._gone()
+
+    def _gone(self, why: str = "") -> None:
+        """Nobody waits for an answer that no longer comes: each caller then does the work by itself."""
         with self._lock:
+            self._closed = True
             for waiting in self._waiting.values():
                 waiting.put(None)
             self._waiting.clear()
@@ -104,7 +114,7 @@ class Reports:
         answer = _wait(asked, _REPORT_S)
         if answer is None:
             evaluate_in_child(folder, root)
-        elif answer["error"] is not None:
+        elif answer.get("error") is not None:
             raise PacelineError(f"the evaluation report of {folder.key} failed: {answer['error']}")
 
     def close(self) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pipeline import journal
+from pipeline import journal, threads
 from pipeline import train as training
 from pipeline.config import compose
 from pipeline.errors import HostError, Killed, PacelineError, Pruned, UsageError, os_reason
@@ -111,7 +110,13 @@ class _Conductor:
     def _begin(self, start: Start) -> None:
         self._note(start, State.RUNNING)
         self._write_noted()
-        thread = threading.Thread(target=self._in_thread, args=(start,), name=f"trial-{start.trial.number}")
+        thread = threads.new(
+            self._in_thread,
+            start,
+            name=f"trial-{start.trial.number}",
+            on_error=partial(self._thread_failed, start),
+            daemon=False,
+        )
         self.threads = [*(known for known in self.threads if known.is_alive()), thread]
         thread.start()
 
@@ -254,11 +259,12 @@ class _Conductor:
 
     # ------------------------------------------------------------------- in the trial's thread
     def _in_thread(self, start: Start) -> None:
-        try:
-            outcome, cause = self._train(start)
-        except BaseException:  # a mistake in Paceline must not leave the sweep waiting for ever
-            outcome, cause = Outcome(state=State.FAILED, detail=traceback.format_exc().strip()), "code"
+        outcome, cause = self._train(start)
         self.events.put(_Event(start=start, outcome=outcome, cause=cause))
+
+    def _thread_failed(self, start: Start, why: str) -> None:
+        """A mistake in Paceline must not leave the sweep waiting for ever."""
+        self.events.put(_Event(start=start, outcome=Outcome(state=State.FAILED, detail=why), cause="code"))
 
     def _train(self, start: Start) -> tuple[Outcome, str]:
         assert start.trial.run is not None

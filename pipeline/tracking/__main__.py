@@ -14,9 +14,11 @@ import os
 import signal
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from pipeline import threads
 from pipeline.errors import PacelineError
 from pipeline.tracking.address import URI_VARIABLE, absolute_uri
 from pipeline.tracking.launching import NO_SUCH_RUN
@@ -90,23 +92,36 @@ def _serve(uri: str, experiment: str) -> int:
     """A thread a run: each mostly sleeps. The imports and the store's schema are paid for once."""
     parent = os.getppid()
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever mlflow prints is no answer
-    threads: list[threading.Thread] = []
+    recording: list[threading.Thread] = []
     for line in sys.stdin:
         asked = json.loads(line)
-        thread = threading.Thread(target=_answer, args=(asked, uri, experiment, parent, answers))
-        thread.start()
-        threads = [known for known in [*threads, thread] if known.is_alive()]
-    for thread in threads:  # they notice by themselves that the parent is gone
+        thread = threads.start(
+            _record,
+            asked,
+            uri,
+            experiment,
+            parent,
+            answers,
+            name=f"record {asked['run_dir']}",
+            on_error=partial(_answer, asked, answers),
+            daemon=False,
+        )
+        recording = [known for known in [*recording, thread] if known.is_alive()]
+    for thread in recording:  # they notice by themselves that the parent is gone
         thread.join()
     return 0
 
 
-def _answer(asked: dict[str, Any], uri: str, experiment: str, parent: int, answers: TextIO) -> None:
-    error = None
+def _record(asked: dict[str, Any], uri: str, experiment: str, parent: int, answers: TextIO) -> None:
     try:
         record(Path(asked["run_dir"]), uri, experiment, follow=True, parent_pid=parent)
-    except Exception as failure:  # the others go on
-        error = str(failure)
+    except PacelineError as failure:  # the others go on
+        _answer(asked, answers, str(failure))
+    else:
+        _answer(asked, answers, None)
+
+
+def _answer(asked: dict[str, Any], answers: TextIO, error: str | None) -> None:
     with contextlib.suppress(OSError):  # nobody is there any more who wants to know
         answers.write(json.dumps({"id": asked["id"], "error": error}) + "\n")
         answers.flush()

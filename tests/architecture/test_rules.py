@@ -30,6 +30,14 @@ def test_processes_are_started_in_the_shell_and_the_agent_alone() -> None:
     assert _offenders({"pipeline/shell.py", "pipeline/agent.py"}, *starters) == []
 
 
+def test_threads_of_the_controller_are_started_in_one_module() -> None:
+    starters = ("threading.Thread", "Thread", "threading.Timer", "Timer")
+    assert _offenders({"pipeline/threads.py", "pipeline/agent.py", "trainers/session.py"}, *starters) == []
+    agent = ast.parse((ROOT / "pipeline/agent.py").read_text(encoding="utf-8"))
+    calls = [ast.unparse(node.func) for node in ast.walk(agent) if isinstance(node, ast.Call)]
+    assert calls.count("threading.Thread") == 1, "in_thread"
+
+
 def test_rank_variables_are_read_in_one_module() -> None:
     readers = [
         path.relative_to(ROOT).as_posix()

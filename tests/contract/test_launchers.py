@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
+import subprocess
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from pipeline import shell
+from pipeline.agent import CUT
 from pipeline.errors import TrainingError
 from pipeline.launch import stop_run
 from pipeline.types import LogLine
@@ -122,6 +127,58 @@ def test_signal_during_the_start_leaves_nothing(bench: Bench) -> None:
         os.kill(attempt.pid, signal.SIGINT)
         assert attempt.stdout is not None
         assert "KILLED stopped by SIGINT" in attempt.stdout.read()
+    assert bench.left(stub) == 0
+
+
+LOUD = (
+    """
+for step in range(40):
+    print(step, 'x' * 5000 * 40, flush=True)
+    for part in range(5):
+        print(step, part, flush=True)
+    time.sleep(0.1)
+"""
+    + RUN_TO_END
+)
+
+
+def test_streams_killed_at_twenty_random_moments_cost_no_line_of_a_loud_run(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children: list[subprocess.Popen[bytes]] = []
+    start = shell.stream
+
+    def stream(argv: list[str]) -> subprocess.Popen[bytes]:
+        children.append(start(argv))
+        return children[-1]
+
+    monkeypatch.setattr(shell, "stream", stream)
+    over, moments, kills = threading.Event(), random.Random(22), []
+
+    def kill() -> None:
+        while len(kills) < 20 and not over.wait(moments.uniform(0.05, 0.6)):
+            alive = [child for child in children if child.poll() is None]
+            if alive:
+                child = moments.choice(alive)
+                child.kill()
+                kills.append(child.pid)
+
+    killer = threading.Thread(target=kill)
+    lines: list[LogLine] = []
+    stub = bench.stub(LOUD)
+    killer.start()
+    try:
+        bench.run(stub, lines)
+    finally:
+        over.set()
+        killer.join()
+    assert len(kills) >= 5
+    for rank in (0, 1):
+        numbers = [line.text for line in lines if line.rank == rank and re.fullmatch(r"\d+ \d", line.text)]
+        assert numbers == [f"{step} {part}" for step in range(40) for part in range(5)]
+        long = [line.text for line in lines if line.rank == rank and "xxx" in line.text]
+        assert "".join(long).replace(CUT, "").count("x") == 40 * 200_000
+    assert len((stub.run_dir / "metrics.jsonl").read_text().splitlines()) == 1
     assert bench.left(stub) == 0
 
 

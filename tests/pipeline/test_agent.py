@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from pipeline import agent
-from pipeline.launchers.agent_launcher import BOOTSTRAP, message, parse_answer
+from pipeline.launchers.agent_launcher import BOOTSTRAP, message
+from pipeline.launchers.answers import parse_answer
 
 
 def ask(request: dict[str, Any], cwd: Path, **env: str) -> dict[str, object]:
@@ -128,6 +129,47 @@ def test_tail_gives_whole_lines_and_the_last_state_of_a_progress_bar(tmp_path: P
         file.write(b"o\n10%\r50%\r100%\nlast \xff")
     assert tail.lines() == ["two", "100%"]
     assert tail.lines(last=True) == ["last \ufffd"]
+
+
+def test_tail_cuts_what_is_too_long_for_one_line_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    tail = agent.Tail(str(path))
+    long = "ä" * 400_000
+    path.write_bytes(f"{long}\nshort\n".encode() + b"x" * 200_000)
+    seen = tail.lines()
+    while more := tail.lines():
+        seen += more
+    assert all(len(text.encode()) <= agent.LONGEST_LINE_BYTES + len(agent.CUT) for text in seen)
+    assert "\ufffd" not in "".join(seen), "cut in the middle of a character"
+    at = seen.index("short")
+    assert "".join(text.removesuffix(agent.CUT) for text in seen[:at]) == long
+    assert [text.endswith(agent.CUT) for text in seen[:at]] == [True] * (at - 1) + [False]
+    rest = seen[at + 1 :] + tail.lines(last=True)
+    assert "".join(text.removesuffix(agent.CUT) for text in rest) == "x" * 200_000
+
+
+def test_tail_of_output_that_never_ends_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    tail = agent.Tail(str(path))
+    path.write_bytes(b"".join(b"%d of 20000\r" % number for number in range(20000)) + b"almos")
+    assert tail.lines() == ["19999 of 20000"]
+    with path.open("ab") as file:
+        file.write(b"t\n\0\1\xff\n")
+    assert tail.lines() == ["almost", "\ufffd\1\ufffd"]
+
+
+def test_one_line_longer_than_a_message_does_not_silence_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[dict[str, Any]] = []
+    monkeypatch.setattr(agent, "say", lambda **fields: said.append(fields))
+    path = tmp_path / "log"
+    path.write_bytes(b"0 | first\n" + b"x" * 700_000 + b"\n0 | last\nnot yet whole")
+    offsets = {"log": 0}
+    while agent.forward("log", str(path), offsets):
+        pass
+    assert [text for fields in said for text in fields["log"]] == ["0 | first", "x" * 700_000, "0 | last"]
+    assert [fields["from"] for fields in said[1:]] == [fields["at"] for fields in said[:-1]]
 
 
 def test_printed_error_is_the_last_traceback_of_a_rank_that_ended_by_it(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""What a controller makes of the lines of a live stream: whole answers, and everything that is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.launchers.answers import Beat, Lines, log_line, parse_answer, parse_stream
+from pipeline.types import LogLine, NodeExit, NodeLost
+
+
+def parsed(line: bytes) -> object:
+    return parse_stream(line, "node0", 1000.0)
+
+
+def test_answers_of_a_stream() -> None:
+    log = parsed(b'@paceline {"log": ["0 | a", "- | b"], "from": 3, "at": 15}\n')
+    assert log == Lines(of="log", texts=("0 | a", "- | b"), start_bytes=3, end_bytes=15)
+    assert parsed(b'@paceline {"beat": 7.5}\n') == Beat()
+    assert parsed(b'@paceline {"error": "full"}\n') == NodeLost(host="node0", reason="full")
+    ended = parsed(
+        b'@paceline {"exit": {"code": 1, "reason": "r", "tail": ["t"], "errors": [{"rank": 1, "unix_time": 5, '
+        b'"message": "m", "traceback": "x"}]}, "now": 990}\n'
+    )
+    assert isinstance(ended, NodeExit)
+    assert (ended.code, ended.reason, ended.errors[0].unix_time) == (1, "r\nt", 15.0)
+    lost = parsed(b'@paceline {"exit": {"lost": true, "reason": "frozen"}, "now": 990}\n')
+    assert lost == NodeLost(host="node0", reason="frozen")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"Welcome to node0\n",
+        b"@paceline \n",
+        b"@paceline is installed here\n",
+        b"@paceline 7\n",
+        b'@paceline ["log"]\n',
+        b'@paceline {"hello": 1}\n',
+        b'@paceline {"log": ["0 | cut',
+        b'@paceline {"beat": 1}',  # not whole: its end may be missing
+        b'@paceline {"log": ["\xc3\n',
+        b'@paceline {"log": "0 | a", "from": 0, "at": 5}\n',
+        b'@paceline {"log": [1], "from": 0, "at": 5}\n',
+        b'@paceline {"log": ["a"], "at": 5}\n',
+        b'@paceline {"log": ["a"], "from": 9, "at": 5}\n',
+        b'@paceline {"log": ["a"], "from": -1, "at": 5}\n',
+        b'@paceline {"log": ["a"], "from": "0", "at": true}\n',
+        b'@paceline {"exit": {"code": 0}, "now": 1}\n',
+        b'@paceline {"exit": null, "now": 1}\n',
+        b'@paceline {"exit": {"code": 1, "reason": "", "tail": [], "errors": [{}]}, "now": 1}\n',
+        b'@paceline {"exit": {"code": 0, "reason": "", "tail": [], "errors": []}, "now": null}\n',
+    ],
+)
+def test_everything_else_is_no_answer(line: bytes) -> None:
+    assert parsed(line) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "rest"),
+    [
+        ("3 | epoch 1 | x", 3, "epoch 1 | x"),
+        ("- | torchrun", None, "torchrun"),
+        ("", None, ""),
+        (" | a", None, " | a"),
+        ("² | a", None, "² | a"),
+        ("och 1", None, "och 1"),
+    ],
+)
+def test_a_log_line_without_a_rank_is_kept_as_it_is(text: str, rank: int | None, rest: str) -> None:
+    assert log_line("node0", text) == LogLine(host="node0", rank=rank, text=rest)
+
+
+def test_a_short_answer_is_the_last_one_that_is_whole() -> None:
+    stdout = b'@paceline motd\n@paceline {"stopped": []}\n@paceline and goodbye\nbye'
+    assert parse_answer(stdout) == {"stopped": []}
+    assert parse_answer(b"@paceline {") is None

@@ -1,0 +1,149 @@
+"""No thread of the controller ends without a word, and a live stream survives what breaks it."""
+
+from __future__ import annotations
+
+import json
+import queue
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import threads
+from pipeline.launchers import streams
+from pipeline.launchers.streams import Streams
+from pipeline.types import Event, LogLine, NodeExit, NodeLost
+
+
+def test_whatever_a_thread_raises_is_told_with_its_place() -> None:
+    told: list[str] = []
+    for error in (ValueError("of a\nline"), SystemExit(3)):
+
+        def fail(error: BaseException = error) -> None:
+            raise error
+
+        threads.start(fail, name="fails", on_error=told.append).join()
+    assert told[0].startswith("ValueError: of a line (test_threads.py:")
+    assert told[1].startswith("SystemExit: 3 (test_threads.py:")
+
+
+NODE = """
+import json, os, signal, sys, time
+opening = json.loads(sys.stdin.readline())
+if "{once}" and not os.path.exists({flag!r}):
+    open({flag!r}, "w").close()
+    first = True
+else:
+    first = False
+lines = ["0 | %d" % number for number in range(50)]
+def say(**fields):
+    sys.stdout.write("@paceline " + json.dumps(fields) + chr(10)); sys.stdout.flush()
+def log(start, end):
+    say(**{{"log": lines[start:end], "from": start, "at": end}})
+at = opening["log_at"]
+{body}
+log(at, 50)
+say(exit={{"code": 0, "reason": "", "errors": [], "tail": []}}, now=time.time())
+"""
+
+
+def followed(tmp_path: Path, body: str, seconds: float = 20.0) -> list[Event]:
+    """What is heard of a node that does ``body`` on the first of its connections."""
+    flag = tmp_path / "was here"
+    program = NODE.format(once="1", flag=str(flag), body=f"if first:\n    log(at, 20); at = 20\n    {body}")
+    return hear(program, seconds)
+
+
+def hear(program: str, seconds: float = 20.0, wound: Callable[[Streams], None] = lambda _: None) -> list[Event]:
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    argv = [sys.executable, "-c", program]
+    following = Streams({"node0": argv}, lambda at: json.dumps(at).encode() + b"\n", events.put, 0)
+    try:
+        wound(following)
+        heard: list[Event] = []
+        while not heard or not isinstance(heard[-1], NodeExit | NodeLost):
+            heard.append(events.get(timeout=seconds))
+        return heard
+    finally:
+        following.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        'sys.stdout.write(\'@paceline {"log": ["0 | 2\'); sys.exit()',
+        'sys.stdout.write(\'@paceline {"log": [7], "from": 20, "at": 30}\\n\'); at = 30',
+        "sys.stdout.write('@paceline ] is what the shell of this host says\\n')",
+        'sys.stdout.buffer.write(b\'@paceline {"log": ["\\xc3\'); sys.exit()',
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        "os.kill(os.getpid(), signal.SIGSTOP)",
+        "log(30, 40); time.sleep(60)",
+        "say(exit={'code': 'x'}, now=1); sys.exit()",
+    ],
+    ids=["cut", "types", "chatter", "utf-8", "killed", "stopped", "gap", "exit"],
+)
+def test_a_broken_stream_is_taken_up_again_and_every_line_comes_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    monkeypatch.setattr(streams, "_SILENT_S", 1.5)
+    heard = followed(tmp_path, body)
+    assert [line.text for line in heard if isinstance(line, LogLine)] == [str(number) for number in range(50)]
+    assert heard[-1] == NodeExit(host="node0", code=0)
+
+
+def test_a_node_that_never_answers_sensibly_is_lost_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "LOST_S", 1.0)
+    (lost,) = hear("print('@paceline is down today', flush=True)")
+    assert isinstance(lost, NodeLost)
+    assert lost.reason == "no longer answers: it says '@paceline is down today', which is no answer"
+
+
+def test_a_mistake_in_a_follower_is_a_message_and_not_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "LOST_S", 1.0)
+
+    def fails(*_: Any) -> None:
+        raise KeyError("rank")
+
+    monkeypatch.setattr(streams, "parse_stream", fails)
+    (lost,) = hear("import time; print('@paceline {}', flush=True); time.sleep(60)")
+    assert isinstance(lost, NodeLost)
+    assert lost.reason.startswith("no longer answers: KeyError: 'rank' (test_threads.py:")
+
+
+def test_a_mistake_in_the_thread_of_the_beats_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("can't")
+
+    monkeypatch.setattr(streams._Stream, "tell", fails)
+    (lost,) = hear("import time; time.sleep(60)")
+    assert isinstance(lost, NodeLost)
+    assert lost.reason.startswith("can no longer be followed from here: RuntimeError: can't")
+
+
+def test_a_stream_killed_at_twenty_random_moments_brings_every_line_once() -> None:
+    program = """
+import json, os, sys, time
+at = json.loads(sys.stdin.readline())["log_at"]
+while at < 3000:
+    lines = ["0 | %d %s" % (number, "x" * 2000) for number in range(at, at + 100)]
+    print("@paceline " + json.dumps({"log": lines, "from": at, "at": at + 100}), flush=True)
+    at += 100
+    time.sleep(0.02)
+print("@paceline " + json.dumps({"exit": {"code": 0, "reason": "", "errors": [], "tail": []}, "now": 0}), flush=True)
+"""
+
+    def wound(following: Streams) -> None:
+        moments = random.Random(9)
+        for _ in range(20):
+            time.sleep(moments.uniform(0.02, 0.2))
+            child = following._streams[0]._child
+            if child is not None:
+                child.kill()
+
+    heard = hear(program, wound=wound)
+    assert [line.text.split()[0] for line in heard if isinstance(line, LogLine)] == [str(n) for n in range(3000)]
+    assert heard[-1] == NodeExit(host="node0", code=0)
