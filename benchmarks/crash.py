@@ -97,7 +97,7 @@ def start(folder: Path, overrides: list[str]) -> subprocess.Popen[bytes]:
     where = [f"paths.runs={folder}/runs", f"paths.data={folder}/data", f"tracking.uri=sqlite:///{folder}/mlflow.db"]
     with (folder / "output.log").open("ab") as log:
         return subprocess.Popen(
-            [*DOIT, "--db-file", f"{folder}/doit.db", "train", *overrides, *where],
+            [*DOIT, "train", *overrides, *where],
             cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,
         )  # fmt: skip

@@ -59,7 +59,7 @@ def command(place: Path, sweep: int) -> list[str]:
     seeds = f"seed=range({sweep * TRIALS},{(sweep + 1) * TRIALS})"
     where = [f"paths.runs={place}/runs", f"tracking.uri=sqlite:///{place}/mlflow.db", "cluster=two_node"]
     words = ["experiment=quickstart", f"trainer.epochs={EPOCHS}", seeds, "sweep.nodes=1", *where]
-    return [*DOIT, "--db-file", str(place / "doit.db"), "sweep", *words]
+    return [*DOIT, "sweep", *words]
 
 
 def finish(place: Path, sweep: int) -> None:

@@ -111,7 +111,7 @@ def installed(environment: Path) -> Path:
 
 
 def paceline(folder: Path) -> Callable[[], Sample]:
-    words = [*DOIT, "--db-file", f"{folder}/doit.db", "train", *OVERRIDES]
+    words = [*DOIT, "train", *OVERRIDES]
     words += [f"paths.runs={folder}/runs", f"paths.data={folder}/data"]
     checked(words, cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
     return lambda: timed(words, ROOT, {"PYTHONPATH": str(ROOT)}, "is finished")

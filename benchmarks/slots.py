@@ -68,7 +68,7 @@ def sweep(place: Path, epochs: tuple[int, ...], seed: int) -> list[Span]:
     where = [f"paths.runs={place}/runs", f"tracking.uri=sqlite:///{place}/mlflow.db", "cluster=two_node"]
     lengths = ["trainer.checkpoint_every_epochs=1000", f"trainer.epochs={','.join(map(str, epochs))}", f"seed={seed}"]
     words = ["sweep", "experiment=quickstart", *lengths, "sweep.nodes=1", *where]
-    checked([*DOIT, "--db-file", str(place / "doit.db"), *words], cwd=ROOT)
+    checked([*DOIT, *words], cwd=ROOT)
     found = sorted((span(path.parent) for path in (place / "runs").glob("*/result.json")), key=lambda item: item.start)
     if len(found) != len(epochs):
         sys.exit(f"{len(found)} of {len(epochs)} trials are finished in {place}")

@@ -32,7 +32,7 @@ class Project:
         return [*where, f"tracking.uri='sqlite:///{self.folder}/mlflow.db'", *self.words]
 
     def argv(self, *words: str) -> list[str]:
-        return [*_DOIT, "--db-file", str(self.folder / "doit.db"), *words[:1], *self.overrides, *words[1:]]
+        return [*_DOIT, *words[:1], *self.overrides, *words[1:]]
 
     def doit(self, *words: str, timeout_s: float = 150) -> subprocess.CompletedProcess[str]:
         """Run to its end; stdout and stderr together in ``stdout``."""
