@@ -65,13 +65,11 @@ def read(folder: RunFolder) -> Recipe:
 @contextmanager
 def checkout(recipe: Recipe, *, root: Path, place: Path, keep: bool) -> Iterator[Path]:
     """The project's folder at the run's commit with its patch applied."""
-    _remove(root, place)
+    shutil.rmtree(place, ignore_errors=True)  # an earlier, killed call may have left it
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         if git.has_commit(root, recipe.commit):
-            done = git.git(root, "worktree", "add", "--detach", "--force", str(place), recipe.commit)
-            if done is None or done.code != 0:
-                raise PacelineError(f"git worktree add failed: {done.stderr.strip() if done else 'git is missing'}")
+            _clone(root, place, recipe.commit)
         elif (recipe.folder.path / SOURCE).is_file():
             with tarfile.open(recipe.folder.path / SOURCE) as archive:
                 archive.extractall(place, filter="data")
@@ -84,13 +82,22 @@ def checkout(recipe: Recipe, *, root: Path, place: Path, keep: bool) -> Iterator
         yield place / recipe.provenance.get("git_prefix", "")
     finally:
         if not keep:
-            _remove(root, place)
+            shutil.rmtree(place, ignore_errors=True)
 
 
-def _remove(root: Path, place: Path) -> None:
-    """Take the worktree (also one that an earlier, killed call left) out of the repository, and the folder away."""
-    git.git(root, "worktree", "remove", "--force", "--force", str(place))
-    shutil.rmtree(place, ignore_errors=True)
+def _clone(root: Path, place: Path, commit: str) -> None:
+    """The commit in a repository of its own that borrows the objects of the project's, into which nothing is written.
+
+    Raises:
+        PacelineError: git refuses.
+    """
+    repository = (git.answer(root, "rev-parse", "--path-format=absolute", "--git-common-dir") or "").strip()
+    cloning = ("clone", "--quiet", "--shared", "--no-checkout", repository, str(place))
+    for folder, words in ((root, cloning), (place, ("checkout", "--quiet", "--detach", commit))):
+        done = git.git(folder, *words)
+        if done is None or done.code != 0:
+            why = done.stderr.strip() if done else "git is missing"
+            raise PacelineError(f"git {words[0]} of {commit[:10]} into {place} failed: {why}")
 
 
 def _apply(recipe: Recipe, place: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +40,7 @@ class Recorder:
         self._settle()
         run_id = self._recorded_id()
         if run_id is None:
-            say(f"WARNING: not recorded in MLflow yet: {self.why()}\n  try: doit record run={self.run_dir.name}")
+            say(f"WARNING: not recorded in MLflow yet: {self.why()}\n  try: {self.mend()}")
         return run_id
 
     def _settle(self) -> None:
@@ -60,6 +61,13 @@ class Recorder:
             return recorded.message
         last = (self.run_dir / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         return "; ".join([*last, f"see {self.run_dir / LOG}"])
+
+    def mend(self) -> str:
+        """The command that records the run later."""
+        file = tracking.sqlite_path(self.uri)
+        if file is not None and not os.access(file if file.exists() else file.parent, os.W_OK):
+            return f"doit record run={self.run_dir.name} tracking.uri=sqlite:///<a file that you can write to>"
+        return f"doit record run={self.run_dir.name}" + ("" if file else ", once the tracking server answers")
 
     def _recorded_id(self) -> str | None:
         recorded = tracking.last_recorded(self.run_dir)

@@ -14,12 +14,22 @@ from typing import Any
 
 from pipeline.files import write_json
 
+_places: dict[Path, Path] = {}
+
+
+def remember_in(root: Path, runs_dir: Path) -> None:
+    """From here on what is worked out for the project ``root`` lies with its runs: nothing else need be writable."""
+    _places[root] = runs_dir
+
 
 class Remembered:
-    """The entries of one kind, in ``root/.paceline/<kind>.json``; beyond ``most`` the oldest go first."""
+    """The entries of one kind, in ``.paceline/<kind>.json`` of the folder that ``remember_in`` named, else of ``root``.
+
+    Beyond ``most`` the oldest go first.
+    """
 
     def __init__(self, root: Path, kind: str, *, most: int) -> None:
-        self._path = root / ".paceline" / f"{kind}.json"
+        self._path = _places.get(root, root) / ".paceline" / f"{kind}.json"
         self._most = most
 
     def __getitem__(self, name: str) -> Any:
@@ -27,7 +37,7 @@ class Remembered:
         return self._entries.get(name)
 
     def keep(self, entries: Mapping[str, Any]) -> None:
-        """Of two commands that write at once the last one's stay; a read-only project does without."""
+        """Of two commands that write at once the last one's stay; a folder that can't be written does without."""
         self.__dict__.pop("_entries", None)  # others may have written meanwhile
         with suppress(OSError):
             write_json(self._path, dict([*self._entries.items(), *entries.items()][-self._most :]))

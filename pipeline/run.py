@@ -11,6 +11,7 @@ from pipeline import data, evaluation_key
 from pipeline.closure import import_closure
 from pipeline.config.build import RunConfig
 from pipeline.key import ContentKey, code_digests, content_key, environment
+from pipeline.remembered import remember_in
 from pipeline.runfolder import RunFolder
 
 ENTRY = "trainers.classifier"
@@ -50,6 +51,7 @@ def sources(root: Path) -> Sources:
 
 def prepare(config: RunConfig, root: Path, pack: data.Pack, read: Sources | None = None) -> Run:
     """The run with its key. Starts nothing, imports no torch."""
+    remember_in(root, config.runs_dir)
     code, versions = (read or sources(root))(config.chosen)
     key = content_key(
         config=config.resolved,

@@ -149,7 +149,7 @@ def record() -> None:
             )
         raise PacelineError(
             f"{folder.key} is not recorded in MLflow yet: {recorder.why()}",
-            try_=f"doit record run={folder.key}, once the tracking server answers",
+            try_=recorder.mend(),
         )
     say(f"{folder.key} is recorded as MLflow run {run_id}")
 

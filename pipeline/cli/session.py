@@ -34,6 +34,7 @@ class Session:
     def config(self) -> RunConfig:
         """The typed configuration."""
         from pipeline.config import build
+        from pipeline.remembered import remember_in
 
         if self.sweeps:
             return (self.search_plan.corner if self.searches else self.space.trials[0]).config
@@ -46,6 +47,7 @@ class Session:
             local_gpus=_local_gpus(),
             shares_batch=verb is None or verb.shares_batch,
         )
+        remember_in(ROOT, config.runs_dir)
         if config.tracking_uri is not None:  # a wrong address is refused before anything starts
             from pipeline import tracking
 

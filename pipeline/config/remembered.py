@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from pipeline.key import installed_version
 from pipeline.redact import without_secrets
 from pipeline.remembered import Remembered
 
+_PLAIN = re.compile(r"""(?P<quote>['"]?)(?P<path>[\w./ -]+)(?P=quote)""")
+_DEFAULT = re.compile(r"^paths:\n  runs: (?P<path>[\w./-]+)$", re.MULTILINE)
 _MOST = 64  # entries
 _OUTSIDE = ("oc.env", "${now:", "${hydra:")  # what takes a value from elsewhere than conf/ and the words
 
@@ -25,8 +28,10 @@ class Composition:
     """What these words are composed to in one project. ``root`` is the project's folder."""
 
     def __init__(self, root: Path, words: Sequence[str]) -> None:
-        self._known = Remembered(root, "composed", most=_MOST)
-        self._name = _name(root, words)
+        self._runs_dir = runs_dir(root, words)
+        self._root = root
+        self._known = Remembered(self._runs_dir or root, "composed", most=_MOST)
+        self._name = _name(root, words) if self._runs_dir else None
 
     def recall(self) -> dict[str, Any] | None:
         """The resolved configuration, or None where these words were not composed before."""
@@ -34,9 +39,18 @@ class Composition:
         return found if isinstance(found, dict) else None
 
     def keep(self, resolved: dict[str, Any]) -> None:
-        """Secrets aren't kept."""
+        """Secrets aren't kept, nor what puts its runs elsewhere than its words said."""
+        if self._runs_dir != self._root / str(resolved.get("paths", {}).get("runs")):
+            return
         if self._name and json.loads(json.dumps(resolved)) == resolved == without_secrets(resolved):
             self._known.keep({self._name: resolved})
+
+
+def runs_dir(root: Path, words: Sequence[str]) -> Path | None:
+    """Where these words put the runs, as far as that can be seen without composing them; None where it can't."""
+    told = [word.partition("=")[2] for word in words if word.startswith("paths.runs=")]
+    plain = _PLAIN.fullmatch(told[-1]) if told else _DEFAULT.search((root / "conf/config.yaml").read_text("utf-8"))
+    return root / plain["path"] if plain else None
 
 
 def _name(root: Path, words: Sequence[str]) -> str | None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.errors import HostError, UsageError
+from pipeline.errors import HostError, UsageError, os_reason
 from pipeline.lab import host as lab_host
 from pipeline.lab import network, requirements, state
 from pipeline.lab.state import Lab
@@ -105,7 +105,12 @@ def _repaired(lab: Lab) -> Lab:
 
 def _make(root: Path, hosts: int) -> Lab:
     id_ = state.lab_id(root)
-    state.folder(root).mkdir(exist_ok=True)
+    try:
+        state.folder(root).mkdir(exist_ok=True)
+    except OSError as error:
+        raise HostError(
+            f"lab: its hosts' files can't lie in this project: {os_reason(error)}", try_="a clone that you can write to"
+        ) from error
     state.journal(root, id_, hosts, network.free_subnet(id_))
     lab = state.load(root)
     assert lab is not None

@@ -71,7 +71,7 @@ def _reason(error: Exception) -> str:
         return f"no answer within {os.environ['MLFLOW_HTTP_REQUEST_TIMEOUT']} s"
     system = re.search(r"\[Errno -?\d+\] ([^'\"\n)]+)", text)
     if system:
-        return system[1]
+        return system[1].rstrip(" :")
     lines = text.strip().splitlines() or [type(error).__name__]
     return lines[0][:300]
 

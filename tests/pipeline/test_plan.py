@@ -97,7 +97,9 @@ def test_the_code_snapshot_comes_before_what_the_person_puts_on_the_python_path(
 
 
 def test_a_run_folder_that_the_python_path_would_cut_in_two_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"/runs/a:b/code, and PYTHONPATH separates folders by ':'\n  try: paths\.runs="):
+    with pytest.raises(
+        UsageError, match=r"/runs/a:b/code, and PYTHONPATH separates folders by ':'\n  try: paths\.runs="
+    ):
         environment(Host(name="node0"), facts(0), run_dir="/runs/a:b", nnodes=1)
 
 

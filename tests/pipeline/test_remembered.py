@@ -12,6 +12,7 @@ from pipeline.config.remembered import Composition
 from tests.integration.commands import ROOT
 
 WORDS = ("experiment=quickstart", "optimizer.lr=1e-1")
+SOME = {"paths": {"runs": "runs"}}
 
 
 @pytest.fixture
@@ -38,15 +39,33 @@ def test_an_edit_of_what_a_composition_is_made_from_forgets_it(project: Path, na
 
 def test_what_takes_a_value_from_outside_is_never_remembered(project: Path) -> None:
     words = ("paths.runs=${oc.env:HOME}/runs",)
-    Composition(project, words).keep({"a": 1})
+    Composition(project, words).keep(SOME)
     assert Composition(project, words).recall() is None
     (project / "conf" / "cluster" / "mine.yaml").write_text("python: ${oc.env:PYTHON}\n")
-    Composition(project, WORDS).keep({"a": 1})
+    Composition(project, WORDS).keep(SOME)
     assert Composition(project, WORDS).recall() is None
 
 
 def test_a_torn_file_costs_one_composition(project: Path) -> None:
-    (project / ".paceline" / "composed.json").write_text('{"')
+    (project / "runs" / ".paceline" / "composed.json").write_text('{"')
     assert Composition(project, WORDS).recall() is None
-    Composition(project, WORDS).keep({"a": 1})
-    assert Composition(project, WORDS).recall() == {"a": 1}
+    Composition(project, WORDS).keep(SOME)
+    assert Composition(project, WORDS).recall() == SOME
+
+
+@pytest.mark.parametrize("word", ["paths.runs=else/where", "paths.runs='else where'", 'paths.runs="/tmp/x y"'])
+def test_a_composition_is_remembered_with_the_runs_it_leads_to(project: Path, tmp_path: Path, word: str) -> None:
+    words = (*WORDS, word.replace("/tmp", str(tmp_path)))
+    resolved = resolve(compose_config(words))
+    Composition(project, words).keep(resolved)
+    assert Composition(project, words).recall() == resolved
+    assert (project / resolved["paths"]["runs"] / ".paceline" / "composed.json").exists()
+
+
+@pytest.mark.parametrize(
+    "word", ["paths={runs: other}", "+experiment.paths=1", "paths.runs=${paths.data}", r"paths.runs=a\ b"]
+)
+def test_a_composition_whose_runs_cannot_be_seen_in_its_words_is_made_anew(project: Path, word: str) -> None:
+    Composition(project, (word,)).keep({"paths": {"runs": "other"}})
+    assert Composition(project, (word,)).recall() is None
+    assert not (project / "runs/.paceline/composed.json").read_text().count("other")

@@ -1,0 +1,59 @@
+"""A clone that can't be written to, with its results elsewhere: every verb works, or says in one line what can't."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_provenance import A, Checkout, copied
+from tests.read_only import mounted
+
+RUN = A[:-1]  # with tracking as it is by default
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
+    folder = tmp_path_factory.mktemp("read only")
+    with mounted(copied(folder / "writable").root, folder / "clone") as root:
+        yield Checkout(root)
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("results")
+    return f"paths.runs='{folder}/runs'", f"paths.data='{folder}/data'"
+
+
+def test_a_run_of_a_read_only_clone_is_trained_found_again_and_made_again(
+    clone: Checkout, where: tuple[str, str]
+) -> None:
+    trained = clone.doit("train", *RUN, *where)
+    assert "FINISHED" in trained
+    assert f"MLflow at sqlite:///{clone.root}/mlflow.db took no (more) records: Read-only file system" in trained
+    (key,) = {line.split()[1].rstrip(":") for line in trained.splitlines() if line.startswith("FINISHED")}
+    assert f"  try: doit record run={key} tracking.uri=sqlite:///<a file that you can write to>" in trained
+    assert f"{key} is finished" in clone.doit("train", *RUN, *where)
+    runs = Path(where[0].partition("=")[2].strip("'"))
+    assert {"composed.json", "imports.json"} <= {path.name for path in (runs / ".paceline").iterdir()}
+    assert "REPRODUCED" in clone.doit("reproduce", f"run={key}", *where)
+    for verb in ("evaluate", "why", "plan", "export", "status", "logs", "runs"):
+        assert "Traceback" not in clone.doit(verb, *RUN, *where)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("lab", "hosts=2"), 1, "lab: its hosts' files can't lie in this project: Read-only file system"),
+        (("train", *A), 1, "Read-only file system"),
+        (("fetch", "experiment=quickstart"), 1, "  try: paths.data=<a folder that you can write to>"),
+        (("forget", "train"), 0, "forgetting train"),
+    ],
+)
+def test_what_would_lie_in_the_read_only_clone_itself_is_refused(
+    clone: Checkout, words: tuple[str, ...], code: int, said: str
+) -> None:
+    output = clone.doit(*words, code=code)
+    assert said in output
+    assert "Traceback" not in output
