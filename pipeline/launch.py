@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import IO
 
 from pipeline import launchers
+from pipeline.checkpoints import go_on_from_checkpoint
 from pipeline.errors import HostError, TrainingError
-from pipeline.files import write_atomic, write_json
+from pipeline.files import write_json
 from pipeline.first_error import cause, failure_text, port_was_taken
 from pipeline.interrupt import Interruptible, Stop
 from pipeline.launchers.base import Launcher, Pack, Place
@@ -266,7 +267,9 @@ class _Attempt:
             path = self.log_dir / f"{node.host}.log"
             self._logs[node.host] = self._files.enter_context(path.open("a", encoding="utf-8"))
         if not self.launcher.capabilities.shares_run_dir:
-            path = cut_metrics(self.run_dir)
+            path = self.run_dir / "metrics.jsonl"
+            for warning in go_on_from_checkpoint(self.run_dir):
+                self.watchers.on_line(LogLine(host=self.plan.nodes[0].host, rank=None, text=f"warning: {warning}"))
             self._metrics = self._files.enter_context(path.open("a", encoding="utf-8"))
             self._metrics_at = path.stat().st_size
 
@@ -341,20 +344,6 @@ class _Attempt:
                 self.launcher.collect(self.plan, self.run_dir, final=keep_final)
         finally:
             self.launcher.clean(self.plan)
-
-
-def cut_metrics(run_dir: Path) -> Path:
-    """Drop what an earlier attempt wrote after the checkpoint that this one goes on from; the file's path.
-
-    The trainer does the same to the copy on its node, so both stay byte for byte alike.
-    """
-    path = run_dir / "metrics.jsonl"
-    resumes_at = max((int(found.stem[5:]) for found in (run_dir / "checkpoints").glob("step-*.pt")), default=0)
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= resumes_at]
-    if kept != lines or not path.exists():
-        write_atomic(path, "".join(kept))
-    return path
 
 
 def _last_line(text: str) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
-from typing import Any
 
-from pipeline import journal
+from pipeline import journal, metrics_file
 from pipeline.errors import UsageError, hint
 from pipeline.runfolder import RunFolder, what
 from pipeline.types import State
@@ -37,8 +35,9 @@ def status(folder: RunFolder) -> str:
     if step is not None:
         lines.append(f"  step     {step}, epoch {epoch}")
         lines += [f"  {name:<20} {value:.6g}" for name, value in sorted(metrics.items())]
-    bad = journal.torn(folder.journal)
-    lines += [f"  {folder.journal.name} line {number} is not readable and was left out: {text}" for number, text in bad]
+    torn = [(number, f": {text}") for number, text in journal.torn(folder.journal)]
+    for path, bad in ((folder.journal, torn), (folder.path / "metrics.jsonl", _bad_metrics(folder))):
+        lines += [f"  {path.name} line {number} is not readable and was left out{text}" for number, text in bad]
     return "\n".join(lines)
 
 
@@ -71,21 +70,19 @@ def _held(folder: RunFolder) -> bool:
         return True
 
 
-def _last_metrics(folder: RunFolder) -> tuple[int | None, int | None, dict[str, Any]]:
+def _bad_metrics(folder: RunFolder) -> list[tuple[int, str]]:
+    path = folder.path / "metrics.jsonl"
+    return [(number, "") for number in metrics_file.bad_lines(path)] if path.exists() else []
+
+
+def _last_metrics(folder: RunFolder) -> tuple[int | None, int | None, dict[str, float]]:
     """Step and epoch of the last line, and the newest value of each metric among the last lines."""
     path = folder.path / "metrics.jsonl"
     if not path.exists():
         return None, None, {}
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        lines = file.read().splitlines()
-    step = epoch = None
-    metrics: dict[str, Any] = {}
-    for line in lines:
-        try:
-            told = json.loads(line)
-            step, epoch = told["step"], told["epoch"]
-            metrics.update(told["metrics"])
-        except (ValueError, KeyError, TypeError):  # cut at the beginning of the tail, or still being written
-            continue
-    return step, epoch, metrics
+        rows = [metrics_file.parse(line) for line in file.read().splitlines()]
+    found = [row for row in rows if row is not None]  # the first may be cut, and the last still being written
+    metrics = {name: value for row in found for name, value in row.metrics.items()}
+    return (found[-1].step, found[-1].epoch, metrics) if found else (None, None, {})

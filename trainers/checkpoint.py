@@ -1,16 +1,16 @@
 """Checkpoints: written whole or not at all, verified when read, the newest good one wins.
 
-``checkpoints/step-00000123.pt`` with ``step-00000123.json`` (its sha256 and what it belongs to) beside it.
+``checkpoints/step-00000123.pt`` with ``step-00000123.json`` (its sha256, what it belongs to, and the lines of
+metrics.jsonl up to it) beside it.
 With strategy=fsdp the slices of all ranks lie beside them in ``shards-00000123/``, and the .json has their sha256 too.
 No random state is stored: every random number is a function of (seed, epoch, sample) or (seed, step, rank).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainers.checkpoint_files import read_verified, sealed, shards_of
 from trainers.config import TrainConfig
 from trainers.errors import TrainerError
 from trainers.files import remove_temporaries, write_atomic, write_json
@@ -67,7 +68,8 @@ class Checkpoint:
     """State after ``step`` steps, ``position`` steps into ``epoch`` (from 0).
 
     ``optimizer`` maps a name to its tensors (one a parameter, as a rule); ``own`` is what each rank has of its own
-    (batch statistics, gradients it hasn't sent), [world_size, n]; ``progress`` is plain data.
+    (batch statistics, gradients it hasn't sent), [world_size, n]; ``progress`` is plain data; ``metrics`` is what
+    metrics.jsonl holds, and stands in the .json, where the controller reads it too.
     """
 
     step: int
@@ -77,6 +79,7 @@ class Checkpoint:
     optimizer: dict[str, list[Tensor]]
     own: Tensor
     progress: dict[str, Any] = field(default_factory=dict)
+    metrics: str = ""
 
 
 class CheckpointFolder:
@@ -98,15 +101,13 @@ class CheckpointFolder:
         self.wait()
         self._pending = self._writer.submit(self._write_best, weights, dict(side))
 
-    def save(
-        self, checkpoint: Checkpoint, shards: Mapping[str, str] | None = None, first: Callable[[], None] = lambda: None
-    ) -> None:
-        """Start writing, after ``first``; tensors must not change any more. Raises TrainerError of the write before.
+    def save(self, checkpoint: Checkpoint, shards: Mapping[str, str] | None = None) -> None:
+        """Start writing; tensors must not change any more. Raises TrainerError of the write before.
 
         ``shards``: relative path → sha256 of files that belong to it and are there already.
         """
         self.wait()
-        self._pending = self._writer.submit(self._write, checkpoint, dict(shards or {}), first)
+        self._pending = self._writer.submit(self._write, checkpoint, dict(shards or {}))
 
     def wait(self) -> None:
         """Until the last checkpoint is on the disk. Raises TrainerError naming path and bytes."""
@@ -130,8 +131,8 @@ class CheckpointFolder:
         self._remove_stray_shards()
         for path in sorted(self._folder.glob("step-*.pt"), reverse=True):
             try:
-                side = _read_verified(path)
-            except (OSError, ValueError, KeyError) as error:
+                side = read_verified(path)
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 yield f"checkpoint {path.name} is skipped: {error}"
                 continue
             self._check_owner(path, side)
@@ -145,32 +146,32 @@ class CheckpointFolder:
                 hardware = f"comes from {side['hardware']}, now it is {self._owner.hardware}"
                 yield f"checkpoint {path.name} {hardware}: {inexact}"
             content = torch.load(path, map_location="cpu", weights_only=True)
-            yield Checkpoint(**content)
+            yield Checkpoint(**content, metrics=side["metrics"])
             return
 
     def _write_best(self, weights: dict[str, Tensor], side: dict[str, Any]) -> None:
         path = self._folder / "best.pt"
         needed_bytes = sum(item.nbytes for item in weights.values())
         sha256 = write_atomic(path, lambda file: file.save(weights), needed_bytes=needed_bytes)
-        write_json(path.with_suffix(".json"), {"sha256": sha256, "weights_sha256": digest(weights), **side})
+        write_json(path.with_suffix(".json"), sealed({"sha256": sha256, "weights_sha256": digest(weights), **side}))
 
-    def _write(self, checkpoint: Checkpoint, shards: dict[str, str], first: Callable[[], None]) -> None:
-        first()
+    def _write(self, checkpoint: Checkpoint, shards: dict[str, str]) -> None:
         _refuse_nonfinite(checkpoint)
         _lay_out(checkpoint)
         path = self._folder / f"step-{checkpoint.step:08d}.pt"
-        content = {name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__}
+        content = {name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__ if name != "metrics"}
         sha256 = write_atomic(path, lambda file: file.save(content), needed_bytes=_size_bytes(checkpoint))
         place = {"step": checkpoint.step, "epoch": checkpoint.epoch, "position": checkpoint.position}
-        write_json(path.with_suffix(".json"), {"sha256": sha256, **place, **asdict(self._owner), "shards": shards})
+        side = {"sha256": sha256, **place, **asdict(self._owner), "shards": shards, "metrics": checkpoint.metrics}
+        write_json(path.with_suffix(".json"), sealed(side))
         for old in sorted(self._folder.glob("step-*.pt"))[: -self._keep]:
             old.with_suffix(".json").unlink(missing_ok=True)
             old.unlink()
-            shutil.rmtree(_shards_of(old), ignore_errors=True)
+            shutil.rmtree(shards_of(old), ignore_errors=True)
 
     def _remove_stray_shards(self) -> None:
         """Those of steps without a checkpoint: their writer died."""
-        known = {_shards_of(path) for path in self._folder.glob("step-*.pt")}
+        known = {shards_of(path) for path in self._folder.glob("step-*.pt")}
         for folder in set(self._folder.glob("shards-*")) - known:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -217,29 +218,3 @@ def _lay_out(checkpoint: Checkpoint) -> None:
 def _size_bytes(checkpoint: Checkpoint) -> int:
     lists = [list(checkpoint.model.values()), *checkpoint.optimizer.values()]
     return sum(item.nbytes for items in lists for item in items)
-
-
-def _read_verified(path: Path) -> dict[str, Any]:
-    """What stands beside a checkpoint, whose files have the sha256 that it names.
-
-    Raises:
-        OSError, ValueError, KeyError: the checkpoint is torn, altered or unreadable.
-    """
-    side: dict[str, Any] = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    for name, sha256 in {path.name: side["sha256"], **side.get("shards", {})}.items():
-        seen = _sha256(path.parent / name)
-        if seen != sha256:
-            raise ValueError(f"the sha256 of {name} is {seen[:12]}, {path.stem}.json says {sha256[:12]}")
-    for name in ("world_size", "hardware", "dataset_digest", "config"):
-        side[name]
-    return side
-
-
-def _shards_of(path: Path) -> Path:
-    """step-00000123.pt → shards-00000123."""
-    return path.with_name(path.stem.replace("step-", "shards-"))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

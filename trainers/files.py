@@ -77,8 +77,12 @@ def write_atomic(path: Path, write: Callable[[HashingFile], None], *, needed_byt
 
 def write_json(path: Path, value: Any) -> None:
     """``write_atomic`` of JSON on one line and a newline; NaN is refused."""
-    text = json.dumps(value, allow_nan=False) + "\n"
-    write_atomic(path, lambda file: _ignore(file.write(text.encode())), needed_bytes=len(text))
+    write_bytes(path, (json.dumps(value, allow_nan=False) + "\n").encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """``write_atomic`` of what is in memory."""
+    write_atomic(path, lambda file: _ignore(file.write(data)), needed_bytes=len(data))
 
 
 def remove_temporaries(folder: Path) -> None:

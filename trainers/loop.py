@@ -60,6 +60,7 @@ class Trainer:
         layout, path = self.stepper.strategy.layout, self.run_dir / "checkpoints"
         row = buffers.row(self._own(), self.node.device)
         table: Tensor | None = None
+        metrics = ""
         if self.node.leads:
             owner = checkpoint.identity(
                 self.config,
@@ -75,10 +76,12 @@ class Trainer:
                     self.say(f"warning: {found}")
                 else:
                     self._load(found)
-                    table = found.own
+                    table, metrics = found.own, found.metrics
             table = buffers.spread(table, self.node.ranks.world_size, row.numel())
             self.folder.check()
-            self.metrics = MetricsFile(self.run_dir / "metrics.jsonl", keep_to_step=self.step)
+            self.metrics = MetricsFile(self.run_dir / "metrics.jsonl", metrics)
+            if self.metrics.damage:
+                self.say(f"warning: {self.metrics.damage}")
         layout.look(path)
         best = self.progress.get("best_accuracy", -1.0)
         progress = torch.tensor([self.step, best], dtype=torch.float64, device=self.node.device)
@@ -235,9 +238,9 @@ class Trainer:
                 optimizer={name: list(map(_copy, items)) for name, items in optimizer.items()},
                 own=table,
                 progress={**self.progress, "metrics": dict(self.progress["metrics"])},
+                metrics=self.metrics.text,
             ),
             shards,
-            first=self.metrics.sync,  # takes milliseconds, and the training need not wait for it
         )
 
     # ---------------------------------------------------------------------------------- the results

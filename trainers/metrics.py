@@ -14,42 +14,69 @@ from torch import Tensor
 
 from trainers.distributed import Node
 from trainers.errors import TrainerError
+from trainers.files import write_bytes
 
 
 class MetricsFile:
     """Appends lines {"t", "step", "epoch", "metrics"} to metrics.jsonl; ``t`` in unix seconds."""
 
-    def __init__(self, path: Path, *, keep_to_step: int) -> None:
-        """Lines after ``keep_to_step`` (of an attempt that died after its last checkpoint) are cut off."""
-        _truncate(path, keep_to_step)
+    def __init__(self, path: Path, text: str = "") -> None:
+        """The file holds ``text``, the lines up to the checkpoint that the run goes on from, and nothing else then.
+
+        ``damage`` says which lines made no sense or were others than those, and is empty in the ordinary case.
+        """
+        self.damage = _restore(path, text)
+        self._texts = [text]
         self._file = path.open("a", encoding="utf-8")
+
+    @property
+    def text(self) -> str:
+        """All lines, as they were written."""
+        self._texts = ["".join(self._texts)]
+        return self._texts[0]
 
     def write(self, step: int, epoch: int, metrics: dict[str, float]) -> None:
         """``step`` counts finished steps, ``epoch`` from 1."""
         line = {"t": round(time.time(), 6), "step": step, "epoch": epoch, "metrics": metrics}
-        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        text = json.dumps(line, allow_nan=False) + "\n"
+        self._texts.append(text)
+        self._file.write(text)
         self._file.flush()
 
-    def sync(self) -> None:
-        """Put what was written on the disk, before a checkpoint makes it the past."""
-        os.fsync(self._file.fileno())
-
     def close(self) -> None:
-        """Close the file."""
+        """Put what was written on the disk, and close the file."""
+        os.fsync(self._file.fileno())
         self._file.close()
 
 
-def _truncate(path: Path, keep_to_step: int) -> None:
-    """Cut in place at the first line that is torn or later: steps never go down, so the rest is a prefix."""
-    if not path.exists():
-        return
-    kept_bytes = 0
-    with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n") or int(json.loads(line)["step"]) > keep_to_step:
-                break
-            kept_bytes += len(line)
-    os.truncate(path, kept_bytes)
+def _restore(path: Path, text: str) -> str:
+    """Cut off what follows ``text``; where the file doesn't begin with it, write it anew. Returns what was damaged."""
+    seen, wanted = path.read_bytes() if path.exists() else b"", text.encode()
+    if seen.startswith(wanted):
+        path.touch()
+        os.truncate(path, len(wanted))
+    else:
+        write_bytes(path, wanted)
+    return _damage(path.name, seen, wanted)
+
+
+def _damage(name: str, seen: bytes, wanted: bytes) -> str:
+    """Which lines of a file aren't those that were written; a last one without its end is none: its writer died."""
+    whole, lines = wanted.splitlines(keepends=True), seen.splitlines(keepends=True)
+    altered = [number for number, (line, seen) in enumerate(zip(whole, lines, strict=False), 1) if line != seen]
+    later = enumerate(lines[len(whole) :], len(whole) + 1)
+    altered += [number for number, line in later if line.endswith(b"\n") and not _is_metrics(line)]
+    if altered:
+        more = f" and {len(altered) - 1} more" if len(altered) > 1 else ""
+        return f"{name}: line {altered[0]}{more} was damaged; all that the checkpoint knows is there again"
+    return f"{name} lacked lines that the checkpoint knows; they are there again" if len(lines) < len(whole) else ""
+
+
+def _is_metrics(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line)["metrics"], dict)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import torch
 
 from trainers import weights
 from trainers.batches import Steps
+from trainers.checkpoint_files import sealed
 from trainers.config import TrainConfig, load
 from trainers.cores import take_cores
 from trainers.data import Manifest, Pack, check_digests, open_pack, place
@@ -144,10 +145,7 @@ def _finish(trainer: Trainer, test: Evaluation) -> None:
     size_bytes = sum(item.nbytes for item in final.values())
     path = run_dir / "checkpoints" / "final.pt"
     sha256 = write_atomic(path, lambda file: file.save(final), needed_bytes=size_bytes)
-    write_json(
-        path.with_suffix(".json"),
-        {"sha256": sha256, "weights_sha256": digest, "step": trainer.step},
-    )
+    write_json(path.with_suffix(".json"), sealed({"sha256": sha256, "weights_sha256": digest, "step": trainer.step}))
     start, stop = pack.manifest.splits["test"]
     targets = pack.labels[start:stop].tolist()
     write_json(run_dir / "predictions.json", {"split": "test", "targets": targets, "predictions": test.predictions})

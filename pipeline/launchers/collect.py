@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import tarfile
 import tempfile
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import shell, threads
+from pipeline.checkpoints import DAMAGE, read_verified
 from pipeline.errors import PacelineError, TrainingError
-from pipeline.files import sha256_file
 from pipeline.launchers.agent_launcher import message
 from pipeline.launchers.answers import parse
 from pipeline.types import TRAINED, Outputs
@@ -79,28 +78,24 @@ def _drop_damaged(folder: Path) -> list[str]:
     """Remove checkpoints whose digests aren't those of the .json beside them (or that have none); their names."""
     damaged = []
     for path in sorted((folder / "checkpoints").glob("*.pt")):
-        beside = path.with_suffix(".json")
-        known = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
-        wanted = {path.name: known.get("sha256"), **known.get("shards", {})}
-        if any(_sha256(path.parent / name) != sha256 for name, sha256 in wanted.items()):
+        try:
+            read_verified(path)
+        except DAMAGE:
             damaged.append(path.name)
             path.unlink()
-            beside.unlink(missing_ok=True)
+            path.with_suffix(".json").unlink(missing_ok=True)
     return damaged
 
 
-def _sha256(path: Path) -> str:
-    return sha256_file(path) if path.is_file() else "missing"
-
-
 def _settle(temporary: Path, run_dir: Path, last: str) -> None:
-    """Rename every file into place, ``last`` as the last; older checkpoints that the node dropped go."""
+    """Rename every file into place, ``last`` as the last. Older checkpoints that the node dropped go, once a newer
+    one has come."""
     came = sorted(path.relative_to(temporary) for path in temporary.rglob("*") if path.is_file())
     for name in sorted(came, key=lambda name: str(name) == last):
         target = run_dir / name
         target.parent.mkdir(parents=True, exist_ok=True)
         (temporary / name).replace(target)
-    if any(name.parent.name == "checkpoints" for name in came):
+    if any(name.match("checkpoints/step-*.pt") for name in came):
         checkpoints = run_dir / "checkpoints"
         for old in [*checkpoints.glob("step-*"), *checkpoints.glob("shards-*/*")]:
             if old.relative_to(run_dir) not in came:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import data
+from pipeline import data, metrics_file
 from pipeline.config import compose, trials
 from pipeline.config.build import RunConfig
 from pipeline.config.schema import SearchConfig, SweepConfig
@@ -194,9 +193,6 @@ class _Epochs:
         whole = part[: part.rfind(b"\n") + 1]
         self._at += len(whole)
         for line in whole.splitlines():
-            try:
-                found = json.loads(line)
-                if self._metric in found["metrics"]:
-                    yield int(found["epoch"]), float(found["metrics"][self._metric])
-            except (ValueError, KeyError, TypeError):
-                continue
+            row = metrics_file.parse(line)
+            if row is not None and self._metric in row.metrics:
+                yield row.epoch, row.metrics[self._metric]

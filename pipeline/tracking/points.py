@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline import metrics_file
 from pipeline.tracking.description import mlflow_key, read_object
 
 
@@ -54,12 +54,8 @@ def read_points(path: Path, start_bytes: int, limit: int) -> Chunk:
 
 
 def _parse(line: bytes) -> list[Point] | None:
-    try:
-        raw = json.loads(line)
-        time_ms, step = int(raw["t"] * 1000), int(raw["step"])
-        return _points(raw["metrics"], time_ms, step)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        return None
+    row = metrics_file.parse(line)
+    return None if row is None else _points(row.metrics, int(row.time_s * 1000), row.step)
 
 
 def _points(metrics: Mapping[str, Any], time_ms: int, step: int) -> list[Point]:

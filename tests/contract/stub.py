@@ -18,6 +18,13 @@ def main(config):
     print("HOSTILE=" + json.dumps(os.environ.get("HOSTILE", "")), flush=True)
     exec(config["program"])
 
+def seal(path, metrics=""):
+    """The .json beside a checkpoint."""
+    side = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "step": 1, "metrics": metrics}
+    canonical = json.dumps(side, sort_keys=True, separators=(",", ":"))
+    side["digest"] = hashlib.sha256(canonical.encode()).hexdigest()
+    path.with_suffix(".json").write_text(json.dumps(side))
+
 def finish(rank, run):
     """What a trainer leaves behind, of stub size."""
     if rank != 0:
@@ -27,8 +34,7 @@ def finish(rank, run):
     checkpoints.mkdir(exist_ok=True)
     for name in ("step-00000001", "final"):
         (checkpoints / f"{name}.pt").write_bytes(b"weights of " + name.encode())
-        digest = hashlib.sha256((checkpoints / f"{name}.pt").read_bytes()).hexdigest()
-        (checkpoints / f"{name}.json").write_text(json.dumps({"sha256": digest, "step": 1}))
+        seal(checkpoints / f"{name}.pt")
     (run / "predictions.json").write_text('{"split": "test", "targets": [1], "predictions": [1]}')
     seen = (run / "data" / "labels.bin").stat().st_size
     (run / "summary.json").write_text(json.dumps({"state": "FINISHED", "labels_bytes": seen}))

@@ -29,8 +29,8 @@ if rank == 0:
             file.write(json.dumps({"t": 0.0, "step": step, "epoch": 0, "metrics": {}}) + "\\n")
     if not list((run / "checkpoints").iterdir()):
         (run / "checkpoints" / "step-00000001.pt").write_bytes(b"one")
-        digest = hashlib.sha256(b"one").hexdigest()
-        (run / "checkpoints" / "step-00000001.json").write_text(json.dumps({"sha256": digest}))
+        first = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[0]
+        globals()["seal"](run / "checkpoints" / "step-00000001.pt", first)
         (run / "checkpoints" / "step-00000002.pt").write_bytes(b"torn: no json beside it")
         time.sleep(1)
         raise ValueError("boom")

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.checkpoints import go_on_from_checkpoint
 from pipeline.errors import TrainingError
-from pipeline.launch import cut_metrics
+from pipeline.files import canonical_json, sha256_text
 from pipeline.launchers.agent_launcher import BOOTSTRAP
 from pipeline.launchers.collect import receive
 
@@ -23,10 +24,16 @@ def node_folder(folder: Path) -> Path:
     checkpoints.mkdir(parents=True)
     for name in ("step-00000002", "final"):
         (checkpoints / f"{name}.pt").write_bytes(name.encode())
-        (checkpoints / f"{name}.json").write_text(json.dumps({"sha256": hashlib.sha256(name.encode()).hexdigest()}))
+        seal(checkpoints / f"{name}.pt")
     for name in ("metrics.jsonl", "predictions.json", "summary.json"):
         (folder / name).write_text(name)
     return folder
+
+
+def seal(path: Path, metrics: str = "", **more: object) -> None:
+    """The .json beside a checkpoint, as the trainer writes it."""
+    side = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "metrics": metrics, **more}
+    path.with_suffix(".json").write_text(json.dumps({**side, "digest": sha256_text(canonical_json(side))}))
 
 
 def collect(node: Path, run_dir: Path, *, final: bool = True) -> None:
@@ -74,12 +81,66 @@ def test_a_host_that_answers_nothing_is_an_error_only_at_the_end(tmp_path: Path)
         receive(argv, {}, tmp_path, host="node0", final=True)
 
 
+ROWS = [json.dumps({"t": 1.0, "step": step, "epoch": 1, "metrics": {}}) + "\n" for step in (1, 2, 3)]
+
+
+def run_with_checkpoints(folder: Path, metrics: bytes) -> Path:
+    (folder / "metrics.jsonl").write_bytes(metrics)
+    (folder / "checkpoints").mkdir()
+    for step in (1, 2):
+        path = folder / "checkpoints" / f"step-0000000{step}.pt"
+        path.write_bytes(b"weights")
+        seal(path, "".join(ROWS[:step]))
+    return folder
+
+
 def test_metrics_after_the_last_checkpoint_are_cut_off(tmp_path: Path) -> None:
-    rows = [json.dumps({"step": step}) + "\n" for step in (1, 2, 3)]
-    (tmp_path / "metrics.jsonl").write_text("".join(rows) + '{"step": 4')
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "step-00000002.pt").touch()
-    assert cut_metrics(tmp_path).read_text() == rows[0] + rows[1]
+    run_with_checkpoints(tmp_path, "".join(ROWS).encode() + b'{"step": 4')
+    assert list(go_on_from_checkpoint(tmp_path)) == []
+    assert (tmp_path / "metrics.jsonl").read_text() == ROWS[0] + ROWS[1]
+
+
+@pytest.mark.parametrize("line", [b"\0" * 40, b"\xff\xfe", b"[1, 2]", b"null", b'{"step": 2}', b"[" * 100_000])
+def test_a_damaged_line_of_metrics_is_named_and_the_checkpoint_has_it(tmp_path: Path, line: bytes) -> None:
+    run_with_checkpoints(tmp_path, ROWS[0].encode() + line + b"\n" + ROWS[2].encode())
+    (warning,) = go_on_from_checkpoint(tmp_path)
+    assert warning == "metrics.jsonl: line 2 was damaged; all that the checkpoint knows is there again"
+    assert (tmp_path / "metrics.jsonl").read_text() == ROWS[0] + ROWS[1]
+
+
+@pytest.mark.parametrize("damage", ["weights", "no .json", ".json"])
+def test_a_damaged_newest_checkpoint_is_set_aside_before_anything_is_sent(tmp_path: Path, damage: str) -> None:
+    run_with_checkpoints(tmp_path, "".join(ROWS).encode())
+    newest = tmp_path / "checkpoints" / "step-00000002.pt"
+    side = newest.with_suffix(".json")
+    if damage == "weights":
+        newest.write_bytes(b"weighty")
+    elif damage == "no .json":
+        side.unlink()
+    else:
+        side.write_text(side.read_text().replace('\\"step\\": 2', '\\"step\\": 5'))
+    (warning,) = go_on_from_checkpoint(tmp_path)
+    assert warning.startswith("checkpoint step-00000002.pt is skipped: ")
+    assert (tmp_path / "metrics.jsonl").read_text() == ROWS[0]
+    assert [path.name for path in newest.parent.glob("*.pt")] == ["step-00000001.pt"]
+    assert list(go_on_from_checkpoint(tmp_path)) == []  # said once
+
+
+def test_without_a_checkpoint_the_metrics_begin_anew(tmp_path: Path) -> None:
+    assert list(go_on_from_checkpoint(tmp_path)) == []
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_a_good_checkpoint_stays_when_no_newer_one_came_whole(tmp_path: Path) -> None:
+    node, run_dir = node_folder(tmp_path / "node"), tmp_path / "run"
+    collect(node, run_dir, final=False)
+    (node / "checkpoints" / "best.pt").write_bytes(b"best")
+    seal(node / "checkpoints" / "best.pt")
+    (node / "checkpoints" / "step-00000002.pt").rename(node / "checkpoints" / "step-00000004.pt")
+    (node / "checkpoints" / "step-00000004.json").write_text('{"sha')
+    collect(node, run_dir, final=False)
+    names = {path.name for path in (run_dir / "checkpoints").glob("*.pt")}
+    assert names == {"best.pt", "step-00000002.pt"}
 
 
 def test_shards_come_with_their_checkpoint_and_an_altered_one_is_refused(tmp_path: Path) -> None:
@@ -89,9 +150,8 @@ def test_shards_come_with_their_checkpoint_and_an_altered_one_is_refused(tmp_pat
         folder.mkdir(parents=True)
         (folder / ".metadata").write_bytes(b"what they hold")
         (folder / "__0_0.distcp").write_bytes(b"a slice")
-    side = node / "checkpoints" / "step-00000002.json"
     known = {f"{shards.name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest() for path in shards.iterdir()}
-    side.write_text(json.dumps({**json.loads(side.read_text()), "shards": known}))
+    seal(node / "checkpoints" / "step-00000002.pt", shards=known)
     collect(node, run_dir)
     assert {path.name for path in (run_dir / "checkpoints" / shards.name).iterdir()} == {".metadata", "__0_0.distcp"}
     assert not old.exists()

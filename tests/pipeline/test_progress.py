@@ -25,8 +25,8 @@ def running(tmp_path: Path) -> RunFolder:
     write_json(folder.path / "plan.json", {"launcher": "pssh", "nodes": [{"host": "a", "nproc_per_node": 2}]})
     journal.append(folder.journal, Entry(state=State.RUNNING, attempt=2, time=0.0))
     lines = [
-        '{"step": 1, "epoch": 1, "metrics": {"lr": 0.5}}',
-        '{"step": 2, "epoch": 1, "metrics": {"train/loss": 2}}',
+        '{"t": 1.0, "step": 1, "epoch": 1, "metrics": {"lr": 0.5}}',
+        '{"t": 2.0, "step": 2, "epoch": 1, "metrics": {"train/loss": 2}}',
         '{"st',
     ]
     (folder.path / "metrics.jsonl").write_text("\n".join(lines))
@@ -42,6 +42,22 @@ def test_a_run_whose_command_died_says_so_and_one_that_is_held_does_not(running:
     assert (
         "  hosts    a (2), pssh\n  step     2, epoch 1\n  lr                   0.5\n  train/loss           2" in shown
     )
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["\0" * 40, "[1, 2]", "null", '{"step": 9}', '{"t": 1, "step": "9", "epoch": 1, "metrics": {}}', "[" * 60_000],
+)
+def test_a_damaged_line_of_metrics_is_named_and_costs_no_other(running: RunFolder, line: str) -> None:
+    path = running.path / "metrics.jsonl"
+    first, second, _ = path.read_text().splitlines()
+    odd = '{"t": 3.0, "step": 3, "epoch": 1, "metrics": {"train/loss": "much", "lr": true, "val/loss": 4}}'
+    path.write_text("\n".join([first, line, second, odd, ""]))
+    shown = progress.status(running)
+    assert (
+        "  step     3, epoch 1\n  lr                   0.5\n  train/loss           2\n  val/loss             4" in shown
+    )
+    assert shown.endswith("  metrics.jsonl line 2 is not readable and was left out")
 
 
 def test_logs_come_attempt_by_attempt_and_a_host_may_be_chosen(running: RunFolder) -> None:

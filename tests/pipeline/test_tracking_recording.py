@@ -151,7 +151,8 @@ def test_many_points_and_odd_values_arrive(tmp_path: Path, uri: str) -> None:
     run = folder.started(tmp_path)
     folder.metrics(run, range(2500))
     with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"t": folder.T0, "step": 2500, "metrics": {"train/loss": math.nan, "a=b": 1}}) + "\n")
+        odd = {"t": folder.T0, "step": 2500, "epoch": 1, "metrics": {"train/loss": math.nan, "a=b": 1}}
+        file.write(json.dumps(odd) + "\n")
         file.write("torn\n")
     folder.journal(run, "KILLED")
     recorded = tracking.record(run, uri, EXPERIMENT)

@@ -13,18 +13,54 @@ from trainers.metrics import Clock, Losses, MetricsFile, Reading, Throughput, du
 ALONE = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
 
 
-def test_lines_after_the_checkpoint_and_a_torn_last_one_are_cut_off(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    file = MetricsFile(path, keep_to_step=0)
+def write_lines(path: Path) -> list[str]:
+    """Four lines; what the file said after each of them."""
+    file, texts = MetricsFile(path), []
     for step in (2, 4, 4, 6):
         file.write(step, 1, {"train/loss": 0.5})
+        texts.append(file.text)
     file.close()
+    return texts
+
+
+def test_lines_after_the_checkpoint_and_a_torn_last_one_are_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    texts = write_lines(path)
     with path.open("a") as raw:
         raw.write('{"t": 1, "st')
-    MetricsFile(path, keep_to_step=9).close()
-    assert [line["step"] for line in metrics_lines(tmp_path)] == [2, 4, 4, 6]
-    MetricsFile(path, keep_to_step=4).close()
+    for kept in (3, 2):
+        file = MetricsFile(path, texts[kept])
+        file.close()
+        assert (path.read_text(), file.text, file.damage) == (texts[kept], texts[kept], "")
     assert [line["step"] for line in metrics_lines(tmp_path)] == [2, 4, 4]
+
+
+@pytest.mark.parametrize("garbage", [b"\0" * 80, b"\xff", b"[1]", b"null", b'{"step": 4}', b"{" * 100_000, b""])
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_damaged_lines_are_named_and_the_checkpoint_brings_them_back(
+    tmp_path: Path, garbage: bytes, number: int
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    known = write_lines(path)[2]
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[number - 1] = garbage + b"\n"
+    path.write_bytes(b"".join(lines))
+    file = MetricsFile(path, known)
+    file.write(7, 2, {"train/loss": 0.5})
+    file.close()
+    assert file.damage == f"metrics.jsonl: line {number} was damaged; all that the checkpoint knows is there again"
+    assert path.read_text() == file.text
+    assert [line["step"] for line in metrics_lines(tmp_path)] == [2, 4, 4, 7]
+
+
+def test_lines_that_are_gone_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    known = write_lines(path)[3]
+    path.unlink()
+    file = MetricsFile(path, known)
+    file.close()
+    assert path.read_text() == known
+    assert "lacked lines that the checkpoint knows" in file.damage
 
 
 def test_the_mean_loss_is_over_the_steps_since_the_last_read() -> None:

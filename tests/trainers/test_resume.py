@@ -69,6 +69,36 @@ def test_a_torn_newest_checkpoint_is_skipped_with_a_warning(
     assert read_summary(run_dir)["weights_sha256"] == before["weights_sha256"]
 
 
+@pytest.mark.parametrize("line", [3, -1])  # one that the checkpoint knows, one after it
+def test_a_line_of_nuls_in_the_metrics_costs_nothing(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: int
+) -> None:
+    whole, broken = make_run("whole"), make_run("broken")
+    run(whole / "config.json")
+    with monkeypatch.context() as patch:
+        die_at(patch, 14, "_one_step")
+        with pytest.raises(DiedError):
+            run(broken / "config.json")
+    path = broken / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[line] = b"\0" * 500 + b"\n"
+    path.write_bytes(b"".join(lines))
+    capsys.readouterr()
+    run(broken / "config.json")
+    number = line % len(lines) + 1
+    assert f"warning: metrics.jsonl: line {number} was damaged" in capsys.readouterr().out
+    assert without_clock(broken) == without_clock(whole)
+    assert read_summary(broken)["weights_sha256"] == read_summary(whole)["weights_sha256"]
+
+
+def without_clock(run_dir: Path) -> list[tuple[object, ...]]:
+    """The lines of metrics.jsonl but for what the time decides."""
+    rows = metrics_lines(run_dir)
+    for row in rows:
+        row["metrics"].pop("train/images_per_s", None)
+    return [(row["step"], row["epoch"], row["metrics"]) for row in rows]
+
+
 def test_a_finished_run_called_again_writes_the_same_summary(make_run: MakeRun) -> None:
     run_dir = make_run()
     run(run_dir / "config.json")

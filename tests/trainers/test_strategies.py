@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.trainers.tiny_runs import MakeRun, config
+from trainers.checkpoint_files import sealed
 from trainers.config import AdamConfig, ConfigError, ModelConfig, SGDConfig, TrainConfig, parse
 from trainers.distributed import Node, Ranks
 from trainers.errors import TrainerError
@@ -99,6 +101,6 @@ def test_a_checkpoint_of_the_other_strategy_is_refused_under_auto(make_run: Make
     run_dir = make_run(strategy={"name": "auto"}, trainer__max_steps=2)
     run(run_dir / "config.json")
     side = run_dir / "checkpoints" / "step-00000002.json"
-    side.write_text(side.read_text().replace('"strategy": "ddp"', '"strategy": "fsdp"'))
+    side.write_text(json.dumps(sealed({**json.loads(side.read_text()), "strategy": "fsdp"})))
     with pytest.raises(TrainerError, match=r"was written with fsdp, and strategy=auto takes ddp .*start afresh"):
         run(run_dir / "config.json")

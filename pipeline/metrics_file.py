@@ -1,0 +1,42 @@
+"""metrics.jsonl as the controller reads it: lines that make sense, and which ones don't."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsRow:
+    """One line: ``time_s`` in unix seconds, ``step`` counts finished steps, ``epoch`` from 1."""
+
+    time_s: float
+    step: int
+    epoch: int
+    metrics: dict[str, float]
+
+
+def parse(line: bytes) -> MetricsRow | None:
+    """A whole line, or None where it is torn, altered or something else. A metric that is no number is left out."""
+    try:
+        raw = json.loads(line)
+        metrics = {str(name): float(value) for name, value in raw["metrics"].items() if _is_number(value)}
+        time_s, step, epoch = float(raw["t"]), raw["step"], raw["epoch"]
+        if type(step) is int and type(epoch) is int and math.isfinite(time_s):
+            return MetricsRow(time_s=time_s, step=step, epoch=epoch, metrics=metrics)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        pass
+    return None
+
+
+def bad_lines(path: Path) -> list[int]:
+    """Numbers (from 1) of the whole lines that ``parse`` refuses. Raises OSError."""
+    with path.open("rb") as file:
+        numbered = enumerate(file, start=1)
+        return [number for number, line in numbered if line.endswith(b"\n") and parse(line) is None]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
