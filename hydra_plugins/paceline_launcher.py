@@ -23,6 +23,7 @@ class PacelineLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Results lie in the run folders; a failed trial ends the command with code 1."""
+        from pipeline.cli.loader import leave
         from pipeline.cli.sweeping import run_jobs
         from pipeline.errors import PacelineError
 
@@ -30,4 +31,6 @@ class PacelineLauncher(Launcher):
             run_jobs([tuple(job) for job in job_overrides], self._typed)
         except PacelineError as error:
             sys.exit(f"ERROR: {error}")
+        except Exception as error:  # Hydra would print its traceback
+            leave(error)
         return []

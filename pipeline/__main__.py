@@ -13,8 +13,9 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from pipeline import unexpected
 from pipeline.cli import clone, commands
-from pipeline.cli.invocation import Invocation
+from pipeline.cli.invocation import Invocation, typed_runs_dir
 from pipeline.cli.loader import leave
 from pipeline.cli.session import Session
 from pipeline.config.compose import CONF_DIR, CONFIG_NAME, HYDRA_VERSION_BASE
@@ -33,6 +34,8 @@ def main(config: DictConfig) -> None:
         commands.train_all(session)
     except PacelineError as error:
         sys.exit(f"ERROR: {error}")
+    except Exception as error:  # Hydra would print its traceback
+        leave(error)
 
 
 def refuse_another_clone() -> None:
@@ -45,5 +48,7 @@ def refuse_another_clone() -> None:
 
 
 if __name__ == "__main__":
+    unexpected.install()
+    unexpected.keep_in(clone.ROOT / typed_runs_dir(sys.argv))
     refuse_another_clone()
     main()

@@ -925,6 +925,11 @@ def reason(error: BaseException) -> str:
         return str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"has a full disk ({error}); make room there, or set cluster.workdir to a folder on another disk"
+    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return (
+            f"can't write there ({error}); set cluster.workdir to a folder that this login can write to, "
+            "or mend its permissions"
+        )
     return f"{type(error).__name__}: {error}"
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline import unexpected
 from pipeline.errors import PacelineError
 from pipeline.files import write_atomic, write_json
 
@@ -238,8 +239,10 @@ def serve() -> int:
 
 
 def main() -> int:
+    unexpected.install()
     if sys.argv[1:] == ["--serve"]:
         return serve()
+    unexpected.keep_in(Path(sys.argv[1]).absolute().parent)
     try:
         evaluate(Path(sys.argv[1]), json.loads(sys.argv[2]))
     except (PacelineError, OSError) as error:

@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from pipeline import unexpected
+
 
 def new(
     target: Callable[..., None], *args: object, name: str, on_error: Callable[[str], None], daemon: bool = True
@@ -44,7 +46,7 @@ def _run(target: Callable[..., None], args: tuple[object, ...], on_error: Callab
         target(*args)
     except BaseException as error:
         try:
-            on_error(described(error))
+            on_error(f"{described(error)}; the traceback: {unexpected.keep(error)}")
         except BaseException:  # the last resort: both of them
             traceback.print_exc()
 

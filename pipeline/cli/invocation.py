@@ -92,6 +92,12 @@ def is_override(word: str) -> bool:
     return word.startswith("~") or ("=" in word and not word.startswith("-"))
 
 
+def typed_runs_dir(argv: Sequence[str]) -> str:
+    """The folder of runs as far as it can be told before the words are composed."""
+    told = [word.partition("=")[2].strip("'\"") for word in argv if word.startswith("paths.runs=")]
+    return told[-1] if told else "runs"
+
+
 def parse(argv: Sequence[str]) -> Invocation:
     """Sort the words after ``doit``.
 

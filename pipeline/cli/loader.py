@@ -7,14 +7,14 @@ import gc
 import sys
 from typing import Any, NoReturn
 
-from doit import plugin
+from doit import doit_cmd, plugin
 from doit.cmd_base import DodoTaskLoader
 from doit.exceptions import InvalidCommand
 
+from pipeline import unexpected
 from pipeline.cli import clone, invocation
 from pipeline.errors import PacelineError, hint
 
-EXIT_USAGE = 3  # doit's code for an error before any task starts
 _YOUNG = 20_000  # objects made before Python looks for garbage; its default of 700 is due twenty times in a no-op
 
 
@@ -30,6 +30,9 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         super().__init__()
         Loader.in_charge = True
         _spare_work()
+        unexpected.install()
+        unexpected.keep_in(clone.ROOT / invocation.typed_runs_dir(sys.argv))
+        doit_cmd.traceback = _OneLine
         try:
             self._invocation = invocation.parse(sys.argv[1:])
         except PacelineError as error:
@@ -73,6 +76,16 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
                 leave(error)
 
 
+class _OneLine:
+    """In place of ``traceback`` in doit's main function, which prints a page of whatever no task has caught."""
+
+    @staticmethod
+    def format_exc() -> NoReturn:
+        error = sys.exc_info()[1]
+        assert error is not None  # doit asks while it handles one
+        leave(error)
+
+
 def _spare_work() -> None:
     """What a call that finds everything finished spent a seventh of its time on."""
     gc.set_threshold(_YOUNG)
@@ -85,7 +98,7 @@ def _no_entry_points(group: str) -> tuple[()]:
     return ()
 
 
-def leave(error: PacelineError) -> NoReturn:
-    """End with the exit code of a wrong command line."""
-    sys.stderr.write(f"ERROR: {error}\n")
-    raise SystemExit(EXIT_USAGE)
+def leave(error: BaseException) -> NoReturn:
+    """End with one message and the exit code that stands for it."""
+    sys.stderr.write(f"ERROR: {unexpected.told(error)}\n")
+    raise SystemExit(unexpected.exit_code(error))

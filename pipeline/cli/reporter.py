@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from doit.exceptions import TaskFailed
+from doit.exceptions import TaskError, TaskFailed
 from doit.reporter import ConsoleReporter
 
 
@@ -15,7 +15,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type hints
 
     def _write_failure(self, result: dict[str, Any], write_exception: bool = True) -> None:
         error = result["exception"]
-        if isinstance(error, TaskFailed):
+        if isinstance(error, TaskFailed | TaskError) and not error.traceback:  # the verbs' own
             self.outstream.flush()
             self.write(f"ERROR: {error.message}\n")
         else:

@@ -7,6 +7,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline import unexpected
 from pipeline.cli import invocation
 from pipeline.cli.clone import ROOT as ROOT
 from pipeline.errors import UsageError
@@ -33,11 +34,19 @@ class Session:
     @cached_property
     def config(self) -> RunConfig:
         """The typed configuration."""
-        from pipeline.config import build
         from pipeline.remembered import remember_in
 
         if self.sweeps:
-            return (self.search_plan.corner if self.searches else self.space.trials[0]).config
+            config = (self.search_plan.corner if self.searches else self.space.trials[0]).config
+        else:
+            config = self._built()
+        remember_in(ROOT, config.runs_dir)
+        unexpected.keep_in(config.runs_dir)
+        return config
+
+    def _built(self) -> RunConfig:
+        from pipeline.config import build
+
         resolved = self._resolved()
         verb = invocation.VERBS.get(self.asked.verb or "")
         config = build.build(
@@ -47,7 +56,6 @@ class Session:
             local_gpus=_local_gpus(),
             shares_batch=verb is None or verb.shares_batch,
         )
-        remember_in(ROOT, config.runs_dir)
         if config.tracking_uri is not None:  # a wrong address is refused before anything starts
             from pipeline import tracking
 

@@ -9,8 +9,9 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from doit.exceptions import TaskFailed
+from doit.exceptions import TaskError, TaskFailed
 
+from pipeline import unexpected
 from pipeline.cli.clone import ROOT
 from pipeline.cli.invocation import VERBS
 from pipeline.cli.loader import Loader, leave
@@ -63,6 +64,8 @@ def _action(verb: str) -> Callable[[], Any]:
             leave(error)
         except PacelineError as error:
             return TaskFailed(str(error))
+        except Exception as error:  # doit would print its traceback
+            return TaskError(unexpected.told(error))
         return None
 
     return run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from pipeline.config.schema import RootConfig, SearchConfig, SweepConfig
 from pipeline.errors import UsageError, hint
 from pipeline.launchers import LAUNCHERS
 from pipeline.plan import check_batch
-from pipeline.redact import without_secrets
+from pipeline.redact import without_logins, without_secrets
 from trainers import config as node
 
 RENDEZVOUS = ("static", "c10d", "file")
@@ -68,6 +68,7 @@ def build(
         UsageError: a field that no code reads, or a value that cannot work.
     """
     _refuse_unknown(resolved)
+    refuse_unprintable(resolved)
     try:
         train = node.parse(resolved)
     except (node.ConfigError, TypeError) as error:
@@ -142,6 +143,46 @@ def _refuse_unknown(resolved: Mapping[str, Any]) -> None:
             raise UsageError(f"{key} is missing: it was deleted; take ~{key} away")
 
 
+def refuse_unprintable(resolved: Mapping[str, Any]) -> None:
+    """No file name, address or name can hold a NUL, a line break or an escape; values of ``env`` are checked apart."""
+    for field, value in _texts(resolved, ""):
+        if any(mark < " " or mark == "\x7f" for mark in value):
+            raise UsageError(f"{field}={without_logins(repr(value))} holds a control character; take it out")
+        _encodable(field, value)
+
+
+def _texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield field, value
+    elif isinstance(value, list):
+        for at, inner in enumerate(value):
+            yield from _texts(inner, f"{field}[{at}]")
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name != "env":
+                yield from _texts(inner, f"{field}.{name}" if field else str(name))
+
+
+def _encodable(field: str, value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{field} is not text: it holds bytes that are not UTF-8") from error
+
+
+def _environment(raw: Mapping[str, Any], field: str) -> dict[str, str]:
+    """Variables for the ranks. YAML's numbers and booleans have become Python's text by now: ``true`` is "True"."""
+    for name, value in raw.items():
+        if not name or any(mark in name for mark in "=\0") or not name.isprintable():
+            raise UsageError(f"{field}: {name!r} can't be the name of a variable: it is empty, or holds '=' or NUL")
+        if not isinstance(value, str):
+            raise UsageError(f"{field}.{name}={value!r} must be one text, number or boolean; write a list in quotes")
+        if "\0" in value:
+            raise UsageError(f"{field}.{name} holds a NUL character, which no variable can; take it out")
+        _encodable(f"{field}.{name}", value)
+    return dict(raw)
+
+
 def _nproc(value: Any, launcher: str, local_gpus: int) -> int:
     if value == "auto" and launcher == "local":
         return local_gpus or CPU_RANKS
@@ -193,7 +234,10 @@ def _host(entry: dict[str, Any], raw: dict[str, Any], nproc: int) -> Host:
         address=entry.get("address"),
         interface=entry.get("interface") or raw["interface"],
         python=entry.get("python") or raw["python"],
-        env={**raw["env"], **(entry.get("env") or {})},
+        env={
+            **_environment(raw["env"], "cluster.env"),
+            **_environment(entry.get("env") or {}, f"cluster.hosts {entry['name']}: env"),
+        },
     )
 
 

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from pipeline import threads
+from pipeline import threads, unexpected
 from pipeline.errors import PacelineError
 from pipeline.tracking.address import URI_VARIABLE, absolute_uri
 from pipeline.tracking.launching import NO_SUCH_RUN
@@ -32,6 +32,9 @@ _NOT_NEEDED = ("numpy", "pandas", "pyarrow", "scipy")
 def main(argv: list[str] | None = None) -> int:
     """0: done; 1: pending or failed, with the reason on stderr; 4: no such run (``fetch``)."""
     arguments = _parser().parse_args(argv)
+    unexpected.install()
+    if arguments.do == "record":
+        unexpected.keep_in(arguments.run_dir.absolute().parent)
     uri = absolute_uri(arguments.uri or os.environ.get(URI_VARIABLE), Path.cwd())
     _step_back()
     try:

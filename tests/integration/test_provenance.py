@@ -17,7 +17,16 @@ import pytest
 from tests.integration.commands import ROOT
 
 A = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1", "tracking=none")
-SOURCES = ("dodo.py", "pyproject.toml", "requirements.lock", "README.md", "pipeline", "trainers", "conf")
+SOURCES = (
+    "dodo.py",
+    "pyproject.toml",
+    "requirements.lock",
+    "README.md",
+    "pipeline",
+    "trainers",
+    "hydra_plugins",
+    "conf",
+)
 
 
 @dataclass(frozen=True)

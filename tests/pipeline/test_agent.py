@@ -71,7 +71,12 @@ def test_a_full_disk_is_told_with_the_setting_that_mends_it() -> None:
     text = agent.reason(OSError(errno.ENOSPC, "No space left on device", "/w/run"))
     assert text.startswith("has a full disk ([Errno 28] No space left on device: '/w/run'); make room there, or set")
     assert "cluster.workdir" in text
-    assert agent.reason(PermissionError(errno.EACCES, "Permission denied", "/w")).startswith("PermissionError: ")
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_folder_that_cannot_be_written_is_told_with_the_setting_that_mends_it(number: int) -> None:
+    text = agent.reason(OSError(number, os.strerror(number), "/w/run"))
+    assert text.startswith(f"can't write there ([Errno {number}] {os.strerror(number)}: '/w/run'); set cluster.workdir")
 
 
 def test_what_cannot_be_unpacked_leaves_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,3 +96,42 @@ def test_every_experiment_composes_for_one_and_two_nodes(name: str, cluster: str
 def test_auto_may_need_the_code_of_either_strategy_and_the_others_their_own() -> None:
     assert {"ddp", "fsdp"} <= set(configured("strategy=auto").chosen)
     assert "fsdp" not in configured().chosen
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"A": "a\0b"}, "cluster.env.A holds a NUL character"),
+        ({"A": [1, 2]}, r"cluster.env.A=\[1, 2\] must be one text, number or boolean"),
+        ({"A": {"b": 1}}, r"cluster.env.A=\{'b': 1\} must be one text"),
+        ({"A": None}, "cluster.env.A=None must be one text"),
+        ({"A=B": "x"}, "cluster.env: 'A=B' can't be the name of a variable"),
+        ({"": "x"}, "cluster.env: '' can't be the name of a variable"),
+        ({"A\0": "x"}, "can't be the name of a variable"),
+        ({"A": "\udcff"}, "cluster.env.A is not text"),
+    ],
+)
+def test_a_variable_that_no_process_can_have_is_refused(env: dict[str, Any], said: str) -> None:
+    resolved = resolve(compose_config(["cluster=local"]))
+    resolved["cluster"]["env"] = env
+    with pytest.raises(UsageError, match=said):
+        build(resolved, (), root=Path("/"), local_gpus=0)
+    resolved["cluster"].update(
+        launcher="pssh", nproc_per_node=1, env={}, hosts=[{"name": "node0", "nproc_per_node": 1, "env": env}]
+    )
+    with pytest.raises(UsageError, match=said.replace("cluster.env", "cluster.hosts node0: env")):
+        build(resolved, (), root=Path("/"), local_gpus=0)
+
+
+def test_numbers_and_booleans_are_variables_in_pythons_spelling() -> None:
+    words = ["++cluster.env={A: true, B: 1e-3, C: 007, D: 'two\nlines'}"]
+    built = build(resolve(compose_config(words)), (), root=Path("/"), local_gpus=0)
+    assert built.cluster.hosts[0].env == {"A": "True", "B": "0.001", "C": "007", "D": "two\nlines"}
+
+
+@pytest.mark.parametrize(
+    "word", ["paths.runs='a\nb'", "tracking.experiment='a\x1b[2Jb'", "dataset.source='a\0b'", "cluster.workdir='\x7f'"]
+)
+def test_a_control_character_in_a_value_is_refused_with_its_field(word: str) -> None:
+    with pytest.raises(UsageError, match=rf"{word.partition('=')[0]}='.*' holds a control character"):
+        build(resolve(compose_config([word])), (word,), root=Path("/"), local_gpus=0)

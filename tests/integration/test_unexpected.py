@@ -1,0 +1,91 @@
+"""An error that nobody foresaw, wherever it is raised: one line, exit code 2, and the traceback in a file."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_clone import DOIT, WORDS, call
+from tests.integration.test_provenance import Checkout, copied
+
+APPLICATION = (sys.executable, "-m", "pipeline")
+LINE = r"ERROR: unexpected KeyError: .* at (\S+):\d+ \(a defect .* report it\): (\S+/\.errors/\S+\.txt)"
+DEFECT = "raise KeyError('https://me:hunter2@host/x')\n"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    return copied(tmp_path_factory.mktemp("defects") / "project")
+
+
+@pytest.fixture
+def project(original: Checkout) -> Iterator[Checkout]:
+    yield original
+    original.git("checkout", "--", ".")
+    original.git("clean", "-fdxq", "--exclude=data")
+
+
+def broken(project: Checkout, name: str, after: str) -> None:
+    """A line that raises, inside the function or module that begins with the text ``after``."""
+    path = project.root / name
+    text = path.read_text()
+    at = text.index("\n", text.index(after)) + 1
+    space = re.match(r" *", text[at:].lstrip("\n"))
+    path.write_text(text[:at] + (space[0] if space else "") + DEFECT + text[at:])
+
+
+@pytest.mark.parametrize(
+    ("name", "after", "argv"),
+    [
+        ("pipeline/runs.py", "def rows(", [DOIT, "runs"]),
+        ("pipeline/planning.py", "def steps(", [DOIT, "why", *WORDS]),
+        ("pipeline/cli/commands.py", "def title(", [DOIT, "export", *WORDS]),
+        ("pipeline/data/store.py", "def find(", [DOIT, "fetch", *WORDS]),
+        ("dodo.py", "from typing import Any", [DOIT, "list"]),
+        ("pipeline/config/build.py", "def _nproc(", [DOIT, "train", *WORDS]),
+        ("pipeline/data/store.py", "def find(", [*APPLICATION, *WORDS]),
+        (
+            "pipeline/sweep/expand.py",
+            "def of_jobs(",
+            [*APPLICATION, "--multirun", *WORDS, "seed=1,2"],
+        ),
+    ],
+)
+def test_an_unforeseen_error_is_one_line_and_a_file(project: Checkout, name: str, after: str, argv: list[str]) -> None:
+    broken(project, name, after)
+    done = call(argv, project.root, project.root)
+    assert done.returncode == 2, done.stdout + done.stderr
+    output = done.stdout + done.stderr
+    assert "Traceback" not in output
+    assert "hunter2" not in output
+    (line,) = [line for line in output.splitlines() if "unexpected" in line]
+    found = re.fullmatch(LINE, line)
+    assert found is not None, line
+    assert found[1] == Path(name).name
+    kept = (project.root / found[2]).read_text()
+    assert kept.startswith("Traceback (most recent call last):")
+    assert "KeyError: 'https://***@host/x'" in kept
+
+
+def test_an_unforeseen_error_in_a_child_names_its_file_too(project: Checkout) -> None:
+    broken(project, "pipeline/evaluation.py", "def _report(")
+    done = call([DOIT, "train", *WORDS, "paths.runs=else/where"], project.root, project.root)
+    assert done.returncode == 1
+    found = re.search(rf"the evaluation report of \w+ failed: {LINE}", done.stdout)
+    assert found is not None, done.stdout
+    assert found[2].startswith("else/where/.errors/")
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_where_no_folder_of_runs_can_be_made_the_traceback_lies_in_tmp(project: Checkout) -> None:
+    broken(project, "pipeline/runs.py", "def rows(")
+    (project.root / "runs").write_text("a file")
+    done = call([DOIT, "runs"], project.root, project.root)
+    found = re.search(r"report it\): (\S+/paceline-error-\S+\.txt)$", done.stdout.strip())
+    assert done.returncode == 2
+    assert found is not None, done.stdout + done.stderr
+    Path(found[1]).unlink()
