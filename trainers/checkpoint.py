@@ -9,7 +9,6 @@ No random state is stored: every random number is a function of (seed, epoch, sa
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -19,7 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainers.checkpoint_files import read_verified, sealed, shards_of
+from trainers.checkpoint_files import (
+    prune,
+    read_verified,
+    remove_set_aside,
+    remove_stray_shards,
+    sealed,
+    set_aside,
+    step_files,
+)
 from trainers.config import TrainConfig
 from trainers.errors import TrainerError
 from trainers.files import remove_temporaries, write_atomic, write_json
@@ -128,14 +135,16 @@ class CheckpointFolder:
         if not self._folder.is_dir():
             return
         remove_temporaries(self._folder)
-        self._remove_stray_shards()
-        for path in sorted(self._folder.glob("step-*.pt"), reverse=True):
+        remove_stray_shards(self._folder)
+        for path in reversed(step_files(self._folder)):
             try:
                 side = read_verified(path)
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 yield f"checkpoint {path.name} is skipped: {error}"
+                set_aside(path)
                 continue
             self._check_owner(path, side)
+            prune(path, self._keep)  # what the attempt before was about to remove
             inexact = "the weights will not be bit-identical to an undisturbed run"
             if side["world_size"] != self._owner.world_size:
                 yield (
@@ -164,16 +173,8 @@ class CheckpointFolder:
         place = {"step": checkpoint.step, "epoch": checkpoint.epoch, "position": checkpoint.position}
         side = {"sha256": sha256, **place, **asdict(self._owner), "shards": shards, "metrics": checkpoint.metrics}
         write_json(path.with_suffix(".json"), sealed(side))
-        for old in sorted(self._folder.glob("step-*.pt"))[: -self._keep]:
-            old.with_suffix(".json").unlink(missing_ok=True)
-            old.unlink()
-            shutil.rmtree(shards_of(old), ignore_errors=True)
-
-    def _remove_stray_shards(self) -> None:
-        """Those of steps without a checkpoint: their writer died."""
-        known = {shards_of(path) for path in self._folder.glob("step-*.pt")}
-        for folder in set(self._folder.glob("shards-*")) - known:
-            shutil.rmtree(folder, ignore_errors=True)
+        prune(path, self._keep)
+        remove_set_aside(self._folder)
 
     def _check_owner(self, path: Path, side: Mapping[str, Any]) -> None:
         if side["dataset_digest"] != self._owner.dataset_digest:
