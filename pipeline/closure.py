@@ -4,8 +4,9 @@ Read statically from the syntax tree, so nothing of torch is imported. A registr
 name → "package.module") counts only the entry whose name the configuration chose; any other string that
 names a module of the package counts as an import of it.
 
-What one source imports is remembered under the digest of its bytes (parsing them is most of the work); which files
-there are, and what they hold, is looked at each time.
+Each file counts by the digest of its syntax tree (``pipeline.syntax``). That digest and what a source imports are
+remembered under the digest of its bytes (parsing them is most of the work); which files there are, and what they hold,
+is looked at each time.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipeline import syntax
+from pipeline.errors import UsageError
 from pipeline.files import sha256_bytes, sha256_file, sha256_text
 from pipeline.remembered import Remembered
 
@@ -27,29 +29,35 @@ _MOST = 512  # sources remembered; a run needs about thirty
 
 @dataclass(frozen=True, kw_only=True)
 class Closure:
-    """``files`` are relative to the project root, sorted; ``third_party`` are top-level import names."""
+    """The files that a run imports, by their paths in the code snapshot, sorted.
 
-    files: tuple[Path, ...]
+    ``digests`` is what counts of each, ``sources`` where it lies; ``third_party`` are top-level import names.
+    """
+
+    digests: Mapping[str, str]
+    sources: Mapping[str, Path]
     third_party: tuple[str, ...]
 
 
-def import_closure(root: Path, module: str, chosen: Collection[str]) -> Closure:
-    """Everything that ``python -m module`` can import, found from its source.
+def import_closure(root: Path, entries: str | Collection[str], chosen: Collection[str] = ()) -> Closure:
+    """Everything that ``python -m entry`` can import, found from its source.
 
     Args:
         root: the folder that holds the top-level package.
-        module: dotted name of the entry, for example ``trainers.classifier``.
+        entries: dotted name of the entry, for example ``trainers.classifier``; or several.
         chosen: names that the configuration takes from registries (model, dataset, …).
 
     Raises:
-        FileNotFoundError: the entry module is not there.
-        SyntaxError: a module that can't be parsed.
+        FileNotFoundError: an entry module is not there.
+        UsageError: a module that can't be parsed.
     """
-    package = module.partition(".")[0]
-    if _file_of(root, module) is None:
-        raise FileNotFoundError(f"{module} is not a module under {root}")
-    readings = Readings(root, "imports", Path(__file__))
-    waiting, seen, files, external = [module], set[str](), set[str](), set[str]()
+    waiting = [entries] if isinstance(entries, str) else [*entries]
+    packages = {entry.partition(".")[0] for entry in waiting}
+    for entry in waiting:
+        if _file_of(root, entry) is None:
+            raise FileNotFoundError(f"{entry} is not a module under {root}")
+    readings = Readings(root)
+    seen, found, external = set[str](), dict[str, Reading](), set[str]()
     while waiting:
         name = waiting.pop()
         if name in seen:
@@ -58,40 +66,86 @@ def import_closure(root: Path, module: str, chosen: Collection[str]) -> Closure:
         path = _file_of(root, name)
         if path is None:
             continue
-        files.add(path)
         parts = name.split(".")
         waiting += [".".join(parts[:depth]) for depth in range(1, len(parts))]  # parent packages run first
-        source = (root / path).read_bytes()
-        always, entries = readings.of(path, source, partial(_imports, source, name, path, package))
-        for imported in [*always, *(target for key, target in entries if key in chosen)]:
-            if imported.partition(".")[0] == package:
+        reading = found[path] = readings.of(path, (root / path).read_bytes())
+        for imported in [*reading.imports, *(target for key, target in reading.entries if key in chosen)]:
+            if imported.partition(".")[0] in packages:
                 waiting.append(imported)
             else:
                 external.add(imported)
     readings.keep()
-    return Closure(files=tuple(sorted(map(Path, files))), third_party=tuple(sorted(external)))
+    digests = _digests(found)
+    sources = {name: root / name for name in digests}
+    return Closure(digests=digests, sources=sources, third_party=tuple(sorted(external)))
+
+
+def matches(root: Path, folder: Path, digests: Mapping[str, str]) -> bool:
+    """Whether the copies in ``folder`` are the files that ``digests`` were taken of, up to what doesn't count of them.
+
+    ``root`` is the project, where what is known of sources lies. Raises OSError, UsageError.
+    """
+    readings = Readings(root)
+    found = {name: readings.of(name, (folder / name).read_bytes()) for name in digests}
+    return all(digest in (found[name].digest, found[name].text) for name, digest in digests.items())
+
+
+def _digests(found: Mapping[str, Reading]) -> dict[str, str]:
+    """The tree of each file; its text where code can see that."""
+    everywhere = any(reading.sight == "all" for reading in found.values())
+    return {
+        path: reading.text if everywhere or reading.sight == "own" else reading.digest
+        for path, reading in sorted(found.items())
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What is read out of one source.
+
+    ``text`` is the sha256 of its bytes, ``digest`` and ``sight`` are of ``pipeline.syntax``; ``imports`` are dotted
+    names, ``entries`` those of its registries with the name that chooses each.
+    """
+
+    text: str
+    digest: str
+    sight: str
+    imports: list[str]
+    entries: list[list[str]]
 
 
 class Readings:
-    """What is read out of sources, remembered as long as the source, its ``reader``'s code and Python stay the same."""
+    """What is read out of sources, remembered as long as the source, the code that reads and Python stay the same."""
 
-    def __init__(self, root: Path, kind: str, reader: Path) -> None:
-        self._known = Remembered(root, kind, most=_MOST)
-        self._reader = f"{sha256_file(reader)} {sys.version}"
+    def __init__(self, root: Path) -> None:
+        self._known = Remembered(root, "imports", most=_MOST)
+        self._reader = " ".join([sha256_file(Path(__file__)), sha256_file(Path(syntax.__file__)), sys.version])
         self._new: dict[str, Any] = {}
 
-    def of(self, path: str, source: bytes, read: Callable[[], Any]) -> Any:
-        """What ``read`` returns, as JSON gives it back."""
-        name = sha256_text(f"{self._reader} {path} {sha256_bytes(source)}")
+    def of(self, path: str, source: bytes) -> Reading:
+        """Of the module at ``path``, relative to the project root. Raises UsageError: it can't be parsed."""
+        text = sha256_bytes(source)
+        name = sha256_text(f"{self._reader} {path} {text}")
         found = self._known[name]
         if found is None:
-            found = self._new[name] = read()
-        return found
+            found = self._new[name] = _read(source, path)
+        return Reading(text=text, **found)
 
     def keep(self) -> None:
         """Write down what was read anew."""
         if self._new:
             self._known.keep(self._new)
+
+
+def _read(source: bytes, path: str) -> dict[str, Any]:
+    try:
+        tree = ast.parse(source, filename=path)
+    except (SyntaxError, ValueError) as error:  # ValueError: a NUL byte
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        why = error.msg if isinstance(error, SyntaxError) else error
+        raise UsageError(f"{path}{line} can't be parsed: {why}", try_="mend the file, then the same command") from error
+    imports, entries = _imports(tree, source, path)
+    return {"digest": syntax.digest(tree), "sight": syntax.sight(tree), "imports": imports, "entries": entries}
 
 
 def _file_of(root: Path, module: str) -> str | None:
@@ -103,12 +157,13 @@ def _file_of(root: Path, module: str) -> str | None:
     return None
 
 
-def _imports(source: bytes, name: str, path: str, package: str) -> tuple[list[str], list[tuple[str, str]]]:
+def _imports(tree: ast.Module, source: bytes, path: str) -> tuple[list[str], list[tuple[str, str]]]:
     """Dotted names that one module imports, and the entries of its registries: (name, dotted name).
 
     For ``from a import b`` both a and a.b (b may be a module); of third-party packages the top-level name alone.
     """
-    tree = ast.parse(source, filename=path)
+    name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    package = name.partition(".")[0]
     names_modules = f"{package}.".encode() in source.replace(f"from {package}.".encode(), b"")
     found: set[str] = set()
     entries: list[tuple[str, str]] = []

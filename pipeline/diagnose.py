@@ -63,8 +63,8 @@ def run(
         HostError, TrainingError, Killed: as ``launch.run_attempt`` does.
     """
     write_json(folder / "config.json", diagnosis.config)
-    for path in import_closure(root, diagnosis.module, diagnosis.chosen).files:
-        write_atomic(folder / "code" / path, (root / path).read_bytes())
+    for name, source in import_closure(root, diagnosis.module, diagnosis.chosen).sources.items():
+        write_atomic(folder / "code" / name, source.read_bytes())
     run_attempt(
         cluster=cluster,
         run_dir=folder,

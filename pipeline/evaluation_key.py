@@ -6,13 +6,11 @@ of its libraries. Comments and docstrings don't count, as they can't change a fi
 
 from __future__ import annotations
 
-import ast
-import hashlib
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.closure import Readings, import_closure
+from pipeline.closure import import_closure
 from pipeline.files import sha256_file
 from pipeline.key import environment
 from pipeline.runfolder import EVALUATED, TRAINED, RunFolder
@@ -21,7 +19,7 @@ ENTRY = "pipeline.evaluation"
 
 
 def made_of(root: Path, predictions_sha256: str) -> dict[str, Any]:
-    """What a report that is made now is made of. Raises OSError, SyntaxError."""
+    """What a report that is made now is made of. Raises OSError, UsageError."""
     code, versions = _means(root)
     return {"predictions": predictions_sha256, "code": dict(code), "environment": dict(versions)}
 
@@ -35,14 +33,8 @@ def made_of_run(folder: RunFolder, root: Path) -> dict[str, Any]:
 @cache
 def _means(root: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Code and versions, read once: the reports of a process that lives long are made by the code it began with."""
-    closure = import_closure(root, ENTRY, ())
-    readings = Readings(root, "meanings", Path(__file__))
-    code = {}
-    for path in map(Path.as_posix, closure.files):
-        source = (root / path).read_bytes()
-        code[path] = str(readings.of(path, source, partial(_meaning, source)))
-    readings.keep()
-    return code, environment(closure)
+    closure = import_closure(root, ENTRY)
+    return dict(closure.digests), environment(closure.third_party)
 
 
 def stale_because(folder: RunFolder, root: Path) -> str | None:
@@ -67,14 +59,3 @@ def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
             if before.get(name) != after.get(name):
                 found.append(words.format(name=name, old=before.get(name), new=after.get(name)))
     return found
-
-
-def _meaning(source: bytes) -> str:
-    """A digest of the syntax tree without docstrings: equal for sources that differ in comments and layout."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-                node.body = node.body[1:]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()

@@ -1,7 +1,7 @@
 """The content key: a run is decided by what it is made of.
 
-Five parts: the configuration without what only says where; the node half's import closure with a digest
-per file; the digest of the data pack; the environment (Python and what the closure imports); the topology.
+Five parts: the configuration without what only says where; the node half's import closure with the digest of each
+file's syntax tree; the digest of the data pack; the environment (Python and what the closure imports); the topology.
 """
 
 from __future__ import annotations
@@ -9,18 +9,16 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.closure import Closure
-from pipeline.files import canonical_json, sha256_file, sha256_text
+from pipeline.files import canonical_json, sha256_text
 
 if TYPE_CHECKING:
     from pipeline.cluster import Cluster
 
-KEY_VERSION = 1
+KEY_VERSION = 2
 KEY_LENGTH = 12
 
 _DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # where the package that one installs has another name
@@ -76,15 +74,10 @@ def topology(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def code_digests(root: Path, closure: Closure) -> dict[str, str]:
-    """sha256 per file of the closure, by its path under the project root. Raises OSError."""
-    return {path.as_posix(): sha256_file(root / path) for path in closure.files}
-
-
-def environment(closure: Closure) -> dict[str, str]:
-    """Versions of Python and of each third-party package that the closure imports ('absent': not installed)."""
+def environment(third_party: Iterable[str]) -> dict[str, str]:
+    """Versions of Python and of each of the packages that a closure imports ('absent': not installed)."""
     versions = {"python": platform.python_version()}
-    for name in (_DISTRIBUTIONS.get(imported, imported) for imported in closure.third_party):
+    for name in (_DISTRIBUTIONS.get(imported, imported) for imported in third_party):
         versions[name] = installed_version(name) or "absent"
     return versions
 

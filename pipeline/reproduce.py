@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import data, git, key, shell
-from pipeline.closure import Closure
 from pipeline.errors import DataError, PacelineError, TrainingError
 from pipeline.files import write_json
 from pipeline.interrupt import Interruptible
@@ -162,7 +161,7 @@ def _environment_changes(recipe: Recipe) -> list[Difference]:
     """What the key says of Python and libraries against what is here."""
     old = dict(recipe.parts.get("environment") or {})
     names = tuple(name for name in old if name != "python")
-    new = key.environment(Closure(files=(), third_party=names))
+    new = key.environment(names)
     return differences({"environment": old}, {"environment": new})
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from pipeline import data, evaluation_key
-from pipeline.closure import import_closure
+from pipeline.closure import Closure, import_closure
 from pipeline.config.build import RunConfig
-from pipeline.key import ContentKey, code_digests, content_key, environment
+from pipeline.key import ContentKey, content_key, environment
 from pipeline.remembered import remember_in
 from pipeline.runfolder import RunFolder
 
@@ -19,11 +19,12 @@ ENTRY = "trainers.classifier"
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A configured run whose data is in place, so that its key is known."""
+    """A configured run whose data is in place, so that its key is known. ``sources`` are the files of its code."""
 
     config: RunConfig
     pack: data.Pack
     key: ContentKey
+    sources: Mapping[str, Path]
     folder: RunFolder
     root: Path
 
@@ -34,17 +35,17 @@ class Run:
         return self.folder.stale_because(self.key) or evaluation_key.stale_because(self.folder, self.root)
 
 
-Sources = Callable[[tuple[str, ...]], tuple[dict[str, str], dict[str, str]]]
-"""Names chosen from the node half's registries → digests of the code and versions of what it imports."""
+Sources = Callable[[tuple[str, ...]], tuple[Closure, dict[str, str]]]
+"""Names chosen from the node half's registries → the code and the versions of what it imports."""
 
 
 def sources(root: Path) -> Sources:
     """What is read of the code, kept: the many runs of one sweep take the same files."""
 
     @cache
-    def read(chosen: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str]]:
+    def read(chosen: tuple[str, ...]) -> tuple[Closure, dict[str, str]]:
         closure = import_closure(root, ENTRY, chosen)
-        return code_digests(root, closure), environment(closure)
+        return closure, environment(closure.third_party)
 
     return read
 
@@ -55,9 +56,10 @@ def prepare(config: RunConfig, root: Path, pack: data.Pack, read: Sources | None
     code, versions = (read or sources(root))(config.chosen)
     key = content_key(
         config=config.resolved,
-        code=code,
+        code=code.digests,
         data_digest=pack.digest,
         environment=versions,
         cluster=config.cluster,
     )
-    return Run(config=config, pack=pack, key=key, folder=RunFolder(config.runs_dir / key.short), root=root)
+    folder = RunFolder(config.runs_dir / key.short)
+    return Run(config=config, pack=pack, key=key, sources=code.sources, folder=folder, root=root)

@@ -33,6 +33,10 @@ class RunFolder:
         return self.path.name
 
     @property
+    def code(self) -> Path:
+        return self.path / "code"
+
+    @property
     def journal(self) -> Path:
         return self.path / "journal.jsonl"
 
@@ -59,27 +63,29 @@ class RunFolder:
             )
 
     def prepare(
-        self, *, root: Path, key: ContentKey, config: Mapping[str, Any], config_yaml: str, pack_path: Path
+        self,
+        *,
+        sources: Mapping[str, Path],
+        key: ContentKey,
+        config: Mapping[str, Any],
+        config_yaml: str,
+        pack_path: Path,
     ) -> None:
         """Lay the folder out before a launch: key.json, the configuration, the code snapshot and the data link.
 
-        The snapshot holds exactly the files that were hashed: what is not in the key cannot be imported.
+        The snapshot holds exactly the files that were hashed (``sources`` by their paths in it): what is not in the
+        key cannot be imported.
         """
         write_json(self.path / "key.json", {"key": key.short, "digest": key.digest, **key.parts})
         write_json(self.path / "config.json", config)
         write_atomic(self.path / "config.yaml", config_yaml)
-        code = self.path / "code"
-        shutil.rmtree(code, ignore_errors=True)
-        for name in key.parts["code"]:
-            write_atomic(code / name, (root / name).read_bytes())
+        shutil.rmtree(self.code, ignore_errors=True)
+        for name, source in sources.items():
+            write_atomic(self.code / name, source.read_bytes())
         link = self.path / "data"
         if link.is_symlink():
             link.unlink()
         link.symlink_to(pack_path.resolve(), target_is_directory=True)
-
-    def code_matches(self, key: ContentKey) -> bool:
-        """Whether the snapshot holds the bytes that the key was taken of (an edit can slip between the two)."""
-        return all(sha256_file(self.path / "code" / name) == digest for name, digest in key.parts["code"].items())
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """A JSON object of the folder, or None where it is missing or torn."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import evaluation_key, journal, provenance, shell
+from pipeline.closure import matches
 from pipeline.errors import Killed, PacelineError, Pruned, TrainingError, os_reason
 from pipeline.files import write_atomic, write_json
 from pipeline.interrupt import Stop
@@ -35,15 +36,15 @@ class Means:
     """What a run takes from its surroundings. A sweep gives its trials what they can share.
 
     ``evaluate`` makes the report of a run folder, by the project's code (raises PacelineError); ``on_trained`` is
-    called when the hosts are free again, before outputs, report and record are complete; ``code`` is the folder that
-    the snapshot is copied from (None: the project); ``hosts`` and ``stop`` are those of run_attempt.
+    called when the hosts are free again, before outputs, report and record are complete; ``code`` are the files that
+    the snapshot is copied from (None: the run's own); ``hosts`` and ``stop`` are those of run_attempt.
     """
 
     evaluate: Callable[[RunFolder, Path], None]
     recorder: Callable[[Run], Recorder]
     provenance: Callable[[Run, Sequence[str], float], tuple[provenance.Provenance, bytes]]
     on_trained: Callable[[], None] | None = None
-    code: Path | None = None
+    code: Mapping[str, Path] | None = None
     hosts: Hosts | None = None
     stop: Stop | None = None
 
@@ -159,14 +160,14 @@ def _lay_out(run: Run, *, config_yaml: str, argv: Sequence[str], now: float, mea
     for name in (run.folder.result, run.folder.summary, run.folder.path / PRUNE, run.folder.path / PRUNED):
         name.unlink(missing_ok=True)
     run.folder.prepare(
-        root=means.code or run.root,
+        sources=means.code or run.sources,
         key=run.key,
         config=run.config.resolved,
         config_yaml=config_yaml,
         pack_path=run.pack.path,
     )
-    if not run.folder.code_matches(run.key):
-        raise PacelineError("trainers/ was edited while the run was being prepared", try_="the same command again")
+    if not matches(run.root, run.folder.code, run.key.parts["code"]):
+        raise PacelineError("its code was edited while the run was being prepared", try_="the same command again")
     origin, patch = means.provenance(run, argv, now)
     write_json(run.folder.path / "provenance.json", origin.as_json())
     write_atomic(run.folder.path / "changes.patch", patch)

@@ -12,7 +12,10 @@ _ABSENT = "(absent)"
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One field of the key: ``part`` is config, code, data, environment or topology; a value may be absent (None)."""
+    """One field of the key; a value may be absent (None).
+
+    ``part`` is config, code, data, environment or topology, or version: the keys were made by other rules.
+    """
 
     part: str
     field: str
@@ -20,6 +23,8 @@ class Difference:
     new: Any
 
     def __str__(self) -> str:
+        if self.part == "version":
+            return f"key version {self.old} → {self.new}: another Paceline's digests of code can't be compared"
         if self.part == "code":
             change = "added" if self.old is None else "removed" if self.new is None else "changed"
             return f"{self.field} {change}"
@@ -30,9 +35,14 @@ class Difference:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
-    """Field by field between two keys' parts, in the order config, code, data, environment, topology."""
+    """Field by field between two keys' parts, in the order version, config, code, data, environment, topology."""
     found = []
+    others = old.get("version") != new.get("version")
+    if others:
+        found.append(Difference(part="version", field="version", old=old.get("version"), new=new.get("version")))
     for part in _SHOWN_PARTS:
+        if part == "code" and others:
+            continue
         before, after = dict(_flat(old.get(part), "")), dict(_flat(new.get(part), ""))
         for field in sorted(before.keys() | after.keys()):
             if before.get(field) != after.get(field):

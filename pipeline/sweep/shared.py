@@ -11,7 +11,8 @@ from types import TracebackType
 
 from pipeline import provenance
 from pipeline import train as training
-from pipeline.files import sha256_file, write_atomic
+from pipeline.closure import matches
+from pipeline.files import write_atomic
 from pipeline.interrupt import Stop
 from pipeline.launch import Hosts
 from pipeline.run import Run
@@ -75,14 +76,14 @@ class Shared:
         own = provenance.of_another(origin, overrides=words, hosts=hosts, data_digest=digest, unix_time=now)
         return own, patch
 
-    def _code(self, run: Run) -> Path:
+    def _code(self, run: Run) -> dict[str, Path]:
         """The sweep's own copy of the node half, so that an edit during the sweep changes none of its trials."""
         with self._lock:
             for name, digest in run.key.parts["code"].items():
                 copy = self._folder.code / name
-                if not copy.is_file() or sha256_file(copy) != digest:
-                    write_atomic(copy, (run.root / name).read_bytes())
-        return self._folder.code
+                if not copy.is_file() or not matches(run.root, self._folder.code, {name: digest}):
+                    write_atomic(copy, run.sources[name].read_bytes())
+        return {name: self._folder.code / name for name in run.sources}
 
     def _reach(self, slot: int, cluster: Cluster) -> Hosts | None:
         if not self._slots:

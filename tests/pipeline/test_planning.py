@@ -9,7 +9,6 @@ from pathlib import Path
 from pipeline import planning
 from pipeline.config.build import build
 from pipeline.config.compose import compose_config, resolve
-from pipeline.evaluation_key import _meaning
 from tests.integration.commands import ROOT
 
 
@@ -59,10 +58,3 @@ def test_neither_torch_nor_mlflow_is_imported_for_a_plan() -> None:
         [sys.executable, "-c", f"{code}; {shown}"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout == "set()\n"
-
-
-def test_comments_and_docstrings_do_not_count_for_the_evaluation_and_a_statement_does() -> None:
-    code = b'"""Doc."""\ndef f(x):\n    """Doc."""\n    return x + 1\n'
-    same = b'# a comment\n"""Other."""\n\n\ndef f( x ):\n    # more\n    return x + 1\n'
-    assert _meaning(code) == _meaning(same)
-    assert _meaning(code) != _meaning(code.replace(b"1", b"2"))

@@ -50,3 +50,11 @@ def test_the_nearest_run_has_the_fewest_differences_and_then_the_smaller_key() -
     assert found is not None
     assert found[0] == "a"
     assert nearest({}, OLD) is None
+
+
+def test_a_key_of_another_version_says_so_instead_of_naming_every_file() -> None:
+    old = changed(version=1, environment={"torch": "2.13.0"})
+    assert [str(item) for item in differences(old, {**OLD, "version": 2, "code": {"trainers/loop.py": "z"}})] == [
+        "key version 1 → 2: another Paceline's digests of code can't be compared",
+        "torch 2.13.0 → 2.14.0",
+    ]

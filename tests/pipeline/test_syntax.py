@@ -1,0 +1,210 @@
+"""A file counts by what it does: comments, docstrings and layout don't, any statement does, unless it reads itself."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline import syntax
+from pipeline.closure import import_closure, matches
+from pipeline.errors import UsageError
+from tests.integration.commands import ROOT
+
+PYPROJECT = "pyproject.toml"
+CHOICES = (
+    ("small_cnn", "sgd", "constant", "ddp"),
+    ("whitened_cnn", "muon", "triangle", "ddp"),
+    ("resnet18", "adam", "one_cycle", "ddp", "fsdp"),
+)
+ENTRIES = ("trainers.classifier", "trainers.allreduce", "trainers.measure", "trainers.profiling")
+
+
+def digest(text: str) -> str:
+    return syntax.digest(ast.parse(text))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('"""Doc."""\ndef f(x):\n    """Doc."""\n    return x+1', "# more\ndef f( x ):\n    return (x + 1)  # why"),
+        ("class A:\n    '''Doc.'''\n    b = 1", "class A():\n    b = 1"),
+        ("del (a, b)", "del a, b"),
+        ("x = 1\n'Of x.'\nif x:\n    'text'\n    y", "x = 1\nif x:\n    y"),
+        ("x = 'a' 'b'", 'x = u"ab"'),
+        ("x = 0XFF; y = 1_000", "x = 255\ny = 1000"),
+        ("async def f():\n    'Doc.'\n    ...", "async def f(): ..."),
+    ],
+)
+def test_what_a_formatter_makes_of_a_source_is_the_same(one: str, other: str) -> None:
+    assert digest(one) == digest(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("x = 1", "x = 1.0"),
+        ("x = 1", "x = True"),
+        ("x = 'a'", "x = b'a'"),
+        ("x = 'a b'", "x = 'a  b'"),
+        ("return_ = None", "return_ = ..."),
+        ("f(a, *b)", "f(*b, a)"),
+        ("f(**a)", "f(a=a)"),
+        ("x = a[1:]", "x = a[:1]"),
+        ("a < b", "a <= b"),
+        ("{1: 2, **a}", "{**a, 1: 2}"),
+        ("def f(*, a=None, b): ...", "def f(*, a, b=None): ..."),
+        ("def f(a, /): ...", "def f(a): ..."),
+        ("x = f'{a}'", "x = f'{a!r}'"),
+        ("x = f'{a:3}'", "x = f'{a:4}'"),
+        ("'doc'\nx = 'a'", "x = 'b'"),
+        ("if a:\n    b\nc", "if a:\n    b\n    c"),
+        ("x = -0.0", "x = 0.0"),
+        ("from . import a", "from .. import a"),
+        ("match a:\n    case None: ...", "match a:\n    case _: ..."),
+        ("f()\nb'bytes'", "f()"),
+    ],
+)
+def test_what_python_takes_for_something_else_differs(one: str, other: str) -> None:
+    assert digest(one) != digest(other)
+
+
+def test_long_sums_deep_chains_and_large_numbers_have_a_digest() -> None:
+    assert digest(" + ".join(["a"] * 900)) != digest(" + ".join(["a"] * 901))
+    assert digest(f"x = 0x{'f' * 9000}") != digest(f"x = 0x{'f' * 9001}")
+
+
+def test_every_syntax_of_this_python_has_its_own_digest() -> None:
+    """Of the standard library's own grammar test: each top-level statement counts, none equals another by mistake."""
+    source = Path(ast.__file__).read_text()
+    tree = ast.parse(source)
+    dumps = {ast.dump(node): syntax.digest(ast.Module(body=[node], type_ignores=[])) for node in _bare(tree)}
+    assert len(dumps) > 100
+    assert len({*dumps.values()}) == len(dumps)
+
+
+def _bare(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Statements that have no docstring and no ``del`` in them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.Return | ast.AugAssign | ast.Raise | ast.Assert | ast.For | ast.If):
+            yield node
+
+
+@pytest.mark.parametrize(
+    ("source", "sight"),
+    [
+        ("parser(description=__doc__)", "own"),
+        ("open(__file__)", "own"),
+        ("def f(other): return other.__doc__", "all"),
+        ("getattr(other, '__doc__')", "all"),
+        ("import inspect\ninspect.getsource(f)", "all"),
+        ("from inspect import getsource as g", "all"),
+        ("from torch.jit import script", "all"),
+        ("import inspect\ninspect.signature(f)", "none"),
+    ],
+)
+def test_code_that_can_read_sources_is_known(source: str, sight: str) -> None:
+    assert syntax.sight(ast.parse(source)) == sight
+
+
+def write(root: Path, **modules: str) -> Path:
+    for name, text in modules.items():
+        (root / "app").mkdir(parents=True, exist_ok=True)
+        (root / "app" / f"{name}.py").write_text(text)
+    (root / "app" / "__init__.py").touch()
+    return root
+
+
+def test_docstrings_count_where_the_code_reads_them(tmp_path: Path) -> None:
+    def digests(main: str, first: str) -> list[str]:
+        root = write(tmp_path, main=main, first=first)
+        found = import_closure(root, "app.main").digests
+        return [found["app/main.py"], found["app/first.py"]]
+
+    own, other = digests('"""A."""\nfrom app import first\nprint(__doc__)', '"""One."""')
+    assert digests('"""B."""\nfrom app import first\nprint(__doc__)', '"""One."""')[0] != own
+    assert digests('"""A."""\nfrom app import first\nprint(__doc__)', '"""Two."""') == [own, other]
+    reads = "from app import first\nprint(first.__doc__)"
+    assert digests(reads, '"""One."""')[1] != digests(reads, '"""Two."""')[1]
+
+
+def test_a_copy_that_differs_in_comments_alone_is_the_code_that_was_hashed(tmp_path: Path) -> None:
+    root = write(tmp_path / "project", main="x = 1\n")
+    found = import_closure(root, "app.main").digests
+    copy = write(tmp_path / "copy", main="x = 1  # edited meanwhile\n")
+    assert matches(root, copy, found)
+    write(copy, main="x = 2\n")
+    assert not matches(root, copy, found)
+    write(root, main="print(__doc__)\n")
+    write(copy, main="print(__doc__)  # edited\n")
+    assert not matches(root, copy, import_closure(root, "app.main").digests)
+
+
+def test_a_file_that_cannot_be_parsed_is_one_line(tmp_path: Path) -> None:
+    write(tmp_path, main="x = 1\ny = = 2\n")
+    with pytest.raises(UsageError, match=r"^app/main\.py:2 can't be parsed: invalid syntax\n  try: "):
+        import_closure(tmp_path, "app.main")
+    write(tmp_path, main="x = '\0'\n")
+    with pytest.raises(UsageError, match=r"^app/main\.py.* can't be parsed: .*null bytes"):
+        import_closure(tmp_path, "app.main")
+
+
+# ------------------------------------------------------------------ the node half itself, all of its files
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    shutil.copytree(ROOT / "trainers", tmp_path / "trainers", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def closures(root: Path) -> list[dict[str, str]]:
+    return [dict(import_closure(root, entry, chosen).digests) for entry in ENTRIES for chosen in CHOICES]
+
+
+def files(root: Path) -> list[Path]:
+    return sorted((root / "trainers").rglob("*.py"))
+
+
+def test_comments_docstrings_and_a_formatter_run_change_no_file_of_the_closure(project: Path) -> None:
+    before = closures(project)
+    for path in files(project):
+        path.write_text(f"# a comment\n{path.read_text()}\n# another\n")
+    assert closures(project) == before
+    for path in files(project):
+        path.write_text(re.sub(r'"""(\w)', r'"""Otherwise said: \1', path.read_text()))
+    assert closures(project) == before
+    ruff = [sys.executable, "-m", "ruff", "format", "--isolated", "--no-cache", "--line-length", "50", str(project)]
+    said = subprocess.run(ruff, capture_output=True, text=True, check=True).stdout
+    assert "reformatted" in said
+    assert closures(project) == before
+
+
+def test_one_constant_in_any_file_changes_every_closure_that_has_it_and_no_other(project: Path) -> None:
+    before = closures(project)
+    missed = []
+    for path in files(project):
+        name, source = path.relative_to(project).as_posix(), path.read_text()
+        path.write_text(changed_constant(source))
+        seen = [old.get(name) != new.get(name) for old, new in zip(before, closures(project), strict=True)]
+        if seen != [name in old for old in before]:
+            missed.append(name)
+        path.write_text(source)
+    assert missed == []
+    assert all(any(path.relative_to(project).as_posix() in old for old in before) for path in files(project))
+
+
+def changed_constant(source: str) -> str:
+    """The first number (else truth, else a new one) made another."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.lineno == node.end_lineno:
+            lines = source.splitlines(keepends=True)
+            line = lines[node.lineno - 1].encode()
+            new = repr(not node.value if isinstance(node.value, bool) else node.value + 1).encode()
+            lines[node.lineno - 1] = (line[: node.col_offset] + new + line[node.end_col_offset :]).decode()
+            return "".join(lines)
+    return f"{source}\n_NEW = 1\n"
