@@ -41,6 +41,11 @@ def status(folder: RunFolder) -> str:
     return "\n".join(lines)
 
 
+def last_step(folder: RunFolder) -> int | None:
+    """The step of the last metrics that came; None before the first ones."""
+    return _last_metrics(folder)[0]
+
+
 def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
     """The lines of every attempt's logs, each log under a heading. Raises UsageError: no logs, or no such host."""
     attempts = folder.path / "attempts"

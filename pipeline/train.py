@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import evaluation_key, journal, provenance, shell
+from pipeline import evaluation_key, journal, progress, provenance, shell
 from pipeline.closure import matches
 from pipeline.errors import Killed, PacelineError, Pruned, TrainingError, os_reason
 from pipeline.files import write_atomic, write_json
+from pipeline.heartbeat import Heartbeat
 from pipeline.interrupt import Stop
 from pipeline.launch import Hosts, run_attempt
 from pipeline.recorder import Recorder
@@ -64,8 +65,8 @@ def train(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, means: M
         Pruned: ended early because a file ``prune`` came into the run folder.
         PacelineError: the run folder can't be written, the evaluation failed.
     """
-    with _folder_errors_explained(run):
-        return _train_alone(run, config_yaml=config_yaml, argv=argv, say=say, means=means or alone())
+    with Heartbeat(say) as heartbeat, _folder_errors_explained(run):
+        return _train_alone(run, config_yaml=config_yaml, argv=argv, say=heartbeat, means=means or alone())
 
 
 @contextmanager
@@ -80,8 +81,9 @@ def _folder_errors_explained(run: Run) -> Iterator[None]:
         ) from error
 
 
-def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, means: Means) -> dict[str, Any]:
+def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Heartbeat, means: Means) -> dict[str, Any]:
     """Behind the lock of the run's key."""
+    say.doing(f"waiting for the command that trains {run.key.short}")
     with locked(run.folder, say, means.stop):
         if run.reason is None:
             say(f"{run.key.short} was finished by the other command")
@@ -125,11 +127,12 @@ def _wait_for(lock: FileLock, stop: Stop | None) -> None:
                 raise Killed(f"stopped by {stop.by} while it waited for another command") from None
 
 
-def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, means: Means) -> None:
+def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Heartbeat, means: Means) -> None:
     """Whatever is still to do: launch, evaluation, record, result.json."""
     started = time.time()
     recorder = means.recorder(run)
     if not run.folder.training_done(run.key):
+        say.doing("noting where the run comes from")
         _lay_out(run, config_yaml=config_yaml, argv=argv, now=started, means=means)
         _attempts(run, recorder, say, means)
         _leave_if_pruned(run, recorder, say)
@@ -139,12 +142,14 @@ def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, means:
     if summary is None:
         raise TrainingError(f"{run.folder.summary} is not readable though every node ended well")
     number = journal.attempts(run.folder.journal)
+    say.doing("making the evaluation report")
     try:
         means.evaluate(run.folder, run.root)
     except PacelineError as error:
         _failed(run, recorder, number, error, say)
         raise
     _note(run, State.FINISHED, number)
+    say.doing("recording in MLflow")
     mlflow_run_id = recorder.finish(say)
     run.folder.write_result(
         key=run.key,
@@ -204,12 +209,13 @@ def _leave_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
     raise Pruned(f"PRUNED {run.key.short} {detail}", try_=mend)
 
 
-def _attempts(run: Run, recorder: Recorder, say: Say, means: Means) -> None:
+def _attempts(run: Run, recorder: Recorder, say: Heartbeat, means: Means) -> None:
     """Attempt after attempt, each from the last checkpoint, until one ends well or none is left."""
     first = journal.attempts(run.folder.journal) + 1
     last = first + run.config.cluster.max_restarts
     for number in range(first, last + 1):
         _note(run, State.PLANNED, number)
+        say.doing("asking the hosts")
         try:
             run_attempt(
                 cluster=run.config.cluster,
@@ -220,9 +226,9 @@ def _attempts(run: Run, recorder: Recorder, say: Say, means: Means) -> None:
                 attempt=number,
                 trainer=ENTRY,
                 on_line=lambda line: say(f"{line.host}:{'-' if line.rank is None else line.rank} | {line.text}"),
-                on_start=partial(_on_start, run, recorder, number),
-                on_facts=partial(_on_facts, run),
-                on_end=means.on_trained,
+                on_start=partial(_on_start, run, recorder, number, say),
+                on_facts=partial(_on_facts, run, say),
+                on_end=partial(_on_end, say, means),
                 hosts=means.hosts,
                 stop=means.stop,
             )
@@ -256,13 +262,29 @@ def _failed(
         recorder.finish(say)
 
 
-def _on_start(run: Run, recorder: Recorder, number: int) -> None:
+def _on_start(run: Run, recorder: Recorder, number: int, say: Heartbeat) -> None:
     _note(run, State.RUNNING, number)
     recorder.start()
+    say.doing(partial(_training, run))
 
 
-def _on_facts(run: Run, facts: Sequence[NodeFacts]) -> None:
+def _training(run: Run) -> str:
+    """What the ranks are at, as rank 0's last metrics tell."""
+    step = progress.last_step(run.folder)
+    if step is None:
+        return "waiting for the first step; the ranks import torch and read the data"
+    return f"training, the last word was of step {step}"
+
+
+def _on_end(say: Heartbeat, means: Means) -> None:
+    say.doing("bringing the results here")
+    if means.on_trained is not None:
+        means.on_trained()
+
+
+def _on_facts(run: Run, say: Heartbeat, facts: Sequence[NodeFacts]) -> None:
     """What each host has installed, into provenance.json."""
+    say.doing("sending code and data to the hosts and starting torchrun there")
     known = run.folder.read_json("provenance.json") or {}
     told = {fact.host: provenance.environment(fact) for fact in facts}
     write_json(run.folder.path / "provenance.json", {**known, "environments": told})

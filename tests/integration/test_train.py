@@ -130,7 +130,7 @@ def test_killed_outright_the_same_command_finishes_with_the_weights_of_an_undist
         (["model=resnet"], "did you mean resnet"),
         (["trainer.epochs=ten"], "trainer.epochs=ten"),
         (["~x"], "unknown key 'x'"),
-        ([""], "argument 7 is empty"),
+        ([""], "argument 5 is empty"),
         (["trainer.global_batch_size=63"], "nearest that can: 62 or 64"),
         (["tracking.uri=ftp://host"], "tracking.uri=ftp://host"),
         (["+note=1"], "unknown key 'note'"),

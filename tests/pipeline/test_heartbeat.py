@@ -1,0 +1,40 @@
+"""A command that waits says so."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+
+from pipeline.heartbeat import Heartbeat
+
+
+def test_silence_is_filled_with_what_is_waited_for() -> None:
+    said: list[str] = []
+    told = threading.Event()
+
+    def hear(text: str) -> None:
+        said.append(text)
+        told.set()
+
+    with Heartbeat(hear, every_s=0.05) as heartbeat:
+        heartbeat.doing("asking the hosts")
+        assert told.wait(5)
+    assert re.fullmatch(r"still asking the hosts \(\d+ s\)", said[0])
+
+
+def test_lines_that_come_in_time_stand_alone() -> None:
+    said: list[str] = []
+    with Heartbeat(said.append, every_s=30.0) as heartbeat:
+        heartbeat("epoch 1/2")
+        heartbeat("epoch 2/2")
+    assert said == ["epoch 1/2", "epoch 2/2"]
+
+
+def test_nothing_is_said_after_the_work() -> None:
+    said: list[str] = []
+    with Heartbeat(said.append, every_s=0.02) as heartbeat:
+        heartbeat.doing("training")
+    before = len(said)
+    time.sleep(0.1)
+    assert len(said) <= before + 1  # one beat may have been on its way
