@@ -21,8 +21,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
-from trainers import models
-from trainers.config import SCHEMAS
+from trainers import models, options
 from trainers.data import Pack
 from trainers.models.dense import Linear
 from trainers.models.dropout import Dropout
@@ -37,7 +36,7 @@ def network(name: str, pack: Pack) -> nn.Module:
         channels=sizes.channels, height=sizes.height, width=sizes.width, num_classes=sizes.num_classes
     )
     torch.manual_seed(0)
-    model = models.build(SCHEMAS["model"][name](name=name), image)
+    model = models.build(options.settings("model", name)(), image)
     for parent in model.modules():
         for child_name, child in list(parent.named_children()):
             if isinstance(child, Dropout):

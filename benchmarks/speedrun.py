@@ -55,15 +55,15 @@ def main() -> int:
 
 def prepare(folder: Path, overrides: Sequence[str]) -> None:
     """config.json and data/ of a run folder. Needs the controller half."""
+    from pipeline.config.build import train_config
     from pipeline.config.compose import compose_config, resolve
     from pipeline.data.store import fetch
     from pipeline.errors import PacelineError
-    from trainers.config import ConfigError, parse
 
     try:
         config = resolve(compose_config(["experiment=cifar10_speedrun", *overrides]))
-        pack = fetch(parse(config).dataset, ROOT / config["paths"]["data"])
-    except (PacelineError, ConfigError) as error:
+        pack = fetch(train_config(config).dataset, ROOT / config["paths"]["data"])
+    except PacelineError as error:
         sys.exit(str(error))
     shutil.copytree(pack.path, folder / "data")
     (folder / "config.json").write_text(json.dumps(config))

@@ -16,11 +16,15 @@ import plain_loop
 import torch
 import torch.distributed as dist
 
-from trainers.config import SCHEMAS, DatasetConfig, TrainConfig, TrainerConfig
+from trainers import options
+from trainers.config import DatasetConfig, TrainConfig, TrainerConfig
 from trainers.data import Pack, open_pack
 from trainers.distributed import connect
 from trainers.loop import Trainer
 from trainers.memory import keep_freed_memory
+from trainers.optimizers.sgd import SGDConfig
+from trainers.schedules.constant import ConstantConfig
+from trainers.strategies.ddp import DDPConfig
 
 WARMUP_STEPS = 3
 
@@ -61,8 +65,11 @@ def paceline(name: str, pack: Pack, global_batch: int, stopwatch: Stopwatch, pre
     """What trainers.session does, up to the results."""
     steps = WARMUP_STEPS + stopwatch.steps
     config = TrainConfig(
-        dataset=DatasetConfig(crop_padding=plain_loop.PADDING, flip=True),
-        model=SCHEMAS["model"][name](name=name),
+        dataset=DatasetConfig(name="synthetic", crop_padding=plain_loop.PADDING, flip=True),
+        model=options.settings("model", name)(),
+        optimizer=SGDConfig(lr=0.01),
+        schedule=ConstantConfig(),
+        strategy=DDPConfig(),
         trainer=TrainerConfig(
             global_batch_size=global_batch,
             epochs=10**6,
@@ -72,7 +79,6 @@ def paceline(name: str, pack: Pack, global_batch: int, stopwatch: Stopwatch, pre
             checkpoint_every_epochs=10**6,
         ),
     )
-    config.optimizer.lr = 0.01
     trainer = Timed(config, pack, connect("gloo"), run_dir)
     trainer.stopwatch = stopwatch
     trainer.prepare()

@@ -14,21 +14,31 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainers import session
-from trainers.config import DatasetConfig, ModelConfig, SmallCNNConfig, TrainConfig, TrainerConfig
+from trainers.config import DatasetConfig, TrainConfig, TrainerConfig
 from trainers.data import open_pack
 from trainers.distributed import connect
 from trainers.loop import Trainer
 from trainers.memory import keep_freed_memory
+from trainers.models.resnet18 import ResNet18Config
+from trainers.models.small_cnn import SmallCNNConfig
+from trainers.optimizers.sgd import SGDConfig
+from trainers.schedules.constant import ConstantConfig
+from trainers.strategies.ddp import DDPConfig
 
 BATCH, SAVES, EVALUATIONS, WARMUP = 128, 8, 3, 2
 
 
 def config(**settings: Any) -> TrainConfig:
-    model = settings.pop("model", ModelConfig(name="resnet18"))
+    model = settings.pop("model", ResNet18Config())
     trainer = TrainerConfig(global_batch_size=BATCH, **settings)
-    made = TrainConfig(dataset=DatasetConfig(crop_padding=4, flip=True), model=model, trainer=trainer)
-    made.optimizer.lr = 0.01
-    return made
+    return TrainConfig(
+        dataset=DatasetConfig(name="synthetic", crop_padding=4, flip=True),
+        model=model,
+        optimizer=SGDConfig(lr=0.01),
+        schedule=ConstantConfig(),
+        trainer=trainer,
+        strategy=DDPConfig(),
+    )
 
 
 def whole(run_dir: Path) -> dict[str, Any]:

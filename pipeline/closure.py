@@ -1,8 +1,8 @@
 """Which files of the node half a run imports: the part of the content key that follows the code.
 
-Read statically from the syntax tree, so nothing of torch is imported. A registry (a dict literal of
-name → "package.module") counts only the entry whose name the configuration chose; any other string that
-names a module of the package counts as an import of it.
+Read statically from the syntax tree, so nothing of torch is imported. The options that the configuration chose
+(model, optimizer, …) are imported by name, so their modules are entries of their own. A string that names a module of
+the package counts as an import of it.
 
 Each file counts by the digest of its syntax tree (``pipeline.syntax``). That digest and what a source imports are
 remembered under the digest of its bytes (parsing them is most of the work); which files there are, and what they hold,
@@ -39,13 +39,12 @@ class Closure:
     third_party: tuple[str, ...]
 
 
-def import_closure(root: Path, entries: str | Collection[str], chosen: Collection[str] = ()) -> Closure:
+def import_closure(root: Path, entries: str | Collection[str]) -> Closure:
     """Everything that ``python -m entry`` can import, found from its source.
 
     Args:
         root: the folder that holds the top-level package.
-        entries: dotted name of the entry, for example ``trainers.classifier``; or several.
-        chosen: names that the configuration takes from registries (model, dataset, …).
+        entries: dotted name of the entry, for example ``trainers.classifier``; or several, as with a run's options.
 
     Raises:
         FileNotFoundError: an entry module is not there.
@@ -69,7 +68,7 @@ def import_closure(root: Path, entries: str | Collection[str], chosen: Collectio
         parts = name.split(".")
         waiting += [".".join(parts[:depth]) for depth in range(1, len(parts))]  # parent packages run first
         reading = found[path] = readings.of(path, (root / path).read_bytes())
-        for imported in [*reading.imports, *(target for key, target in reading.entries if key in chosen)]:
+        for imported in reading.imports:
             if imported.partition(".")[0] in packages:
                 waiting.append(imported)
             else:
@@ -104,14 +103,13 @@ class Reading:
     """What is read out of one source.
 
     ``text`` is the sha256 of its bytes, ``digest`` and ``sight`` are of ``pipeline.syntax``; ``imports`` are dotted
-    names, ``entries`` those of its registries with the name that chooses each.
+    names.
     """
 
     text: str
     digest: str
     sight: str
     imports: list[str]
-    entries: list[list[str]]
 
 
 class Readings:
@@ -144,8 +142,7 @@ def _read(source: bytes, path: str) -> dict[str, Any]:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else error
         raise UsageError(f"{path}{line} can't be parsed: {why}", try_="mend the file, then the same command") from error
-    imports, entries = _imports(tree, source, path)
-    return {"digest": syntax.digest(tree), "sight": syntax.sight(tree), "imports": imports, "entries": entries}
+    return {"digest": syntax.digest(tree), "sight": syntax.sight(tree), "imports": _imports(tree, source, path)}
 
 
 def _file_of(root: Path, module: str) -> str | None:
@@ -157,8 +154,8 @@ def _file_of(root: Path, module: str) -> str | None:
     return None
 
 
-def _imports(tree: ast.Module, source: bytes, path: str) -> tuple[list[str], list[tuple[str, str]]]:
-    """Dotted names that one module imports, and the entries of its registries: (name, dotted name).
+def _imports(tree: ast.Module, source: bytes, path: str) -> list[str]:
+    """Dotted names that one module imports.
 
     For ``from a import b`` both a and a.b (b may be a module); of third-party packages the top-level name alone.
     """
@@ -166,23 +163,17 @@ def _imports(tree: ast.Module, source: bytes, path: str) -> tuple[list[str], lis
     package = name.partition(".")[0]
     names_modules = f"{package}.".encode() in source.replace(f"from {package}.".encode(), b"")
     found: set[str] = set()
-    entries: list[tuple[str, str]] = []
-    of_registries: set[int] = set()  # a dict comes before its values in this order
     for node in ast.walk(tree) if names_modules else _statements(tree):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = _absolute(node, name, path.endswith("__init__.py"))
             found.update((base, *(f"{base}.{alias.name}" for alias in node.names)))
-        elif isinstance(node, ast.Dict):
-            for key, value in _registered(node, package):
-                of_registries.add(id(value))
-                entries.append((key, _module(value)))
-        elif isinstance(node, ast.Constant) and id(node) not in of_registries and _names_module(node, package):
-            found.add(_module(node))
+        elif isinstance(node, ast.Constant) and _names_module(node, package):
+            found.add(str(node.value).partition(":")[0])
     own = {imported for imported in found if imported.partition(".")[0] == package}
     others = {imported.partition(".")[0] for imported in found - own} - sys.stdlib_module_names
-    return sorted(own | others), entries
+    return sorted(own | others)
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
@@ -203,17 +194,6 @@ def _absolute(node: ast.ImportFrom, name: str, is_package: bool) -> str:
     parts = name.split(".")
     parent = parts[: len(parts) - node.level + is_package]
     return ".".join([*parent, node.module] if node.module else parent)
-
-
-def _registered(node: ast.Dict, package: str) -> Iterator[tuple[str, ast.Constant]]:
-    """Entries of a registry: its name, and the constant that names a module."""
-    for key, value in zip(node.keys, node.values, strict=True):
-        if isinstance(key, ast.Constant) and isinstance(value, ast.Constant) and _names_module(value, package):
-            yield str(key.value), value
-
-
-def _module(node: ast.Constant) -> str:
-    return str(node.value).partition(":")[0]
 
 
 def _names_module(node: ast.Constant, package: str) -> bool:

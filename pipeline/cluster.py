@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,8 @@ class Cluster:
 
     ``workdir`` is the scratch folder on the nodes (None: ``~/.cache/paceline``); ``ssh_config`` an
     extra ssh client configuration (None: the user's own). ``rendezvous`` is static, c10d or file (in
-    ``rendezvous_dir``, absolute and the same folder on every host).
+    ``rendezvous_dir``, absolute and the same folder on every host). ``settings`` is the whole section, as the
+    launcher's own settings class.
     """
 
     launcher: str
@@ -54,6 +56,7 @@ class Cluster:
     max_restarts: int = 0
     rendezvous: str = "static"
     rendezvous_dir: str | None = None
+    settings: Any = None
 
     @property
     def nnodes(self) -> int:

@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 class Diagnosis:
     """What the nodes run. ``result`` is the JSON file that rank 0 writes last, ``more`` what else it leaves.
 
-    ``chosen`` are the names that the configuration takes from the node half's registries.
+    ``chosen`` are the modules of the options that the configuration chose.
     """
 
     module: str
@@ -63,7 +63,7 @@ def run(
         HostError, TrainingError, Killed: as ``launch.run_attempt`` does.
     """
     write_json(folder / "config.json", diagnosis.config)
-    for name, source in import_closure(root, diagnosis.module, diagnosis.chosen).sources.items():
+    for name, source in import_closure(root, (diagnosis.module, *diagnosis.chosen)).sources.items():
         write_atomic(folder / "code" / name, source.read_bytes())
     run_attempt(
         cluster=cluster,

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import data, git, key, shell
-from pipeline.errors import DataError, PacelineError, TrainingError
+from pipeline.config.build import train_config
+from pipeline.errors import DataError, PacelineError, TrainingError, UsageError
 from pipeline.files import write_json
 from pipeline.interrupt import Interruptible
 from pipeline.recipe import Recipe, checkout, read
 from pipeline.runfolder import RunFolder
 from pipeline.verdict import Verdict, compare
 from pipeline.why import Difference, differences
-from trainers import config as node
 
 WHERE = ("cluster", "paths", "tracking", "dataset.source")
 """What a reproduction may be told anew: none of it counts in the key, but for how the ranks are spread."""
@@ -138,8 +138,8 @@ def _check_data(recipe: Recipe, source: str | None, data_dir: Path) -> None:
     """The run's data, found or fetched. Raises PacelineError: it is gone, or other data."""
     wanted = str(recipe.parts["data"])
     try:
-        dataset = node.parse({**recipe.config, "dataset": {**recipe.config["dataset"], "source": source}}).dataset
-    except (node.ConfigError, TypeError, KeyError):
+        dataset = train_config({**recipe.config, "dataset": {**recipe.config["dataset"], "source": source}}).dataset
+    except (UsageError, KeyError):
         return  # another version's fields: its own code looks for the data
     lost = f"the data of run {recipe.folder.key} (digest {wanted[:12]}) is gone"
     mend = "dataset.source=<where it is now>, or paths.data=<a folder that has its pack>"

@@ -36,7 +36,7 @@ class Run:
 
 
 Sources = Callable[[tuple[str, ...]], tuple[Closure, dict[str, str]]]
-"""Names chosen from the node half's registries → the code and the versions of what it imports."""
+"""Modules of the chosen options → the code and the versions of what it imports."""
 
 
 def sources(root: Path) -> Sources:
@@ -44,7 +44,7 @@ def sources(root: Path) -> Sources:
 
     @cache
     def read(chosen: tuple[str, ...]) -> tuple[Closure, dict[str, str]]:
-        closure = import_closure(root, ENTRY, chosen)
+        closure = import_closure(root, (ENTRY, *chosen))
         return closure, environment(closure.third_party)
 
     return read

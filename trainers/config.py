@@ -1,41 +1,54 @@
-"""The typed training configuration, read by both halves (standard library only).
+"""The typed training configuration: what is common to all runs (standard library only).
 
-The controller registers these dataclasses as Hydra schemas, so a wrong key or type is refused before
-anything starts; the node half reads the same dataclasses back from ``RUN_DIR/config.json``.
+What one option (a model, a data set, an optimizer, a schedule, a strategy) can be told stands in its own module, as
+a dataclass derived from one of those here. The controller registers these classes as Hydra schemas, so a wrong key
+or type is refused before anything starts; the node half reads ``RUN_DIR/config.json`` with the same classes.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, fields
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 
 class ConfigError(ValueError):
     """A configuration value that cannot work; the text names the field, the value and the valid ones."""
 
 
-def _choice(name: str, value: str, options: tuple[str, ...]) -> None:
+def choice(name: str, value: str, options: tuple[str, ...]) -> None:
+    """Raises ConfigError where the value of the field ``name`` is none of ``options``."""
     if value not in options:
         raise ConfigError(f"{name}={value!r} is not an option; choose one of: {', '.join(options)}")
 
 
-def _at_least(name: str, value: float, low: float) -> None:
+def at_least(name: str, value: float, low: float) -> None:
+    """Raises ConfigError where the value of the field ``name`` is below ``low``."""
     if value < low:
         raise ConfigError(f"{name}={value} must be at least {low}")
 
 
+@dataclass(kw_only=True)
+class Settings:
+    """What an option can be told: fields with defaults, checked in ``__post_init__``."""
+
+    name: str
+
+    def check(self, config: TrainConfig) -> None:
+        """Refuse what does not go together with the rest of the configuration. Raises ConfigError."""
+
+
 # --------------------------------------------------------------------------------------- dataset
 @dataclass(kw_only=True)
-class DatasetConfig:
+class DatasetConfig(Settings):
     """What to train on. Splits and normalisation are made by `doit fetch` and stand in the pack's manifest.
 
     Sizes count images. ``crop_padding`` and ``cutout`` are in pixels (0 switches them off). ``alternate_flip``
     draws only the first epoch's mirroring; from then on an image is mirrored in every other epoch.
     """
 
-    name: str = "digits"
     source: str | None = None  # folder, archive, file:// or any fsspec URL; None = the official addresses
     holdout: int = 0  # images of the training set that become the test split (for sets without one)
     val_size: int = 0  # images of the training set that become the val split
@@ -47,75 +60,32 @@ class DatasetConfig:
     normalise: bool = True  # by the per-channel mean and std of the train split
 
     def __post_init__(self) -> None:
-        _at_least("dataset.holdout", self.holdout, 0)
-        _at_least("dataset.val_size", self.val_size, 0)
-        _at_least("dataset.crop_padding", self.crop_padding, 0)
-        _at_least("dataset.cutout", self.cutout, 0)
-        _choice("dataset.crop_border", self.crop_border, ("black", "reflect"))
+        at_least("dataset.holdout", self.holdout, 0)
+        at_least("dataset.val_size", self.val_size, 0)
+        at_least("dataset.crop_padding", self.crop_padding, 0)
+        at_least("dataset.cutout", self.cutout, 0)
+        choice("dataset.crop_border", self.crop_border, ("black", "reflect"))
         if self.alternate_flip and not self.flip:
             raise ConfigError("dataset.alternate_flip=true needs dataset.flip=true")
 
 
-@dataclass(kw_only=True)
-class SyntheticConfig(DatasetConfig):
-    """Generated images; an accuracy on them means nothing."""
-
-    name: str = "synthetic"
-    size: int = 2048  # images in the training set, before val_size is taken off
-    test_size: int = 512
-    num_classes: int = 10
-    channels: int = 3
-    image_size: int = 32  # pixels, height = width
-    generator_seed: int = 0
-
-    def __post_init__(self) -> None:
-        DatasetConfig.__post_init__(self)
-        for name in ("size", "test_size", "num_classes", "channels", "image_size"):
-            _at_least(f"dataset.{name}", getattr(self, name), 1)
-
-
 # ----------------------------------------------------------------------------------------- model
 @dataclass(kw_only=True)
-class ModelConfig:
+class ModelConfig(Settings):
     """Which network; channels, image size and class count come from the data."""
-
-    name: str = "small_cnn"
-
-
-@dataclass(kw_only=True)
-class SmallCNNConfig(ModelConfig):
-    """Two convolutions and two dense layers, after the PyTorch MNIST example."""
-
-    name: str = "small_cnn"
-    width: int = 32  # filters of the first convolution; the second has twice as many
-    hidden: int = 128
-    dropout: float = 0.25  # after the convolutions; twice this before the last layer
-
-    def __post_init__(self) -> None:
-        _at_least("model.width", self.width, 1)
-        _at_least("model.hidden", self.hidden, 1)
-        if not 0 <= self.dropout < 0.5:
-            raise ConfigError(f"model.dropout={self.dropout} must lie in [0, 0.5)")
-
-
-@dataclass(kw_only=True)
-class WhitenedCNNConfig(ModelConfig):
-    """Six convolutions behind a fixed whitening layer, for short trainings on small images."""
-
-    name: str = "whitened_cnn"
-    width: int = 64  # filters of the first block; the other two have four times as many
-
-    def __post_init__(self) -> None:
-        _at_least("model.width", self.width, 1)
 
 
 # ------------------------------------------------------------------------- optimizer and schedule
 @dataclass(kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Settings):
     """``lr_scaling`` multiplies lr with the world size: none (the default; the global batch is
-    configured, so its meaning doesn't change with the ranks), linear (Goyal et al. 2017) or sqrt."""
+    configured, so its meaning doesn't change with the ranks), linear (Goyal et al. 2017) or sqrt.
 
-    name: str = "sgd"
+    ``elementwise``: each element is updated from its own gradient and state alone, so that slices of tensors do.
+    """
+
+    elementwise: ClassVar[bool] = False
+
     lr: float = 0.1
     weight_decay: float = 0.0
     lr_scaling: str = "none"
@@ -123,115 +93,13 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         if not self.lr > 0:
             raise ConfigError(f"optimizer.lr={self.lr} must be greater than 0")
-        _at_least("optimizer.weight_decay", self.weight_decay, 0)
-        _choice("optimizer.lr_scaling", self.lr_scaling, ("none", "linear", "sqrt"))
+        at_least("optimizer.weight_decay", self.weight_decay, 0)
+        choice("optimizer.lr_scaling", self.lr_scaling, ("none", "linear", "sqrt"))
 
 
 @dataclass(kw_only=True)
-class SGDConfig(OptimizerConfig):
-    name: str = "sgd"
-    momentum: float = 0.9
-    nesterov: bool = True
-
-    def __post_init__(self) -> None:
-        OptimizerConfig.__post_init__(self)
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"optimizer.momentum={self.momentum} must lie in [0, 1)")
-        if self.nesterov and self.momentum == 0:
-            raise ConfigError("optimizer.nesterov=true needs optimizer.momentum greater than 0")
-
-
-@dataclass(kw_only=True)
-class AdamConfig(OptimizerConfig):
-    name: str = "adam"
-    lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-
-    def __post_init__(self) -> None:
-        OptimizerConfig.__post_init__(self)
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must lie in [0, 1)")
-
-
-@dataclass(kw_only=True)
-class MuonConfig(OptimizerConfig):
-    """Orthogonalised momentum for convolution filters and hidden matrices (Jordan 2024); for the last matrix (the
-    head) and everything with one dimension SGD with Nesterov momentum and rates of their own.
-
-    ``lr`` is the share of a filter bank's length that one step moves it. The schedule acts on all three rates.
-    ``weight_decay`` takes that share off head and biases in a step at the peak of the schedule.
-    """
-
-    name: str = "muon"
-    lr: float = 0.24
-    momentum: float = 0.6
-    iterations: int = 3  # of Newton-Schulz
-    head_lr: float = 0.02
-    bias_lr: float = 100.0
-    sgd_momentum: float = 0.85
-
-    def __post_init__(self) -> None:
-        OptimizerConfig.__post_init__(self)
-        for name in ("momentum", "sgd_momentum"):
-            if not 0 < getattr(self, name) < 1:
-                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must lie in (0, 1)")
-        for name in ("head_lr", "bias_lr"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must be greater than 0")
-        _at_least("optimizer.iterations", self.iterations, 1)
-
-
-@dataclass(kw_only=True)
-class ScheduleConfig:
-    """Learning rate over the run; ``constant`` has nothing to set."""
-
-    name: str = "constant"
-
-
-@dataclass(kw_only=True)
-class StepScheduleConfig(ScheduleConfig):
-    """lr × gamma after every ``step_epochs`` epochs."""
-
-    name: str = "step"
-    step_epochs: int = 10
-    gamma: float = 0.1
-
-    def __post_init__(self) -> None:
-        _at_least("schedule.step_epochs", self.step_epochs, 1)
-
-
-@dataclass(kw_only=True)
-class OneCycleScheduleConfig(ScheduleConfig):
-    """Smith & Topin 2017: up to lr over ``warmup`` of all steps, then down to nearly zero."""
-
-    name: str = "one_cycle"
-    warmup: float = 0.25
-    div_factor: float = 25.0
-    final_div_factor: float = 1e4
-
-    def __post_init__(self) -> None:
-        if not 0 < self.warmup < 1:
-            raise ConfigError(f"schedule.warmup={self.warmup} must lie in (0, 1)")
-
-
-@dataclass(kw_only=True)
-class TriangleScheduleConfig(ScheduleConfig):
-    """In a straight line from ``start`` × lr up to lr over ``warmup`` of all steps, then down to ``end`` × lr."""
-
-    name: str = "triangle"
-    warmup: float = 0.2  # 0: down from the first step
-    start: float = 0.2
-    end: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.warmup < 1:
-            raise ConfigError(f"schedule.warmup={self.warmup} must lie in [0, 1)")
-        for name in ("start", "end"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"schedule.{name}={getattr(self, name)} must lie in [0, 1]")
+class ScheduleConfig(Settings):
+    """The learning rate over the run."""
 
 
 # --------------------------------------------------------------------------- trainer and strategy
@@ -262,88 +130,56 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "global_batch_size", "log_every_steps", "eval_every_epochs"):
-            _at_least(f"trainer.{name}", getattr(self, name), 1)
+            at_least(f"trainer.{name}", getattr(self, name), 1)
         for name in ("accumulate_steps", "checkpoint_every_epochs", "keep_checkpoints"):
-            _at_least(f"trainer.{name}", getattr(self, name), 1)
+            at_least(f"trainer.{name}", getattr(self, name), 1)
         for name in ("max_steps", "checkpoint_every_steps"):
             if getattr(self, name) is not None:
-                _at_least(f"trainer.{name}", getattr(self, name), 1)
+                at_least(f"trainer.{name}", getattr(self, name), 1)
         if self.checkpoint_every_minutes is not None and not self.checkpoint_every_minutes > 0:
             raise ConfigError(
                 f"trainer.checkpoint_every_minutes={self.checkpoint_every_minutes} must be greater than 0"
             )
-        _choice("trainer.precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
-        _choice("trainer.compile_mode", self.compile_mode, ("default", "reduce-overhead"))
-        _choice("trainer.tta", self.tta, ("none", "mirror", "multicrop"))
+        choice("trainer.precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
+        choice("trainer.compile_mode", self.compile_mode, ("default", "reduce-overhead"))
+        choice("trainer.tta", self.tta, ("none", "mirror", "multicrop"))
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"trainer.label_smoothing={self.label_smoothing} must lie in [0, 1)")
 
 
 @dataclass(kw_only=True)
-class StrategyConfig:
-    """How ranks work together: ``name`` is ddp, fsdp or auto (docs/training.md).
+class StrategyConfig(Settings):
+    """How ranks work together (docs/training.md). ``backend=auto`` takes nccl where every rank has a GPU, else gloo."""
 
-    ``backend=auto`` takes nccl where every rank has a GPU, else gloo.
-    """
-
-    name: str = "auto"
     backend: str = "auto"
 
     def __post_init__(self) -> None:
-        _choice("strategy.backend", self.backend, ("auto", "gloo", "nccl", "mpi"))
-
-
-@dataclass(kw_only=True)
-class DDPConfig(StrategyConfig):
-    """Every rank has the whole model. ``compression`` is for links that are slower than the backward pass.
-
-    fp16 and bf16 send gradients in half the bytes, rounded to 11 and 8 bits; powersgd sends two thin matrices of
-    ``powersgd_rank`` columns for each large one, from step ``powersgd_start_step`` on (none of them before it).
-    """
-
-    name: str = "ddp"
-    compression: str = "none"
-    powersgd_rank: int = 2
-    powersgd_start_step: int = 100
-
-    def __post_init__(self) -> None:
-        StrategyConfig.__post_init__(self)
-        _choice("strategy.compression", self.compression, ("none", "fp16", "bf16", "powersgd"))
-        if self.compression == "bf16" and self.backend in ("gloo", "mpi"):
-            raise ConfigError(
-                f"strategy.compression=bf16 needs the backend nccl, and this is strategy.backend={self.backend}; "
-                "choose strategy.compression=fp16"
-            )
-        _at_least("strategy.powersgd_rank", self.powersgd_rank, 1)
-        _at_least("strategy.powersgd_start_step", self.powersgd_start_step, 0)
+        choice("strategy.backend", self.backend, ("auto", "gloo", "nccl", "mpi"))
 
 
 # ------------------------------------------------------------------------------------ the whole
-SCHEMAS: dict[str, dict[str, type]] = {
-    "dataset": {
-        "cifar10": DatasetConfig,
-        "mnist": DatasetConfig,
-        "digits": DatasetConfig,
-        "arrays": DatasetConfig,
-        "synthetic": SyntheticConfig,
-    },
-    "model": {
-        "small_cnn": SmallCNNConfig,
-        "whitened_cnn": WhitenedCNNConfig,
-        "resnet18": ModelConfig,
-        "resnet50": ModelConfig,
-    },
-    "optimizer": {"sgd": SGDConfig, "adam": AdamConfig, "muon": MuonConfig},
-    "schedule": {
-        "constant": ScheduleConfig,
-        "step": StepScheduleConfig,
-        "one_cycle": OneCycleScheduleConfig,
-        "triangle": TriangleScheduleConfig,
-    },
-    "trainer": {"default": TrainerConfig},
-    "strategy": {"ddp": DDPConfig, "fsdp": StrategyConfig, "auto": StrategyConfig},
+@dataclass(frozen=True)
+class Group:
+    """The options of one group: each module of ``package`` that defines a dataclass derived from ``base``."""
+
+    package: str
+    base: type[Settings]
+
+
+GROUPS = {
+    "model": Group("trainers.models", ModelConfig),
+    "optimizer": Group("trainers.optimizers", OptimizerConfig),
+    "schedule": Group("trainers.schedules", ScheduleConfig),
+    "strategy": Group("trainers.strategies", StrategyConfig),
 }
-"""group → name → schema. The name is the option of the Hydra group and the ``name`` field inside it."""
+"""The groups whose options are modules of the node half. A data set's module prepares images on the controller."""
+
+
+def option_names(folder: Path, base: type) -> list[str]:
+    """The modules of a folder that are options, sorted: those with a line ``class …(<base>):``. Raises OSError."""
+    line = re.compile(rf"^class \w+\({base.__name__}\):", re.MULTILINE)
+    files = sorted(folder.glob("[!_]*.py"))
+    return [path.stem for path in files if line.search(path.read_text(encoding="utf-8", errors="replace"))]
 
 
 @dataclass(kw_only=True)
@@ -351,49 +187,47 @@ class TrainConfig:
     """Everything the node half reads of config.json."""
 
     seed: int = 0
-    dataset: DatasetConfig = field(default_factory=DatasetConfig)
-    model: ModelConfig = field(default_factory=SmallCNNConfig)
-    optimizer: OptimizerConfig = field(default_factory=SGDConfig)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    strategy: StrategyConfig = field(default_factory=DDPConfig)
+    dataset: DatasetConfig
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    trainer: TrainerConfig
+    strategy: StrategyConfig
 
     def __post_init__(self) -> None:
-        _at_least("seed", self.seed, 0)
-        skips = self.trainer.skip_nonfinite or self.trainer.precision == "fp16"
-        if skips and isinstance(self.strategy, DDPConfig) and self.strategy.compression == "powersgd":
-            raise ConfigError(  # what it didn't send it sends later, so a NaN would stay for ever
-                "strategy.compression=powersgd can't leave out a step, as trainer.skip_nonfinite=true and "
-                "trainer.precision=fp16 do; choose strategy.compression=fp16, or precision bf16 without skipping"
-            )
+        at_least("seed", self.seed, 0)
+        for option in (self.dataset, self.model, self.optimizer, self.schedule, self.strategy):
+            option.check(self)
 
 
-def parse(raw: dict[str, Any]) -> TrainConfig:
+def parse(raw: Mapping[str, Any], settings: Callable[[str, str], type[Any]]) -> TrainConfig:
     """Type a resolved configuration; what belongs to the controller (cluster, tracking, paths) is skipped.
 
+    Args:
+        raw: plain containers, group → field → value.
+        settings: the settings class of an option, by its group and name.
+
     Raises:
-        ConfigError: a group names no known option, a field is unknown or a value cannot work.
+        ConfigError: a group is missing, a field is unknown or a value cannot work; and what ``settings`` raises.
     """
-    values: dict[str, Any] = {"seed": raw.get("seed", 0)}
-    for group, schemas in SCHEMAS.items():
-        section = raw.get(group)
-        if not isinstance(section, dict):
-            raise ConfigError(f"{group} is missing; choose one of: {', '.join(schemas)}")
-        name = "default" if group == "trainer" else str(section.get("name"))
-        _choice(f"{group}.name", name, tuple(schemas))
-        known = {item.name for item in fields(schemas[name])}
-        for key in section:
-            if key not in known:
-                fields_text = ", ".join(sorted(known))
-                raise ConfigError(f"{group}.{key} is not a field of {group}={name}; it has: {fields_text}")
-        values[group] = schemas[name](**section)
-    return TrainConfig(**values)
+    values: dict[str, Any] = {"trainer": _typed("trainer", "default", TrainerConfig, _section(raw, "trainer"))}
+    for group in ("dataset", *GROUPS):
+        section = _section(raw, group)
+        name = str(section.get("name"))
+        values[group] = _typed(group, name, settings(group, name), section)
+    return TrainConfig(seed=raw.get("seed", 0), **values)
 
 
-def load(path: Path) -> TrainConfig:
-    """Read ``config.json`` of a run folder. Raises ConfigError or OSError."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    return parse(raw)
+def _section(raw: Mapping[str, Any], group: str) -> Mapping[str, Any]:
+    section = raw.get(group)
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{group} is missing: the configuration has no section of that name")
+    return section
+
+
+def _typed(group: str, name: str, settings: type[Any], section: Mapping[str, Any]) -> Any:
+    known = {item.name for item in fields(settings)}
+    for key in section:
+        if key not in known:
+            raise ConfigError(f"{group}.{key} is not a field of {group}={name}; it has: {', '.join(sorted(known))}")
+    return settings(**section)

@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainers.config import DDPConfig
 from trainers.powersgd import LowRank, split
 from trainers.shared_memory import SharedMemory
+
+if TYPE_CHECKING:  # that module imports this one
+    from trainers.strategies.ddp import DDPConfig
 
 _BUCKET_BYTES = 25 << 20
 _FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early
@@ -54,11 +57,11 @@ class GradientAverager:
         self,
         parameters: Sequence[nn.Parameter],
         world_size: int,
-        config: DDPConfig | None = None,
+        config: DDPConfig,
         memory: SharedMemory | None = None,
     ) -> None:
         """``config``: compression on the wire (the sum is taken in that too). ``memory``: instead of a wire."""
-        self._config = config or DDPConfig()
+        self._config = config
         self._parameters = list(parameters)
         self._memory = memory
         self._buckets: list[_Bucket] = []

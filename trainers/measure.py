@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainers import bandwidth, hardware
 from trainers.augment import EpochPlan, plan_epoch
-from trainers.config import TrainConfig, load
+from trainers.config import TrainConfig
 from trainers.cores import take_cores
 from trainers.data import Pack, open_pack, place
 from trainers.distributed import Node, connect, read_ranks
@@ -28,6 +28,7 @@ from trainers.entry import leave, start
 from trainers.files import write_json
 from trainers.loop import Trainer
 from trainers.network import fresh_network
+from trainers.options import load
 from trainers.stopwatch import PARTS, watching
 from trainers.yardstick import PlainLoop
 

@@ -16,7 +16,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from trainers import bandwidth, hardware
-from trainers.config import load
 from trainers.cores import take_cores
 from trainers.data import open_pack, place
 from trainers.distributed import connect, read_ranks
@@ -24,6 +23,7 @@ from trainers.entry import leave, start
 from trainers.files import write_json
 from trainers.loop import Trainer
 from trainers.measure import WARM_UP, OwnLoop
+from trainers.options import load
 
 RESULT, TRACE = "profile.json", "trace.json.gz"
 _STEPS = 5

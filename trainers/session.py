@@ -12,7 +12,7 @@ import torch
 from trainers import weights
 from trainers.batches import Steps
 from trainers.checkpoint_files import sealed
-from trainers.config import TrainConfig, load
+from trainers.config import TrainConfig
 from trainers.cores import take_cores
 from trainers.data import Manifest, Pack, check_digests, open_pack, place
 from trainers.distributed import Ranks, connect, read_ranks
@@ -21,6 +21,7 @@ from trainers.evaluation import Evaluation
 from trainers.files import write_atomic, write_json
 from trainers.loop import Trainer
 from trainers.memory import keep_freed_memory
+from trainers.options import load
 
 _SYNTHETIC = "synthetic data: accuracy means nothing"
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainers import optimizers, strategies
+from trainers import optimizers, schedules, strategies
 from trainers.augment import EpochPlan, Normaliser, training_batch
 from trainers.batches import Steps
 from trainers.config import TrainConfig, TrainerConfig
@@ -93,7 +93,7 @@ class Stepper:
 
     def lr(self, step: int) -> float:
         """The learning rate of a step (from 0)."""
-        return optimizers.lr_at(
+        return schedules.lr_at(
             self.config.schedule,
             self._peak_lr,
             step,

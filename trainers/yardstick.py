@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from trainers.config import AdamConfig, SGDConfig, TrainConfig
+from trainers.config import TrainConfig
 from trainers.data import Pack
 from trainers.distributed import Node
 from trainers.errors import TrainerError
 from trainers.network import fresh_network
+from trainers.optimizers.adam import AdamConfig
+from trainers.optimizers.sgd import SGDConfig
 
 _LR_SHARE = 0.04  # of the configured rate, all the time: where the loss goes is no matter here
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster import Cluster, Host
-from pipeline.config.schema import RootConfig, SearchConfig, SweepConfig
+from pipeline.config.schema import OPTIONS, RootConfig, SearchConfig, SweepConfig
 from pipeline.errors import UsageError, hint
 from pipeline.launchers import LAUNCHERS
 from pipeline.plan import check_batch
@@ -42,10 +42,9 @@ class RunConfig:
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """The names taken from the node half's registries, whose modules alone a run needs."""
-        train = self.train
-        strategies = ("ddp", "fsdp") if train.strategy.name == "auto" else (train.strategy.name,)
-        return (train.model.name, train.optimizer.name, train.schedule.name, *strategies)
+        """The modules of the chosen options: the only ones of their kind that the node half of this run imports."""
+        groups = node.GROUPS.items()
+        return tuple(f"{group.package}.{getattr(self.train, name).name}" for name, group in groups)
 
 
 def build(
@@ -69,10 +68,7 @@ def build(
     """
     _refuse_unknown(resolved)
     refuse_unprintable(resolved)
-    try:
-        train = node.parse(resolved)
-    except (node.ConfigError, TypeError) as error:
-        raise UsageError(str(error)) from error
+    train = train_config(resolved)
     cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
     if shares_batch:
         check_batch(train.trainer.global_batch_size, cluster.world_size, train.trainer.accumulate_steps)
@@ -88,8 +84,25 @@ def build(
         resolved=of_the_run(resolved),
         overrides=overrides,
         sweep=SweepConfig(**resolved["sweep"]),
-        search=SearchConfig(**resolved["search"]),
+        search=search_config(resolved),
     )
+
+
+def train_config(resolved: Mapping[str, Any]) -> node.TrainConfig:
+    """What the node half will read of it, typed and checked. Raises UsageError."""
+    try:
+        return node.parse(resolved, lambda group, name: OPTIONS[group].settings(name))
+    except (node.ConfigError, TypeError) as error:
+        raise UsageError(str(error)) from error
+
+
+def search_config(resolved: Mapping[str, Any]) -> SearchConfig:
+    """The section ``search`` as the settings of its sampler. Raises UsageError."""
+    section, options = resolved["search"], OPTIONS["search"]
+    if section["name"] == SearchConfig().name:  # no search
+        return SearchConfig(**section)
+    found: SearchConfig = options.settings(section["name"])(**section)
+    return found
 
 
 def of_the_run(resolved: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,9 +112,8 @@ def of_the_run(resolved: Mapping[str, Any]) -> dict[str, Any]:
 
 def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluster:
     """Hosts and launch numbers from the ``cluster`` group. Raises UsageError."""
-    launcher = raw["launcher"]
-    if launcher not in LAUNCHERS:
-        raise UsageError(f"cluster.launcher={launcher!r} is not a launcher; {hint(str(launcher), LAUNCHERS)}")
+    launcher = str(raw["launcher"])
+    settings = LAUNCHERS.settings(launcher)
     _check_rendezvous(raw["rendezvous"], raw["rendezvous_dir"])
     nproc = _nproc(raw["nproc_per_node"], launcher, local_gpus)
     hosts = tuple(_host(entry, raw, nproc) for entry in _entries(raw, root, nproc))
@@ -117,7 +129,17 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
         max_restarts=raw["max_restarts"],
         rendezvous=raw["rendezvous"],
         rendezvous_dir=raw["rendezvous_dir"],
+        settings=_typed(settings, raw),
     )
+
+
+def _typed(settings: type[Any], raw: Mapping[str, Any]) -> Any:
+    """``cluster.launcher=`` may name another launcher than that of the option ``cluster=``: its fields are defaults."""
+    known = {item.name for item in dataclasses.fields(settings)}
+    try:
+        return settings(**{name: value for name, value in raw.items() if name in known})
+    except node.ConfigError as error:
+        raise UsageError(str(error)) from error
 
 
 def _check_rendezvous(kind: str, folder: str | None) -> None:

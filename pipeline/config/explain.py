@@ -9,6 +9,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from pipeline.config.schema import OPTIONS
 from pipeline.errors import UsageError, hint, nearest
 
 _ABSENT = object()
@@ -81,6 +82,11 @@ def _culprit(overrides: list[str], composed: Composer) -> str:
 
 def _missing_option(error: MissingConfigException, culprit: str) -> UsageError:
     group, _, option = str(error.missing_cfg_file).rpartition("/")
+    if (options := OPTIONS.get(group.removeprefix("schema/"))) and group.startswith("schema/"):
+        try:
+            options.settings(option)  # says what keeps it from being read
+        except UsageError as reason:
+            return reason
     return UsageError(f"{culprit}: {group or 'config'} has no option {option!r}; {hint(option, error.options or ())}")
 
 

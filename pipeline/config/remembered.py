@@ -10,9 +10,11 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.schema import OPTIONS
 from pipeline.files import canonical_json, sha256_bytes, sha256_text
 from pipeline.key import installed_version
 from pipeline.redact import without_secrets
@@ -68,8 +70,12 @@ def _name(root: Path, words: Sequence[str]) -> str | None:
 
 
 def _sources(root: Path) -> Iterator[str]:
-    """Relative to the root: every configuration file, and the code that turns them into a composition."""
+    """Relative to the root: every configuration file and option, and the code that turns them into a composition."""
     for top, ending in (("conf", ".yaml"), ("pipeline/config", ".py")):
         for folder, _, names in os.walk(root / top):
             yield from (f"{folder}/{name}"[len(f"{root}/") :] for name in names if name.endswith(ending))
-    yield "trainers/config.py"
+    for options in OPTIONS.values():
+        folder = options.package.replace(".", "/")
+        with suppress(FileNotFoundError):
+            yield from (f"{folder}/{name}" for name in os.listdir(root / folder) if name.endswith(".py"))  # noqa: PTH208
+    yield from ("pipeline/options.py", "trainers/config.py")

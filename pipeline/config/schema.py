@@ -1,51 +1,24 @@
 """Typed schemas of every configuration group, registered with Hydra under the group ``schema``.
 
-The training groups take their schemas from ``trainers.config``, so both halves read the same fields.
+The schema of an option is the settings class in its own module (``OPTIONS``), so both halves read the same fields.
 """
 
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pipeline.data.datasets import DATASETS
+from pipeline.errors import UsageError
+from pipeline.launchers import LAUNCHERS
+from pipeline.launchers.settings import MISSING, ClusterConfig
+from pipeline.options import Options
 from trainers import config as node
 
-MISSING: Any = "???"  # OmegaConf's own mark; importing it from there takes 0.1 s, which a finished run has no use for
-
-
-@dataclass(kw_only=True)
-class HostConfig:
-    """One entry of ``cluster.hosts``; what is None is taken from the cluster."""
-
-    name: str = MISSING
-    port: int | None = None
-    user: str | None = None
-    address: str | None = None
-    interface: str | None = None
-    nproc_per_node: int | None = None
-    python: str | None = None
-    env: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True)
-class ClusterConfig:
-    """Which hosts, how many ranks on each, and how they are reached. Times in seconds."""
-
-    launcher: str = "local"
-    hosts: list[HostConfig] = field(default_factory=list)
-    hostfile: str | None = None  # replaces `hosts`: one `user@host:port slots=N` a line
-    nproc_per_node: Any = "auto"  # int or auto (local only: GPUs, or 2 CPU ranks); OmegaConf 2.3 fails on int | str
-    ssh_config: str | None = None  # an ssh_config file besides your own ~/.ssh/config
-    interface: str | None = None  # network interface for the collectives, on every host
-    python: str | None = None  # interpreter on the hosts; None: the controller's where it exists, else python3
-    workdir: str | None = None  # scratch folder on the hosts; None: ~/.cache/paceline
-    env: dict[str, str] = field(default_factory=dict)
-    rendezvous: str = "static"  # how ranks find each other: static, c10d, or file (a folder that all hosts share)
-    rendezvous_dir: str | None = None  # that folder
-    connect_timeout_s: float = 5.0
-    lease_s: float = 600.0  # a host ends its part of a run when the controller is gone for this long
-    max_restarts: int = 0  # further attempts, from the last checkpoint, when a run fails
+if TYPE_CHECKING:  # it imports Hydra
+    from pipeline.sweep.space import SearchSpace
 
 
 @dataclass(kw_only=True)
@@ -67,7 +40,10 @@ class PathsConfig:
 
 @dataclass(kw_only=True)
 class SearchConfig:
-    """How a sweep chooses its trials instead of taking a whole grid; nothing here belongs to a run or its key."""
+    """How a sweep chooses its trials instead of taking a whole grid; nothing here belongs to a run or its key.
+
+    A sampler's module derives its settings from this class, and adds what it alone can be told.
+    """
 
     name: str = "none"
     n_trials: int | None = None  # in all, also over several calls; None (grid alone): every combination
@@ -80,6 +56,15 @@ class SearchConfig:
     warmup_epochs: int = 1  # median: no trial is pruned for what it was up to this epoch
     min_epochs: int = 1  # hyperband: the first look at a trial
     reduction_factor: int = 3  # hyperband: one of so many goes on
+
+    def check(self, space: SearchSpace) -> None:
+        """Refuse a space that the sampler can't search. Raises UsageError."""
+        if self.n_trials is None:
+            raise UsageError(f"search.n_trials=null: search={self.name} needs to know how many trials there shall be")
+
+    def total(self, space: SearchSpace) -> int:
+        """How many trials there will be."""
+        return int(self.n_trials or 0)
 
 
 @dataclass(kw_only=True)
@@ -110,6 +95,15 @@ class RootConfig:
     sweep: SweepConfig = field(default_factory=SweepConfig)
 
 
+OPTIONS = {
+    "dataset": DATASETS,
+    **{group: Options(group, found.package, found.base) for group, found in node.GROUPS.items()},
+    "cluster": LAUNCHERS,
+    "search": Options("search", "pipeline.sweep.samplers", SearchConfig),
+}
+"""Hydra group → its options. Each has the schema ``schema/<group>/<option>``."""
+
+
 @functools.cache  # a sweep composes each trial
 def register() -> None:
     """Put all schemas into Hydra's store; calling it twice does no harm."""
@@ -122,6 +116,8 @@ def register() -> None:
     store.store(group="schema", name="cluster", node=ClusterConfig)
     store.store(group="schema", name="tracking", node=TrackingConfig)
     store.store(group="schema", name="search", node=SearchConfig)
-    for group, schemas in node.SCHEMAS.items():
-        for name, schema in schemas.items():
-            store.store(group=f"schema/{group}", name=name, node=schema)
+    store.store(group="schema/trainer", name="default", node=node.TrainerConfig)
+    for group, options in OPTIONS.items():
+        for name in options.names():
+            with suppress(UsageError):  # said when the option is chosen: it is nobody else's trouble
+                store.store(group=f"schema/{group}", name=name, node=options.settings(name))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.data import manifest, registry, request
+from pipeline.data import datasets, manifest, request
 from pipeline.data.base import DatasetModule, Workspace
 from pipeline.data.manifest import Pack
 from pipeline.data.progress import OnProgress, reporting
@@ -22,7 +22,7 @@ _LOCK_NOTICE_S = 1.0
 def find(dataset: DatasetConfig, data_dir: Path) -> Pack | None:
     """The pack for this configuration, or None where it is absent, incomplete or altered. No network; files
     are hashed only after their size or mtime changed. Raises DataError for an unknown data set."""
-    module = registry.module(dataset.name)
+    module = datasets.module(dataset.name)
     data_dir = data_dir.absolute()
     if not any(data_dir.glob(f"{dataset.name}-*")):
         return None  # spares hashing a large source that was never packed
@@ -43,7 +43,7 @@ def fetch(dataset: DatasetConfig, data_dir: Path, *, on_progress: OnProgress | N
     Raises:
         DataError: the data is missing, partial, altered, malformed or unreachable, or the disk is full.
     """
-    module = registry.module(dataset.name)
+    module = datasets.module(dataset.name)
     data_dir = data_dir.absolute()
     with _os_errors_as_data_errors(dataset), reporting(on_progress) as report:
         data_dir.mkdir(parents=True, exist_ok=True)

@@ -1,21 +1,18 @@
-"""The registry of launchers. Adding one: a module, a line here, a YAML in conf/cluster (docs/launchers.md)."""
+"""The launchers: one module each, found by its name and imported on use. docs/launchers.md shows how to add one."""
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import UsageError, hint
+from pipeline.errors import UsageError
+from pipeline.launchers.settings import ClusterConfig
+from pipeline.options import Options
 
 if TYPE_CHECKING:
     from pipeline.launchers.base import Launcher
     from pipeline.types import Cluster
 
-LAUNCHERS: dict[str, str] = {
-    "local": "pipeline.launchers.local:LocalLauncher",
-    "pssh": "pipeline.launchers.pssh:PsshLauncher",
-}
-"""name → ``module:class``; the module is imported on use."""
+LAUNCHERS = Options("cluster.launcher", "pipeline.launchers", ClusterConfig)
 
 
 def create(cluster: Cluster) -> Launcher:
@@ -33,9 +30,11 @@ def placing(cluster: Cluster) -> Launcher:
 
 
 def _class(cluster: Cluster) -> Any:
-    target = LAUNCHERS.get(cluster.launcher)
-    if target is None:
-        what = f"cluster.launcher={cluster.launcher!r} is not a launcher"
-        raise UsageError(f"{what}; {hint(cluster.launcher, LAUNCHERS)}")
-    module, _, name = target.partition(":")
-    return getattr(import_module(module), name)
+    """The class of the launcher's module that derives from ``base.Launcher``."""
+    from pipeline.launchers.base import Launcher
+
+    module = LAUNCHERS.module(cluster.launcher)
+    for found in vars(module).values():
+        if isinstance(found, type) and Launcher in found.__mro__ and found.__module__ == module.__name__:
+            return found
+    raise UsageError(f"cluster.launcher={cluster.launcher}: {module.__name__} has no class that derives from Launcher")

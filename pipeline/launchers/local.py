@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import shell
@@ -11,7 +12,15 @@ from pipeline.errors import PacelineError
 from pipeline.launchers.agent_launcher import BOOTSTRAP, AgentLauncher, Answer
 from pipeline.launchers.answers import parse_answer
 from pipeline.launchers.base import Capabilities, Pack, Place
+from pipeline.launchers.settings import ClusterConfig
 from pipeline.types import Host, LaunchPlan, NodeFacts
+
+
+@dataclass(kw_only=True)
+class LocalConfig(ClusterConfig):
+    """Nothing more to set."""
+
+    launcher: str = "local"
 
 
 class LocalLauncher(AgentLauncher):

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import shell
@@ -25,6 +26,7 @@ from pipeline.launchers.agent_launcher import BOOTSTRAP, AgentLauncher, Answer
 from pipeline.launchers.answers import parse_answer
 from pipeline.launchers.base import Capabilities, Pack, Place
 from pipeline.launchers.collect import receive
+from pipeline.launchers.settings import ClusterConfig
 from pipeline.launchers.ssh_errors import explain
 from pipeline.types import Cluster, Host, LaunchPlan, NodeFacts
 
@@ -41,6 +43,13 @@ _FIND_PYTHON = (
     'b=$1; shift; for p; do case $p in "~/"*) p=$HOME/${p#??};; esac; '
     'command -v "$p" >/dev/null 2>&1 && exec "$p" -c "$b"; done; echo "paceline: no interpreter $*" >&2; exit 127'
 )
+
+
+@dataclass(kw_only=True)
+class PsshConfig(ClusterConfig):
+    """Nothing more to set."""
+
+    launcher: str = "pssh"
 
 
 class PsshLauncher(AgentLauncher):

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline import data
 from pipeline.config import build, compose
-from pipeline.config.build import RunConfig
+from pipeline.config.build import RunConfig, train_config
 from pipeline.config.schema import SweepConfig
 from pipeline.config.trials import TrialComposer, Words, jobs
 from pipeline.errors import UsageError
@@ -187,8 +187,8 @@ class TrialFactory:
 
 def _parsed(resolved: dict[str, Any], chosen: Words) -> node.TrainConfig:
     try:
-        return node.parse(resolved)
-    except (node.ConfigError, TypeError) as error:
+        return train_config(resolved)
+    except UsageError as error:
         where = f"trial {' '.join(chosen)}: " if chosen else ""
         raise UsageError(f"{where}{error}") from error
 

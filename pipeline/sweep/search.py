@@ -17,13 +17,13 @@ from typing import Any
 import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
-from optuna.samplers import BaseSampler, CmaEsSampler, GridSampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from pipeline.config.schema import SearchConfig
+from pipeline.config.schema import OPTIONS, SearchConfig
 from pipeline.errors import UsageError
-from pipeline.sweep.search_rules import objectives, total_trials
+from pipeline.sweep.search_rules import objectives
 from pipeline.sweep.space import Choice, Dimension, SearchSpace
 from pipeline.types import State
 
@@ -147,7 +147,7 @@ def open_search(
     )
     _refuse_changes(study, json.loads(json.dumps(made_of)), folder)
     begun = sum("of" not in trial.user_attrs for trial in study.get_trials(deepcopy=False))
-    total = total_trials(config, space)
+    total = config.total(space)
     if total < begun:
         raise UsageError(
             f"search.n_trials={total}, but {begun} trials of this search have begun; give at least {begun}",
@@ -179,22 +179,11 @@ def _shown(value: Any) -> str:
     return "not there" if value is None else str(value)
 
 
-class _Grid(GridSampler):
-    """Optuna's, without its wish to end an ``optimize`` loop that isn't there."""
-
-    def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None: ...
-
-
 def _sampler(config: SearchConfig, space: SearchSpace, at: int) -> BaseSampler:
-    """The sampler of one trial: its seed comes from the trial, so what is asked doesn't depend on who asked before."""
+    """The sampler of the trial number ``at``: its seed comes from the trial."""
     seed = (config.seed * _SEEDS + at) % 2**32
-    if config.name == "grid":  # whose seed is the order of the whole grid
-        return _Grid({name: item.values or () for name, item in space.dimensions.items()}, seed=config.seed)
-    if config.name == "random":
-        return RandomSampler(seed=seed)
-    if config.name == "cmaes":
-        return CmaEsSampler(seed=seed, warn_independent_sampling=False)
-    return TPESampler(seed=seed)
+    made: BaseSampler = OPTIONS["search"].module(config.name).sampler(config, space, seed)
+    return made
 
 
 def _pruner(config: SearchConfig, epochs: int) -> BasePruner:

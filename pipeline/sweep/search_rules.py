@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config.schema import SearchConfig
 from pipeline.errors import UsageError, hint
-from pipeline.sweep.space import Number, SearchSpace
+from pipeline.sweep.space import SearchSpace
 
-SAMPLERS = ("tpe", "random", "grid", "cmaes")
 PRUNERS = ("none", "median", "hyperband")
 DIRECTIONS = ("maximize", "minimize")
 EVERY_EPOCH = ("val/accuracy", "val/loss")
@@ -49,14 +47,6 @@ def _objective(word: str) -> Objective:
     return Objective(metric=metric, direction=direction)
 
 
-def total_trials(config: SearchConfig, space: SearchSpace) -> int:
-    """How many trials there will be."""
-    if config.name != "grid":
-        return int(config.n_trials or 0)
-    size = math.prod(len(item.values or ()) for item in space.dimensions.values())
-    return min(size, config.n_trials or size)
-
-
 def most_epochs(space: SearchSpace, resolved: Mapping[str, Any]) -> int:
     """How many epochs a trial can have."""
     item = space.dimensions.get("trainer.epochs")
@@ -70,8 +60,6 @@ def check(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any])
     Raises:
         UsageError: names the field, the value and the mend.
     """
-    if config.name not in SAMPLERS:
-        raise UsageError(f"search={config.name} is no search; {hint(config.name, SAMPLERS)}")
     if config.pruner not in PRUNERS:
         raise UsageError(f"search.pruner={config.pruner}: {hint(config.pruner, PRUNERS)}")
     for name in ("n_trials", "startup_trials", "min_epochs"):
@@ -85,27 +73,8 @@ def check(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any])
             f"search={config.name} has nothing to vary; give it optimizer.lr='tag(log, interval(1e-3,1))', "
             "model=small_cnn,resnet18 or trainer.global_batch_size='range(32,129,32)'"
         )
-    _check_sampler(config, space)
+    config.check(space)
     _check_metrics(config, space, resolved)
-
-
-def _check_sampler(config: SearchConfig, space: SearchSpace) -> None:
-    endless = [name for name, item in space.dimensions.items() if item.values is None]
-    if config.name == "grid" and endless:
-        raise UsageError(
-            f"search=grid can't list {endless[0]}: an interval has no end of values; "
-            f"write {endless[0]}='range(a,b,step)' or single values, or take search=tpe"
-        )
-    if config.name != "grid" and config.n_trials is None:
-        raise UsageError(f"search.n_trials=null: search={config.name} needs to know how many trials there shall be")
-    numbers = [name for name, item in space.dimensions.items() if isinstance(item, Number) and item.low < item.high]
-    if config.name == "cmaes" and len(numbers) < 2:
-        raise UsageError(
-            f"search=cmaes needs two numbers to vary (interval or range), and here there is "
-            f"{', '.join(numbers) or 'none'}; take search=tpe"
-        )
-    if config.name == "cmaes" and len(objectives(config)) > 1:
-        raise UsageError("search=cmaes has one objective; for several take search=tpe")
 
 
 def _check_metrics(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any]) -> None:

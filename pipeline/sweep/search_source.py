@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import data, metrics_file
 from pipeline.config import compose, trials
-from pipeline.config.build import RunConfig
+from pipeline.config.build import RunConfig, search_config
 from pipeline.config.schema import SearchConfig, SweepConfig
 from pipeline.errors import PacelineError, UsageError
 from pipeline.files import canonical_json, sha256_text
 from pipeline.key import KEY_LENGTH
 from pipeline.sweep.expand import TrialFactory, configuration_digest
-from pipeline.sweep.search_rules import EVERY_EPOCH, Objective, check, most_epochs, objectives, total_trials
+from pipeline.sweep.search_rules import EVERY_EPOCH, Objective, check, most_epochs, objectives
 from pipeline.sweep.space import Choice, SearchSpace, space
 from pipeline.sweep.trial import Outcome, Trial
 from pipeline.types import PRUNE, Cluster, State
@@ -58,7 +58,7 @@ class SearchPlan:
 
     @property
     def total(self) -> int:
-        return total_trials(self.config, self.space)
+        return self.config.total(self.space)
 
     @property
     def key(self) -> str:
@@ -78,7 +78,7 @@ def plan(words: Sequence[str], *, root: Path, local_gpus: int) -> SearchPlan:
         if group in _NOT_A_RUN:
             raise UsageError(f"{name} is no part of a run, so a search can't vary it; give it one value")
     resolved = compose.resolve(compose.compose_now(found.fixed))
-    config = SearchConfig(**resolved["search"])
+    config = search_config(resolved)
     check(config, found, resolved)
     factory = TrialFactory(root=root, local_gpus=local_gpus)
     first = tuple(

@@ -78,6 +78,16 @@ class SearchSpace:
     dimensions: Mapping[str, Dimension]
     fixed: tuple[str, ...]
 
+    @property
+    def endless(self) -> list[str]:
+        """The keys that have no end of values."""
+        return [name for name, item in self.dimensions.items() if item.values is None]
+
+    @property
+    def numbers(self) -> list[str]:
+        """The keys of numbers that can be more than one."""
+        return [name for name, item in self.dimensions.items() if isinstance(item, Number) and item.low < item.high]
+
     def described(self) -> dict[str, str]:
         """A line for each dimension. Equal for equal spaces, whatever the order of their words."""
         return {name: str(dimension) for name, dimension in sorted(self.dimensions.items())}

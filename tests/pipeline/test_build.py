@@ -10,6 +10,8 @@ import pytest
 from pipeline.config.build import RunConfig, build
 from pipeline.config.compose import compose_config, resolve
 from pipeline.errors import UsageError
+from pipeline.options import ROOT
+from pipeline.run import sources
 
 
 def configured(*overrides: str, root: Path = Path("/project"), gpus: int = 0) -> RunConfig:
@@ -94,8 +96,10 @@ def test_every_experiment_composes_for_one_and_two_nodes(name: str, cluster: str
 
 
 def test_auto_may_need_the_code_of_either_strategy_and_the_others_their_own() -> None:
-    assert {"ddp", "fsdp"} <= set(configured("strategy=auto").chosen)
-    assert "fsdp" not in configured().chosen
+    strategies = {f"trainers/strategies/{name}.py" for name in ("auto", "ddp", "fsdp")}
+    for name, wanted in (("auto", strategies), ("ddp", {"trainers/strategies/ddp.py"})):
+        code, _ = sources(ROOT)(configured(f"strategy={name}").chosen)
+        assert strategies & {*code.digests} == wanted
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The import closure: at second hand, through registries, and nothing that the run doesn't import."""
+"""The import closure: at second hand, of several entries, and nothing that the run doesn't import."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def write(root: Path, **modules: str) -> None:
         (folder / "__init__.py").touch()
 
 
-def names(root: Path, entry: str, chosen: tuple[str, ...] = ()) -> list[str]:
-    return list(import_closure(root, entry, chosen).digests)
+def names(root: Path, *entries: str) -> list[str]:
+    return list(import_closure(root, entries).digests)
 
 
 def test_follows_imports_at_second_hand_and_inside_functions(tmp_path: Path) -> None:
@@ -42,10 +42,12 @@ def test_follows_imports_at_second_hand_and_inside_functions(tmp_path: Path) -> 
     ]
 
 
-def test_a_registry_counts_only_the_chosen_entry(tmp_path: Path) -> None:
-    write(tmp_path, main='R = {"a": "app.one", "b": "app.two:Class"}\n', one="", two="")
-    assert "app/two.py" in names(tmp_path, "app.main", ("b",))
-    assert "app/one.py" not in names(tmp_path, "app.main", ("b",))
+def test_of_modules_that_are_imported_by_name_only_those_that_are_entries_count(tmp_path: Path) -> None:
+    write(tmp_path, main="import sys\nfrom importlib import import_module\nimport_module(sys.argv[1])\n")
+    write(tmp_path, one="import app.two\n", two="")
+    package, main = "app/__init__.py", "app/main.py"
+    assert names(tmp_path, "app.main") == [package, main]
+    assert names(tmp_path, "app.main", "app.one") == [package, main, "app/one.py", "app/two.py"]
 
 
 def test_a_module_named_by_a_bare_string_counts(tmp_path: Path) -> None:
@@ -55,28 +57,26 @@ def test_a_module_named_by_a_bare_string_counts(tmp_path: Path) -> None:
 
 def test_third_party_packages_are_named_without_the_standard_library(tmp_path: Path) -> None:
     write(tmp_path, main="import os.path\nimport torch.nn\nfrom numpy import array\n")
-    assert import_closure(tmp_path, "app.main", ()).third_party == ("numpy", "torch")
+    assert import_closure(tmp_path, "app.main").third_party == ("numpy", "torch")
 
 
 def test_a_missing_entry_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"app\.gone"):
-        import_closure(tmp_path, "app.gone", ())
+        import_closure(tmp_path, "app.gone")
 
 
 def test_sources_are_not_parsed_twice_but_edits_new_files_and_other_choices_are_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(
-        tmp_path, main='from app import first, later\nR = {"a": "app.one", "b": "app.two"}\n', first="", one="", two=""
-    )
+    write(tmp_path, main="from app import first, later\n", first="", one="", two="")
     package, main, first = "app/__init__.py", "app/main.py", "app/first.py"
-    assert names(tmp_path, "app.main", ("a",)) == [package, first, main, "app/one.py"]
+    assert names(tmp_path, "app.main", "app.one") == [package, first, main, "app/one.py"]
     with monkeypatch.context() as without:
         without.setattr(ast, "parse", None)
-        assert names(tmp_path, "app.main", ("a",)) == [package, first, main, "app/one.py"]
+        assert names(tmp_path, "app.main", "app.one") == [package, first, main, "app/one.py"]
         assert names(tmp_path, "app.main") == [package, first, main]
     write(tmp_path, first="import app.two\n", later="")
-    assert names(tmp_path, "app.main", ("a",)) == [package, first, "app/later.py", main, "app/one.py", "app/two.py"]
+    assert names(tmp_path, "app.main", "app.one") == [package, first, "app/later.py", main, "app/one.py", "app/two.py"]
 
 
 def test_a_damaged_memory_costs_a_parse(tmp_path: Path) -> None:
@@ -86,8 +86,18 @@ def test_a_damaged_memory_costs_a_parse(tmp_path: Path) -> None:
     assert names(tmp_path, "app.main") == before
 
 
+MODULES = (
+    "trainers.classifier",
+    "trainers.models.small_cnn",
+    "trainers.optimizers.sgd",
+    "trainers.schedules.constant",
+    "trainers.strategies.ddp",
+)
+
+
 def test_the_trainer_imports_torch_alone_and_only_the_model_it_was_given() -> None:
-    closure = import_closure(ROOT, "trainers.classifier", ("small_cnn", "sgd", "constant", "ddp"))
+    closure = import_closure(ROOT, MODULES)
     assert closure.third_party == ("torch",)
     assert "trainers/models/small_cnn.py" in closure.digests
-    assert "trainers/models/resnet.py" not in closure.digests
+    others = {"trainers/models/resnet.py", "trainers/strategies/fsdp.py", "trainers/optimizers/adam.py"}
+    assert not others & {*closure.digests}

@@ -14,10 +14,10 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config import compose
+from pipeline.config.build import train_config
 from pipeline.config.compose import CONF_DIR, compose_config, resolve
 from pipeline.config.schema import register
 from pipeline.errors import UsageError
-from trainers.config import parse
 
 GROUPS = {
     "dataset": ["cifar10", "mnist", "digits", "arrays", "synthetic"],
@@ -174,7 +174,7 @@ def test_a_value_that_leads_nowhere_names_its_field(override: str, said: str) ->
 
 @pytest.mark.parametrize("path", sorted((CONF_DIR / "experiment").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_named_experiment_is_a_configuration_that_can_train(path: Path) -> None:
-    parse(resolve(compose_config([f"experiment={path.stem}"])))
+    train_config(resolve(compose_config([f"experiment={path.stem}"])))
 
 
 def test_digits_is_the_quickstart() -> None:

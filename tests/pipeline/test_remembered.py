@@ -11,6 +11,15 @@ from pipeline.config.compose import compose_config, resolve
 from pipeline.config.remembered import Composition
 from tests.integration.commands import ROOT
 
+EDITED = [
+    "conf/experiment/quickstart.yaml",
+    "pipeline/config/schema.py",
+    "trainers/config.py",
+    "trainers/models/small_cnn.py",
+    "trainers/models/mine.py",  # a new one
+    "pipeline/data/datasets/digits.py",
+    "pipeline/launchers/local.py",
+]
 WORDS = ("experiment=quickstart", "optimizer.lr=1e-1")
 SOME = {"paths": {"runs": "runs"}}
 
@@ -18,7 +27,7 @@ SOME = {"paths": {"runs": "runs"}}
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
-    for name in ("pipeline/config", "trainers"):
+    for name in ("pipeline", "trainers"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     Composition(tmp_path, WORDS).keep(resolve(compose_config(WORDS)))
     return tmp_path
@@ -30,7 +39,7 @@ def test_what_is_remembered_is_what_hydra_composes(project: Path) -> None:
     assert Composition(project, ()).recall() is None
 
 
-@pytest.mark.parametrize("name", ["conf/experiment/quickstart.yaml", "pipeline/config/schema.py", "trainers/config.py"])
+@pytest.mark.parametrize("name", EDITED)
 def test_an_edit_of_what_a_composition_is_made_from_forgets_it(project: Path, name: str) -> None:
     with (project / name).open("a") as file:
         file.write("# more\n")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from pipeline.config.schema import SearchConfig
+from pipeline.config.build import search_config
 from pipeline.errors import UsageError
 from pipeline.sweep.search import Search, Suggestion, open_search
 from pipeline.sweep.space import space
@@ -16,7 +16,7 @@ WORDS = ("lr=tag(log,interval(1e-4,1))", "width=int(interval(1,8))", "model=a,b"
 
 
 def opened(folder: Path, *words: str, **settings: object) -> Search:
-    config = SearchConfig(**{"name": "tpe", "n_trials": 12, **settings})  # type: ignore[arg-type]
+    config = search_config({"search": {"name": "tpe", "n_trials": 12, **settings}})
     found = space(OverridesParser.create().parse_overrides(list(words or WORDS)))
     settings = {name: value for name, value in vars(config).items() if name != "n_trials"}
     return open_search(config, found, folder, {"space": found.described(), "search": settings}, epochs=8)

@@ -3,6 +3,7 @@
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from pipeline.config.build import search_config
 from pipeline.config.schema import SearchConfig
 from pipeline.errors import UsageError
 from pipeline.sweep.search_rules import check, objectives
@@ -90,7 +91,7 @@ def test_values_are_written_as_a_grid_writes_them() -> None:
 def test_what_can_not_work_is_refused_before_the_first_trial(
     settings: dict[str, object], words: list[str], text: str
 ) -> None:
-    config = SearchConfig(**{"n_trials": 4, **settings})  # type: ignore[arg-type]
+    config = search_config({"search": {"n_trials": 4, **settings}})
     if text == "search.pruner=mean":
         config.pruner = "mean"
     with pytest.raises(UsageError) as error:

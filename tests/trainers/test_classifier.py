@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.trainers import other_model
 from tests.trainers.tiny_runs import ROOT, MakeRun, metrics_lines, read_summary, start
 from trainers.augment import EpochPlan
 from trainers.batches import Steps
 from trainers.config import ConfigError
 from trainers.errors import TrainerError
-from trainers.models import MODELS
 from trainers.session import run
 from trainers.step import Stepper, out_of_memory
 from trainers.weights import digest
@@ -100,7 +100,7 @@ def test_updates_that_are_not_finite_can_be_left_out(make_run: MakeRun, monkeypa
         return loss * float("inf") if poisoned else loss
 
     monkeypatch.setattr(Stepper, "_backward", sometimes_infinite)
-    monkeypatch.setitem(MODELS, "resnet18", "tests.trainers.other_model")
+    monkeypatch.setitem(sys.modules, "trainers.models.resnet18", other_model)
     run_dir = make_run(trainer__skip_nonfinite=True, model={"name": "resnet18"}, trainer__epochs=2)
     run(run_dir / "config.json")
     skipped = [line["metrics"].get("train/skipped_steps") for line in metrics_lines(run_dir)]
@@ -144,7 +144,7 @@ def test_full_memory_names_the_next_smaller_micro_batch_that_divides() -> None:
 def test_weights_of_another_network_are_refused(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = make_run()
     run(run_dir / "config.json")
-    monkeypatch.setitem(MODELS, "small_cnn", "tests.trainers.other_model")
+    monkeypatch.setitem(sys.modules, "trainers.models.small_cnn", other_model)
     with pytest.raises(TrainerError, match=r"step 15 does not fit model=small_cnn .*Missing key.* to start afresh"):
         run(run_dir / "config.json")
 

@@ -9,13 +9,13 @@ from unittest.mock import patch
 import pytest
 from torch import Tensor
 
+from tests.trainers import other_model
 from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.test_resume import DiedError
 from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary
 from trainers.augment import EpochPlan
 from trainers.distributed import read_ranks
 from trainers.loop import Trainer
-from trainers.models import MODELS
 from trainers.session import run
 from trainers.step import Stepper
 
@@ -71,7 +71,7 @@ def die(self: Trainer, place: str) -> None:
 
 def die_and_go_on(folder: Path) -> None:
     """The run folders in ``folder``: ``whole`` once, each other one killed where its death.json says."""
-    MODELS["resnet18"] = "tests.trainers.other_model"
+    other_model.stand_in("resnet18")
     next_port()
     run(folder / "whole" / "config.json")
     for run_dir in sorted(folder.glob("broken*")):

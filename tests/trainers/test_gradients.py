@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from tests.trainers.ranks import call_on_ranks, next_port
-from trainers.config import DDPConfig
 from trainers.distributed import connect
 from trainers.gradients import GradientAverager
 from trainers.shared_memory import SharedMemory, share_memory
+from trainers.strategies.ddp import DDPConfig
 
 
 def average_on_this_rank(folder: Path) -> None:

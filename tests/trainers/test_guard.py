@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from trainers import network
-from trainers.config import SGDConfig
 from trainers.distributed import Node, Ranks
 from trainers.errors import TrainerError
 from trainers.guard import UpdateGuard
 from trainers.optimizers import build
+from trainers.optimizers.sgd import SGDConfig
 
 CPU = torch.device("cpu")
 ALONE = Node(ranks=Ranks(), device=CPU, backend="gloo")

@@ -11,13 +11,13 @@ import torch
 
 from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.tiny_runs import MakeRun
-from trainers.config import load
 from trainers.data import open_pack
 from trainers.distributed import Node, Ranks
 from trainers.gradients import GradientAverager
 from trainers.loop import Trainer
 from trainers.measure import OwnLoop, flop_per_image
 from trainers.measure import run as measure
+from trainers.options import load
 from trainers.stopwatch import PARTS, watching
 from trainers.yardstick import PlainLoop
 

@@ -1,9 +1,10 @@
 import pytest
 import torch
 
-from trainers.config import ConfigError, ModelConfig, SmallCNNConfig, WhitenedCNNConfig
+from trainers.config import ConfigError, ModelConfig
 from trainers.models import ImageShape, build
-from trainers.models.whitened_cnn import whitening_filters
+from trainers.models.small_cnn import SmallCNNConfig
+from trainers.models.whitened_cnn import WhitenedCNNConfig, whitening_filters
 
 CIFAR = ImageShape(channels=3, height=32, width=32, num_classes=10)
 
@@ -39,7 +40,7 @@ def test_resnet_takes_images_of_one_pixel() -> None:
 
 def test_an_unknown_model_names_the_known_ones() -> None:
     with pytest.raises(
-        ConfigError, match=r"model.name='vgg' is not an option; choose one of: small_cnn, whitened_cnn, "
+        ConfigError, match=r"model.name='vgg' is not an option; choose one of: resnet18, resnet50, small_cnn, "
     ):
         build(ModelConfig(name="vgg"), CIFAR)
 

@@ -11,11 +11,11 @@ from torch import nn
 from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.test_sharding import train
 from tests.trainers.tiny_runs import MakeRun, read_summary
-from trainers.config import DDPConfig
 from trainers.distributed import connect
 from trainers.gradients import GradientAverager
 from trainers.powersgd import orthonormalise
 from trainers.session import run
+from trainers.strategies.ddp import DDPConfig
 
 STEPS = 30
 

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainers import other_model
 from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.test_resume import DiedError
 from tests.trainers.tiny_runs import MakeRun, read_summary
 from trainers import evaluation
-from trainers.config import load
 from trainers.distributed import read_ranks
 from trainers.loop import Trainer
-from trainers.models import MODELS, ImageShape, build
+from trainers.models import ImageShape, build
+from trainers.options import load
 from trainers.session import run
 from trainers.strategies import fsdp
 
@@ -53,7 +54,7 @@ def weights(run_dir: Path) -> dict[str, Tensor]:
 
 
 def train_alike(folder: Path) -> None:
-    MODELS["resnet18"] = "tests.trainers.other_model"
+    other_model.stand_in("resnet18")
     fsdp._SMALLEST_BYTES = 50  # convolutions and dense layers are parts of their own, as a large network's are
     for name in ("ddp", "fsdp", "again"):
         train(folder / name)
@@ -108,7 +109,7 @@ def test_fsdp_trains_to_the_weights_of_ddp_and_resumes_to_the_bit(
 
 
 def train_apart(folder: Path) -> None:
-    MODELS["resnet18"] = "tests.trainers.other_model"
+    other_model.stand_in("resnet18")
     with patch.dict(evaluation._SMALLEST_BATCH, cpu=4):  # 3 batches of one rank, 2 of the other
         train(folder / "whole")
         train(folder / "apart", until=9)
@@ -118,7 +119,7 @@ def train_apart(folder: Path) -> None:
 
 
 def train_alone(folder: Path) -> None:
-    MODELS["resnet18"] = "tests.trainers.other_model"
+    other_model.stand_in("resnet18")
     train(folder / "alone")
 
 

@@ -10,13 +10,17 @@ import torch
 
 from tests.trainers.tiny_runs import MakeRun, config
 from trainers.checkpoint_files import sealed
-from trainers.config import AdamConfig, ConfigError, ModelConfig, SGDConfig, TrainConfig, parse
+from trainers.config import ConfigError, ModelConfig, TrainConfig
 from trainers.distributed import Node, Ranks
 from trainers.errors import TrainerError
 from trainers.models import ImageShape, build
+from trainers.optimizers.adam import AdamConfig
+from trainers.optimizers.sgd import SGDConfig
+from trainers.options import parse
 from trainers.session import run
 from trainers.strategies import build as build_strategy
-from trainers.strategies import choose, optimizer_bytes
+from trainers.strategies import fsdp
+from trainers.strategies.auto import choose, optimizer_bytes
 
 GIB = 1 << 30
 PAIR = Node(ranks=Ranks(world_size=2, local_world_size=2), device=torch.device("cpu"), backend="gloo")
@@ -78,19 +82,19 @@ def test_compression_is_no_setting_of_fsdp() -> None:
 
 
 def test_an_optimizer_that_needs_whole_tensors_is_refused() -> None:
-    settings = configured(strategy={"name": "fsdp"})
-    settings.optimizer.name = "other"
-    with pytest.raises(ConfigError, match=r"strategy=fsdp updates slices .* optimizer=other can't; choose one of: sgd"):
-        build_strategy(settings, torch.nn.Linear(2, 2), PAIR, "fp32")
+    said = r"strategy=fsdp updates slices .* optimizer=muon can't; choose optimizer=sgd, optimizer=adam or strategy=ddp"
+    with pytest.raises(ConfigError, match=said):
+        configured(strategy={"name": "fsdp"}, optimizer={"name": "muon"})
+    chosen_by_auto = configured(strategy={"name": "auto"}, optimizer={"name": "muon"})
+    with pytest.raises(ConfigError, match=said):
+        fsdp.build(chosen_by_auto, torch.nn.Linear(2, 2), PAIR, "fp32")
 
 
 def test_a_network_is_divided_into_parts_of_a_few_megabytes() -> None:
-    from trainers.strategies.fsdp import parts  # imports torch._dynamo
-
     image = ImageShape(channels=3, height=32, width=32, num_classes=10)
     network = build(ModelConfig(name="resnet50"), image)
     names = {module: name for name, module in network.named_modules()}
-    found = {names[part]: sum(item.nbytes for item in part.parameters()) >> 20 for part in parts(network)}
+    found = {names[part]: sum(item.nbytes for item in part.parameters()) >> 20 for part in fsdp.parts(network)}
     assert {"layer2", "layer3.0", "layer4.1"} <= found.keys()
     assert "layer3" not in found  # 27 MiB
     assert not any(name.startswith("layer2.") for name in found)

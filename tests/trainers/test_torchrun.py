@@ -10,11 +10,11 @@ import torch
 from tests.trainers.ranks import call_on_ranks
 from tests.trainers.tiny_runs import MakeRun, finish, metrics_lines, read_summary, start
 from trainers.augment import normaliser
-from trainers.config import load
 from trainers.data import open_pack
 from trainers.distributed import Node, Ranks
 from trainers.evaluation import evaluate
 from trainers.models import ImageShape, build
+from trainers.options import load
 from trainers.session import run
 
 SETTINGS = {"trainer__epochs": 30, "trainer__checkpoint_every_steps": 3}

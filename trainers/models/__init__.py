@@ -1,26 +1,19 @@
-"""The networks: a registry from name to module, imported on use.
+"""The networks: one module each, found by its name. docs/models.md shows how to add one.
 
-A model module has one function, ``build(config, image)``, that returns a ``torch.nn.Module`` from
-float images [n, C, H, W] to logits [n, classes]. docs/models.md shows how to add one.
+A model's module has its settings and one function, ``build(config, image)``, that returns a ``torch.nn.Module`` from
+float images [n, C, H, W] to logits [n, classes]. Modules without settings are what models share.
 """
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from trainers.config import ConfigError, ModelConfig
+from trainers import options
+from trainers.config import ModelConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-MODELS = {
-    "small_cnn": "trainers.models.small_cnn",
-    "whitened_cnn": "trainers.models.whitened_cnn",
-    "resnet18": "trainers.models.resnet",
-    "resnet50": "trainers.models.resnet",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +40,5 @@ def build(config: ModelConfig, image: ImageShape) -> nn.Module:
     Raises:
         ConfigError: no such model, or one that does not fit the image size.
     """
-    if config.name not in MODELS:
-        raise ConfigError(f"model.name={config.name!r} is not an option; choose one of: {', '.join(MODELS)}")
-    network: nn.Module = importlib.import_module(MODELS[config.name]).build(config, image)
+    network: nn.Module = options.module("model", config.name).build(config, image)
     return network

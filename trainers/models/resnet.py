@@ -1,15 +1,13 @@
-"""ResNet-18 and ResNet-50 for small images: a 3×3 stem at stride 1 and no max-pool.
+"""Residual networks for small images: a 3×3 stem at stride 1 and no max-pool.
 
-He, Zhang, Ren, Sun: Deep residual learning for image recognition, 2015. For 3×32×32 and 10 classes:
-11,173,962 and 23,520,842 parameters. Modules are named as in torchvision, so that its resnet18 and
-resnet50 with the stem exchanged load these weights.
+He, Zhang, Ren, Sun: Deep residual learning for image recognition, 2015. Modules are named as in torchvision, so that
+its resnet18 and resnet50 with the stem exchanged load these weights.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from trainers.config import ModelConfig
 from trainers.models import ImageShape
 
 _WIDTHS = (64, 128, 256, 512)
@@ -91,12 +89,11 @@ class ResNet(nn.Module):
         return logits
 
 
-def build(config: ModelConfig, image: ImageShape) -> nn.Module:
-    """resnet18 or resnet50, with He initialisation of the convolutions."""
-    network = {
-        "resnet18": lambda: ResNet(BasicBlock, (2, 2, 2, 2), image),
-        "resnet50": lambda: ResNet(Bottleneck, (3, 4, 6, 3), image),
-    }[config.name]()
+def residual_network(
+    block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, int, int, int], image: ImageShape
+) -> nn.Module:
+    """Fresh weights, with He initialisation of the convolutions. ``depths``: blocks of each of the four stages."""
+    network = ResNet(block, depths, image)
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

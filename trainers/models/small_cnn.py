@@ -6,15 +6,33 @@ Source of the shape: https://github.com/pytorch/examples/tree/main/mnist (1,199,
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor, nn
 
-from trainers.config import ConfigError, ModelConfig, SmallCNNConfig
+from trainers.config import ConfigError, ModelConfig, at_least
 from trainers.models import ImageShape
 from trainers.models.dense import Flatten, Linear
 from trainers.models.dropout import Dropout
 
 _LOST_PIXELS = 4  # two 3×3 convolutions without padding
 _SMALLEST_PIXELS = _LOST_PIXELS + 2  # one 2×2 pooling window must be left
+
+
+@dataclass(kw_only=True)
+class SmallCNNConfig(ModelConfig):
+    """Two convolutions and two dense layers, after the PyTorch MNIST example."""
+
+    name: str = "small_cnn"
+    width: int = 32  # filters of the first convolution; the second has twice as many
+    hidden: int = 128
+    dropout: float = 0.25  # after the convolutions; twice this before the last layer
+
+    def __post_init__(self) -> None:
+        at_least("model.width", self.width, 1)
+        at_least("model.hidden", self.hidden, 1)
+        if not 0 <= self.dropout < 0.5:
+            raise ConfigError(f"model.dropout={self.dropout} must lie in [0, 0.5)")
 
 
 class SmallCNN(nn.Module):
@@ -44,10 +62,8 @@ class SmallCNN(nn.Module):
         return logits
 
 
-def build(config: ModelConfig, image: ImageShape) -> nn.Module:
+def build(config: SmallCNNConfig, image: ImageShape) -> nn.Module:
     """Raises ConfigError when the images are smaller than 6×6."""
-    if not isinstance(config, SmallCNNConfig):
-        raise TypeError(f"small_cnn takes a SmallCNNConfig, not {type(config).__name__}")
     if min(image.height, image.width) < _SMALLEST_PIXELS:
         raise ConfigError(
             f"model=small_cnn needs images of at least {_SMALLEST_PIXELS}×{_SMALLEST_PIXELS} pixels, "

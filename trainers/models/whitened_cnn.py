@@ -8,17 +8,30 @@ shift, and a small head. For 3×32×32 and 10 classes at the default width: 1,97
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainers.config import ConfigError, ModelConfig, WhitenedCNNConfig
+from trainers.config import ConfigError, ModelConfig, at_least
 from trainers.models import ImageShape
 
 _PATCH_PIXELS = 2  # side
 _FLOOR = 5e-4  # added to the variances, so that directions without any are not blown up to noise
 _STATISTICS_SHARE = 0.4  # of the newest batch in the running statistics: a short training moves fast
 _IMAGES_AT_ONCE = 250
+
+
+@dataclass(kw_only=True)
+class WhitenedCNNConfig(ModelConfig):
+    """Six convolutions behind a fixed whitening layer, for short trainings on small images."""
+
+    name: str = "whitened_cnn"
+    width: int = 64  # filters of the first block; the other two have four times as many
+
+    def __post_init__(self) -> None:
+        at_least("model.width", self.width, 1)
 
 
 class Whitening(nn.Module):
@@ -112,10 +125,8 @@ def _normalisation(channels: int) -> nn.BatchNorm2d:
     return layer
 
 
-def build(config: ModelConfig, image: ImageShape) -> nn.Module:
+def build(config: WhitenedCNNConfig, image: ImageShape) -> nn.Module:
     """Raises ConfigError when the images have a side of one pixel."""
-    if not isinstance(config, WhitenedCNNConfig):
-        raise TypeError(f"whitened_cnn takes a WhitenedCNNConfig, not {type(config).__name__}")
     if min(image.height, image.width) < _PATCH_PIXELS:
         raise ConfigError(
             f"model=whitened_cnn needs images of at least {_PATCH_PIXELS}×{_PATCH_PIXELS} pixels, "

@@ -13,6 +13,7 @@ import importlib.util
 import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -26,31 +27,43 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from trainers.config import ConfigError, TrainConfig
+from trainers.config import ConfigError, StrategyConfig, TrainConfig
 from trainers.distributed import Node
 from trainers.errors import TrainerError
 from trainers.files import could_not_write
-from trainers.strategies import Layout
+from trainers.strategies import Layout, Strategy
 from trainers.strategies.fsdp_files import exchange, folder_name, rank_files, strangers
 
-ELEMENTWISE = ("sgd", "adam")  # optimizers that need no more of a tensor than a slice
 _LARGEST_BYTES, _SMALLEST_BYTES = 25 << 20, 1 << 20  # of the weights that are gathered at once
 
 
-def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> tuple[Shards, ShardAverager]:
+@dataclass(kw_only=True)
+class FSDPConfig(StrategyConfig):
+    """Nothing more to set."""
+
+    name: str = "fsdp"
+
+    def check(self, config: TrainConfig) -> None:
+        """An optimizer that needs whole tensors, or a network to be compiled."""
+        if not config.optimizer.elementwise:
+            raise ConfigError(
+                f"strategy=fsdp updates slices of tensors, which optimizer={config.optimizer.name} can't; "
+                "choose optimizer=sgd, optimizer=adam or strategy=ddp"
+            )
+        if config.trainer.compile:
+            raise ConfigError(
+                "trainer.compile=true goes with strategy=ddp; take trainer.compile=false, or strategy=ddp"
+            )
+
+
+def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> Strategy:
     """Slice ``model`` in place over all ranks.
 
     Raises:
-        ConfigError: an optimizer that needs whole tensors, or a network to be compiled.
+        ConfigError: what ``FSDPConfig.check`` refuses (under strategy=auto nobody has asked it yet).
         TrainerError: GPUs without nccl, or no numpy on this host.
     """
-    if config.optimizer.name not in ELEMENTWISE:
-        raise ConfigError(
-            f"strategy=fsdp updates slices of tensors, which optimizer={config.optimizer.name} can't; choose one of: "
-            f"{', '.join(ELEMENTWISE)}, or strategy=ddp"
-        )
-    if config.trainer.compile:
-        raise ConfigError("trainer.compile=true goes with strategy=ddp; take trainer.compile=false, or strategy=ddp")
+    FSDPConfig().check(config)
     if node.device.type == "cuda" and node.backend != "nccl":
         raise TrainerError(
             f"strategy=fsdp on GPUs needs strategy.backend=nccl, and this run has {node.backend}; "
@@ -67,7 +80,7 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
     mesh = init_device_mesh(node.device.type, (node.ranks.world_size,))
     shard(model.to(memory_format=torch.contiguous_format), mesh, precision)
     layout = Shards(model, node, mesh)
-    return layout, ShardAverager(layout)
+    return Strategy(layout=layout, averager=ShardAverager(layout))
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, precision: str) -> None:

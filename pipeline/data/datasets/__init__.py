@@ -1,1 +1,20 @@
-"""The data sets: one module each, found by its name."""
+"""The data sets: one module each, found by its name and imported on use. docs/datasets.md shows how to add one."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from pipeline.data.base import DatasetModule
+from pipeline.errors import DataError, UsageError
+from pipeline.options import Options
+from trainers.config import DatasetConfig
+
+DATASETS = Options("dataset", "pipeline.data.datasets", DatasetConfig)
+
+
+def module(name: str) -> DatasetModule:
+    """The module of a data set. Raises DataError for an unknown name."""
+    try:
+        return cast(DatasetModule, DATASETS.module(name))
+    except UsageError as error:
+        raise DataError(error.what) from error

@@ -38,6 +38,13 @@ _CHANNELS = (1, 3, 4)
 _MAX_GAPS = 8  # missing classes that an error lists
 
 
+@dataclass(kw_only=True)
+class ArraysConfig(DatasetConfig):
+    """Nothing more to set."""
+
+    name: str = "arrays"
+
+
 def local_inputs(config: DatasetConfig) -> list[Path]:
     """The .npz itself, so that a changed one means a new pack."""
     path = local_path(_source(config))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,13 @@ CATALOGUE = Catalogue(
     ),
     holdout=5000,
 )
+
+
+@dataclass(kw_only=True)
+class Cifar10Config(DatasetConfig):
+    """Nothing more to set."""
+
+    name: str = "cifar10"
 
 
 def local_inputs(config: DatasetConfig) -> list[Path]:

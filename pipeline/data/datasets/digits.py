@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import importlib.util
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.data.base import Part, RawSet, Workspace, refuse_source
@@ -13,6 +14,13 @@ from trainers.config import DatasetConfig
 
 SHAPE = (1, 8, 8)
 _SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"  # of the table, unpacked
+
+
+@dataclass(kw_only=True)
+class DigitsConfig(DatasetConfig):
+    """Nothing more to set."""
+
+    name: str = "digits"
 
 
 def local_inputs(config: DatasetConfig) -> list[Path]:

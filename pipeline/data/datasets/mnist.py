@@ -7,6 +7,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
@@ -73,6 +74,13 @@ CATALOGUE = Catalogue(
     ),
     holdout=10_000,
 )
+
+
+@dataclass(kw_only=True)
+class MnistConfig(DatasetConfig):
+    """Nothing more to set."""
+
+    name: str = "mnist"
 
 
 def local_inputs(config: DatasetConfig) -> list[Path]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.data.base import Part, RawSet, Workspace, refuse_source
-from pipeline.errors import DataError
-from trainers.config import DatasetConfig, SyntheticConfig
+from trainers.config import DatasetConfig, at_least
 
 if TYPE_CHECKING:
     from pipeline.data.base import Block, Images
@@ -18,16 +18,32 @@ _GRID = 4  # a class's pattern has this many cells a side
 _BLOCK = 1024  # images that share a generator: part of what defines the content
 
 
+@dataclass(kw_only=True)
+class SyntheticConfig(DatasetConfig):
+    """Generated images; an accuracy on them means nothing."""
+
+    name: str = "synthetic"
+    size: int = 2048  # images in the training set, before val_size is taken off
+    test_size: int = 512
+    num_classes: int = 10
+    channels: int = 3
+    image_size: int = 32  # pixels, height = width
+    generator_seed: int = 0
+
+    def __post_init__(self) -> None:
+        DatasetConfig.__post_init__(self)
+        for name in ("size", "test_size", "num_classes", "channels", "image_size"):
+            at_least(f"dataset.{name}", getattr(self, name), 1)
+
+
 def local_inputs(config: DatasetConfig) -> list[Path]:
     """None: the configuration says it all."""
     refuse_source(config)
     return []
 
 
-def load(config: DatasetConfig, work: Workspace) -> RawSet:
+def load(config: SyntheticConfig, work: Workspace) -> RawSet:
     """Describe the images; they are generated block by block while they are packed."""
-    if not isinstance(config, SyntheticConfig):
-        raise DataError(f"dataset=synthetic needs the fields of SyntheticConfig, not {type(config).__name__}")
     return RawSet(
         train=_part(config, config.size, _TRAIN),
         test=_part(config, config.test_size, _TEST),

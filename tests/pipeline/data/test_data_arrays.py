@@ -11,8 +11,9 @@ from data_server import Server
 
 from pipeline.data import fetch, find
 from pipeline.data.datasets import digits
+from pipeline.data.datasets.synthetic import SyntheticConfig
 from pipeline.errors import DataError
-from trainers.config import DatasetConfig, SyntheticConfig
+from trainers.config import DatasetConfig
 
 IMAGES, LABELS = random_images(40, (6, 7, 3), 1)
 
@@ -173,7 +174,7 @@ def test_a_source_where_none_is_used_is_refused(config: DatasetConfig, tmp_path:
 
 def test_digits_are_scikit_learn_s(tmp_path: Path) -> None:
     theirs = pytest.importorskip("sklearn.datasets").load_digits()
-    ((images, labels),) = digits.load(DatasetConfig(holdout=360), None).train.blocks()  # type: ignore[arg-type]
+    ((images, labels),) = digits.load(digits.DigitsConfig(holdout=360), None).train.blocks()  # type: ignore[arg-type]
     np.testing.assert_array_equal(images[:, 0], np.floor(theirs.images * 255 / 16 + 0.5))
     np.testing.assert_array_equal(labels, theirs.target)
 
@@ -182,7 +183,7 @@ def test_altered_digits_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "digits.csv.gz").write_bytes(gzip.compress(b"0,1\n"))
     monkeypatch.setattr(digits, "_table", lambda: tmp_path / "digits.csv.gz")
     with pytest.raises(DataError, match=r"digits.csv.gz is altered: expected sha256 6ebb3d2f"):
-        fetch(DatasetConfig(holdout=360), tmp_path / "data")
+        fetch(digits.DigitsConfig(holdout=360), tmp_path / "data")
 
 
 def test_synthetic_classes_can_be_told_apart_and_another_seed_is_another_set(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import pytest
 from data_fixtures import make_cifar10, make_mnist, random_images, read_pack
 
 from pipeline.data import fetch, find
-from pipeline.data.registry import MODULES
+from pipeline.data.datasets import DATASETS
+from pipeline.data.datasets.synthetic import SyntheticConfig
 from pipeline.files import canonical_json, sha256_file, sha256_text
-from trainers.config import SCHEMAS, DatasetConfig, SyntheticConfig
+from trainers.config import DatasetConfig
 
 
 def arrays(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
@@ -50,7 +51,7 @@ def config(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_every_registered_data_set_is_tested_and_has_a_schema() -> None:
-    assert set(CONFIGS) == set(MODULES) == set(SCHEMAS["dataset"])
+    assert sorted(CONFIGS) == DATASETS.names()
 
 
 def test_the_files_have_the_sizes_and_digests_of_the_manifest(config: DatasetConfig, tmp_path: Path) -> None:

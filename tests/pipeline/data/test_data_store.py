@@ -19,9 +19,10 @@ from data_fixtures import make_mnist, random_images
 from data_server import Server
 
 from pipeline.data import Pack, disk, fetch, find, manifest, packing
+from pipeline.data.datasets.synthetic import SyntheticConfig
 from pipeline.errors import DataError
 from tests.small_disk import mounted
-from trainers.config import DatasetConfig, SyntheticConfig
+from trainers.config import DatasetConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = SyntheticConfig(size=200, test_size=50, image_size=8, val_size=20)
@@ -43,7 +44,8 @@ def run(code: str) -> subprocess.Popen[str]:
 
 def child_fetch(config: str, data_dir: Path) -> str:
     return (
-        "from pathlib import Path\nfrom trainers.config import DatasetConfig, SyntheticConfig\n"
+        "from pathlib import Path\nfrom trainers.config import DatasetConfig\n"
+        "from pipeline.data.datasets.synthetic import SyntheticConfig\n"
         "from pipeline.data import fetch\n"
         f"print(fetch({config}, Path({str(data_dir)!r}), on_progress=lambda *line: None).digest)\n"
     )
@@ -61,7 +63,7 @@ def test_nothing_is_found_where_nothing_was_made_and_nothing_is_written(tmp_path
 
 
 def test_an_unknown_data_set_shows_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"dataset=cifar is not known; did you mean cifar10\? valid: arrays, cifar10"):
+    with pytest.raises(DataError, match=r"dataset='cifar' is not an option; did you mean cifar10\? valid: arrays, "):
         find(DatasetConfig(name="cifar"), tmp_path)
 
 

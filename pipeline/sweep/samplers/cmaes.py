@@ -1,0 +1,35 @@
+"""CMA-ES: for two or more numbers; choices among them are drawn at random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from optuna.samplers import BaseSampler, CmaEsSampler
+
+from pipeline.config.schema import SearchConfig
+from pipeline.errors import UsageError
+from pipeline.sweep.space import SearchSpace
+
+
+@dataclass(kw_only=True)
+class CMAESConfig(SearchConfig):
+    """Nothing more to set."""
+
+    name: str = "cmaes"
+
+    def check(self, space: SearchSpace) -> None:
+        """It needs numbers, and knows one objective."""
+        super().check(space)
+        numbers = space.numbers
+        if len(numbers) < 2:
+            raise UsageError(
+                f"search=cmaes needs two numbers to vary (interval or range), and here there is "
+                f"{', '.join(numbers) or 'none'}; take search=tpe"
+            )
+        if len(self.objectives) > 1:
+            raise UsageError("search=cmaes has one objective; for several take search=tpe")
+
+
+def sampler(config: CMAESConfig, space: SearchSpace, seed: int) -> BaseSampler:
+    """See pipeline.sweep.samplers."""
+    return CmaEsSampler(seed=seed, warn_independent_sampling=False)

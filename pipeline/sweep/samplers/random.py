@@ -1,0 +1,22 @@
+"""Each trial drawn anew, whatever the others found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from optuna.samplers import BaseSampler, RandomSampler
+
+from pipeline.config.schema import SearchConfig
+from pipeline.sweep.space import SearchSpace
+
+
+@dataclass(kw_only=True)
+class RandomConfig(SearchConfig):
+    """Nothing more to set."""
+
+    name: str = "random"
+
+
+def sampler(config: RandomConfig, space: SearchSpace, seed: int) -> BaseSampler:
+    """See pipeline.sweep.samplers."""
+    return RandomSampler(seed=seed)

@@ -1,0 +1,22 @@
+"""Tree-structured Parzen estimator: learns from finished trials where good ones lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from optuna.samplers import BaseSampler, TPESampler
+
+from pipeline.config.schema import SearchConfig
+from pipeline.sweep.space import SearchSpace
+
+
+@dataclass(kw_only=True)
+class TPEConfig(SearchConfig):
+    """Nothing more to set."""
+
+    name: str = "tpe"
+
+
+def sampler(config: TPEConfig, space: SearchSpace, seed: int) -> BaseSampler:
+    """See pipeline.sweep.samplers."""
+    return TPESampler(seed=seed)

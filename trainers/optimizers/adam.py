@@ -1,0 +1,70 @@
+"""Adam: a method for stochastic optimization (Kingma, Ba 2015)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+
+from trainers.config import ConfigError, OptimizerConfig
+from trainers.optimizers import Optimizer
+
+
+@dataclass(kw_only=True)
+class AdamConfig(OptimizerConfig):
+    elementwise: ClassVar[bool] = True
+
+    name: str = "adam"
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        OptimizerConfig.__post_init__(self)
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must lie in [0, 1)")
+
+
+class Adam(Optimizer):
+    """As torch.optim.Adam (weight decay is added to the gradient)."""
+
+    def __init__(self, parameters: Sequence[Tensor], config: AdamConfig) -> None:
+        super().__init__(parameters)
+        self.config = config
+        self.mean = [torch.zeros_like(item) for item in self.parameters]
+        self.square = [torch.zeros_like(item) for item in self.parameters]
+        self.steps = [torch.zeros((), device=item.device) for item in self.parameters]
+
+    @torch.no_grad()
+    def step(self, lr: float, found_inf: Tensor | None = None) -> None:
+        adam(
+            self.parameters,
+            self.gradients(),
+            self.mean,
+            self.square,
+            [],
+            self.steps,
+            fused=True,
+            found_inf=found_inf,
+            amsgrad=False,
+            beta1=self.config.beta1,
+            beta2=self.config.beta2,
+            lr=lr,
+            weight_decay=self.config.weight_decay,
+            eps=self.config.eps,
+            maximize=False,
+        )
+
+    def state(self) -> Mapping[str, list[Tensor]]:
+        return {"mean": self.mean, "square": self.square, "steps": self.steps}
+
+
+def build(config: AdamConfig, parameters: Sequence[Tensor]) -> Adam:
+    """See trainers.optimizers."""
+    return Adam(parameters, config)

@@ -1,0 +1,121 @@
+"""Muon: orthogonalised momentum for hidden matrices (Jordan et al. 2024), SGD for the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim.sgd import sgd
+
+from trainers.config import ConfigError, OptimizerConfig, at_least
+from trainers.optimizers import Optimizer
+from trainers.optimizers.newton_schulz import orthogonalised
+
+_SHORTEST = 1e-7  # a direction of no length (no gradient at all) is no step
+
+
+@dataclass(kw_only=True)
+class MuonConfig(OptimizerConfig):
+    """Orthogonalised momentum for convolution filters and hidden matrices (Jordan 2024); for the last matrix (the
+    head) and everything with one dimension SGD with Nesterov momentum and rates of their own.
+
+    ``lr`` is the share of a filter bank's length that one step moves it. The schedule acts on all three rates.
+    ``weight_decay`` takes that share off head and biases in a step at the peak of the schedule.
+    """
+
+    name: str = "muon"
+    lr: float = 0.24
+    momentum: float = 0.6
+    iterations: int = 3  # of Newton-Schulz
+    head_lr: float = 0.02
+    bias_lr: float = 100.0
+    sgd_momentum: float = 0.85
+
+    def __post_init__(self) -> None:
+        OptimizerConfig.__post_init__(self)
+        for name in ("momentum", "sgd_momentum"):
+            if not 0 < getattr(self, name) < 1:
+                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must lie in (0, 1)")
+        for name in ("head_lr", "bias_lr"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must be greater than 0")
+        at_least("optimizer.iterations", self.iterations, 1)
+
+
+class Muon(Optimizer):
+    """Jordan et al.: Muon, an optimizer for hidden layers in neural networks, 2024.
+
+    A filter bank [out, …] is a matrix of ``out`` rows. Its momentum, made orthogonal, moves it by ``lr`` times its
+    length, which is kept at √rows. The last matrix and all vectors are SGD's. Banks of one shape are computed at once.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], config: MuonConfig) -> None:
+        super().__init__(parameters)
+        self.config = config
+        self.momentum = [torch.zeros_like(item) for item in self.parameters]
+        matrices = [place for place, item in enumerate(self.parameters) if item.dim() > 1]
+        self._head = matrices[-1:]
+        self._biases = [place for place, item in enumerate(self.parameters) if item.dim() <= 1]
+        self._banks: dict[torch.Size, list[int]] = {}  # shape of the matrix → which parameters have it
+        for place in matrices[:-1]:
+            self._banks.setdefault(_matrix(self.parameters[place]).shape, []).append(place)
+
+    @torch.no_grad()
+    def step(self, lr: float, found_inf: Tensor | None = None) -> None:
+        gradients, share = self.gradients(), lr / self.config.lr
+        self._descend(self._head, gradients, self.config.head_lr, share, found_inf)
+        self._descend(self._biases, gradients, self.config.bias_lr, share, found_inf)
+        for places in self._banks.values():
+            self._turn(places, gradients, lr, found_inf)
+
+    def state(self) -> Mapping[str, list[Tensor]]:
+        return {"momentum": self.momentum}
+
+    def _descend(
+        self, places: list[int], gradients: list[Tensor], peak: float, share: float, found_inf: Tensor | None
+    ) -> None:
+        """SGD with Nesterov momentum at ``share`` of the rate ``peak``."""
+        buffers: list[Tensor | None] = [self.momentum[place] for place in places]
+        sgd(
+            [self.parameters[place] for place in places],
+            [gradients[place] for place in places],
+            buffers,
+            fused=True,
+            found_inf=found_inf,
+            weight_decay=self.config.weight_decay / peak,
+            momentum=self.config.sgd_momentum,
+            lr=peak * share,
+            dampening=0.0,
+            nesterov=True,
+            maximize=False,
+        )
+
+    def _turn(self, places: list[int], gradients: list[Tensor], lr: float, found_inf: Tensor | None) -> None:
+        """One step of the filter banks at ``places``, which have one shape."""
+        keep = None if found_inf is None else found_inf > 0
+        directions = []
+        for place in places:
+            gradient, momentum = gradients[place], self.momentum[place]
+            fresh = momentum * self.config.momentum + gradient
+            directions.append(_matrix(gradient + fresh * self.config.momentum))
+            momentum.copy_(fresh if keep is None else torch.where(keep, momentum, fresh))
+        turned = orthogonalised(torch.stack(directions), self.config.iterations)
+        for place, direction in zip(places, turned, strict=True):
+            bank = self.parameters[place]
+            rows = bank.shape[0]
+            step = direction * (math.sqrt(rows) / direction.norm().clamp(min=_SHORTEST))
+            moved = bank * (math.sqrt(rows) / bank.norm()) - lr * step.view_as(bank)
+            bank.copy_(moved if keep is None else torch.where(keep, bank, moved))
+
+
+def _matrix(bank: Tensor) -> Tensor:
+    """[out, …] → [out, rest]."""
+    return bank.reshape(bank.shape[0], -1)
+
+
+def build(config: MuonConfig, parameters: Sequence[Tensor]) -> Muon:
+    """See trainers.optimizers."""
+    return Muon(parameters, config)

@@ -1,0 +1,64 @@
+"""Stochastic gradient descent, with Nesterov momentum unless it is switched off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim.sgd import sgd
+
+from trainers.config import ConfigError, OptimizerConfig
+from trainers.optimizers import Optimizer
+
+
+@dataclass(kw_only=True)
+class SGDConfig(OptimizerConfig):
+    elementwise: ClassVar[bool] = True
+
+    name: str = "sgd"
+    momentum: float = 0.9
+    nesterov: bool = True
+
+    def __post_init__(self) -> None:
+        OptimizerConfig.__post_init__(self)
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"optimizer.momentum={self.momentum} must lie in [0, 1)")
+        if self.nesterov and self.momentum == 0:
+            raise ConfigError("optimizer.nesterov=true needs optimizer.momentum greater than 0")
+
+
+class SGD(Optimizer):
+    """As torch.optim.SGD without dampening. A momentum buffer of zeros makes the first step the same."""
+
+    def __init__(self, parameters: Sequence[Tensor], config: SGDConfig) -> None:
+        super().__init__(parameters)
+        self.config = config
+        self.momentum = [torch.zeros_like(item) for item in self.parameters] if config.momentum else []
+
+    @torch.no_grad()
+    def step(self, lr: float, found_inf: Tensor | None = None) -> None:
+        buffers: list[Tensor | None] = list(self.momentum) or [None] * len(self.parameters)
+        sgd(
+            self.parameters,
+            self.gradients(),
+            buffers,
+            fused=True,
+            found_inf=found_inf,
+            weight_decay=self.config.weight_decay,
+            momentum=self.config.momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=self.config.nesterov,
+            maximize=False,
+        )
+
+    def state(self) -> Mapping[str, list[Tensor]]:
+        return {"momentum": self.momentum}
+
+
+def build(config: SGDConfig, parameters: Sequence[Tensor]) -> SGD:
+    """See trainers.optimizers."""
+    return SGD(parameters, config)

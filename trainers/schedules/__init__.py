@@ -1,0 +1,16 @@
+"""The learning rate as a pure function of the step. Each schedule is a module here, with its settings and ``rate``."""
+
+from __future__ import annotations
+
+from trainers import options
+from trainers.config import ScheduleConfig
+
+
+def lr_at(config: ScheduleConfig, peak: float, step: int, *, total_steps: int, steps_per_epoch: int) -> float:
+    """The learning rate of step ``step`` (from 0), given the peak. Nothing to store, nothing to resume.
+
+    Raises:
+        ConfigError: there is no schedule of that name.
+    """
+    rate = options.module("schedule", config.name).rate
+    return float(rate(config, peak, step, total_steps=total_steps, steps_per_epoch=steps_per_epoch))

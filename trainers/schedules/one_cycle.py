@@ -1,0 +1,35 @@
+"""One cycle: up and down again in half cosines (Smith, Topin: Super-convergence, 2017)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from trainers.config import ConfigError, ScheduleConfig
+
+
+@dataclass(kw_only=True)
+class OneCycleConfig(ScheduleConfig):
+    """Smith & Topin 2017: up to lr over ``warmup`` of all steps, then down to nearly zero."""
+
+    name: str = "one_cycle"
+    warmup: float = 0.25
+    div_factor: float = 25.0
+    final_div_factor: float = 1e4
+
+    def __post_init__(self) -> None:
+        if not 0 < self.warmup < 1:
+            raise ConfigError(f"schedule.warmup={self.warmup} must lie in (0, 1)")
+
+
+def rate(config: OneCycleConfig, peak: float, step: int, *, total_steps: int, steps_per_epoch: int) -> float:
+    """Two half cosines: peak/div_factor → peak → peak/div_factor/final_div_factor, as torch's OneCycleLR."""
+    first = peak / config.div_factor
+    turn = config.warmup * total_steps - 1
+    if step <= turn:
+        return _cosine(first, peak, step / turn if turn > 0 else 1.0)
+    return _cosine(peak, first / config.final_div_factor, (step - turn) / max(1.0, total_steps - 1 - turn))
+
+
+def _cosine(start: float, stop: float, share: float) -> float:
+    return stop + (start - stop) * (1 + math.cos(math.pi * min(1.0, share))) / 2

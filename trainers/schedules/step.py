@@ -1,0 +1,24 @@
+"""The learning rate falls after every so many epochs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainers.config import ScheduleConfig, at_least
+
+
+@dataclass(kw_only=True)
+class StepConfig(ScheduleConfig):
+    """lr × gamma after every ``step_epochs`` epochs."""
+
+    name: str = "step"
+    step_epochs: int = 10
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        at_least("schedule.step_epochs", self.step_epochs, 1)
+
+
+def rate(config: StepConfig, peak: float, step: int, *, total_steps: int, steps_per_epoch: int) -> float:
+    """See trainers.schedules."""
+    return float(peak * config.gamma ** (step // steps_per_epoch // config.step_epochs))

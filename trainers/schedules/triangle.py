@@ -1,0 +1,32 @@
+"""The learning rate goes up and down in straight lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainers.config import ConfigError, ScheduleConfig
+
+
+@dataclass(kw_only=True)
+class TriangleConfig(ScheduleConfig):
+    """In a straight line from ``start`` × lr up to lr over ``warmup`` of all steps, then down to ``end`` × lr."""
+
+    name: str = "triangle"
+    warmup: float = 0.2  # 0: down from the first step
+    start: float = 0.2
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup < 1:
+            raise ConfigError(f"schedule.warmup={self.warmup} must lie in [0, 1)")
+        for name in ("start", "end"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"schedule.{name}={getattr(self, name)} must lie in [0, 1]")
+
+
+def rate(config: TriangleConfig, peak: float, step: int, *, total_steps: int, steps_per_epoch: int) -> float:
+    """The share of the peak; the last step is one short of ``end``, so that no step has a rate of 0."""
+    turn = config.warmup * total_steps
+    if step < turn:
+        return peak * (config.start + (1 - config.start) * (step + 1) / (turn + 1))
+    return peak * (config.end + (1 - config.end) * (total_steps - step) / (total_steps - turn))

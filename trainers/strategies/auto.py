@@ -1,0 +1,71 @@
+"""ddp where the whole state fits into half of a device's memory, else fsdp; the run says which and why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from trainers import optimizers
+from trainers.config import OptimizerConfig, StrategyConfig, TrainConfig
+from trainers.distributed import Node
+from trainers.strategies import Strategy, ddp, trainable
+
+_SHARE = 0.5  # of a device's memory for the state; activations and data need the rest
+
+
+@dataclass(kw_only=True)
+class AutoConfig(StrategyConfig):
+    """Nothing more to set: ddp and fsdp have their defaults."""
+
+    name: str = "auto"
+
+
+def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> Strategy:
+    """See trainers.strategies."""
+    name, reason = choose(
+        sum(item.nbytes for item in model.parameters()),
+        optimizer_bytes(config.optimizer, trainable(model)),
+        device_bytes=node.smallest(device_bytes(node)),
+        world_size=node.ranks.world_size,
+    )
+    if name == "ddp":
+        return replace(ddp.build(config, model, node, precision), reason=reason)
+    from trainers.strategies import fsdp  # imports torch._dynamo
+
+    return replace(fsdp.build(config, model, node, precision), reason=reason)
+
+
+def choose(parameter_bytes: int, optimizer_bytes: int, *, device_bytes: int, world_size: int) -> tuple[str, str]:
+    """ddp or fsdp, and why: ddp where weights, gradients and optimizer state take at most half of the memory."""
+    needed = 2 * parameter_bytes + optimizer_bytes
+    room = int(device_bytes * _SHARE)
+    what = f"weights, gradients and optimizer state take {_size(needed)}"
+    limit = f"half of a rank's {_size(device_bytes)} of memory"
+    if world_size == 1:
+        return "ddp", "there is one rank, and nothing to share"
+    if needed <= room:
+        return "ddp", f"{what}, which is at most {limit}"
+    return "fsdp", f"{what}, more than {limit}; in {world_size} slices {_size(-(-needed // world_size))} each"
+
+
+def optimizer_bytes(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) -> int:
+    """What an optimizer's state for these parameters takes, without making it."""
+    shapes = [nn.Parameter(torch.empty_like(item, device="meta")) for item in parameters]
+    return sum(item.nbytes for items in optimizers.build(config, shapes).state().values() for item in items)
+
+
+def device_bytes(node: Node) -> int:
+    """The memory of this rank's device; of a host's memory, or of a GPU that ranks share, this rank's part."""
+    ranks = node.ranks.local_world_size
+    if node.device.type == "cuda":
+        sharing = -(-ranks // torch.cuda.device_count())
+        return int(torch.cuda.get_device_properties(node.device).total_memory) // sharing
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 30):,.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):,.1f} MiB"
