@@ -1,7 +1,7 @@
 """A Python source by what it does: a digest of its syntax tree without comments, docstrings and layout.
 
 ``ast.dump`` is not used, since what it prints changes from one Python to the next. Where the code can see its own
-text (``__doc__``, ``inspect.getsource``, line numbers), the text counts: ``sight`` says how far it sees.
+text (``__doc__``, ``inspect.getsource``), the text counts: ``sight`` says how far it sees. Line numbers never count.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import Literal
 
 Sight = Literal["none", "own", "all"]
 
-_OWN = frozenset({"__doc__", "__file__"})  # as plain names: the text of the very module
 _ALL = frozenset({
     "__doc__", "getdoc", "getcomments", "getsource", "getsourcelines", "findsource", "get_source", "get_data",
-    "linecache", "tokenize", "doctest", "pydoc", "lineno", "f_lineno", "tb_lineno", "co_firstlineno", "co_lines",
+    "linecache", "tokenize", "doctest", "pydoc",
     "jit",  # torch.jit reads sources, and types from comments
 })  # fmt: skip
 _LEFT_OUT = frozenset({"ctx", "kind", "type_ignores", "type_comment"})  # given by the place, or no part of the meaning
@@ -31,7 +30,7 @@ def sight(tree: ast.Module) -> Sight:
     """What text of sources the code can read: none, that of its own file, or that of others too."""
     found: Sight = "none"
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id in _OWN:
+        if isinstance(node, ast.Name) and node.id == "__doc__":  # of the very module
             found = "own"
         elif not _ALL.isdisjoint(_names(node)):
             return "all"

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainers.entry import leave
+from trainers.isolation import leave_snapshot_and_installed
 
 if TYPE_CHECKING:
     from trainers.bandwidth import Timing
@@ -66,6 +67,7 @@ def main() -> None:
     given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
     config, output = given.pop("config", None), given.pop("output", None)
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # a node needs no numpy
+    leave_snapshot_and_installed()
     from torch.distributed.elastic.multiprocessing.errors import record  # torch only after the arguments hold
 
     from trainers.distributed import read_ranks

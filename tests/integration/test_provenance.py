@@ -107,14 +107,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
 
 def test_edits_that_decide_nothing_rerun_nothing_and_one_at_second_hand_does(trained: Checkout) -> None:
     key = trained.why(*A)["key"]
-    for name, line in (("README.md", "more\n"), ("pipeline/evaluation.py", "# more\n"), ("pipeline/plan.py", "# x\n")):
+    comments = {"pipeline/evaluation.py": "# more\n", "pipeline/plan.py": "# x\n", "trainers/buffers.py": "# x\n"}
+    for name, line in {"README.md": "more\n", **comments}.items():
         with (trained.root / name).open("a") as file:
             file.write(line)
     assert "is finished" in trained.doit("train", *A)
     assert trained.launches() == 1
     module = trained.root / "trainers" / "buffers.py"  # the trainer imports it through another module
     before = module.read_text()
-    module.write_text(before + "# again\n")
+    module.write_text(before + "AGAIN = 1\n")
     answer = trained.why(*A)
     module.write_text(before)
     assert answer["key"] != key
@@ -129,7 +130,7 @@ def test_a_then_b_then_a_launches_nothing_and_an_edit_during_b_makes_b_stale(tra
         time.sleep(0.02)
     module = trained.root / "trainers" / "loop.py"
     before = module.read_text()
-    module.write_text(before + "# edited while B trains\n")
+    module.write_text(before + "EDITED = True  # while B trains\n")
     output, _ = child.communicate(timeout=150)
     assert child.returncode == 0, output
     stale = trained.why(*A, "seed=1")

@@ -100,7 +100,6 @@ def _bare(tree: ast.Module) -> Iterator[ast.stmt]:
     ("source", "sight"),
     [
         ("parser(description=__doc__)", "own"),
-        ("open(__file__)", "own"),
         ("def f(other): return other.__doc__", "all"),
         ("getattr(other, '__doc__')", "all"),
         ("import inspect\ninspect.getsource(f)", "all"),
