@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fnmatch
 import glob
 import json
 import os
@@ -52,15 +53,6 @@ LONGEST_START_S = 3600.0
 DEAF_S = 8.0
 LONGEST_LINE_BYTES = 65536
 CUT = " [cut: the line is longer, it goes on below]"
-FOREIGN_ENV = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
 
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 Json = dict[str, Any]
@@ -277,6 +269,15 @@ def hardware() -> Json:
     }
 
 
+def from_environment(patterns: list[str], but: list[str] | None = None) -> dict[str, str]:
+    """The variables of this process whose names match ``patterns`` and none of ``but``."""
+
+    def among(name: str, wanted: list[str]) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)
+
+    return {name: value for name, value in os.environ.items() if among(name, patterns) and not among(name, but or [])}
+
+
 def holds_pack(folder: str, digest: str) -> bool:
     """Whether ``folder`` is the whole data pack: its digest, and the sizes that the manifest implies."""
     manifest = read_json(os.path.join(folder, "manifest.json"))
@@ -328,7 +329,8 @@ def probe(request: Json) -> None:
             "ssh_address": address,
             "free_ports": ports,
             "interfaces": holding,
-            "env": {name: os.environ[name] for name in request.get("env_names", []) if name in os.environ},
+            "env": from_environment(request.get("env_names", [])),
+            "left_behind": from_environment(request.get("env_families", []), but=request.get("env_passed", [])),
             "packages": packages(),
             "hardware": hardware(),
         },
@@ -613,9 +615,7 @@ class Supervisor:
         os.unlink(entry)
 
     def spawn(self) -> subprocess.Popen[bytes]:
-        env = {name: value for name, value in os.environ.items() if name not in FOREIGN_ENV}
-        env = {name: value for name, value in env.items() if not name.startswith(("TORCHELASTIC_", "PET_"))}
-        env.update(self.node["env"])
+        env = {**from_environment(self.request["env_passed"]), **self.node["env"]}
         env[MARK] = self.mark
         with open(self.chatter.path, "ab") as output:
             return subprocess.Popen(

@@ -74,6 +74,7 @@ def run(
         attempt=1,
         trainer=diagnosis.module,
         on_line=lambda line: say(_shown(line)),
+        on_note=say,
         outputs=Outputs(final=(*diagnosis.more, diagnosis.result), needed=(diagnosis.result,)),
     )
     try:

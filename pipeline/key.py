@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pipeline import rank_environment
 from pipeline.files import canonical_json, sha256_text
 
 if TYPE_CHECKING:
@@ -66,11 +67,14 @@ def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def topology(cluster: Cluster) -> dict[str, Any]:
-    """How the ranks are spread, and the environment each node is given (it can change the arithmetic)."""
+    """How the ranks are spread, and the environment each node is given as far as it can change the arithmetic."""
     return {
         "nnodes": cluster.nnodes,
         "nproc_per_node": [host.nproc_per_node for host in cluster.hosts],
-        "env": [dict(sorted(host.env.items())) for host in cluster.hosts],
+        "env": [
+            {name: value for name, value in sorted(host.env.items()) if rank_environment.decides(name)}
+            for host in cluster.hosts
+        ],
     }
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pipeline import launchers
+from pipeline import launchers, rank_environment, rank_threads
 from pipeline.checkpoints import go_on_from_checkpoint
 from pipeline.errors import HostError, TrainingError
 from pipeline.files import write_json
@@ -74,6 +74,7 @@ class Hosts:
         self._facts: list[NodeFacts] = []
         self._about: Pack | None = None
         self._ports: list[int] = []
+        self._told: set[str] = set()
 
     @property
     def launcher(self) -> Launcher:
@@ -93,6 +94,16 @@ class Hosts:
         """Ports that were free on node 0, the one that was used last at the end."""
         self._ports = [*self._ports[1:], *self._ports[:1]]
         return self._ports
+
+    def notes(self, plan: LaunchPlan) -> list[str]:
+        """What the person should know of the hosts' shells and cores; each line once."""
+        mine = {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}  # how a checkout that isn't installed is run
+        whose = "this shell" if self.launcher.capabilities.shares_run_dir else "the login shell there"
+        seen = {fact.host: dict(fact.extra.get("left_behind", {}).items() - mine.items()) for fact in self._facts}
+        lines = [*rank_environment.left_behind(seen, whose=whose), *rank_threads.shortages(plan, self._facts)]
+        new = [line for line in lines if line not in self._told]
+        self._told.update(new)
+        return new
 
     def forget(self) -> None:
         """After a bad end nothing that was heard before counts."""
@@ -116,17 +127,20 @@ def run_attempt(
     on_start: Callable[[], None] | None = None,
     on_facts: Callable[[Sequence[NodeFacts]], None] | None = None,
     on_end: Callable[[], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
     outputs: Outputs = TRAINED,
     hosts: Hosts | None = None,
     stop: Stop | None = None,
+    threads_per_rank: Sequence[int] = (),
 ) -> AttemptResult:
     """Run the trainer on all nodes to its end; outputs are in ``run_dir`` then.
 
     ``run_dir`` holds config.json and code/ already. Written here: plan.json, attempts/N/<host>.log and
     .exit.json, and on launchers whose nodes don't share the folder metrics.jsonl and rank 0's ``outputs``.
     ``pack_dir`` is None for what needs no data. ``on_facts`` hears what the hosts told, before anything starts.
-    ``hosts`` is a way to the cluster that stays open, ``stop`` ends an
-    attempt that isn't in the main thread.
+    ``on_note`` hears, once, what is remarkable about the hosts. ``hosts`` is a way to the cluster that stays open,
+    ``stop`` ends an attempt that isn't in the main thread. ``threads_per_rank`` is how many threads a rank of each node
+    takes (empty: what its cores allow); what the attempt took that left a checkpoint here goes before it.
 
     Raises:
         HostError: a host can't take part or can't be started.
@@ -154,11 +168,17 @@ def run_attempt(
         )
         if on_facts is not None:
             on_facts(facts)
+        taken = rank_threads.of_checkpoints(run_dir) or threads_per_rank
+        if len(taken) != cluster.nnodes:
+            taken = ()
         ports = reached.ports()
         for port in ports:
             signals.check()
-            plan = _plan(launcher, cluster, facts, pack, run_dir, run_key, attempt, port, trainer)
+            plan = _plan(launcher, cluster, facts, pack, run_dir, run_key, attempt, port, trainer, taken)
             plan = dataclasses.replace(plan, outputs=outputs)
+            if on_note is not None:
+                for note in reached.notes(plan):
+                    on_note(note)
             write_json(run_dir / "plan.json", dataclasses.asdict(plan))
             one = _Attempt(launcher, plan, pack, facts, run_dir, watchers, signals)
             started = one.run()
@@ -183,6 +203,7 @@ def _plan(
     attempt: int,
     port: int,
     trainer: str,
+    taken: Sequence[int],
 ) -> LaunchPlan:
     """Render with a fresh run id: what is left of an earlier start can't be mistaken for this one."""
     run_id = f"{run_key}-{attempt}-{secrets.token_hex(3)}"
@@ -199,6 +220,7 @@ def _plan(
         master_port=port,
         trainer=trainer,
         place=place,
+        threads=taken,
     )
 
 

@@ -130,6 +130,7 @@ def render(
     master_port: int,
     trainer: str,
     place: Callable[[Host, NodeFacts], Place],
+    threads: Sequence[int] = (),
 ) -> LaunchPlan:
     """Every command, environment and folder of one attempt. Node ranks follow the cluster's order.
 
@@ -138,6 +139,7 @@ def render(
         master_port: a port that was free on node 0.
         trainer: the module that each rank runs.
         place: where a host keeps the run.
+        threads: of each rank, node by node, as an earlier attempt took them (empty: the node's cores shared out).
     """
     from pipeline.types import LaunchPlan, NodePlan  # a finished run only asks for check_batch
 
@@ -166,7 +168,13 @@ def render(
                 address=fact.address,
                 argv=argv,
                 env={
-                    **environment(host, fact, run_dir=where.run_dir, nnodes=cluster.nnodes),
+                    **environment(
+                        host,
+                        fact,
+                        run_dir=where.run_dir,
+                        nnodes=cluster.nnodes,
+                        threads=threads[node_rank] if threads else None,
+                    ),
                     **_own_place(cluster, node_rank=node_rank, first_rank=first_rank, run_id=run_id),
                 },
                 run_dir=where.run_dir,
@@ -244,21 +252,24 @@ def torchrun(*, python: str, options: dict[str, str | int], trainer: str, run_di
     )
 
 
-def environment(host: Host, fact: NodeFacts, *, run_dir: str, nnodes: int) -> dict[str, str]:
-    """What is set for torchrun on a node: the host's own ``env`` wins, then what the node has set already.
+def environment(
+    host: Host, fact: NodeFacts, *, run_dir: str, nnodes: int, threads: int | None = None
+) -> dict[str, str]:
+    """What is set for torchrun on a node, besides what passes from its own shell; the host's ``env`` wins.
 
-    A node that several runs share gives each its part of the cores.
+    A node that several runs share gives each its part of the cores, unless ``threads`` are said. An interface is set
+    where it is configured, else unless the node has set one itself.
     """
     env = {
+        "PYTHONHASHSEED": "0",  # or sets of texts had another order in every process
         "PYTHONUNBUFFERED": "1",
         "PET_SHUTDOWN_TIMEOUT": str(WORKERS_TERM_S),
+        "OMP_NUM_THREADS": str(threads or max(1, fact.cpus // (host.nproc_per_node * host.shared_by))),
     }
-    chosen = {"OMP_NUM_THREADS": str(max(1, fact.cpus // (host.nproc_per_node * host.shared_by)))}
     if nnodes > 1 and fact.interface is not None:
-        chosen["GLOO_SOCKET_IFNAME"] = fact.interface
-        chosen["NCCL_SOCKET_IFNAME"] = f"={fact.interface}"  # '=' makes NCCL match the whole name
-    already = fact.extra.get("env", {})
-    env.update({name: value for name, value in chosen.items() if name not in already})
+        chosen = {"GLOO_SOCKET_IFNAME": fact.interface, "NCCL_SOCKET_IFNAME": f"={fact.interface}"}  # '=': whole name
+        already = {} if host.interface else fact.extra.get("env", {})
+        env.update({name: value for name, value in chosen.items() if name not in already})
     return {**env, **host.placement, **host.env, **_python_path(f"{run_dir}/code", host.env.get("PYTHONPATH", ""))}
 
 

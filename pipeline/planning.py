@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from pipeline import agent, evaluation_key, journal, launchers, tracking
+from pipeline import agent, evaluation_key, journal, launchers, rank_threads, tracking
 from pipeline.config.build import RunConfig
 from pipeline.data import Pack
 from pipeline.launchers.base import Pack as LaunchPack
@@ -122,6 +122,7 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
     run_id = f"{key}-{attempt}-<random>"
     pack = LaunchPack(path=run.pack.path.resolve(), digest=run.pack.digest) if run else None
     placing = launchers.placing(cluster)
+    taken = rank_threads.of_checkpoints(run_dir)
 
     def place(host: Host, fact: NodeFacts) -> Place:
         return placing.place(host, fact, pack=pack, run_dir=run_dir, run_id=run_id, attempt=attempt)
@@ -135,8 +136,9 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
         master_port=cast(int, f"<free port of {cluster.hosts[0].label}>"),  # it is only ever written into the command
         trainer=ENTRY,
         place=place,
+        threads=taken,
     )
-    if cluster.launcher == LOCAL:
+    if cluster.launcher == LOCAL or taken:
         return plan
     nodes = [_with_cpus_unknown(node, host) for node, host in zip(plan.nodes, cluster.hosts, strict=True)]
     return dataclasses.replace(plan, nodes=tuple(nodes))

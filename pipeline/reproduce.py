@@ -66,6 +66,7 @@ def reproduce(
             say(f"  topology     {item}; other ranks, other weights")
         where = [f"paths.runs={_quoted(str(runs_dir))}", f"paths.data={_quoted(str(data_dir.absolute()))}"]
         command = [sys.executable, "-m", "doit", "--db-file", str(work / "doit.db"), "train"]
+        where += _threads(recipe)
         say(f"training {recipe.commit[:10]}{' with its patch' if recipe.patch else ''}: {' '.join(words)}")
         environment = {**git.environment(), "PYTHONPATH": str(project)}
         with Interruptible():
@@ -155,6 +156,12 @@ def _check_data(recipe: Recipe, source: str | None, data_dir: Path) -> None:
 def _quoted(text: str) -> str:
     """As a Hydra value."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _threads(recipe: Recipe) -> list[str]:
+    """The threads of each rank, which are not in the key and decide the last bits; a run of long ago doesn't say."""
+    nodes = recipe.result.get("nodes") or []
+    return ["threads_per_rank=" + ",".join(str(node["threads_per_rank"]) for node in nodes)] if nodes else []
 
 
 def _environment_changes(recipe: Recipe) -> list[Difference]:

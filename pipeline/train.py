@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import evaluation_key, journal, progress, provenance, shell
+from pipeline import evaluation_key, journal, progress, provenance, rank_environment, shell
 from pipeline.closure import matches
 from pipeline.errors import Killed, PacelineError, Pruned, TrainingError, os_reason
 from pipeline.files import write_atomic, write_json
@@ -38,7 +39,8 @@ class Means:
 
     ``evaluate`` makes the report of a run folder, by the project's code (raises PacelineError); ``on_trained`` is
     called when the hosts are free again, before outputs, report and record are complete; ``code`` are the files that
-    the snapshot is copied from (None: the run's own); ``hosts`` and ``stop`` are those of run_attempt.
+    the snapshot is copied from (None: the run's own); ``hosts``, ``stop`` and ``threads_per_rank`` are those of
+    run_attempt.
     """
 
     evaluate: Callable[[RunFolder, Path], None]
@@ -48,11 +50,17 @@ class Means:
     code: Mapping[str, Path] | None = None
     hosts: Hosts | None = None
     stop: Stop | None = None
+    threads_per_rank: Sequence[int] = ()
 
 
-def alone() -> Means:
+def alone(threads_per_rank: Sequence[int] = ()) -> Means:
     """The means of a run that is no part of a sweep."""
-    return Means(evaluate=evaluate_in_child, recorder=own_recorder, provenance=collect_provenance)
+    return Means(
+        evaluate=evaluate_in_child,
+        recorder=own_recorder,
+        provenance=collect_provenance,
+        threads_per_rank=threads_per_rank,
+    )
 
 
 def train(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, means: Means | None = None) -> dict[str, Any]:
@@ -229,8 +237,10 @@ def _attempts(run: Run, recorder: Recorder, say: Heartbeat, means: Means) -> Non
                 on_start=partial(_on_start, run, recorder, number, say),
                 on_facts=partial(_on_facts, run, say),
                 on_end=partial(_on_end, say, means),
+                on_note=say if number == first else None,
                 hosts=means.hosts,
                 stop=means.stop,
+                threads_per_rank=means.threads_per_rank,
             )
             return
         except Killed as error:
@@ -298,7 +308,7 @@ def evaluate_in_child(folder: RunFolder, root: Path) -> None:
     """The scikit-learn report, made in a process of its own: the controller stays small. Raises PacelineError."""
     made_of = evaluation_key.made_of_run(folder, root)
     argv = [sys.executable, "-m", evaluation_key.ENTRY, str(folder.path), json.dumps(made_of)]
-    done = shell.run(argv, env=shell.of_this_clone(), timeout_s=300.0)
+    done = shell.run(argv, env=rank_environment.of_report(os.environ, root), timeout_s=300.0)
     if done.code != 0:
         raise PacelineError(f"the evaluation report of {folder.key} failed: {done.stderr.strip()}")
 

@@ -41,7 +41,9 @@ def compare(recipe: Recipe, again: RunFolder) -> Verdict:
         outcome=tuple(differences(_outcome(recipe.result), _outcome(result))),
         key=tuple(differences(recipe.parts, parts)),
         surroundings=tuple(
-            differences(_surroundings(recipe.provenance, nodes), _surroundings(provenance, nodes)),
+            differences(
+                _surroundings(recipe.provenance, recipe.result, nodes), _surroundings(provenance, result, nodes)
+            ),
         ),
     )
 
@@ -51,11 +53,15 @@ def _outcome(result: Mapping[str, Any]) -> dict[str, Any]:
     return {"config": {**{name: result.get(name) for name in _COMPARED}, **(result.get("metrics") or {})}}
 
 
-def _surroundings(provenance: Mapping[str, Any], nodes: int) -> dict[str, Any]:
+def _surroundings(provenance: Mapping[str, Any], result: Mapping[str, Any], nodes: int) -> dict[str, Any]:
     """By node rank, not by name: the hosts may be called otherwise here."""
     hosts = _hosts(provenance)[:nodes]
-    told = {f"node{rank}": {name: host[name] for name in host if name not in _QUIET} for rank, host in enumerate(hosts)}
-    return {"config": {**told, LOCK: provenance.get("lock_sha256")}}
+    ran = [*(result.get("nodes") or ()), *({} for _ in hosts)]  # a run of an earlier version says nothing
+    told = {
+        f"node{rank}": {name: value for name, value in {**host, **ran[rank]}.items() if name not in _QUIET}
+        for rank, host in enumerate(hosts)
+    }
+    return {"config": {**told, LOCK: provenance.get("lock_sha256"), "precision": result.get("precision")}}
 
 
 def _hosts(provenance: Mapping[str, Any]) -> list[Mapping[str, Any]]:

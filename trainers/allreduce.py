@@ -151,7 +151,7 @@ def gather_cards(node: Node) -> list[Card]:
     import torch.distributed as dist
 
     from trainers.errors import TrainerError
-    from trainers.hardware import device_name
+    from trainers.node_info import device_name
 
     ranks, device = node.ranks, node.device
     text = json.dumps([ranks.rank, ranks.node_rank, socket.gethostname()[:64], f"{device} {device_name(device)}"[:64]])

@@ -21,8 +21,11 @@ def take_cores(ranks: Ranks) -> None:
     """Bind this process and choose its number of threads (OMP_NUM_THREADS wins). Call it before the first of them
     starts: only threads that begin later stay on these cores."""
     given = _given()
-    if "OMP_NUM_THREADS" not in os.environ:
+    asked = os.environ.get("OMP_NUM_THREADS")
+    if asked is None:
         torch.set_num_threads(max(1, (len(given) or os.cpu_count() or 1) // ranks.local_world_size))
+    elif asked.isdecimal() and int(asked) not in (0, torch.get_num_threads()):
+        torch.set_num_threads(int(asked))  # torch takes no more than there are cores, but a run goes on as it began
     mine = share(given, ranks.local_rank, ranks.local_world_size)
     if mine and _undecided() and torch.get_num_threads() <= len(mine):
         os.sched_setaffinity(0, mine)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import platform
 import re
-from pathlib import Path
 from typing import Any
 
 import torch
 
-_CPUINFO = Path("/proc/cpuinfo")
+from trainers.node_info import device_name
 
 # Dense peaks in 1e12 FLOP/s from the makers' data sheets: (bf16, TF32, fp32 without tensor cores).
 # The first name that stands in a device's name counts, so the longer one comes first. None: it can't.
@@ -48,18 +47,6 @@ def peak_flop_per_s(name: str, precision: str, *, tf32: bool) -> float | None:
             peak = bf16 if precision == "bf16" else (tensor32 if tf32 and tensor32 else fp32)
             return None if peak is None else peak * 1e12
     return None
-
-
-def device_name(device: torch.device) -> str:
-    """The GPU's name, or the processor's."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux
-        lines = []
-    found = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return found or platform.processor() or platform.machine()
 
 
 def describe(device: torch.device, precision: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from trainers.evaluation import Evaluation
 from trainers.files import write_atomic, write_json
 from trainers.loop import Trainer
 from trainers.memory import keep_freed_memory
+from trainers.node_info import of_all_nodes
 from trainers.options import load
 
 _SYNTHETIC = "synthetic data: accuracy means nothing"
@@ -139,6 +140,7 @@ def _note_pruned(trainer: Trainer) -> None:
 def _finish(trainer: Trainer, test: Evaluation) -> None:
     """Rank 0 writes the results, summary.json last."""
     final = trainer.stepper.strategy.layout.weights()
+    nodes = of_all_nodes(trainer.node)
     if not trainer.node.leads:
         return
     run_dir, pack = trainer.run_dir, trainer.pack
@@ -150,7 +152,7 @@ def _finish(trainer: Trainer, test: Evaluation) -> None:
     start, stop = pack.manifest.splits["test"]
     targets = pack.labels[start:stop].tolist()
     write_json(run_dir / "predictions.json", {"split": "test", "targets": targets, "predictions": test.predictions})
-    summary = _summary(trainer, digest)
+    summary = {**_summary(trainer, digest), "nodes": nodes}
     write_json(run_dir / "summary.json", summary)
     value = f" ({_SYNTHETIC})" if pack.manifest.synthetic else ""
     trainer.say(
@@ -176,6 +178,7 @@ def _summary(trainer: Trainer, weights_sha256: str) -> dict[str, Any]:
         "synthetic": trainer.pack.manifest.synthetic,
         "dataset_digest": trainer.pack.manifest.digest,
         "device": trainer.node.device.type,
+        "precision": trainer.precision,
         "backend": trainer.node.backend,
         "strategy": trainer.stepper.strategy.layout.name,
         "torch": torch.__version__.split("+")[0],

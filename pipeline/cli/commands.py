@@ -101,10 +101,19 @@ def _train(current: Session) -> None:
         raise PacelineError("the data set vanished after it was fetched", try_="the same command again")
     cluster = current.config.cluster
     say(f"run {run.key.short}: {cluster.nnodes} node(s), {cluster.world_size} rank(s), {cluster.launcher}")
-    result = training.train(run, config_yaml=current.config_yaml, argv=sys.argv, say=say)
+    means = training.alone(_threads(current.asked.options.get("threads_per_rank")))
+    result = training.train(run, config_yaml=current.config_yaml, argv=sys.argv, say=say, means=means)
     say(f"FINISHED {run.key.short}: {_figures(result)}")
     say(f"  results  {relative(run.folder.result)}")
     say("  compare  doit ui")
+
+
+def _threads(given: str | None) -> tuple[int, ...]:
+    """``4,4`` → a number for each node. Raises UsageError."""
+    words = given.split(",") if given is not None else []
+    if not all(word.isascii() and word.isdecimal() and int(word) > 0 for word in words):
+        raise UsageError(f"threads_per_rank={given} must be a whole number from 1 for each node: threads_per_rank=4,4")
+    return tuple(map(int, words))
 
 
 def sweep() -> None:

@@ -37,7 +37,9 @@ VERBS: Mapping[str, Verb] = {
     "why": Verb(
         summary="why this run is not up to date: the fields that differ from the nearest one", options=("json",)
     ),
-    "train": Verb(summary="train: fetch, launch torchrun on every host, evaluate, record"),
+    "train": Verb(
+        summary="train: fetch, launch torchrun on every host, evaluate, record", options=("threads_per_rank",)
+    ),
     "sweep": Verb(
         summary="train every combination of several values: optimizer.lr=0.1,0.01 seed='range(3)'",
         options=("dry_run", "fork", "retry_failed"),

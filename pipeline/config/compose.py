@@ -18,6 +18,7 @@ from pipeline.config.schema import register
 CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
 CONFIG_NAME = "config"
 HYDRA_VERSION_BASE = "1.3"
+_OPEN = ("cluster.env.",)  # mappings whose names are the user's own
 
 
 @contextmanager
@@ -46,7 +47,7 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
 def compose_now(overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
     """``compose_config`` where ``hydra_ready`` is entered already; ``with_hydra`` keeps Hydra's own section."""
     try:
-        return compose(CONFIG_NAME, overrides=list(overrides), return_hydra_config=with_hydra)
+        return compose(CONFIG_NAME, overrides=_for_hydra(overrides), return_hydra_config=with_hydra)
     except Exception as error:  # Hydra raises a dozen unrelated types, ValueError and AssertionError among them
         raise explain(error, list(overrides), _composed_or_none) from error
 
@@ -54,9 +55,14 @@ def compose_now(overrides: Sequence[str], *, with_hydra: bool = False) -> DictCo
 def _composed_or_none(overrides: Sequence[str]) -> DictConfig | None:
     """The composition, or None where Hydra refuses it (only used while an error is explained)."""
     try:
-        return compose(CONFIG_NAME, overrides=list(overrides))
+        return compose(CONFIG_NAME, overrides=_for_hydra(overrides))
     except Exception:  # the same dozen types; the caller only wants to know whether it composes
         return None
+
+
+def _for_hydra(overrides: Sequence[str]) -> list[str]:
+    """Hydra wants ``++`` before a new name; in a mapping of the user's own every name is new or known alike."""
+    return [f"++{word}" if word.startswith(_OPEN) else word for word in overrides]
 
 
 def as_yaml(resolved: Mapping[str, Any]) -> str:

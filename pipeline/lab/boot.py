@@ -19,6 +19,7 @@ set -eu
 export PATH={path}
 read -r stat </proc/self/stat  # still the controller's /proc: the pid as the controller sees it
 set -- $stat
+taskset -pc {cores} $$ >/dev/null
 echo "$1 ${{22}}" >{folder}/init.new
 mv {folder}/init.new {folder}/init
 mount --no-mtab -t tmpfs -o mode=755 tmpfs /run  # before mount keeps its notes in the controller's /run
@@ -48,11 +49,12 @@ while :; do sleep 2147483647 & wait $!; done  # the first process also collects 
 """
 
 
-def boot_script(host: LabHost, root: Path, home: Path, kept: Sequence[Path]) -> str:
+def boot_script(host: LabHost, root: Path, home: Path, kept: Sequence[Path], cores: Sequence[int]) -> str:
     """The shell script that turns fresh namespaces into the host.
 
     It gives the host its own name, /proc, /run, /tmp, home, ssh and machine identity and hides the
-    project folder, so that nothing is shared by accident; ``kept`` (read-only) is what stays visible.
+    project folder, so that nothing is shared by accident; ``kept`` (read-only) is what stays visible. ``cores`` are
+    those it computes on: with each host taking them all, training is ten times slower.
     """
     covered = {"/tmp": "tmp", "/var/tmp": "var-tmp", str(home): "home", str(root): "project"}
     shallow_first = sorted(covered.items(), key=lambda item: len(Path(item[0]).parts))
@@ -61,6 +63,7 @@ def boot_script(host: LabHost, root: Path, home: Path, kept: Sequence[Path]) -> 
         path=quote(PATH),
         folder=quote(str(host.folder)),
         name=host.name,
+        cores=",".join(map(str, cores)),
         keeps="\n".join(f"keep {name} {path}" for name, path in kept_names),
         covers="\n".join(f"cover {name} {quote(path)}" for path, name in shallow_first),
         backs="\n".join(f"back {name} {path}" for name, path in kept_names),
@@ -84,12 +87,8 @@ def _links_of(executable: Path) -> list[Path]:
     return [step.parent.parent for step in [*steps, executable.resolve()]]
 
 
-def sshd_config(host: LabHost, user: str, threads: int) -> str:
-    """The host's /etc/ssh/sshd_config: one user, keys only; this Python is first on its PATH.
-
-    ``threads`` is its share of the cores, which all hosts see whole: with each taking them all, training is ten
-    times slower.
-    """
+def sshd_config(host: LabHost, user: str) -> str:
+    """The host's /etc/ssh/sshd_config: one user, keys only; this Python is first on its PATH."""
     return "\n".join(
         [
             "Port 22",
@@ -108,7 +107,7 @@ def sshd_config(host: LabHost, user: str, threads: int) -> str:
             "MaxStartups 100",
             "MaxSessions 100",
             "AcceptEnv LANG LC_*",
-            f'SetEnv "PATH={Path(sys.prefix) / "bin"}:{PATH}" "OMP_NUM_THREADS={threads}"',
+            f'SetEnv "PATH={Path(sys.prefix) / "bin"}:{PATH}"',
             "Subsystem sftp internal-sftp",
             "",
         ]

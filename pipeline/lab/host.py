@@ -8,6 +8,7 @@ import shutil
 import socket
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import HostError
@@ -30,14 +31,24 @@ def write_files(lab: Lab) -> None:
     _new_key(identity, "paceline-lab")
     # torch's store listens on IPv6 and looks its clients' names up by their mapped addresses
     names = "".join(f"{host.address} {host.name}\n::ffff:{host.address} {host.name}.mapped\n" for host in lab.hosts)
-    threads = max(1, len(os.sched_getaffinity(0)) // len(lab.hosts))
-    known = [_write_host(lab, host, names, user, identity, threads) for host in lab.hosts]
+    known = [
+        _write_host(lab, host, names, user, identity, cores)
+        for host, cores in zip(lab.hosts, share_of_cores(sorted(os.sched_getaffinity(0)), len(lab.hosts)), strict=True)
+    ]
     write_atomic(place / "known_hosts", "".join(known))
     entries = [ssh_client_entry(host, user.pw_name, identity, place / "known_hosts") for host in lab.hosts]
     write_atomic(lab.ssh_config, "\n".join(entries))
 
 
-def _write_host(lab: Lab, host: LabHost, names: str, user: pwd.struct_passwd, identity: Path, threads: int) -> str:
+def share_of_cores(cores: Sequence[int], hosts: int) -> list[list[int]]:
+    """Neighbouring cores for each host; where there are more hosts than cores, some share one."""
+    size = max(1, len(cores) // hosts)
+    return [[cores[(first * size + offset) % len(cores)] for offset in range(size)] for first in range(hosts)]
+
+
+def _write_host(
+    lab: Lab, host: LabHost, names: str, user: pwd.struct_passwd, identity: Path, cores: Sequence[int]
+) -> str:
     """Write one host's folder; its line for known_hosts."""
     ssh, etc = host.folder / "ssh", host.folder / "etc"
     for made, mode in ((ssh, 0o755), (etc, 0o755), (host.home, 0o700)):
@@ -47,7 +58,7 @@ def _write_host(lab: Lab, host: LabHost, names: str, user: pwd.struct_passwd, id
         (host.scratch / name).mkdir(exist_ok=True)
         (host.scratch / name).chmod(0o1777)
     _new_key(ssh / "ssh_host_ed25519_key", host.name)
-    write_atomic(ssh / "sshd_config", sshd_config(host, user.pw_name, threads))
+    write_atomic(ssh / "sshd_config", sshd_config(host, user.pw_name))
     write_atomic(ssh / "authorized_keys", identity.with_suffix(".pub").read_text())
     write_atomic(etc / "hosts", f"127.0.0.1 localhost\n::1 localhost ip6-localhost\n{names}")
     write_atomic(etc / "hostname", f"{host.name}\n")
@@ -56,7 +67,8 @@ def _write_host(lab: Lab, host: LabHost, names: str, user: pwd.struct_passwd, id
     # without PAM sshd refuses an account whose password is locked with "!", as root's often is
     write_atomic(etc / "shadow", f"{user.pw_name}:*:20000:0:99999:7:::\n")
     (etc / "shadow").chmod(0o600)
-    script = boot_script(host, lab.root, Path(user.pw_dir), kept_folders([lab.root, Path(user.pw_dir)]))
+    kept = kept_folders([lab.root, Path(user.pw_dir)])
+    script = boot_script(host, lab.root, Path(user.pw_dir), kept, cores)
     write_atomic(host.folder / "boot.sh", script)
     key = (ssh / "ssh_host_ed25519_key.pub").read_text().split()
     return f"{host.name},{host.address} {key[0]} {key[1]}\n"

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pipeline import rank_environment
 from pipeline.errors import HostError
 from pipeline.launchers.base import Capabilities, Launcher, Pack, Place
 from pipeline.launchers.streams import Streams
@@ -23,9 +24,10 @@ BOOTSTRAP = (
     "exec(compile(i.read(int(i.readline())),'paceline-agent','exec'))"
 )
 """The constant program of every remote command: it reads the agent's source, then the request, from stdin.
-The working directory leaves sys.path first, or a stray ``json.py`` in someone's home would be imported."""
+The working directory leaves sys.path first, or a stray ``json.py`` in someone's home would be imported. Interpreters
+run it with ``-E``: PYTHON… variables of a shell don't reach the ranks, so the probe must not see by them either."""
 
-ENV_NAMES = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+ENV_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # a host that has set its interfaces is believed
 RIDES_ALONG_BYTES = 8 << 20  # a pack up to this size travels with the run instead of by a round trip of its own
 
 
@@ -134,6 +136,8 @@ class AgentLauncher(Launcher, ABC):
             "do": "probe",
             "workdir": self.workdir,
             "env_names": ENV_NAMES,
+            "env_families": rank_environment.FAMILIES,
+            "env_passed": rank_environment.PASSED,
             "pack_digest": pack.digest if pack else "",
             "pack_places": [str(pack.path)] if pack else [],
         }
@@ -182,6 +186,7 @@ class AgentLauncher(Launcher, ABC):
             "run_id": plan.run_id,
             "lease_s": plan.lease_s,
             "registry": self.registry(run_dir),
+            "env_passed": rank_environment.PASSED,
             "nodes": [
                 {
                     **dataclasses.asdict(node),

@@ -30,7 +30,7 @@ class LocalLauncher(AgentLauncher):
     local = True
 
     def _argv(self, host: Host) -> list[str]:
-        return [str(Path(host.python or sys.executable).expanduser()), "-c", BOOTSTRAP]
+        return [str(Path(host.python or sys.executable).expanduser()), "-E", "-c", BOOTSTRAP]
 
     def exchange(self, stdin: Path, hosts: Sequence[Host], timeout_s: float) -> dict[str, Answer]:
         answers = {}

@@ -41,7 +41,7 @@ _RECONNECT_TIMEOUT_S = 2.0  # a stream that breaks is tried again within streams
 # runs the first interpreter that is there; "~/" is the host's home
 _FIND_PYTHON = (
     'b=$1; shift; for p; do case $p in "~/"*) p=$HOME/${p#??};; esac; '
-    'command -v "$p" >/dev/null 2>&1 && exec "$p" -c "$b"; done; echo "paceline: no interpreter $*" >&2; exit 127'
+    'command -v "$p" >/dev/null 2>&1 && exec "$p" -E -c "$b"; done; echo "paceline: no interpreter $*" >&2; exit 127'
 )
 
 

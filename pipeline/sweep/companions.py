@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline import evaluation_key, shell, threads, tracking
+from pipeline import evaluation_key, rank_environment, shell, threads, tracking
 from pipeline.config.build import RunConfig
 from pipeline.errors import PacelineError
 from pipeline.recorder import Recorder
@@ -35,7 +36,7 @@ class Companion:
     """A child process that answers requests; safe to ask from several threads. None: it is gone or too slow."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-        self._child: subprocess.Popen[bytes] = shell.companion(argv, env=shell.of_this_clone(env), log=log)
+        self._child: subprocess.Popen[bytes] = shell.companion(argv, env=env, log=log)
         self._numbers = itertools.count()
         self._waiting: dict[int, queue.SimpleQueue[Answer]] = {}
         self._lock = threading.Lock()
@@ -105,8 +106,9 @@ def _wait(answer: queue.SimpleQueue[Answer], timeout_s: float) -> Answer:
 class Reports:
     """Makes the report of one run folder after another."""
 
-    def __init__(self, log: Path) -> None:
-        self._companion = Companion([sys.executable, "-m", "pipeline.evaluation", "--serve"], {}, log)
+    def __init__(self, root: Path, log: Path) -> None:
+        argv = [sys.executable, "-m", "pipeline.evaluation", "--serve"]
+        self._companion = Companion(argv, rank_environment.of_report(os.environ, root), log)
 
     def evaluate(self, folder: RunFolder, root: Path) -> None:
         """Raises PacelineError. Without the companion (short of memory, it may have been ended): in a child."""
@@ -135,7 +137,7 @@ class Records:
         if config.tracking_enabled:
             uri = tracking.absolute_uri(config.tracking_uri, root)
             argv = tracking.serve_command(uri, config.tracking_experiment)
-            self._companion = Companion(argv, tracking.recorder_env(uri), log)
+            self._companion = Companion(argv, shell.of_this_clone(tracking.recorder_env(uri)), log)
         self._about = (config.tracking_enabled, config.tracking_uri, config.tracking_experiment)
 
     def recorder(self, run: Run) -> Recorder:

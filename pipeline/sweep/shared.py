@@ -97,7 +97,9 @@ class Shared:
         """Started with the first trial, so that it is warm when that one ends."""
         with self._lock:
             if self._reporting is None:
-                self._reporting = self._open.enter_context(closing(Reports(self._folder.path / "reports.log")))
+                self._reporting = self._open.enter_context(
+                    closing(Reports(self._root, self._folder.path / "reports.log"))
+                )
             return self._reporting
 
     def records(self, run: Run) -> Records:

@@ -52,7 +52,7 @@ def test_hosts_see_only_their_own_processes(lab: Lab) -> None:
 
 def test_hosts_share_the_cores_of_the_machine(lab: Lab) -> None:
     share = max(1, len(os.sched_getaffinity(0)) // len(lab.hosts))
-    assert on(lab, "node1", "echo $OMP_NUM_THREADS").stdout == f"{share}\n"
+    assert on(lab, "node1", "nproc").stdout == f"{share}\n"
 
 
 def test_hosts_differ_in_machine_and_boot_id(lab: Lab) -> None:

@@ -45,14 +45,21 @@ def test_source_is_standard_library_only_and_of_python_3_9() -> None:
 
 
 def test_probe_sees_address_interpreter_and_what_is_set(tmp_path: Path) -> None:
-    request = {"do": "probe", "workdir": str(tmp_path / "not" / "yet"), "env_names": ["OMP_NUM_THREADS", "NOT_SET"]}
-    answer = ask(request, tmp_path, SSH_CONNECTION="10.0.0.9 5 127.0.0.1 2222", OMP_NUM_THREADS="3")
+    request = {
+        "do": "probe",
+        "workdir": str(tmp_path / "not" / "yet"),
+        "env_names": ["NCCL_SOCKET_IFNAME", "NOT_SET"],
+        "env_families": ["NCCL_*"],
+        "env_passed": ["NCCL_SOCKET_IFNAME"],
+    }
+    own = {"NCCL_SOCKET_IFNAME": "ib0", "NCCL_ALGO": "Tree"}
+    answer = ask(request, tmp_path, SSH_CONNECTION="10.0.0.9 5 127.0.0.1 2222", **own)
     extra = answer["extra"]
     assert isinstance(extra, dict)
     assert (answer["address"], extra["ssh_port"], answer["interface"]) == ("127.0.0.1", 2222, "lo")
     assert answer["identity"] == f"{answer['hostname']} 127.0.0.1:2222 uid {os.getuid()}"
     assert answer["python"] == sys.executable
-    assert extra["env"] == {"OMP_NUM_THREADS": "3"}
+    assert (extra["env"], extra["left_behind"]) == ({"NCCL_SOCKET_IFNAME": "ib0"}, {"NCCL_ALGO": "Tree"})
     assert len(set(extra["free_ports"])) == 4
 
 

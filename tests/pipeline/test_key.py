@@ -36,6 +36,7 @@ def key_of(*overrides: str, **parts: Any) -> ContentKey:
         ("paths.runs=/elsewhere", "tracking.uri=http://host:5000"),
         ("dataset.source=/mnt/data",),
         ("cluster.lease_s=5", "cluster.max_restarts=3", "cluster.python=/usr/bin/python3"),
+        ("cluster.env.CUDA_VISIBLE_DEVICES='2,3'", "cluster.env.NCCL_DEBUG=INFO", "cluster.env.TMPDIR=/scratch"),
     ],
 )
 def test_spelling_order_and_whereabouts_do_not_change_the_key(same: tuple[str, ...]) -> None:
@@ -51,6 +52,9 @@ def test_spelling_order_and_whereabouts_do_not_change_the_key(same: tuple[str, .
         ("cluster.nproc_per_node=4",),
         ("cluster=two_node",),
         ("++cluster.env={OMP_NUM_THREADS: '3'}",),
+        ("cluster.env.ATEN_CPU_CAPABILITY=default",),
+        ("cluster.env.NCCL_ALGO=Tree",),
+        ("cluster.env.OF_MY_MODEL=1",),
     ],
 )
 def test_configuration_and_topology_change_the_key(other: tuple[str, ...]) -> None:

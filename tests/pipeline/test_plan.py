@@ -82,9 +82,10 @@ def test_environment_shares_the_cpus_and_names_the_interface_in_both_dialects() 
     assert env["PYTHONPATH"] == "/w/node1/code"
 
 
-def test_host_env_wins_then_what_the_node_has_set() -> None:
-    found = facts(0, extra={"env": {"OMP_NUM_THREADS": "5", "GLOO_SOCKET_IFNAME": "ib0"}})
-    assert "OMP_NUM_THREADS" not in rendered(cluster(1, 1), found, facts(1)).nodes[0].env
+def test_host_env_wins_then_the_interface_that_the_node_has_set() -> None:
+    found = facts(0, extra={"env": {"GLOO_SOCKET_IFNAME": "ib0"}})
+    env = rendered(cluster(1, 1), found, facts(1)).nodes[0].env
+    assert ("GLOO_SOCKET_IFNAME" in env, env["NCCL_SOCKET_IFNAME"]) == (False, "=eth0")
     host = Host(name="node0", env={"OMP_NUM_THREADS": "7", "NCCL_SOCKET_IFNAME": "=ib9"})
     env = rendered(cluster(1, hosts=(host, Host(name="node1"))), found, facts(1)).nodes[0].env
     assert (env["OMP_NUM_THREADS"], env["NCCL_SOCKET_IFNAME"]) == ("7", "=ib9")
@@ -101,6 +102,13 @@ def test_a_run_folder_that_the_python_path_would_cut_in_two_is_refused() -> None
         UsageError, match=r"/runs/a:b/code, and PYTHONPATH separates folders by ':'\n  try: paths\.runs="
     ):
         environment(Host(name="node0"), facts(0), run_dir="/runs/a:b", nnodes=1)
+
+
+def test_an_interface_that_is_configured_wins_over_the_one_that_the_node_has_set() -> None:
+    found = facts(0, interface="eth7", extra={"env": {"GLOO_SOCKET_IFNAME": "ib0"}})
+    host = Host(name="node0", interface="eth7")
+    env = rendered(cluster(1, hosts=(host, Host(name="node1"))), found, facts(1)).nodes[0].env
+    assert env["GLOO_SOCKET_IFNAME"] == "eth7"
 
 
 def test_one_node_needs_no_interface() -> None:

@@ -56,6 +56,13 @@ def test_what_the_launcher_has_bound_stays(as_before: pytest.MonkeyPatch, name: 
     assert os.sched_getaffinity(0) == given
 
 
+def test_a_run_keeps_its_number_of_threads_where_there_are_fewer_cores(as_before: pytest.MonkeyPatch) -> None:
+    more = len(os.sched_getaffinity(0)) + 3
+    as_before.setenv("OMP_NUM_THREADS", str(more))
+    take_cores(Ranks(local_rank=0, local_world_size=1))
+    assert torch.get_num_threads() == more
+
+
 @NEEDS_TWO
 def test_more_threads_than_cores_are_not_squeezed_together(as_before: pytest.MonkeyPatch) -> None:
     given = os.sched_getaffinity(0)

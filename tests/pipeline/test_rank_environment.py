@@ -1,0 +1,97 @@
+"""What reaches the ranks of a host's own environment, and what is said of the rest."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.compose import compose_config, resolve
+from pipeline.rank_environment import FAMILIES, decides, left_behind, matches, of_report, passed
+
+SHELL = "this shell"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["PATH", "HOME", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "https_proxy", "XDG_RUNTIME_DIR"],
+)
+def test_what_a_program_needs_and_what_says_where_reaches_the_ranks(name: str) -> None:
+    assert passed({name: "x"}) == {name: "x"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ATEN_CPU_CAPABILITY",
+        "DNNL_MAX_CPU_ISA",
+        "ONEDNN_MAX_CPU_ISA",
+        "MKL_NUM_THREADS",
+        "MKL_CBWR",
+        "OMP_NUM_THREADS",
+        "KMP_BLOCKTIME",
+        "GOMP_SPINCOUNT",
+        "OPENBLAS_NUM_THREADS",
+        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "TORCHINDUCTOR_MAX_AUTOTUNE",
+        "TRITON_PTXAS_PATH",
+        "NVIDIA_TF32_OVERRIDE",
+        "CUBLAS_WORKSPACE_CONFIG",
+        "CUDNN_DETERMINISTIC",
+        "CUDA_LAUNCH_BLOCKING",
+        "NCCL_ALGO",
+        "NCCL_PROTO",
+        "GLOO_DEVICE_TRANSPORT",
+        "PYTHONHASHSEED",
+        "PYTHONHOME",
+        "PYTHONPATH",
+        "PYTHONOPTIMIZE",
+        "LD_PRELOAD",
+        "MALLOC_ARENA_MAX",
+        "GLIBC_TUNABLES",
+    ],
+)
+def test_what_changes_arithmetic_stays_behind_is_named_and_counts_in_the_key(name: str) -> None:
+    assert passed({name: "1"}) == {}
+    assert matches(name, FAMILIES)
+    assert decides(name)
+    assert name in left_behind({"node0": {name: "1"}}, whose=SHELL)[0]
+
+
+def test_a_variable_that_nobody_knows_stays_behind() -> None:
+    assert passed({"OF_MY_MODEL": "1", "TORCHELASTIC_RUN_ID": "x", "RANK": "3", "PET_NNODES": "2"}) == {}
+
+
+def test_the_text_names_host_and_value_and_the_word_that_takes_it_along() -> None:
+    told = {"node0": {"OMP_NUM_THREADS": "1"}, "node1": {}, "node2": {"OMP_NUM_THREADS": "1"}}
+    assert left_behind(told, whose="the login shell there") == [
+        "node0, node2: OMP_NUM_THREADS=1 of the login shell there isn't passed to the ranks; "
+        "cluster.env.OMP_NUM_THREADS=1 takes it along, as a part of the run's key"
+    ]
+
+
+def test_a_value_that_may_be_a_secret_is_not_shown() -> None:
+    (text,) = left_behind({"node0": {"TORCH_HUB_TOKEN": "hidden"}}, whose=SHELL)
+    assert "TORCH_HUB_TOKEN=…" in text
+    assert "hidden" not in text
+
+
+def test_what_an_image_tells_of_itself_is_not_mentioned() -> None:
+    assert left_behind({"node0": {"CUDA_VERSION": "12.8", "PYTHON_SHA256": "ab", "NCCL_HOME": "/x"}}, whose=SHELL) == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["1", "01", "1e5", "true", "null", "", "a b", "/a/b.so:/c", "a'b\\c", "4,2", "${x}", "\\", "\\'", "[1]", "$HOME"],
+)
+def test_the_word_works_when_it_is_typed(value: str) -> None:
+    text = left_behind({"node0": {"OMP_X": value}}, whose=SHELL)[0]
+    (word,) = shlex.split(text.partition("; ")[2].rpartition(" takes it")[0])
+    assert resolve(compose_config((word,)))["cluster"]["env"] == {"OMP_X": value}
+
+
+def test_a_report_is_made_by_the_projects_code_in_an_environment_of_its_own() -> None:
+    made = of_report({"PATH": "/bin", "PYTHONPATH": "/elsewhere", "OMP_NUM_THREADS": "3"}, Path("/project"))
+    assert made == {"PATH": "/bin", "PYTHONPATH": "/project", "PYTHONHASHSEED": "0"}

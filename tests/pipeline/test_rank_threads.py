@@ -1,0 +1,40 @@
+"""A run that goes on keeps the number of threads that it began with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pipeline.rank_threads import of_checkpoints, shortages
+from tests.pipeline.test_plan import cluster, facts, rendered
+
+
+def left_behind(folder: Path, *values: str, checkpoint: bool = True) -> Path:
+    (folder / "checkpoints").mkdir()
+    if checkpoint:
+        (folder / "checkpoints" / "step-00000010.pt").touch()
+    nodes = [{"env": {"OMP_NUM_THREADS": value}} for value in values]
+    (folder / "plan.json").write_text(json.dumps({"nodes": nodes}))
+    return folder
+
+
+def test_the_attempt_that_left_a_checkpoint_decides_node_by_node(tmp_path: Path) -> None:
+    assert of_checkpoints(left_behind(tmp_path, "4", "2")) == (4, 2)
+
+
+def test_without_a_checkpoint_nothing_is_decided_yet(tmp_path: Path) -> None:
+    assert of_checkpoints(left_behind(tmp_path, "4", checkpoint=False)) == ()
+
+
+def test_a_plan_that_cannot_be_read_decides_nothing(tmp_path: Path) -> None:
+    folder = left_behind(tmp_path, "4,2")
+    assert of_checkpoints(folder) == ()
+    (folder / "plan.json").write_text("{")
+    assert of_checkpoints(folder) == ()
+
+
+def test_a_host_with_fewer_cores_than_before_is_named() -> None:
+    plan = rendered(cluster(1, 1), facts(0), facts(1))  # eight threads a rank
+    assert shortages(plan, [facts(0), facts(1)]) == []
+    (said,) = shortages(plan, [facts(0), facts(1, cpus=2)])
+    assert said.startswith("node1: 1 rank(s) of 8 threads, as before, on 2 core(s)")
