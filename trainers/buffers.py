@@ -31,12 +31,15 @@ def fill(tensors: Sequence[Tensor], values: Tensor) -> None:
         offset += item.numel()
 
 
-def spread(table: Tensor, world_size: int, width: int) -> Tensor:
-    """A table of rows [ranks, n] for another number of ranks: the mean for each. The same number keeps its rows.
+def spread(table: Tensor, world_size: int, width: int, *, means: int) -> Tensor:
+    """A table of rows [ranks, n] for another number of ranks. The same number keeps its rows.
 
-    Batch statistics come first in a row; unsent gradients behind them that one rank alone hasn't begin at zero.
+    The first ``means`` columns are batch statistics: each rank gets their mean. Behind them are gradients that weren't
+    sent, and what the ranks send is summed: each gets its share of their sum. One rank alone has none of them.
     """
     table = functional.pad(table[:, :width], (0, max(0, width - table.shape[1])))
     if table.shape[0] == world_size:
         return table
-    return table.mean(0, keepdim=True).expand(world_size, -1).contiguous()
+    row = table.mean(0, keepdim=True)
+    row[:, means:] *= table.shape[0] / world_size
+    return row.expand(world_size, -1).contiguous()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -161,5 +163,7 @@ def _map(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         raise TrainerError(f"{path} has {seen_bytes} bytes, the manifest says {wanted_bytes}; {_FETCH_AGAIN}")
     if wanted_bytes == 0:
         raise TrainerError(f"{path} holds no images; {_FETCH_AGAIN}")
-    flat = torch.from_file(str(path), shared=False, size=torch.Size(shape).numel(), dtype=dtype)
-    return flat.view(shape)
+    # torch.from_file maps writable pages, which the system must be able to back: no more than memory and swap hold
+    with path.open("rb") as file, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nobody writes to it
+        return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=dtype).view(shape)

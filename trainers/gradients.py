@@ -16,8 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainers.errors import TrainerError
 from trainers.powersgd import LowRank, split
 from trainers.shared_memory import SharedMemory
+from trainers.strategies import refuse_missing
 
 if TYPE_CHECKING:  # that module imports this one
     from trainers.strategies.ddp import DDPConfig
@@ -59,16 +61,22 @@ class GradientAverager:
         world_size: int,
         config: DDPConfig,
         memory: SharedMemory | None = None,
+        names: Sequence[str] = (),
     ) -> None:
-        """``config``: compression on the wire (the sum is taken in that too). ``memory``: instead of a wire."""
+        """``config``: compression on the wire (the sum is taken in that too). ``memory``: instead of a wire.
+        ``names`` of the parameters, for messages."""
         self._config = config
         self._parameters = list(parameters)
+        self._names = list(names) or [f"parameter {index}" for index in range(len(self._parameters))]
         self._memory = memory
         self._buckets: list[_Bucket] = []
         self._next = 0
         self._sends = False
         self._low_rank = False
+        self._arrivals = [0] * len(self._parameters)  # of each parameter, in the last backward pass of this step
+        self._expected: list[int] | None = None  # as many as in the first step; until it has ended, nobody knows
         if world_size > 1:
+            index = {parameter: place for place, parameter in enumerate(self._parameters)}
             self._buckets = _fill_buckets(self._parameters, _SENT_AS.get(self._config.compression))
             if memory is not None:
                 _lay_into(memory, self._buckets)
@@ -76,7 +84,7 @@ class GradientAverager:
                 if self._config.compression == "powersgd":
                     bucket.low_rank = _low_rank(bucket, self._config.powersgd_rank, world_size)
                 for parameter in bucket.parameters:
-                    hook = partial(self._arrived, bucket)
+                    hook = partial(self._arrived, bucket, index[parameter])
                     parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def start(self, step: int) -> None:
@@ -85,6 +93,7 @@ class GradientAverager:
             parameter.grad = None
         for bucket in self._buckets:
             bucket.waiting = len(bucket.parameters)
+        self._arrivals = [0] * len(self._parameters)
         self._next = 0
         self._sends = False
         self._low_rank = step >= self._config.powersgd_start_step
@@ -104,10 +113,13 @@ class GradientAverager:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait for the sums. Raises RuntimeError when a parameter took no part in the loss."""
-        if self._next < len(self._buckets):
-            missing = sum(bucket.waiting for bucket in self._buckets)
-            raise RuntimeError(f"{missing} parameters of the model took no part in the loss; every one must")
+        """Send what isn't under way yet and wait for the sums. Raises TrainerError naming a parameter that took no
+        part in the loss."""
+        refuse_missing(dict(zip(self._names, self._parameters, strict=True)))
+        if self._expected is None and self._sends:
+            self._expected = self._arrivals
+        while self._next < len(self._buckets):
+            self._send_next_bucket()
         thin = [bucket.low_rank for bucket in self._buckets if bucket.low_rank is not None and self._low_rank]
         for low_rank in thin:
             low_rank.turn()
@@ -122,14 +134,30 @@ class GradientAverager:
                 if bucket.sent is not bucket.flat:
                     bucket.flat.copy_(bucket.sent)
 
-    def _arrived(self, bucket: _Bucket, _: Tensor) -> None:
-        """Send full buckets, always in the same order on every rank."""
+    def _arrived(self, bucket: _Bucket, place: int, _: Tensor) -> None:
+        """Send full buckets, always in the same order on every rank.
+
+        A gradient may come in several parts (a layer that is used again, computed anew in the backward pass by
+        reentrant checkpointing): it is whole after as many as in the first step.
+        """
         if not self._sends:
             return
-        bucket.waiting -= 1
+        self._arrivals[place] += 1
+        if self._expected is None:
+            return
+        if self._arrivals[place] == self._expected[place]:
+            bucket.waiting -= 1
+        elif self._arrivals[place] > self._expected[place]:
+            raise TrainerError(
+                f"the gradient of {self._names[place]} came in more than the {self._expected[place]} part(s) of the "
+                "first step; a network must use the same layers in every step"
+            )
         while self._next < len(self._buckets) and self._buckets[self._next].waiting == 0:
-            _send(self._buckets[self._next], low_rank=self._low_rank)
-            self._next += 1
+            self._send_next_bucket()
+
+    def _send_next_bucket(self) -> None:
+        _send(self._buckets[self._next], low_rank=self._low_rank)
+        self._next += 1
 
 
 @torch.no_grad()

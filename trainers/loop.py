@@ -77,7 +77,8 @@ class Trainer:
                 else:
                     self._load(found)
                     table, metrics = found.own, found.metrics
-            table = buffers.spread(table, self.node.ranks.world_size, row.numel())
+            means = sum(item.numel() for item in buffers.statistics(self.model))
+            table = buffers.spread(table, self.node.ranks.world_size, row.numel(), means=means)
             self.folder.check()
             self.metrics = MetricsFile(self.run_dir / "metrics.jsonl", metrics)
             if self.metrics.damage:

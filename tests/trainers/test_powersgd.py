@@ -11,6 +11,7 @@ from torch import nn
 from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.test_sharding import train
 from tests.trainers.tiny_runs import MakeRun, read_summary
+from trainers.buffers import spread
 from trainers.distributed import connect
 from trainers.gradients import GradientAverager
 from trainers.powersgd import orthonormalise
@@ -60,6 +61,16 @@ def test_columns_become_orthonormal_and_zeros_stay() -> None:
     matrix[:, 1] = 0
     orthonormalise(matrix)
     torch.testing.assert_close(matrix.t() @ matrix, torch.diag(torch.tensor([1.0, 0.0, 1.0])), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_another_number_of_ranks_shares_what_was_not_sent(ranks: int) -> None:
+    table = torch.tensor([[2.0, 1.0, -3.0], [4.0, 2.0, 5.0], [0.0, 0.5, 1.0], [2.0, 0.5, 1.0]])
+    found = spread(table, ranks, 3, means=1)
+    assert found[:, 0].tolist() == ([2.0] * ranks if ranks != 4 else [2.0, 4.0, 0.0, 2.0])  # statistics: the mean
+    assert found[:, 1:].sum(0).tolist() == [4.0, 4.0]  # what will be summed over the ranks stays the same sum
+    assert spread(table[:, :1], ranks, 3, means=1)[:, 1:].tolist() == [[0.0, 0.0]] * ranks
+    assert spread(table, ranks, 1, means=1).shape == (ranks, 1)
 
 
 def train_and_die(folder: Path) -> None:

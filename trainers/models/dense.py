@@ -17,7 +17,8 @@ class Linear(nn.Linear):
     """
 
     def forward(self, values: Tensor) -> Tensor:
-        if values.device.type != "cpu" or not torch.is_autocast_enabled("cpu") or not torch.is_grad_enabled():
+        ours = values.dim() == 2 and values.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+        if not ours or not torch.is_grad_enabled():
             return super().forward(values)
         lower = torch.get_autocast_dtype("cpu")
         result: Tensor = _Dense.apply(values.to(lower), self.weight, self.bias, lower)
@@ -25,19 +26,20 @@ class Linear(nn.Linear):
 
 
 class _Dense(torch.autograd.Function):
-    """values [n, in] × weight [out, in] + bias [out] → [n, out], computed in ``lower``."""
+    """values [n, in] × weight [out, in] + bias [out] (or None) → [n, out], computed in ``lower``."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, weight: Tensor, bias: Tensor, lower: torch.dtype) -> Tensor:
+    def forward(ctx: Any, values: Tensor, weight: Tensor, bias: Tensor | None, lower: torch.dtype) -> Tensor:
         small = weight.to(lower)
         ctx.save_for_backward(values, small)
-        ctx.dtype = weight.dtype
-        return functional.linear(values, small, bias.to(lower))
+        ctx.dtype, ctx.has_bias = weight.dtype, bias is not None
+        return functional.linear(values, small, None if bias is None else bias.to(lower))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         values, small = ctx.saved_tensors
-        return gradient @ small, (gradient.t() @ values).to(ctx.dtype), gradient.sum(0).to(ctx.dtype), None
+        bias = gradient.sum(0).to(ctx.dtype) if ctx.has_bias else None
+        return gradient @ small, (gradient.t() @ values).to(ctx.dtype), bias, None
 
 
 class Flatten(nn.Module):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from trainers import options, weights
 from trainers.config import TrainConfig
 from trainers.distributed import Node
+from trainers.errors import TrainerError
 
 
 class Averager(Protocol):
@@ -87,3 +88,14 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
     """The parameters that are not frozen."""
     return [item for item in model.parameters() if item.requires_grad]
+
+
+def refuse_missing(parameters: Mapping[str, Tensor]) -> None:
+    """Raises TrainerError naming the first parameter that has no gradient."""
+    missing = [name for name, parameter in parameters.items() if parameter.grad is None]
+    if missing:
+        more = f" (nor did {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise TrainerError(
+            f"{missing[0]} took no part in the loss{more}; use it in forward, remove it, or freeze it with "
+            "requires_grad_(False)"
+        )

@@ -60,5 +60,6 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
     parameters, memory = trainable(model), None
     if ddp.compression == "none" and all(item.dtype == torch.float32 for item in parameters):
         memory = share_memory(sum(item.numel() for item in parameters), node)
-    averager = GradientAverager(parameters, node.ranks.world_size, ddp, memory)
+    names = [name for name, item in model.named_parameters() if item.requires_grad]
+    averager = GradientAverager(parameters, node.ranks.world_size, ddp, memory, names)
     return Strategy(layout=Layout(model, node), averager=averager)

@@ -31,7 +31,7 @@ from trainers.config import ConfigError, StrategyConfig, TrainConfig
 from trainers.distributed import Node
 from trainers.errors import TrainerError
 from trainers.files import could_not_write
-from trainers.strategies import Layout, Strategy
+from trainers.strategies import Layout, Strategy, refuse_missing
 from trainers.strategies.fsdp_files import exchange, folder_name, rank_files, strangers
 
 _LARGEST_BYTES, _SMALLEST_BYTES = 25 << 20, 1 << 20  # of the weights that are gathered at once
@@ -245,10 +245,10 @@ class ShardAverager:
         """Nothing: gradients are summed with every micro-batch, because whole ones would fill the memory."""
 
     def finish(self) -> None:
-        """Raises RuntimeError when a parameter took no part in the loss."""
+        """Raises TrainerError naming a parameter that took no part in the loss."""
+        refuse_missing(self._layout.whole)
         for whole, part in zip(self._layout.whole.values(), self._layout.parameters, strict=True):
-            if not isinstance(whole.grad, DTensor):
-                raise RuntimeError("a parameter of the model took no part in the loss; every one must")
+            assert isinstance(whole.grad, DTensor)
             part.grad = whole.grad.to_local()
 
     def state(self) -> dict[str, list[Tensor]]:
