@@ -7,7 +7,6 @@ The folders hold what a listing could read (key, configuration, journal, result)
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import tempfile
@@ -44,13 +43,16 @@ def main() -> int:
 
 def multiply(original: Path, count: int) -> None:
     """Copies under keys of their own until there are ``count`` runs."""
-    result = json.loads((original / "result.json").read_text())
+    sys.path.insert(0, str(ROOT))
+    from pipeline import documents
+
+    result = documents.read_sealed(original / "result.json")
     for number in range(1, count):
         copy = original.parent / f"{number:012x}"
         copy.mkdir()
         for name in COPIED:
             shutil.copy(original / name, copy / name)
-        (copy / "result.json").write_text(json.dumps({**result, "key": copy.name}, indent=2))
+        (copy / "result.json").write_text(documents.sealed({**result, "key": copy.name}))
 
 
 if __name__ == "__main__":

@@ -79,20 +79,22 @@ def slot_gaps(place: Path, count: int) -> list[float]:
 def finish_all(place: Path, words: list[str], run: Path) -> None:
     """A finished run folder for every trial: the real one's files with the trial's own key."""
     sys.path.insert(0, str(ROOT))
+    from pipeline import documents
+    from pipeline import result as results
     from pipeline.sweep import expand
 
     for trial in expand(words[1:], root=ROOT, local_gpus=0).trials:
         assert trial.run is not None
         folder = trial.run.folder.path
         folder.mkdir(parents=True)
-        result = json.loads((run / "result.json").read_text())
-        for name in (*result["files"], "journal.jsonl"):
+        original = documents.read_sealed(run / "result.json")
+        for name in (*original["files"], "journal.jsonl"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(run / name, folder / name)
-        mine = {**result, "key": trial.run.key.short, "digest": trial.run.key.digest}
-        (folder / "result.json").write_text(json.dumps(mine))
-        parts = {"key": trial.run.key.short, "digest": trial.run.key.digest, **trial.run.key.parts}
-        (folder / "key.json").write_text(json.dumps(parts))
+        own = {"key": trial.run.key.short, "digest": trial.run.key.digest}
+        (folder / "key.json").write_text(json.dumps({**own, **trial.run.key.parts}))
+        files = {**original["files"], "key.json": results.fingerprint(folder / "key.json")}
+        results.write(folder / "result.json", {**original, **own, "files": files})
 
 
 def journals(place: Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import unexpected
+from pipeline import documents, unexpected
 from pipeline.errors import PacelineError
 from pipeline.files import write_atomic, write_json
 
@@ -105,14 +105,11 @@ def _read(run_dir: Path) -> _Outcome:
 
 def _object(path: Path, try_: str) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return documents.read(path)
     except FileNotFoundError:
         raise PacelineError(f"{path} is missing: there is nothing to evaluate yet", try_=try_) from None
-    except ValueError as error:
-        raise PacelineError(f"{path} is not whole: {error}", try_=try_) from error
-    if not isinstance(value, dict):
-        raise PacelineError(f"{path} must hold a JSON object, not a {type(value).__name__}", try_=try_)
-    return value
+    except documents.DamagedError as error:
+        raise PacelineError(f"{path} {error}", try_=try_) from error
 
 
 def _check_numbers(where: Path, numbers: Sequence[Any], count: int, try_: str) -> None:

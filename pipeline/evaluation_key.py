@@ -45,16 +45,17 @@ def stale_because(folder: RunFolder, root: Path) -> str | None:
     old = report.get("made_of")
     if not isinstance(old, dict):
         return f"{EVALUATED[0]} does not say what it was made of"
-    vouched = (folder.read_json("result.json") or {}).get("files") or {}
-    known = vouched.get("predictions.json") or {"sha256": sha256_file(folder.path / "predictions.json")}
-    changes = _changes(old, made_of(root, known["sha256"]))
+    known = folder.vouched().get(TRAINED[2])
+    digest = known.sha256 if known is not None else sha256_file(folder.path / TRAINED[2])
+    changes = _changes(old, made_of(root, digest))
     return f"the evaluation was made with other means: {', '.join(changes)}" if changes else None
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     found = ["predictions.json changed"] if old.get("predictions") != new["predictions"] else []
     for part, words in (("code", "{name} changed"), ("environment", "{name} {old} → {new}")):
-        before, after = old.get(part) or {}, new[part]
+        before, after = old.get(part), new[part]
+        before = before if isinstance(before, dict) else {}
         for name in sorted(before.keys() | after.keys()):
             if before.get(name) != after.get(name):
                 found.append(words.format(name=name, old=before.get(name), new=after.get(name)))

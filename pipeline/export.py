@@ -33,12 +33,14 @@ def export(folder: RunFolder, *, root: Path, to: Path, weights: bool) -> int:
     """Write the archive atomically; its size in bytes.
 
     Raises:
+        AlteredError: what would be exported isn't what was written.
         PacelineError: the run has no provenance, or its weights are asked for and gone.
         OSError: the archive can't be written.
     """
     provenance = folder.read_json("provenance.json")
     if provenance is None or folder.read_json("key.json") is None:
         raise PacelineError(f"run {folder.key} was never started: it has no provenance.json", try_="doit runs")
+    folder.read_key(), folder.read_summary(), folder.read_result()  # refuse what was altered
     if weights and not (folder.path / _WEIGHTS[0]).is_file():
         raise PacelineError(f"{folder.path / _WEIGHTS[0]} is missing", try_="leave weights=1 away")
     members = dict(_members(folder, (*_KEPT, *(_WEIGHTS if weights else ()))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,12 +64,24 @@ def _parsed(line: str) -> Entry | None:
         raw = json.loads(line)
         return Entry(
             state=State(raw["state"]),
-            attempt=raw["attempt"],
-            time=raw["time"],
-            detail=raw.get("detail", ""),
+            attempt=_whole(raw["attempt"]),
+            time=_time(raw["time"]),
+            detail=str(raw.get("detail", "")),
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 31:
+        raise TypeError(f"{value!r} counts nothing")
+    return value
+
+
+def _time(value: Any) -> float:
+    seconds = float(value)
+    time.gmtime(seconds)  # raises where it is no time of this world
+    return seconds
 
 
 def attempts(path: Path) -> int:

@@ -95,3 +95,13 @@ def installed_version(name: str) -> str | None:
     header = (found.read_text("METADATA") or "").partition("\n\n")[0]
     versions = [line.partition(":")[2].strip() for line in header.splitlines() if line.startswith("Version:")]
     return versions[0] if versions else found.version
+
+
+def recorded(known: Mapping[str, Any]) -> ContentKey | None:
+    """The key that key.json holds, or None where its parts don't give the digest that stands beside them."""
+    parts = {name: value for name, value in known.items() if name not in ("key", "digest")}
+    try:
+        key = ContentKey(digest=sha256_text(canonical_json(parts)), parts=parts)
+    except ValueError:  # NaN
+        return None
+    return key if (known.get("key"), known.get("digest")) == (key.short, key.digest) else None

@@ -89,13 +89,13 @@ def _train(run: Run, stale: str | None) -> Step:
     if finished or run.folder.training_done(run.key):
         return Step(name="train", done=True, why="finished and intact")
     entries = journal.read(run.folder.journal)
-    if entries and run.folder.read_json("result.json") is None:
+    if entries and not run.folder.result.exists():
         stale = f"{stale}: {entries[-1].state} in attempt {entries[-1].attempt}; it goes on from its last checkpoint"
     return Step(name="train", done=False, why=stale or "")
 
 
 def _evaluate(run: Run, stale: str | None, root: Path) -> Step:
-    if run.folder.read_json("result.json") is None:
+    if not run.folder.result.exists():
         return Step(name="evaluate", done=False, why="the command ended before its report was vouched for")
     reason = stale or evaluation_key.stale_because(run.folder, root)
     return Step(name="evaluate", done=reason is None, why=reason or "made of what is there")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from pipeline import journal, metrics_file
 from pipeline.errors import UsageError, hint
+from pipeline.result import AlteredError
 from pipeline.runfolder import RunFolder, what
 from pipeline.types import State
 
@@ -29,12 +30,15 @@ def status(folder: RunFolder) -> str:
         lines.append(f"  state    {last.state} since {when}, attempt {last.attempt}{lost}")
         if last.detail:
             lines.append(f"  detail   {last.detail.splitlines()[0]}")
-    hosts = [f"{node['host']} ({node['nproc_per_node']})" for node in plan.get("nodes", [])]
+    nodes = plan.get("nodes")
+    nodes = nodes if isinstance(nodes, list) else []
+    hosts = [f"{node.get('host')} ({node.get('nproc_per_node')})" for node in nodes if isinstance(node, dict)]
     lines.append(f"  hosts    {', '.join(hosts) or '-'}, {plan.get('launcher', '-')}")
     step, epoch, metrics = _last_metrics(folder)
     if step is not None:
         lines.append(f"  step     {step}, epoch {epoch}")
         lines += [f"  {name:<20} {value:.6g}" for name, value in sorted(metrics.items())]
+    lines += _altered(folder)
     torn = [(number, f": {text}") for number, text in journal.torn(folder.journal)]
     for path, bad in ((folder.journal, torn), (folder.path / "metrics.jsonl", _bad_metrics(folder))):
         lines += [f"  {path.name} line {number} is not readable and was left out{text}" for number, text in bad]
@@ -60,6 +64,17 @@ def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
             yield f"==> attempt {path.parent.name}, {path.stem} <=="
             with path.open(encoding="utf-8", errors="replace") as file:
                 yield from (line.rstrip("\n") for line in file)
+
+
+def _altered(folder: RunFolder) -> list[str]:
+    """The files of which this Paceline knows that they aren't what was written."""
+    lines = []
+    for read in (folder.read_key, folder.read_summary, folder.read_result):
+        try:
+            read()
+        except AlteredError as error:
+            lines.append(f"  {error.what}")
+    return lines
 
 
 def _held(folder: RunFolder) -> bool:

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import git
-from pipeline.errors import PacelineError
+from pipeline.closure import matches
+from pipeline.errors import PacelineError, UsageError
 from pipeline.export import SOURCE
-from pipeline.files import sha256_bytes
+from pipeline.files import sha256_bytes, sha256_file
+from pipeline.key import KEY_VERSION, ContentKey
+from pipeline.result import AlteredError, Result
 from pipeline.runfolder import RunFolder
 
 
@@ -36,21 +39,29 @@ class Recipe:
         return str(self.provenance["git_commit"])
 
 
-def read(folder: RunFolder) -> Recipe:
-    """Raises PacelineError: the run isn't finished, or has no commit, or its patch was lost or altered."""
-    result, provenance = folder.read_json("result.json"), folder.read_json("provenance.json")
-    parts, config = folder.read_json("key.json"), folder.read_json("config.json")
+def read(folder: RunFolder, root: Path) -> Recipe:
+    """What the folder says, after its parts were compared with each other and with the key.
+
+    ``root`` is the project.
+
+    Raises:
+        PacelineError: the run isn't finished, or has no commit, or its patch is lost.
+        AlteredError: a part isn't what was written.
+    """
+    result, key = folder.read_result(), folder.read_key()
+    provenance, config = folder.read_json("provenance.json"), folder.read_json("config.json")
     if result is None:
         raise PacelineError(
             f"run {folder.key} has no result to compare with: it isn't finished", try_=f"doit status run={folder.key}"
         )
-    if provenance is None or parts is None or config is None:
+    if provenance is None or key is None or config is None:
         raise PacelineError(f"run {folder.key} can't be made again: its provenance, key or configuration is missing")
     if provenance.get("git_commit") is None:
         raise PacelineError(
             f"run {folder.key} was not made from a git repository, so its code can't be brought back as a whole",
             try_=f"the trainer's own files are in {folder.path / 'code'}",
         )
+    _check_parts(folder, key, result, root)
     path = folder.path / "changes.patch"
     patch = path.read_bytes() if path.exists() else b""
     if sha256_bytes(patch) != provenance.get("patch_sha256", sha256_bytes(patch)):
@@ -59,7 +70,38 @@ def read(folder: RunFolder) -> Recipe:
             "can't be brought back",
             try_="another copy of the run folder, or its export (MLflow keeps no patch that has a login in it)",
         )
-    return Recipe(folder=folder, result=result, parts=parts, config=config, provenance=provenance, patch=patch)
+    return Recipe(
+        folder=folder, result=result.fields, parts=key.parts, config=config, provenance=provenance, patch=patch
+    )
+
+
+def _check_parts(folder: RunFolder, key: ContentKey, result: Result, root: Path) -> None:
+    """Configuration, code and origin against what the key and the result say of them. Raises AlteredError."""
+    if result.digest not in ("", key.digest):
+        raise folder.altered("result.json", "belongs to another key")
+    if not folder.config_agrees(key):
+        raise folder.altered("config.json", "isn't the configuration that the key was taken of")
+    if folder.code.is_dir() and key.parts.get("version") == KEY_VERSION and not _code_agrees(folder, key, root):
+        raise _untrue(folder.code, "isn't the code that the key was taken of")
+    for name, digest in result.origin_sha256.items():
+        path = folder.path / name
+        if path.exists() and sha256_file(path) != digest:
+            raise _untrue(path, "isn't what it was when the run finished")
+
+
+def _code_agrees(folder: RunFolder, key: ContentKey, root: Path) -> bool:
+    try:
+        return matches(root, folder.code, key.parts["code"])
+    except (OSError, UsageError):
+        return False
+
+
+def _untrue(path: Path, why: str) -> AlteredError:
+    """Of history, which no training can write again."""
+    return AlteredError(
+        f"{path} was altered: it {why}",
+        try_="another copy of the run folder, its export, or its MLflow run: doit reproduce run=<that>",
+    )
 
 
 @contextmanager

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from pipeline import journal, shell, tracking
+from pipeline import result as results
 from pipeline.errors import PacelineError, UsageError
-from pipeline.files import write_json
 from pipeline.key import KEY_LENGTH
 from pipeline.runfolder import RunFolder
 from pipeline.types import State
@@ -51,8 +51,8 @@ def fetched(run_id: str, uri: str, place: Path, *, runs_dir: Path) -> RunFolder:
 
 def _conclude(folder: RunFolder, run_id: str) -> None:
     """result.json, which is written after the record. Raises PacelineError: the run hasn't finished."""
-    entries, summary = journal.read(folder.journal), folder.read_json("summary.json")
+    entries, summary = journal.read(folder.journal), folder.read_summary()
     if not entries or entries[-1].state is not State.FINISHED or summary is None:
         state = f"it ended {entries[-1].state}" if entries else "as far as its record goes, it has not ended"
         raise PacelineError(f"run={run_id} ({folder.key}) has no result to compare with: {state}")
-    write_json(folder.result, {**summary, "key": folder.key, "mlflow_run_id": run_id})
+    results.write(folder.result, {**summary, "key": folder.key, "mlflow_run_id": run_id, "files": {}})

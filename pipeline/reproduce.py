@@ -51,7 +51,7 @@ def reproduce(
     Raises:
         PacelineError: the run can't be made again, or the training failed; the text says what is missing.
     """
-    recipe = read(folder)
+    recipe = read(folder, root)
     for item in _environment_changes(recipe):
         say(f"  environment  {item}")
     for name in recipe.provenance.get("left_out", ()):

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline import documents
+from pipeline import key as keys
+from pipeline import result as results
+from pipeline.documents import DamagedError
 from pipeline.errors import UsageError
 from pipeline.files import sha256_file, write_atomic, write_json
 from pipeline.key import KEY_VERSION, ContentKey
+from pipeline.result import AlteredError, Result, changed
 
 TRAINED = ("checkpoints/final.pt", "metrics.jsonl", "predictions.json")
 """What the node half leaves behind."""
 EVALUATED = ("evaluation/report.json", "evaluation/confusion_matrix.png")
 """What the evaluation leaves behind."""
-TARGETS = (*TRAINED, *EVALUATED)
+DESCRIBED = ("key.json", "config.json", "config.yaml", "summary.json")
+"""What the run was made of and has come to: made again, without a training, where it was altered."""
+TARGETS = (*TRAINED, *EVALUATED, *DESCRIBED)
 """The files that result.json vouches for."""
+ORIGIN = ("provenance.json", "changes.patch")
+"""Where the run comes from: history, which nothing can make again, so it decides nothing but a reproduction."""
+_SEALED_SINCE = 2  # the version of key.json; what older ones wrote has no digest of its own text
 
 
 @dataclass(frozen=True)
@@ -76,9 +86,8 @@ class RunFolder:
         The snapshot holds exactly the files that were hashed (``sources`` by their paths in it): what is not in the
         key cannot be imported.
         """
-        write_json(self.path / "key.json", {"key": key.short, "digest": key.digest, **key.parts})
-        write_json(self.path / "config.json", config)
-        write_atomic(self.path / "config.yaml", config_yaml)
+        self._write_key(key)
+        self._write_config(config, config_yaml)
         shutil.rmtree(self.code, ignore_errors=True)
         for name, source in sources.items():
             write_atomic(self.code / name, source.read_bytes())
@@ -87,13 +96,91 @@ class RunFolder:
             link.unlink()
         link.symlink_to(pack_path.resolve(), target_is_directory=True)
 
+    def _write_key(self, key: ContentKey) -> None:
+        write_json(self.path / "key.json", {"key": key.short, "digest": key.digest, **key.parts})
+
+    def _write_config(self, config: Mapping[str, Any], config_yaml: str) -> None:
+        write_json(self.path / "config.json", config)
+        write_atomic(self.path / "config.yaml", config_yaml)
+
+    def restore(self, *, key: ContentKey, config: Mapping[str, Any], config_yaml: str) -> None:
+        """Write again what describes a finished training, where it was altered since. Raises OSError."""
+        vouched = self.vouched()
+        altered = {name for name in DESCRIBED if name not in vouched or changed(self.path / name, vouched[name])}
+        if "key.json" in altered:
+            self._write_key(key)
+        if altered & {"config.json", "config.yaml"} and (vouched or not self.config_agrees(key)):
+            self._write_config(config, config_yaml)
+        result = self._intact(key)
+        if "summary.json" in altered and result is not None:
+            documents.write_sealed(self.summary, result.summary)
+
+    def config_agrees(self, key: ContentKey) -> bool:
+        """Whether config.json is the configuration that the key was taken of."""
+        config = self.read_json("config.json")
+        return config is not None and keys.canonical_config(config) == key.parts.get("config")
+
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """A JSON object of the folder, or None where it is missing or torn."""
-        try:
-            value = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        """A JSON object of the folder, or None where it is missing or damaged."""
+        return documents.read_or_none(self.path / name)
+
+    def read_key(self) -> ContentKey | None:
+        """What key.json holds; None where it is missing. Raises AlteredError: its parts give another key."""
+        known = self.read_json("key.json")
+        if known is None and not (self.path / "key.json").exists():
             return None
-        return value if isinstance(value, dict) else None
+        key = keys.recorded(known or {})
+        if key is None or key.short != self.key:
+            raise self.altered("key.json", "doesn't agree with its own digest and the folder's name")
+        return key
+
+    def read_result(self) -> Result | None:
+        """None where the run isn't finished. Raises AlteredError: it isn't what was written, or is another run's."""
+        try:
+            return self._result()
+        except DamagedError as error:
+            raise self.altered(results.FILE, str(error)) from error
+
+    def _result(self) -> Result | None:
+        """The same. Raises DamagedError, for who tells it in other words."""
+        try:
+            result = results.read(self.result)
+        except documents.UnsealedError:
+            if not self._is_older():
+                raise
+            result = results.read(self.result, unsealed=True)
+        if result is not None and result.key != self.key:
+            raise DamagedError(f"is that of run {result.key}")
+        return result
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """What the node half has come to; None before its end. Raises AlteredError."""
+        try:
+            try:
+                return documents.read_sealed(self.summary)
+            except documents.UnsealedError:
+                if not self._is_older():
+                    raise
+                return documents.read(self.summary)
+        except FileNotFoundError:
+            return None
+        except DamagedError as error:
+            raise self.altered("summary.json", str(error)) from error
+
+    def altered(self, name: str, why: str) -> AlteredError:
+        """What a person is told of a file that isn't what was written. ``why`` begins with a verb."""
+        words = (self.read_json("provenance.json") or {}).get("overrides")
+        said = isinstance(words, list) and all(isinstance(word, str) for word in words)
+        command = shlex.join(["doit", "train", *words]) if said and words else "doit train with the words of the run"
+        return AlteredError(
+            f"{self.path / name} was altered: it {why}",
+            try_=f"{command}   (makes it again from the run's files, or trains where those were altered too)",
+        )
+
+    def _is_older(self) -> bool:
+        """Whether a Paceline wrote the folder that sealed nothing."""
+        version = (self.read_json("key.json") or {}).get("version")
+        return isinstance(version, int) and version < _SEALED_SINCE
 
     def write_result(
         self,
@@ -108,7 +195,7 @@ class RunFolder:
         """result.json, last and atomically, with a fingerprint of each target and what a list of runs shows."""
         from pipeline.types import State
 
-        write_json(
+        results.write(
             self.result,
             {
                 **summary,
@@ -122,45 +209,74 @@ class RunFolder:
                 "unix_time": round(time.time(), 3),
                 "duration_s": round(duration_s, 3),
                 "mlflow_run_id": mlflow_run_id,
-                "files": self._fingerprints(),
+                "origin_sha256": {
+                    name: sha256_file(self.path / name) for name in ORIGIN if (self.path / name).exists()
+                },
+                "files": self._fingerprints(TARGETS),
             },
         )
 
     def vouch_again(self) -> None:
-        """Fingerprint the targets anew after the evaluation was repeated; a run without a result has none."""
-        result = self.read_json("result.json")
+        """Fingerprint the report anew after it was repeated; a run without a result vouches for nothing."""
+        result = self.read_result()
         if result is not None:
-            write_json(self.result, {**result, "files": self._fingerprints()})
+            report = self._fingerprints(EVALUATED)
+            results.write(self.result, {**result.fields, "files": {**result.fields["files"], **report}})
 
-    def _fingerprints(self) -> dict[str, Any]:
-        return {name: _fingerprint(self.path / name) for name in TARGETS if (self.path / name).exists()}
+    def _fingerprints(self, names: Sequence[str]) -> dict[str, Any]:
+        return {name: results.fingerprint(self.path / name) for name in names if (self.path / name).exists()}
+
+    def vouched(self) -> Mapping[str, results.Fingerprint]:
+        """The targets that result.json vouches for; none where it is missing or was altered."""
+        try:
+            result = self._result()
+            return result.files if result is not None else {}
+        except DamagedError:
+            return {}
 
     def training_done(self, key: ContentKey) -> bool:
         """Whether the node half has ended well under this very key and its outputs are as it left them.
 
-        True without a result when the controller died after the training; what is left is quickly done then.
+        True without a result, when the controller died after the training or the result was altered: what is left is
+        quickly done then. The summary is sealed by the node half and says what the other outputs were.
         """
-        known, summary = self.read_json("key.json"), self.read_json("summary.json")
-        if not known or not summary or known.get("digest") != key.digest:
+        result = self._intact(key)
+        try:
+            known = self.read_key() if result is None else key
+            summary = self.read_summary() if result is None else result.summary
+        except AlteredError:
             return False
-        vouched = (self.read_json("result.json") or {}).get("files") or {}
-        for name in TRAINED:
-            if name in vouched and changed(self.path / name, vouched[name]):
-                return False
-        weights = self.path / TRAINED[0]
-        sidecar = self.read_json("checkpoints/final.json") or {}
-        return all((self.path / name).is_file() for name in TRAINED) and sha256_file(weights) == sidecar.get("sha256")
+        if known is None or summary is None or known.digest != key.digest:
+            return False
+        vouched = self.vouched()
+        if any(name in vouched and changed(self.path / name, vouched[name]) for name in TRAINED):
+            return False
+        outputs = summary.get("outputs_sha256")
+        return (
+            isinstance(outputs, dict)
+            and all((self.path / name).is_file() for name in (*TRAINED, *outputs))
+            and all(sha256_file(self.path / name) == digest for name, digest in outputs.items())
+        )
+
+    def _intact(self, key: ContentKey) -> Result | None:
+        """The result where it is this key's and as it was written."""
+        try:
+            result = self._result()
+        except DamagedError:
+            return None
+        return result if result is not None and result.sealed and result.digest == key.digest else None
 
     def stale_because(self, key: ContentKey) -> str | None:
         """None when the run is finished and intact; otherwise the reason in a few words."""
-        result = self.read_json("result.json")
+        try:
+            result = self._result()
+            files = result.files if result is not None else {}
+        except DamagedError as error:
+            return f"{results.FILE} was altered: it {error}"
         if result is None:
             return "not finished yet"
-        if result.get("digest") != key.digest:
-            return "result.json belongs to another key"
-        files = result.get("files")
-        if not isinstance(files, dict):
-            return "result.json names no files"
+        if result.digest != key.digest or not result.sealed:
+            return f"{results.FILE} belongs to another key"
         for name, expected in files.items():
             reason = changed(self.path / name, expected)
             if reason:
@@ -176,31 +292,12 @@ def is_newer(key: Mapping[str, Any]) -> bool:
 
 def what(config: Mapping[str, Any]) -> str:
     """``digits small_cnn sgd``: a run in three words."""
-    return " ".join(str(config.get(group, {}).get("name", "?")) for group in ("dataset", "model", "optimizer"))
+    groups = (config.get(group) for group in ("dataset", "model", "optimizer"))
+    return " ".join(str(group.get("name", "?")) if isinstance(group, Mapping) else "?" for group in groups)
 
 
 def topology_of(key: Mapping[str, Any]) -> list[int]:
     """Ranks of each node, from what key.json holds."""
-    found = key.get("topology", {}).get("nproc_per_node", [])
-    return list(found)
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    stat = path.stat()
-    return {"sha256": sha256_file(path), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-
-
-def changed(path: Path, expected: Mapping[str, Any]) -> str | None:
-    """What happened to a target since its fingerprint was taken, or None.
-
-    Size first, then the bytes unless the time stamp is the recorded one (hashing 90 MB on every call is dear).
-    """
-    try:
-        stat = path.stat()
-    except OSError:
-        return "is missing"
-    if stat.st_size != expected["bytes"]:
-        return f"has {stat.st_size} bytes, {expected['bytes']} were written"
-    if stat.st_mtime_ns != expected["mtime_ns"] and sha256_file(path) != expected["sha256"]:
-        return "was altered"
-    return None
+    topology = key.get("topology")
+    found = topology.get("nproc_per_node") if isinstance(topology, Mapping) else None
+    return [count for count in found if isinstance(count, int)] if isinstance(found, list) else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,23 @@ from typing import Any
 from pipeline import journal
 from pipeline.errors import UsageError, hint
 from pipeline.key import KEY_LENGTH
+from pipeline.result import AlteredError
 from pipeline.runfolder import RunFolder, is_newer, topology_of, what
 
 NEWER = "NEWER"
 """The state that a list shows of a run which a newer Paceline wrote: nothing else is read of it."""
+ALTERED = "ALTERED"
+"""That of a run whose result.json isn't what was written: no figure of it is shown."""
+_UNVERIFIED = "  unverified (an older Paceline wrote it)"
 _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One run as a list shows it; ``accuracy`` is test/accuracy in 0..1 once the run is finished."""
+    """One run as a list shows it; ``accuracy`` is test/accuracy in 0..1 once the run is finished.
+
+    ``note`` is what a reader has to know of it, for the end of its line.
+    """
 
     key: str
     state: str
@@ -30,6 +37,7 @@ class Row:
     accuracy: float | None
     synthetic: bool
     unix_time: float
+    note: str = ""
 
 
 def find(runs_dir: Path, named: str) -> RunFolder:
@@ -77,24 +85,28 @@ def _keys(runs_dir: Path) -> Iterator[str]:
                 yield name
 
 
-def _mlflow_run_id(folder: RunFolder) -> str | None:
-    found = (folder.read_json("result.json") or {}).get("mlflow_run_id")
-    return found or (folder.read_json("tracking.json") or {}).get("run_id")
+def _mlflow_run_id(folder: RunFolder) -> Any:
+    found = (folder.read_json("tracking.json") or {}).get("run_id")
+    return found or (folder.read_json("result.json") or {}).get("mlflow_run_id")
 
 
 def _row(folder: RunFolder) -> Row:
-    result = folder.read_json("result.json") or {}
-    if "what" in result and "unix_time" in result and not _begins_newer(folder):
-        return Row(
-            key=folder.key,
-            state=str(result.get("state")),
-            what=str(result["what"]),
-            nodes=_nodes(result.get("nproc_per_node", [])),
-            accuracy=result.get("metrics", {}).get("test/accuracy"),
-            synthetic=bool(result.get("synthetic")),
-            unix_time=result["unix_time"],
-        )
-    return _row_in_full(folder, result)
+    try:
+        result = folder.read_result()
+    except AlteredError as error:
+        return _row_in_full(folder, str(error.what))
+    if result is None or _begins_newer(folder):
+        return _row_in_full(folder)
+    return Row(
+        key=folder.key,
+        state=result.state,
+        what=result.what,
+        nodes=_nodes(result.nproc_per_node),
+        accuracy=result.metrics.get("test/accuracy"),
+        synthetic=result.synthetic,
+        unix_time=result.unix_time,
+        note="" if result.sealed else _UNVERIFIED,
+    )
 
 
 def _begins_newer(folder: RunFolder) -> bool:
@@ -104,22 +116,23 @@ def _begins_newer(folder: RunFolder) -> bool:
     return version is not None and (not version[1].isdigit() or is_newer({"version": int(version[1])}))
 
 
-def _row_in_full(folder: RunFolder, result: dict[str, Any]) -> Row:
-    """Of a run that has no result yet, or one that can't be read."""
+def _row_in_full(folder: RunFolder, altered: str = "") -> Row:
+    """Of a run that has no result yet, or one that can't be believed."""
     known, config = folder.read_json("key.json") or {}, folder.read_json("config.json") or {}
     newer = is_newer(known)
     entries = journal.read(folder.journal)
     last = entries[-1] if entries else None
     return Row(
         key=folder.key,
-        state=NEWER if newer else str(result.get("state") or (last.state if last else "PLANNED")),
+        state=NEWER if newer else ALTERED if altered else last.state if last else "PLANNED",
         what="written by a newer Paceline" if newer else what(config),
         nodes=_nodes(topology_of(known)),
-        accuracy=None if newer else result.get("metrics", {}).get("test/accuracy"),
-        synthetic=config.get("dataset", {}).get("name") == "synthetic",
+        accuracy=None,
+        synthetic=what(config).startswith("synthetic "),
         unix_time=last.time if last else folder.path.stat().st_mtime,
+        note="" if newer or not altered else f"{altered}; the same doit train makes it again",
     )
 
 
-def _nodes(nproc_per_node: list[int]) -> str:
+def _nodes(nproc_per_node: Sequence[int]) -> str:
     return " + ".join(str(count) for count in nproc_per_node) + " ranks"

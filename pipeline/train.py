@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline import evaluation_key, journal, progress, provenance, rank_environment, shell
 from pipeline.closure import matches
@@ -21,8 +21,9 @@ from pipeline.heartbeat import Heartbeat
 from pipeline.interrupt import Stop
 from pipeline.launch import Hosts, run_attempt
 from pipeline.recorder import Recorder
+from pipeline.result import Result, changed
 from pipeline.run import ENTRY, Run
-from pipeline.runfolder import EVALUATED, TRAINED, RunFolder, changed
+from pipeline.runfolder import EVALUATED, TRAINED, RunFolder
 from pipeline.types import PRUNE, PRUNED, NodeFacts, State
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def alone(threads_per_rank: Sequence[int] = ()) -> Means:
     )
 
 
-def train(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, means: Means | None = None) -> dict[str, Any]:
+def train(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, means: Means | None = None) -> Result:
     """Bring the run to FINISHED and return result.json; a second caller with the same key waits for the first.
 
     Raises:
@@ -89,7 +90,7 @@ def _folder_errors_explained(run: Run) -> Iterator[None]:
         ) from error
 
 
-def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Heartbeat, means: Means) -> dict[str, Any]:
+def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Heartbeat, means: Means) -> Result:
     """Behind the lock of the run's key."""
     say.doing(f"waiting for the command that trains {run.key.short}")
     with locked(run.folder, say, means.stop):
@@ -97,9 +98,9 @@ def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Heartb
             say(f"{run.key.short} was finished by the other command")
         else:
             _finish(run, config_yaml=config_yaml, argv=argv, say=say, means=means)
-    result = run.folder.read_json("result.json")
+    result = run.folder.read_result()
     if result is None:
-        raise TrainingError(f"{run.folder.result} is not readable after the run")
+        raise TrainingError(f"{run.folder.result} is missing after the run")
     return result
 
 
@@ -144,11 +145,13 @@ def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Heartbeat, 
         _lay_out(run, config_yaml=config_yaml, argv=argv, now=started, means=means)
         _attempts(run, recorder, say, means)
         _leave_if_pruned(run, recorder, say)
-    elif means.on_trained is not None:
-        means.on_trained()
-    summary = run.folder.read_json("summary.json")
+    else:
+        run.folder.restore(key=run.key, config=run.config.resolved, config_yaml=config_yaml)
+        if means.on_trained is not None:
+            means.on_trained()
+    summary = run.folder.read_summary()
     if summary is None:
-        raise TrainingError(f"{run.folder.summary} is not readable though every node ended well")
+        raise TrainingError(f"{run.folder.summary} is missing though every node ended well")
     number = journal.attempts(run.folder.journal)
     say.doing("making the evaluation report")
     try:
@@ -156,17 +159,32 @@ def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Heartbeat, 
     except PacelineError as error:
         _failed(run, recorder, number, error, say)
         raise
+    duration_s = _took_before(run) or time.time() - started
     _note(run, State.FINISHED, number)
     say.doing("recording in MLflow")
     mlflow_run_id = recorder.finish(say)
     run.folder.write_result(
         key=run.key,
         summary=summary,
-        hosts=[host.label for host in run.config.cluster.hosts],
+        hosts=_hosts(run),
         attempts=number,
-        duration_s=time.time() - started,
+        duration_s=duration_s,
         mlflow_run_id=mlflow_run_id,
     )
+
+
+def _hosts(run: Run) -> list[str]:
+    """Where it was trained: this command may name others, when only the result is made again."""
+    known = (run.folder.read_json("provenance.json") or {}).get("hosts")
+    return known if isinstance(known, list) else [host.label for host in run.config.cluster.hosts]
+
+
+def _took_before(run: Run) -> float | None:
+    """Seconds that the last attempt took, where it had ended before this command."""
+    entries = journal.read(run.folder.journal)
+    if not entries or entries[-1].state is not State.FINISHED:
+        return None
+    return entries[-1].time - min(entry.time for entry in entries if entry.attempt == entries[-1].attempt)
 
 
 def _lay_out(run: Run, *, config_yaml: str, argv: Sequence[str], now: float, means: Means) -> None:
@@ -318,8 +336,11 @@ def evaluate_again(folder: RunFolder, root: Path, say: Say) -> None:
     if not (folder.path / TRAINED[2]).exists():
         evaluate_in_child(folder, root)  # says what is missing
     with locked(folder, say):
-        vouched = (folder.read_json("result.json") or {}).get("files") or {}
-        intact = all(changed(folder.path / name, vouched[name]) is None for name in EVALUATED if name in vouched)
+        folder.read_result()  # refuses one that was altered
+        vouched = folder.vouched()
+        if TRAINED[2] in vouched and (why := changed(folder.path / TRAINED[2], vouched[TRAINED[2]])):
+            raise folder.altered(TRAINED[2], why)
+        intact = all(name in vouched and changed(folder.path / name, vouched[name]) is None for name in EVALUATED)
         if not intact or evaluation_key.stale_because(folder, root) is not None:
             evaluate_in_child(folder, root)
             folder.vouch_again()

@@ -32,7 +32,8 @@ class Verdict:
 
 def compare(recipe: Recipe, again: RunFolder) -> Verdict:
     """Field by field: what came out, the parts of the key, and what the hosts had installed."""
-    result, parts = again.read_json("result.json") or {}, again.read_json("key.json") or {}
+    found, parts = again.read_result(), again.read_json("key.json") or {}
+    result = found.fields if found is not None else {}
     provenance = again.read_json("provenance.json") or {}
     nodes = min(len(_hosts(recipe.provenance)), len(_hosts(provenance)))  # their number stands in ``outcome``
     return Verdict(

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
@@ -75,14 +75,21 @@ def write_atomic(path: Path, write: Callable[[HashingFile], None], *, needed_byt
     return file.sha256
 
 
-def write_json(path: Path, value: Any) -> None:
-    """``write_atomic`` of JSON on one line and a newline; NaN is refused."""
-    write_bytes(path, (json.dumps(value, allow_nan=False) + "\n").encode())
+def write_json(path: Path, value: Any) -> str:
+    """``write_atomic`` of JSON on one line and a newline; NaN is refused. Returns the sha256."""
+    return write_bytes(path, (json.dumps(value, allow_nan=False) + "\n").encode())
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
+    """JSON whose last field, ``sha256``, is that of all text before it; ``pipeline.documents`` reads it."""
+    body = json.dumps(value, allow_nan=False, indent=2).removesuffix("\n}")
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    write_bytes(path, f'{body},\n  "sha256": "{digest}"\n}}\n'.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> str:
     """``write_atomic`` of what is in memory."""
-    write_atomic(path, lambda file: _ignore(file.write(data)), needed_bytes=len(data))
+    return write_atomic(path, lambda file: _ignore(file.write(data)), needed_bytes=len(data))
 
 
 def remove_temporaries(folder: Path) -> None:

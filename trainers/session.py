@@ -18,7 +18,7 @@ from trainers.data import Manifest, Pack, check_digests, open_pack, place
 from trainers.distributed import Ranks, connect, read_ranks
 from trainers.errors import TrainerError
 from trainers.evaluation import Evaluation
-from trainers.files import write_atomic, write_json
+from trainers.files import write_atomic, write_json, write_sealed
 from trainers.loop import Trainer
 from trainers.memory import keep_freed_memory
 from trainers.node_info import of_all_nodes
@@ -151,9 +151,13 @@ def _finish(trainer: Trainer, test: Evaluation) -> None:
     write_json(path.with_suffix(".json"), sealed({"sha256": sha256, "weights_sha256": digest, "step": trainer.step}))
     start, stop = pack.manifest.splits["test"]
     targets = pack.labels[start:stop].tolist()
-    write_json(run_dir / "predictions.json", {"split": "test", "targets": targets, "predictions": test.predictions})
-    summary = {**_summary(trainer, digest), "nodes": nodes}
-    write_json(run_dir / "summary.json", summary)
+    predictions = {"split": "test", "targets": targets, "predictions": test.predictions}
+    outputs = {
+        "checkpoints/final.pt": sha256,
+        "predictions.json": write_json(run_dir / "predictions.json", predictions),
+    }
+    summary = {**_summary(trainer, digest), "nodes": nodes, "outputs_sha256": outputs}
+    write_sealed(run_dir / "summary.json", summary)
     value = f" ({_SYNTHETIC})" if pack.manifest.synthetic else ""
     trainer.say(
         f"finished: test accuracy {test.accuracy:.4f}{value}, {summary['images_per_s']:,.0f} images/s, "

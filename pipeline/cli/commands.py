@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from pipeline.cli.diagnostics import allreduce as allreduce
 from pipeline.cli.diagnostics import benchmark as benchmark
@@ -17,6 +18,9 @@ from pipeline.cli.provenance import status as status
 from pipeline.cli.provenance import why as why
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.errors import PacelineError, UsageError
+
+if TYPE_CHECKING:
+    from pipeline.result import Result
 
 
 def say(text: str) -> None:
@@ -88,7 +92,9 @@ def _finished(current: Session) -> bool:
     run = current.run
     if run is None or run.reason is not None:
         return False
-    result = run.folder.read_json("result.json") or {}
+    result = run.folder.read_result()
+    if result is None:  # removed a moment ago
+        return False
     say(f"{run.key.short} is finished: {_figures(result)}; {relative(run.folder.path)}")
     return True
 
@@ -147,6 +153,7 @@ def record() -> None:
     from pipeline.types import State
 
     folder = session().folder()
+    folder.read_summary(), folder.read_result()  # refuse what was altered
     recorder = Recorder(folder.path, session().config, ROOT, enabled=True)
     run_id = recorder.replay()
     if run_id is None:
@@ -173,7 +180,7 @@ def runs() -> None:
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.unix_time))
         accuracy = "" if row.accuracy is None else f"test/accuracy {row.accuracy:.4f}"
         warning = "  SYNTHETIC DATA" if row.synthetic else ""
-        say(f"{row.key}  {row.state:<8}  {day}  {row.what:<28} {row.nodes:<14} {accuracy}{warning}")
+        say(f"{row.key}  {row.state:<8}  {day}  {row.what:<28} {row.nodes:<14} {accuracy}{warning}{row.note}")
 
 
 def preflight() -> None:
@@ -234,10 +241,9 @@ def lab() -> None:
     say("  train on it  doit train experiment=quickstart cluster=two_node\n  remove it    doit lab down=1")
 
 
-def _figures(result: dict[str, object]) -> str:
-    metrics = result.get("metrics")
-    accuracy = metrics.get("test/accuracy") if isinstance(metrics, dict) else None
+def _figures(result: Result) -> str:
+    accuracy = result.metrics.get("test/accuracy")
     shown = "no test accuracy" if accuracy is None else f"test/accuracy {accuracy:.4f}"
-    warning = " (SYNTHETIC DATA: means nothing)" if result.get("synthetic") else ""
-    ranks = f"{result.get('nnodes')} node(s), {result.get('world_size')} rank(s)"
-    return f"{shown}{warning}, {ranks}, {result.get('images_per_s', 0):,.0f} images/s"
+    warning = " (SYNTHETIC DATA: means nothing)" if result.synthetic else ""
+    ranks = f"{result.fields.get('nnodes')} node(s), {result.fields.get('world_size')} rank(s)"
+    return f"{shown}{warning}, {ranks}, {result.images_per_s or 0:,.0f} images/s"

@@ -158,12 +158,22 @@ class Session:
 
     def cluster_of(self, folder: RunFolder) -> Cluster:
         """The hosts that a run was started on, whatever cluster this command line names. Raises UsageError."""
+        from pipeline import documents
         from pipeline.config import build
 
-        recorded = (folder.read_json("config.json") or {}).get("cluster")
-        if not isinstance(recorded, dict):
-            raise UsageError(f"run {folder.key} was never started: {folder.path}/config.json names no cluster")
-        return build.build_cluster(recorded, root=ROOT, local_gpus=_local_gpus())
+        path = folder.path / "config.json"
+        if not path.exists():
+            raise UsageError(f"run {folder.key} was never started: there is no {path}")
+        try:
+            return build.build_cluster(documents.read(path)["cluster"], root=ROOT, local_gpus=_local_gpus())
+        except (documents.DamagedError, OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+            if "run" not in self.asked.options:  # the words of the run are here, and they name its hosts
+                return self.config.cluster
+            why = f"has no field {error}" if isinstance(error, KeyError) else str(error)
+            raise UsageError(
+                f"{path} can't tell the hosts of run {folder.key}: it {why}",
+                try_="doit stop with the words that it was trained with, instead of run=",
+            ) from error
 
 
 @cache

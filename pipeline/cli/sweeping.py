@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.errors import Killed, PacelineError, UsageError
+from pipeline.result import AlteredError
+from pipeline.runs import ALTERED
 from pipeline.types import State
 
 if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
@@ -171,10 +173,12 @@ def _result(trial: Trial, state: str, detail: str) -> TrialResult:
 
 
 def figures_of(folder: RunFolder) -> Mapping[str, float]:
-    """The numbers of result.json that a table can show; none before it is there."""
-    result = folder.read_json("result.json") or {}
-    figures = {**(result.get("metrics") or {}), **{name: result.get(name) for name in ("images_per_s", "train_s")}}
-    return {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
+    """The numbers of result.json that a table can show; none before it is there. Raises AlteredError."""
+    result = folder.read_result()
+    if result is None:
+        return {}
+    speeds = {"images_per_s": result.images_per_s, "train_s": result.train_s}
+    return {**result.metrics, **{name: value for name, value in speeds.items() if value is not None}}
 
 
 # ---------------------------------------------------------------------------------- what would run
@@ -231,9 +235,9 @@ def report() -> None:
     entries = folders.latest(folder.entries()[0])
     results = []
     for item in about["trials"]:
-        figures = figures_of(RunFolder(runs_dir / item["key"]))
+        figures, problem = _figures_or_why(RunFolder(runs_dir / item["key"]))
         known = entries.get(item["key"])
-        state = "FINISHED" if figures else str(known.state) if known is not None else "PLANNED"
+        state = "FINISHED" if figures else ALTERED if problem else str(known.state) if known is not None else "PLANNED"
         results.append(
             reporting.TrialResult(
                 number=item["number"],
@@ -242,7 +246,7 @@ def report() -> None:
                 chosen=tuple(item["chosen"]),
                 overrides=tuple(item["overrides"]),
                 values=figures,
-                detail=known.detail if known is not None and state != "FINISHED" else "",
+                detail=problem or (known.detail if known is not None and state != "FINISHED" else ""),
             )
         )
     by = about.get("by", reporting.BY)  # what a search looks at
@@ -251,6 +255,14 @@ def report() -> None:
         return
     say(f"sweep {folder.name}: {' '.join(about['words'])}")
     say(reporting.text(results, about["total"], by))
+
+
+def _figures_or_why(folder: RunFolder) -> tuple[Mapping[str, float], str]:
+    """Of a trial whose result was altered nothing is shown but that; the others keep theirs."""
+    try:
+        return figures_of(folder), ""
+    except AlteredError as error:
+        return {}, f"{error.what}; the sweep's command makes it again"
 
 
 def _on(options: Mapping[str, str], name: str) -> bool:

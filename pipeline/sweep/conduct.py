@@ -320,6 +320,8 @@ def _recorded_cluster(run: Run) -> Cluster:
     from pipeline.config import build
 
     recorded = (run.folder.read_json("config.json") or {}).get("cluster")
-    if not isinstance(recorded, dict):
+    gpus = run.config.cluster.hosts[0].nproc_per_node
+    try:
+        return build.build_cluster(dict(recorded or {}), root=run.root, local_gpus=gpus)
+    except (UsageError, KeyError, TypeError, AttributeError, ValueError):  # damaged: it is laid out anew anyway
         return run.config.cluster
-    return build.build_cluster(recorded, root=run.root, local_gpus=run.config.cluster.hosts[0].nproc_per_node)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import journal
+from pipeline import documents, journal
 from pipeline.errors import UsageError, hint
 from pipeline.files import write_atomic, write_json
 from pipeline.runfolder import RunFolder
@@ -17,7 +18,8 @@ from pipeline.sweep.expand import Space, configuration_digest
 from pipeline.types import State
 
 FOLDER = "sweeps"
-VERSION = 1
+VERSION = 2
+"""From 2 on sweep.json is sealed."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
@@ -62,21 +64,25 @@ class SweepFolder:
         if not path.exists():
             return {}
         try:
-            about = json.loads(path.read_text(encoding="utf-8"))
-            version = int(about["version"])
-        except (ValueError, TypeError, KeyError) as error:
+            raw = documents.read(path)
+            version = raw.get("version")
+            if type(version) is int and version > VERSION:
+                raise UsageError(f"{path} was written by a newer version of Paceline", try_="git pull here")
+            if version != 1:
+                raw = documents.read_sealed(path)
+            _check_types(raw)
+        except (documents.DamagedError, OSError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
             raise UsageError(
-                f"{path} is not readable: {error}",
-                try_=f"remove it; the same command makes it anew, and finished trials stay finished ({self.path})",
+                f"{path} was altered: it {why}",
+                try_=f"rm {shlex.quote(str(path))}; the same doit sweep makes it anew, finished trials stay finished",
             ) from error
-        if version > VERSION:
-            raise UsageError(f"{path} was written by a newer version of Paceline", try_="git pull here")
-        return dict(about)
+        return raw
 
     def begin(self, about: Mapping[str, Any]) -> None:
         """Write sweep.json, unless it names the same trials already (however they were spelled)."""
         if self.about().get("trials") != about["trials"]:
-            write_json(self.path / "sweep.json", {"version": VERSION, **about})
+            documents.write_sealed(self.path / "sweep.json", {"version": VERSION, **about})
 
     def note(self, entries: Sequence[TrialEntry]) -> None:
         """Append to the journal, on disk when this returns. Raises OSError."""
@@ -91,8 +97,11 @@ class SweepFolder:
         for line in self.journal.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 raw = json.loads(line)
-                good.append(TrialEntry(**{**raw, "state": State(raw["state"]), "number": int(raw["number"])}))
-            except (ValueError, KeyError, TypeError):
+                entry = TrialEntry(**{**raw, "state": State(raw["state"]), "number": int(raw["number"])})
+                if not all(isinstance(text, str) for text in (entry.key, entry.cause, entry.detail)):
+                    raise TypeError(line)
+                good.append(entry)
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 bad.append(line)
         return good, [line for line in bad if line.strip()]
 
@@ -103,6 +112,24 @@ class SweepFolder:
         write_atomic(aside, before + "".join(f"{line}\n" for line in bad))
         write_atomic(self.journal, "".join(json.dumps(asdict(entry)) + "\n" for entry in good))
         return aside
+
+
+_FIELDS: Mapping[str, type] = {"key": str, "configurations": str, "words": list, "total": int, "trials": list}
+_OF_TRIAL: Mapping[str, type] = {"number": int, "key": str, "configuration": str, "chosen": list, "overrides": list}
+
+
+def _check_types(about: Mapping[str, Any]) -> None:
+    """Raises DamagedError: a field is missing or of another type."""
+    _check_fields(about, _FIELDS)
+    for item in about["trials"]:
+        _check_fields(item, _OF_TRIAL)
+
+
+def _check_fields(raw: Any, fields: Mapping[str, type]) -> None:
+    for name, kind in fields.items():
+        value = raw.get(name) if isinstance(raw, dict) else None
+        if type(value) is not kind:
+            raise documents.DamagedError(f"holds {str(value)[:40]} where {name} should be ({kind.__name__})")
 
 
 def describe(space: Space, words: Sequence[str]) -> dict[str, Any]:
@@ -179,7 +206,8 @@ def latest(entries: Iterable[TrialEntry]) -> dict[str, TrialEntry]:
 
 def mark(run: RunFolder, sweep: SweepFolder, key: str, number: int, chosen: Sequence[str]) -> bool:
     """Note in the run folder that the run belongs to this sweep, for its tags in MLflow. False: it says so already."""
-    known = [item for item in (run.read_json("sweeps.json") or {}).get("sweeps", []) if isinstance(item, dict)]
+    listed = (run.read_json("sweeps.json") or {}).get("sweeps")
+    known = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
     if any(item.get("key") == key for item in known):
         return False
     mine = {"key": key, "name": sweep.name, "trial": number, "overrides": list(chosen)}

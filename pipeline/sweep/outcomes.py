@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from typing import Any
 
 from pipeline import journal
 from pipeline.errors import HostError, PacelineError, TrainingError, os_reason
@@ -17,8 +16,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 def finished(run: Run) -> Outcome:
     """The outcome of a run whose result.json stands."""
-    metrics: dict[str, Any] = (run.folder.read_json("result.json") or {}).get("metrics") or {}
-    return Outcome(state=State.FINISHED, metrics=metrics)
+    result = run.folder.read_result()
+    return Outcome(state=State.FINISHED, metrics=result.metrics if result is not None else {})
 
 
 def was_pruned(run: Run) -> bool:

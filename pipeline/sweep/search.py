@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -135,18 +136,28 @@ def open_search(
     warnings.simplefilter("ignore", ExperimentalWarning)
     goals = objectives(config)
     folder.mkdir(parents=True, exist_ok=True)
-    study = optuna.create_study(
-        study_name=_STUDY,
-        storage=optuna.storages.RDBStorage(
-            f"sqlite:///{folder / FILE}", engine_kwargs={"connect_args": {"timeout": 60}}
-        ),
-        sampler=RandomSampler(seed=0),  # each trial has its own
-        pruner=_pruner(config, epochs),
-        directions=[StudyDirection[goal.direction.upper()] for goal in goals],
-        load_if_exists=True,
-    )
-    _refuse_changes(study, json.loads(json.dumps(made_of)), folder)
-    begun = sum("of" not in trial.user_attrs for trial in study.get_trials(deepcopy=False))
+    try:
+        study = optuna.create_study(
+            study_name=_STUDY,
+            storage=optuna.storages.RDBStorage(
+                f"sqlite:///{folder / FILE}", engine_kwargs={"connect_args": {"timeout": 60}}
+            ),
+            sampler=RandomSampler(seed=0),  # each trial has its own
+            pruner=_pruner(config, epochs),
+            directions=[StudyDirection[goal.direction.upper()] for goal in goals],
+            load_if_exists=True,
+        )
+        begun = sum("of" not in trial.user_attrs for trial in study.get_trials(deepcopy=False))
+        _refuse_changes(study, json.loads(json.dumps(made_of)), folder)
+    except UsageError:
+        raise
+    except Exception as error:  # sqlite's, SQLAlchemy's, Optuna's and of what it unpacks: no common class
+        path, why = folder / FILE, (str(error) or repr(error)).splitlines()[0]
+        raise UsageError(
+            f"{path} can't be read as the study of this search: {why}",
+            try_=f"mv {shlex.quote(str(path))} {shlex.quote(f'{path}.damaged')}; the same command begins the search "
+            "anew, and finished trials are not trained again",
+        ) from error
     total = config.total(space)
     if total < begun:
         raise UsageError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,11 +160,11 @@ class Searching:
 
     def _values(self, trial: Trial) -> list[float]:
         assert trial.run is not None
-        result = trial.run.folder.read_json("result.json") or {}
-        return [_value(goal, result, trial) for goal in self._goals]
+        result = trial.run.folder.read_result()
+        return [_value(goal, result.fields if result is not None else {}, trial) for goal in self._goals]
 
 
-def _value(goal: Objective, result: dict[str, Any], trial: Trial) -> float:
+def _value(goal: Objective, result: Mapping[str, Any], trial: Trial) -> float:
     value = goal.value(result)
     if value is None:
         mend = "dataset.val_size=…, which takes val images from the training images"

@@ -67,7 +67,8 @@ def _is_log(path: Path) -> bool:
 def _rank_zero_log(run_dir: Path, attempt: int) -> list[Path]:
     """The log of the host with node_rank 0: the plan's first (a lone log needs no plan)."""
     logs = sorted((run_dir / "attempts" / str(attempt)).glob("*.log"))
-    nodes = read_object(run_dir / "plan.json").get("nodes") or [{}]
-    host = str(nodes[0].get("host", ""))
+    nodes = read_object(run_dir / "plan.json").get("nodes")
+    first = nodes[0] if isinstance(nodes, list) and nodes else None
+    host = str(first.get("host", "")) if isinstance(first, dict) else ""
     named = [path for path in logs if host and path.stem in (host, re.sub(r"[^\w.-]+", "_", host))]
     return (named or logs)[:1]

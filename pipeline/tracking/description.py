@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import journal
+from pipeline import documents, journal
 from pipeline.tracking.address import redact
 from pipeline.types import State
 
@@ -60,7 +60,7 @@ def progress(run_dir: Path) -> Progress:
 def describe(run_dir: Path) -> Description:
     """Put config, key, provenance, plan and summary together; what is missing is left out."""
     config, provenance = read_object(run_dir / "config.json"), read_object(run_dir / "provenance.json")
-    summary = read_object(run_dir / "summary.json")
+    summary = read_summary(run_dir)
     key = str(read_object(run_dir / "key.json").get("key") or run_dir.name)
     synthetic = is_synthetic(run_dir)
     entries = journal.read(run_dir / "journal.jsonl")
@@ -77,20 +77,25 @@ def describe(run_dir: Path) -> Description:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one where the file is missing or torn."""
+    """A JSON object, or an empty one where the file is missing or damaged."""
+    return documents.read_or_none(path) or {}
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """The same of summary.json, whose seal must agree with it (what older versions wrote has none)."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return documents.read_sealed(run_dir / "summary.json")
+    except documents.UnsealedError:
+        return read_object(run_dir / "summary.json")
+    except (OSError, documents.DamagedError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def is_synthetic(run_dir: Path) -> bool:
     """What the summary says, else the data pack's manifest, else the name of the data set."""
-    for name in ("summary.json", "data/manifest.json"):
-        flag = read_object(run_dir / name).get("synthetic")
-        if flag is not None:
-            return bool(flag)
+    for told in (read_summary(run_dir), read_object(run_dir / "data/manifest.json")):
+        if told.get("synthetic") is not None:
+            return bool(told["synthetic"])
     return _option(read_object(run_dir / "config.json"), "dataset") == "synthetic"
 
 
@@ -187,21 +192,24 @@ def _tags(
 
 def _sweep_tags(run_dir: Path) -> dict[str, Any]:
     """Which sweeps the run belongs to, flat: MLflow shows no charts of nested runs. The latest in ``sweep.key``."""
-    sweeps = read_object(run_dir / "sweeps.json").get("sweeps") or []
-    tags = {f"sweep.{item['key']}": item["trial"] for item in sweeps}
+    sweeps = _objects(read_object(run_dir / "sweeps.json").get("sweeps"))
+    tags = {f"sweep.{item.get('key')}": item.get("trial") for item in sweeps}
     if sweeps:
         last = sweeps[-1]
-        tags |= {"sweep.key": last["key"], "sweep.name": last["name"], "sweep.trial": last["trial"]}
-        tags["sweep.overrides"] = " ".join(last["overrides"])
+        tags |= {f"sweep.{name}": last.get(name) for name in ("key", "name", "trial")}
+        tags["sweep.overrides"] = " ".join(map(str, last.get("overrides") or ()))
     return tags
 
 
 def _hosts(run_dir: Path, provenance: Mapping[str, Any]) -> list[str]:
     hosts = provenance.get("hosts")
     if not hosts:
-        nodes = read_object(run_dir / "plan.json").get("nodes") or []
-        hosts = [node.get("host") for node in nodes if isinstance(node, dict)]
-    return [str(host) for host in hosts]
+        hosts = [node.get("host") for node in _objects(read_object(run_dir / "plan.json").get("nodes"))]
+    return [str(host) for host in hosts] if isinstance(hosts, list) else []
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _user() -> str | None:

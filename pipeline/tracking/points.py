@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import metrics_file
-from pipeline.tracking.description import mlflow_key, read_object
+from pipeline.tracking.description import mlflow_key, read_object, read_summary
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ def _points(metrics: Mapping[str, Any], time_ms: int, step: int) -> list[Point]:
 
 def final_points(run_dir: Path) -> list[Point]:
     """The summary's metrics and speed and the report's macro F1, at the last step; empty before that."""
-    summary = read_object(run_dir / "summary.json")
-    metrics = dict(summary.get("metrics") or {})
+    summary = read_summary(run_dir)
+    metrics = dict(summary["metrics"]) if isinstance(summary.get("metrics"), dict) else {}
     for name in ("images_per_s", "train_s"):
         metrics[name] = summary.get(name)
-    report = read_object(run_dir / "evaluation" / "report.json")
-    metrics["test/macro_f1"] = (report.get("macro avg") or {}).get("f1-score")
+    average = read_object(run_dir / "evaluation" / "report.json").get("macro avg")
+    metrics["test/macro_f1"] = average.get("f1-score") if isinstance(average, dict) else None
     try:
         time_ms = int((summary["first_step_unix_time"] + summary["train_s"]) * 1000)
         return _points(metrics, time_ms, int(summary["steps"]))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return []

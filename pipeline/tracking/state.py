@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from pipeline import documents
 from pipeline.files import write_json
 from pipeline.tracking.address import shown
 
@@ -76,13 +76,20 @@ class TrackingState:
 
 
 def load(run_dir: Path) -> TrackingState | None:
-    """The state, or None where it is missing or unreadable (everything is then replayed; that is safe)."""
+    """The state, or None where it is missing or damaged (everything is then replayed; that is safe)."""
+    raw = documents.read_or_none(run_dir / FILE) or {}
+    kinds = {item.name: item.type for item in fields(TrackingState)}
     try:
-        raw: Any = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
-        known = {item.name for item in fields(TrackingState)}
-        return TrackingState(**{name: value for name, value in raw.items() if name in known})
-    except (OSError, ValueError, TypeError, AttributeError):
+        state = TrackingState(**{name: value for name, value in raw.items() if name in kinds})
+    except TypeError:  # a field is missing
         return None
+    return state if all(_is_of(value, str(kinds[name])) for name, value in asdict(state).items()) else None
+
+
+def _is_of(value: Any, kind: str) -> bool:
+    """Of the outermost type: ``dict`` of ``dict[str, int]``."""
+    names = {"str": str, "int": int, "dict": dict, "list": list, "None": type(None)}
+    return any(type(value) is names[word.strip().partition("[")[0]] for word in kind.split("|"))
 
 
 def last_recorded(run_dir: Path) -> Recorded | None:

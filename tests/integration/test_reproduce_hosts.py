@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import documents
+from pipeline import result as results
 from pipeline.lab import Lab
 from tests.integration.test_provenance import Checkout, copied
 
@@ -39,8 +41,12 @@ def test_a_run_of_two_hosts_is_made_again_elsewhere(tmp_path: Path, lab: Lab) ->
     assert f"127.0.0.1:{closed}: unreachable: Connection refused" in said
     assert "its training ended with exit code 1, for the reason above" in said
 
-    altered = {**result, "weights_sha256": "0" * 64, "metrics": {**result["metrics"], "test/accuracy": 2.0}}
-    (folder / "result.json").write_text(json.dumps(altered))
+    altered = {
+        **documents.read_sealed(folder / "result.json"),
+        "weights_sha256": "0" * 64,
+        "metrics": {**result["metrics"], "test/accuracy": 2.0},
+    }
+    results.write(folder / "result.json", altered)  # sealed anew: a run that came out otherwise, not an edit
     first.doit("export", f"run={key}", f"to={tmp_path}/altered.tar.gz")
     shown = clone.doit(
         "reproduce", f"run={tmp_path}/altered.tar.gz", "cluster=local", "cluster.nproc_per_node=1", code=1

@@ -94,9 +94,9 @@ def test_inconsistent_predictions_are_refused(tmp_path: Path, predictions: dict[
     ("name", "content", "message"),
     [
         ("predictions.json", None, "is missing: there is nothing to evaluate yet"),
-        ("predictions.json", '{"targets": [1', "is not whole"),
+        ("predictions.json", '{"targets": [1', "is cut off or no JSON"),
         ("data/manifest.json", None, r"manifest\.json is missing"),
-        ("data/manifest.json", "[]", "must hold a JSON object, not a list"),
+        ("data/manifest.json", "[]", r"holds \[\], not an object"),
     ],
 )
 def test_a_missing_or_torn_file_is_named(tmp_path: Path, name: str, content: str | None, message: str) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
 
+import finished_folder
 import pytest
 import tracking_folder as folder
 import tracking_store as store
@@ -21,6 +23,10 @@ PATCH = b"diff --git a/x b/x\n\xff not utf-8\n"
 def recorded_run(place: Path, uri: str, *, patch: bytes = PATCH, ended: bool = True) -> str:
     """The id of a run that was recorded and whose folder is gone."""
     run = folder.started(place)
+    config = json.loads((run / "config.json").read_text())
+    key = finished_folder.key_of(config)
+    folder.write(run / "key.json", {"key": key.short, "digest": key.digest, **key.parts})
+    run = run.rename(run.with_name(key.short))
     known = json.loads((run / "provenance.json").read_text())
     folder.write(run / "provenance.json", {**known, "patch_sha256": sha256_bytes(patch)})
     (run / "changes.patch").write_bytes(patch)
@@ -39,15 +45,15 @@ def test_a_recipe_comes_back_from_the_record_and_what_lacks_is_said(tmp_path: Pa
 
     run_id = recorded_run(tmp_path / "good", uri)
     back = recorded.fetched(run_id, uri, tmp_path / "good", runs_dir=runs)
-    assert back.path == tmp_path / "good" / folder.KEY
-    made_of = recipe.read(back)
+    assert re.fullmatch(f"{tmp_path}/good/[0-9a-f]{{12}}", str(back.path))
+    made_of = recipe.read(back, tmp_path)
     assert (made_of.patch, made_of.commit) == (PATCH, "c0ffee" * 6 + "abcd")
     assert (made_of.result["weights_sha256"], made_of.result["mlflow_run_id"]) == ("ab" * 32, run_id)
 
     secret = recorded_run(tmp_path / "secret", uri, patch=b"+ https://me:hunter2@host/x\n")
     back = recorded.fetched(secret, uri, tmp_path / "secret", runs_dir=runs)
     with pytest.raises(PacelineError, match=r"missing: the uncommitted[^!]*MLflow keeps no patch that has a login"):
-        recipe.read(back)
+        recipe.read(back, tmp_path)
 
     running = recorded_run(tmp_path / "running", uri, ended=False)
     with pytest.raises(PacelineError, match="no result to compare with: as far as its record goes, it has not ended"):

@@ -7,55 +7,55 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from finished_folder import PATCH, finished, key_of
 
 from pipeline import reproduce
 from pipeline.config.compose import compose_config, resolve
 from pipeline.errors import PacelineError
-from pipeline.files import write_json
+from pipeline.files import sha256_bytes
+from pipeline.key import ContentKey
 from pipeline.recipe import Recipe, read
+from pipeline.result import AlteredError
 from pipeline.runfolder import RunFolder
 from pipeline.verdict import compare, text
 
-KEY = "0123456789ab"
-PARTS: dict[str, Any] = {"config": {"seed": 0}, "code": {}, "data": "d" * 64, "environment": {"torch": "2.14.0"}}
+CONFIG = resolve(compose_config(["dataset=arrays", "dataset.source=gone.npz"]))
+KEY = key_of(CONFIG)
 RESULT = {"weights_sha256": "a" * 64, "steps": 2, "epochs": 1, "metrics": {"test/accuracy": 0.5, "val/loss": 1.0}}
 
 
-def run_folder(path: Path, result: dict[str, Any] = RESULT, parts: dict[str, Any] = PARTS, **told: Any) -> RunFolder:
-    write_json(path / "result.json", result)
-    write_json(path / "key.json", parts)
-    write_json(path / "config.json", resolve(compose_config(["dataset=arrays", "dataset.source=gone.npz"])))
-    write_json(path / "provenance.json", {"git_commit": "c" * 40, "overrides": [], **told})
-    return RunFolder(path)
+def run_folder(path: Path, result: dict[str, Any] = RESULT, key: ContentKey = KEY, **told: Any) -> RunFolder:
+    told = {"overrides": [], "patch_sha256": sha256_bytes(PATCH), **told}
+    return finished(path, key, config=CONFIG, summary=result, provenance=told)
 
 
 def recipe(tmp_path: Path, **told: Any) -> Recipe:
-    return read(run_folder(tmp_path / KEY, **told))
+    return read(run_folder(tmp_path, **told), tmp_path)
 
 
 def test_equal_weights_and_metrics_are_reproduced(tmp_path: Path) -> None:
-    verdict = compare(recipe(tmp_path), run_folder(tmp_path / "again" / KEY))
+    verdict = compare(recipe(tmp_path), run_folder(tmp_path / "again"))
     assert verdict.reproduced
     assert text(verdict).splitlines() == [
-        f"REPRODUCED {KEY}: weights_sha256, metrics and steps are equal",
+        f"REPRODUCED {KEY.short}: weights_sha256, metrics and steps are equal",
         "its key is the same",
     ]
 
 
 def test_what_differs_is_named_field_by_field_with_the_reason_in_the_key(tmp_path: Path) -> None:
     other = {**RESULT, "weights_sha256": "b" * 64, "metrics": {"test/accuracy": 0.25, "val/loss": 1.0}}
-    parts = {**PARTS, "environment": {"torch": "2.15.0"}}
+    key = key_of(CONFIG, torch="2.15.0")
     old, new = {"torch": "2.14.0", "packages": {"x": "1"}}, {"torch": "2.15.0", "packages": {"x": "1"}}
     verdict = compare(
         recipe(tmp_path, environments={"a": old}),
-        run_folder(tmp_path / "again" / "ba9876543210", other, parts, environments={"b": new}),
+        run_folder(tmp_path / "again", other, key, environments={"b": new}),
     )
     assert not verdict.reproduced
     assert text(verdict).splitlines() == [
-        f"NOT REPRODUCED {KEY}: 2 field(s) differ",
+        f"NOT REPRODUCED {KEY.short}: 2 field(s) differ",
         "  test/accuracy: 0.5 → 0.25",
         f"  weights_sha256: {'a' * 64} → {'b' * 64}",
-        "its key is ba9876543210 here, because of:",
+        f"its key is {key.short} here, because of:",
         "  torch 2.14.0 → 2.15.0",
         "hosts and lock differ in:",
         "  node0.torch: 2.14.0 → 2.15.0",
@@ -65,7 +65,7 @@ def test_what_differs_is_named_field_by_field_with_the_reason_in_the_key(tmp_pat
 def test_data_that_is_gone_is_named_with_its_digest_and_the_mend(tmp_path: Path) -> None:
     with pytest.raises(PacelineError) as caught:
         reproduce._check_data(recipe(tmp_path), str(tmp_path / "gone.npz"), tmp_path / "data")
-    assert f"the data of run {KEY} (digest dddddddddddd) is gone: dataset.source={tmp_path}/gone.npz" in str(
+    assert f"the data of run {KEY.short} (digest dddddddddddd) is gone: dataset.source={tmp_path}/gone.npz" in str(
         caught.value
     )
     assert "try: dataset.source=<where it is now>" in str(caught.value)
@@ -100,18 +100,51 @@ def test_the_runs_words_are_kept_but_for_what_says_where(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("lost", "said"),
     [
-        ({"result.json": None}, "it isn't finished"),
-        ({"provenance.json": {"git_commit": None}}, "was not made from a git repository"),
-        ({"provenance.json": {"git_commit": "c", "patch_sha256": "0"}}, "changes.patch is missing"),
+        ("result.json", "it isn't finished"),
+        ("key.json", "its provenance, key or configuration is missing"),
+        ("changes.patch", "changes.patch is missing"),
     ],
 )
-def test_a_run_that_lacks_a_part_is_refused_by_name(tmp_path: Path, damage: dict[str, Any], said: str) -> None:
-    folder = run_folder(tmp_path / KEY)
-    for name, content in damage.items():
-        (folder.path / name).unlink()
-        if content is not None:
-            write_json(folder.path / name, content)
+def test_a_run_that_lacks_a_part_is_refused_by_name(tmp_path: Path, lost: str, said: str) -> None:
+    folder = run_folder(tmp_path)
+    (folder.path / lost).unlink()
     with pytest.raises(PacelineError, match=said):
-        read(folder)
+        read(folder, tmp_path)
+
+
+def test_a_run_that_was_made_outside_of_a_repository_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PacelineError, match="was not made from a git repository"):
+        recipe(tmp_path, git_commit=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [
+        ("result.json", "0.5", "0.9", "result.json was altered: it doesn't agree with the sha256 of its own text"),
+        ("key.json", '"torch": "2.14', '"torch": "2.15', "key.json was altered: it doesn't agree with its own digest"),
+        ("config.json", '"lr": ', '"lr": 1', "config.json was altered: it isn't the configuration that the key"),
+        ("code/trainers/x.py", "1.0", "7.0", "code was altered: it isn't the code that the key was taken of"),
+        ("provenance.json", "cccc", "dddd", "provenance.json was altered: it isn't what it was when"),
+        ("changes.patch", "a/x", "a/y", "changes.patch was altered: it isn't what it was when"),
+    ],
+)
+def test_a_part_that_does_not_agree_with_the_key_is_refused_by_name(
+    tmp_path: Path, name: str, old: str, new: str, said: str
+) -> None:
+    folder = run_folder(tmp_path)
+    read(folder, tmp_path)
+    path = folder.path / name
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(AlteredError, match=said):
+        read(folder, tmp_path)
+
+
+def test_a_renamed_folder_is_refused(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    renamed = RunFolder(folder.path.rename(tmp_path / "0123456789ab"))
+    with pytest.raises(AlteredError, match=r"result.json was altered: it is that of run"):
+        read(renamed, tmp_path)

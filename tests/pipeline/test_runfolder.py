@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+import finished_folder
 import pytest
+from finished_folder import key_of
 
 from pipeline import journal, runs
 from pipeline.errors import UsageError, os_reason
-from pipeline.files import sha256_file, write_json
+from pipeline.files import write_json
 from pipeline.key import ContentKey
-from pipeline.runfolder import TARGETS, RunFolder
+from pipeline.result import AlteredError
+from pipeline.runfolder import DESCRIBED, TARGETS, RunFolder
 from pipeline.types import State
 
-KEY = ContentKey(digest="0123456789abcdef" * 4, parts={"code": {}})
+KEY = key_of()
 
 
 @pytest.fixture
 def finished(tmp_path: Path) -> RunFolder:
-    folder = RunFolder(tmp_path / KEY.short)
-    for name in TARGETS:
-        (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder.path / name).write_text("some bytes")
-    write_json(folder.path / "key.json", {})
-    folder.write_result(
-        key=KEY,
-        summary={"metrics": {"test/accuracy": 0.5}},
-        hosts=["a"],
-        attempts=1,
-        duration_s=1.0,
-        mlflow_run_id=None,
-    )
-    return folder
+    return finished_folder.finished(tmp_path)
 
 
 def _altered(path: Path) -> None:
-    path.write_text("same size!")
+    before = path.read_bytes()
+    path.write_bytes(bytes([before[0] ^ 1]) + before[1:])
 
 
 def _truncated(path: Path) -> None:
@@ -47,34 +39,139 @@ def _truncated(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
-    [(_altered, "was altered"), (_truncated, "has 3 bytes, 10 were written"), (Path.unlink, "is missing")],
+    [(_altered, "was altered"), (_truncated, "has 3 bytes, {} were written"), (Path.unlink, "is missing")],
 )
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_damaged_target_is_found(finished: RunFolder, name: str, damage: Callable[[Path], None], reason: str) -> None:
     assert finished.stale_because(KEY) is None
+    size = (finished.path / name).stat().st_size
     damage(finished.path / name)
-    assert finished.stale_because(KEY) == f"{name} {reason}"
+    assert finished.stale_because(KEY) == f"{name} {reason.format(size)}"
 
 
 def test_a_training_counts_as_done_only_with_the_outputs_it_left(finished: RunFolder) -> None:
-    weights = finished.path / "checkpoints" / "final.pt"
-    write_json(finished.path / "key.json", {"digest": KEY.digest})
-    write_json(finished.path / "summary.json", {"state": "FINISHED"})
-    write_json(finished.path / "checkpoints" / "final.json", {"sha256": sha256_file(weights)})
     assert finished.training_done(KEY)
     assert not finished.training_done(ContentKey(digest="f" * 64, parts={}))
-    (finished.path / "predictions.json").write_text("same size!")
-    assert not finished.training_done(KEY)
     finished.result.unlink()
     assert finished.training_done(KEY)
-    weights.write_text("same size!")
+    for name in ("predictions.json", "checkpoints/final.pt"):
+        before = (finished.path / name).read_bytes()
+        (finished.path / name).write_text("same size!")
+        assert not finished.training_done(KEY)
+        (finished.path / name).write_bytes(before)
+    _altered(finished.summary)
     assert not finished.training_done(KEY)
 
 
 def test_another_key_or_no_result_is_not_finished(finished: RunFolder) -> None:
     assert finished.stale_because(ContentKey(digest="f" * 64, parts={})) == "result.json belongs to another key"
-    finished.result.write_text('{"torn')
+    finished.result.unlink()
     assert finished.stale_because(KEY) == "not finished yet"
+
+
+def damaged(text: str) -> list[bytes]:
+    """A JSON file in the ways that hands, disks and attackers leave it."""
+    return [
+        b"",
+        text.encode()[: len(text) // 2],
+        text.replace("0.5", "0.9999").encode(),
+        text.replace('"FINISHED"', "null").encode(),
+        b"\xff\xfe" + text.encode(),
+        b"null",
+        b"[]",
+        b'{"files": null}',
+        b'{"files": {"metrics.jsonl": null}, "key": 1, "state": [], "metrics": {"a": "b"}}',
+        b'{"a":' * 100_000,
+        b"[" * 100_000 + b"]" * 100_000,
+        b'{"metrics": {"test/accuracy": ' + b"1" * 10_000_000 + b"}}",
+        text.replace("0.5", "NaN").encode(),
+        text.replace('"state"', '"metrics": {"test/accuracy": 1.0},\n  "state"').encode(),
+    ]
+
+
+def test_a_result_that_was_altered_is_told_and_made_again_from_what_the_nodes_left(finished: RunFolder) -> None:
+    written = finished.result.read_text()
+    for data in damaged(written):
+        finished.result.write_bytes(data)
+        with pytest.raises(AlteredError, match=r"result\.json was altered: it ") as caught:
+            finished.read_result()
+        assert "try: doit train experiment=x   (makes it again" in str(caught.value)
+        assert str(finished.stale_because(KEY)).startswith("result.json was altered: it ")
+        (row,) = runs.rows(finished.path.parent)
+        assert (row.state, row.accuracy) == ("ALTERED", None)
+        assert finished.training_done(KEY)
+        assert finished.vouched() == {}
+    finished.result.write_text(written)
+    assert finished.stale_because(KEY) is None
+
+
+def test_a_result_of_another_run_is_not_taken_for_this_ones(finished: RunFolder) -> None:
+    other = finished_folder.finished(finished.path.parent, finished_folder.key_of(torch="2.15.0"))
+    finished.result.write_bytes(other.result.read_bytes())
+    with pytest.raises(AlteredError, match=f"it is that of run {other.key}"):
+        finished.read_result()
+
+
+def test_damaged_descriptions_cost_no_training_and_are_written_again(finished: RunFolder) -> None:
+    before = {name: (finished.path / name).read_bytes() for name in DESCRIBED if name != "config.yaml"}
+    for name in before:
+        for data in damaged(before[name].decode()):
+            (finished.path / name).write_bytes(data)
+            if data != before[name]:
+                assert str(finished.stale_because(KEY)).startswith(name)
+            assert finished.training_done(KEY)
+            finished.restore(key=KEY, config=finished_folder.CONFIG, config_yaml="some bytes")
+            assert finished.stale_because(KEY) is None
+            assert (finished.path / name).read_bytes() == before[name]
+
+
+def test_without_a_result_a_damaged_key_or_summary_is_no_finished_training(finished: RunFolder) -> None:
+    finished.result.unlink()
+    for name in ("key.json", "summary.json"):
+        before = (finished.path / name).read_bytes()
+        for data in damaged(before.decode()):
+            if data != before:
+                (finished.path / name).write_bytes(data)
+                assert not finished.training_done(KEY), data[:80]
+        (finished.path / name).write_bytes(before)
+
+
+def test_what_an_older_version_wrote_is_shown_as_unverified_and_trusted_for_nothing(tmp_path: Path) -> None:
+    folder = finished_folder.finished(tmp_path, finished_folder.key_of(version=1))
+    raw = json.loads(folder.result.read_text())
+    del raw["sha256"]
+    write_json(folder.result, raw)
+    (row,) = runs.rows(tmp_path)
+    assert (row.accuracy, row.note) == (0.5, "  unverified (an older Paceline wrote it)")
+    assert folder.stale_because(finished_folder.key_of(version=1)) == "result.json belongs to another key"
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(finished: RunFolder) -> None:
+    finished.result.unlink()
+    os.mkfifo(finished.result)
+    with pytest.raises(AlteredError, match="it is cut off"):
+        finished.read_result()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"state": "FINISHED", "attempt": null, "time": 1.0}',
+        '{"state": "FINISHED", "attempt": "1", "time": 1.0}',
+        '{"state": "FINISHED", "attempt": 1, "time": 1e300}',
+        '{"state": "FINISHED", "attempt": 1, "time": NaN}',
+        '{"state": "FINISHED", "attempt": 1, "time": ' + "9" * 400 + "}",
+        '{"state": {}, "attempt": 1, "time": 1.0}',
+        "[" * 100_000,
+        "null",
+    ],
+)
+def test_a_journal_line_of_wrong_types_costs_no_other(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal.append(path, journal.Entry(state=State.RUNNING, attempt=2, time=1.0))
+    path.write_text(f"{line}\n{path.read_text()}")
+    assert [entry.attempt for entry in journal.read(path)] == [2]
+    assert journal.attempts(path) == 2
 
 
 def test_the_journal_keeps_whole_lines(tmp_path: Path) -> None:
@@ -107,9 +204,9 @@ def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path: Path, monkeypat
 
 
 def test_a_run_is_found_by_the_beginning_of_its_key(finished: RunFolder) -> None:
-    assert runs.find(finished.path.parent, "0123") == finished
+    assert runs.find(finished.path.parent, KEY.short[:4]) == finished
     assert [(row.key, row.state, row.accuracy) for row in runs.rows(finished.path.parent)] == [
         (KEY.short, "FINISHED", 0.5)
     ]
-    with pytest.raises(UsageError, match="run=99: no such run"):
-        runs.find(finished.path.parent, "99")
+    with pytest.raises(UsageError, match="run=zz: no such run"):
+        runs.find(finished.path.parent, "zz")

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pipeline.documents import write_sealed
+
 T0 = 1_700_000_000.0  # unix seconds
 KEY = "0123456789ab"
 
@@ -68,7 +70,7 @@ def end(run: Path, state: str = "FINISHED", *, steps: int = 20, attempt: int = 1
     (run / "evaluation" / "confusion_matrix.png").write_bytes(b"\x89PNG")
     write(run / "attempts" / str(attempt) / "node0.log", "rank 0 says hello\n")
     write(run / "attempts" / str(attempt) / "node1.log", "rank 1 says hello\n")
-    write(
+    write_sealed(
         run / "summary.json",
         {
             "state": state,

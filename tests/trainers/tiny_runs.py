@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from pipeline import documents
+
 ROOT = Path(__file__).parents[2]
 MakeRun = Callable[..., Path]
 
@@ -95,8 +97,8 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
-    """summary.json."""
-    content: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    """summary.json, as the controller reads it."""
+    content: dict[str, Any] = documents.read_sealed(run_dir / "summary.json")
     return content
 
 

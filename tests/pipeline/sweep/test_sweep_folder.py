@@ -94,17 +94,40 @@ def test_a_torn_last_line_does_not_swallow_the_next(tmp_path: Path) -> None:
 def test_what_a_newer_version_made_is_left_alone(root: Path, tmp_path: Path) -> None:
     folder = begun(root, tmp_path, space(root, "seed=0,1"))
     path = folder.path / "sweep.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 3}))
     with pytest.raises(UsageError, match=r"sweep.json was written by a newer version"):
-        folder.about()
-    path.write_text("{")
-    with pytest.raises(UsageError, match=r"sweep\.json is not readable"):
         folder.about()
     run = tmp_path / "abcdefabcdef"
     run.mkdir()
     (run / "key.json").write_text('{"version": 99}')
     with pytest.raises(UsageError, match=r"abcdefabcdef was written by a newer Paceline: key.json has version 99"):
         find_run(tmp_path, "abc")
+
+
+def test_an_altered_sweep_is_told_with_a_mend_and_one_of_an_older_version_is_read(root: Path, tmp_path: Path) -> None:
+    folder = begun(root, tmp_path, space(root, "seed=0,1"))
+    path = folder.path / "sweep.json"
+    about = folder.about()
+    text = path.read_text()
+    old = {**about, "version": 1}
+    trial = about["trials"][0]
+    for damage in (
+        "",
+        "{",
+        "[]",
+        '{"version": 2}',
+        "[" * 100_000,
+        text.replace('"total": 2', '"total": 3'),
+        text[: text.rindex(",")] + "\n}\n",
+        json.dumps({**old, "total": None}),
+        json.dumps({**old, "trials": [None]}),
+        json.dumps({**old, "trials": [{**trial, "chosen": None}]}),
+    ):
+        path.write_text(damage)
+        with pytest.raises(UsageError, match=r"sweep\.json was altered: it .*\n  try: rm .*sweep\.json; the same doit"):
+            folder.about()
+    path.write_text(json.dumps(old))
+    assert folder.about() == old
 
 
 def test_a_sweep_is_found_by_the_beginning_of_its_name_or_as_the_latest(root: Path, tmp_path: Path) -> None:

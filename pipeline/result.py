@@ -1,0 +1,170 @@
+"""result.json: what a finished run came to, read in one place, with its seal and its types checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipeline import documents
+from pipeline.documents import DamagedError, UnsealedError
+from pipeline.errors import PacelineError
+from pipeline.files import sha256_file
+
+FILE = "result.json"
+_OF_THE_CONTROLLER = (
+    "key", "digest", "what", "nproc_per_node", "hosts", "attempts", "unix_time", "duration_s", "mlflow_run_id",
+    "origin_sha256", "files",
+)  # fmt: skip
+_T = TypeVar("_T")
+
+
+class AlteredError(PacelineError):
+    """A file of a run folder that isn't what was written; the text names it, says what is wrong, and the mend."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fingerprint:
+    """A target as it was when result.json vouched for it. ``mtime_ns`` is unix time in nanoseconds."""
+
+    sha256: str
+    bytes: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What result.json holds; ``fields`` is all of it.
+
+    ``key`` and ``digest`` are the run's, ``origin_sha256`` is where it comes from. ``metrics`` are flat, with
+    ``test/accuracy`` in 0..1. ``sealed`` is False of a file that an older Paceline wrote: nobody can say whether it
+    was altered.
+    """
+
+    key: str
+    digest: str
+    state: str
+    what: str
+    metrics: Mapping[str, float]
+    nproc_per_node: tuple[int, ...]
+    synthetic: bool
+    images_per_s: float | None
+    train_s: float | None
+    unix_time: float
+    mlflow_run_id: str | None
+    origin_sha256: Mapping[str, str]
+    sealed: bool
+    fields: Mapping[str, Any]
+
+    @property
+    def files(self) -> dict[str, Fingerprint]:
+        """The targets by name; made when asked for, as a list of ten thousand runs needs none. Raises DamagedError."""
+        try:
+            return {name: _fingerprint(value) for name, value in _a(dict, self.fields["files"]).items()}
+        except (KeyError, TypeError) as error:
+            raise DamagedError(f"names no files: {error}") from error
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What of it the node half has told: summary.json."""
+        return {name: value for name, value in self.fields.items() if name not in _OF_THE_CONTROLLER}
+
+
+def write(path: Path, fields: Mapping[str, Any]) -> None:
+    """Seal and write. Raises OSError."""
+    documents.write_sealed(path, fields)
+
+
+def read(path: Path, *, unsealed: bool = False) -> Result | None:
+    """None where there is no such file.
+
+    Args:
+        unsealed: take one without a seal, as older versions wrote it.
+
+    Raises:
+        DamagedError: it was altered, cut off, or doesn't hold a result.
+    """
+    try:
+        data = documents.content(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DamagedError(f"can't be read ({error.strerror})") from error
+    try:
+        return _typed(documents.open_sealed(data), sealed=True)
+    except UnsealedError:
+        if not unsealed:
+            raise
+    return _typed(documents.parse(data), sealed=False)
+
+
+def _typed(raw: dict[str, Any], *, sealed: bool) -> Result:
+    """Raises DamagedError: a field is missing or of another type."""
+    try:
+        return Result(
+            key=_a(str, raw["key"]),
+            digest=_a(str, raw.get("digest", "")),
+            state=_a(str, raw["state"]),
+            what=_a(str, raw.get("what", "")),
+            metrics={_a(str, name): number(value) for name, value in _a(dict, raw["metrics"]).items()},
+            nproc_per_node=tuple(_a(int, count) for count in _a(list, raw.get("nproc_per_node", []))),
+            synthetic=bool(raw.get("synthetic")),
+            images_per_s=_optional_number(raw.get("images_per_s")),
+            train_s=_optional_number(raw.get("train_s")),
+            unix_time=number(raw.get("unix_time", 0.0)),
+            mlflow_run_id=None if raw.get("mlflow_run_id") is None else _a(str, raw["mlflow_run_id"]),
+            origin_sha256=_a(dict, raw.get("origin_sha256", {})),
+            sealed=sealed,
+            fields=raw,
+        )
+    except KeyError as error:
+        raise DamagedError(f"has no field {error}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DamagedError(f"holds what no result does: {error}") from error
+
+
+def _fingerprint(raw: Any) -> Fingerprint:
+    known = _a(dict, raw)
+    return Fingerprint(
+        sha256=_a(str, known["sha256"]), bytes=_a(int, known["bytes"]), mtime_ns=_a(int, known["mtime_ns"])
+    )
+
+
+def _a(kind: type[_T], value: Any) -> _T:
+    if type(value) is not kind:
+        raise TypeError(f"{str(value)[:40]!r} is no {kind.__name__}")
+    return value
+
+
+def number(value: Any) -> float:
+    """A JSON number as a float (NaN is one). Raises TypeError, OverflowError."""
+    if type(value) is not float and type(value) is not int:
+        raise TypeError(f"{str(value)[:40]!r} is no number")
+    return float(value)
+
+
+def _optional_number(value: Any) -> float | None:
+    return None if value is None else number(value)
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """As it stands in ``files``. Raises OSError."""
+    stat = path.stat()
+    return {"sha256": sha256_file(path), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+
+
+def changed(path: Path, expected: Fingerprint) -> str | None:
+    """What happened to a target since its fingerprint was taken, or None.
+
+    Size first, then the bytes unless the time stamp is the recorded one (hashing 90 MB on every call is dear).
+    """
+    try:
+        stat = path.stat()
+    except OSError:
+        return "is missing"
+    if stat.st_size != expected.bytes:
+        return f"has {stat.st_size} bytes, {expected.bytes} were written"
+    if stat.st_mtime_ns != expected.mtime_ns and sha256_file(path) != expected.sha256:
+        return "was altered"
+    return None

@@ -1,0 +1,46 @@
+"""Files of a run folder that were edited by hand or damaged: told in one line, and mended by the same command."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.integration.commands import Project
+from tests.integration.conftest import FINISHED
+
+
+def test_an_edited_result_is_no_fact_for_any_command_and_train_makes_it_again(finished: Project) -> None:
+    folder, before = finished.only_run(), finished.result()
+    text = (folder / "result.json").read_text()
+    (folder / "result.json").write_text(re.sub(r'"test/accuracy": [\d.]+', '"test/accuracy": 0.9999', text))
+    said = f"{folder}/result.json was altered: it doesn't agree with the sha256 of its own text"
+    key = f"run={folder.name}"
+    for words in (("runs",), ("status", key), ("why", *FINISHED), ("record", key), ("evaluate", key), ("export", key)):
+        shown = finished.doit(*words).stdout
+        assert "result.json was altered: it doesn't agree with the sha256 of its own text" in shown, words
+        assert ("Traceback" in shown, "0.9999" in shown) == (False, False), words
+    assert said in finished.doit("reproduce", key).stdout
+    done = finished.doit("train", *FINISHED)
+    assert done.returncode == 0, done.stdout
+    assert finished.states().count("RUNNING") == 1
+    after = finished.result()
+    later = ("unix_time", "sha256")
+    assert {name: value for name, value in after.items() if name not in (*later, "duration_s", "files")} == {
+        name: value for name, value in before.items() if name not in (*later, "duration_s", "files")
+    }
+    assert abs(after["duration_s"] - before["duration_s"]) < 2
+    assert "is finished" in finished.doit("train", *FINISHED).stdout
+
+
+@pytest.mark.parametrize("name", ["key.json", "config.json", "summary.json", "evaluation/report.json", "result.json"])
+def test_a_damaged_file_is_made_again_without_a_training(finished: Project, name: str) -> None:
+    path = finished.only_run() / name
+    path.write_bytes(b'{"files": null, "a": ' + b"[" * 2000)
+    for words in (("runs",), ("why", *FINISHED), ("status", f"run={path.parent.name}"), ("stop", *FINISHED)):
+        shown = finished.doit(*words).stdout
+        assert "Traceback" not in shown, (words, shown)
+    done = finished.doit("train", *FINISHED)
+    assert done.returncode == 0, done.stdout
+    assert finished.states().count("RUNNING") == 1
+    assert "is finished" in finished.doit("train", *FINISHED).stdout
