@@ -9,11 +9,6 @@ from trainers.optimizers.adam import AdamConfig
 from trainers.optimizers.muon import MuonConfig
 from trainers.optimizers.newton_schulz import orthogonalised
 from trainers.optimizers.sgd import SGDConfig
-from trainers.schedules import lr_at
-from trainers.schedules.constant import ConstantConfig
-from trainers.schedules.one_cycle import OneCycleConfig
-from trainers.schedules.step import StepConfig
-from trainers.schedules.triangle import TriangleConfig
 
 SGD = SGDConfig(lr=0.1, weight_decay=0.01)
 ADAM = AdamConfig(lr=0.01, weight_decay=0.01)
@@ -42,36 +37,6 @@ def test_optimizers_do_what_those_of_torch_do(config, make) -> None:  # type: ig
 def test_a_parameter_without_gradient_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="1 parameters got no gradient"):
         build(SGD, [nn.Parameter(torch.zeros(1))]).step(0.1)
-
-
-def test_one_cycle_is_that_of_torch() -> None:
-    parameter = nn.Parameter(torch.zeros(1))
-    reference = torch.optim.SGD([parameter], lr=1.0, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(reference, 0.4, total_steps=20, pct_start=0.25)
-    wanted = []
-    for _ in range(20):
-        wanted.append(schedule.get_last_lr()[0])
-        reference.step()
-        schedule.step() if len(wanted) < 20 else None
-    config = OneCycleConfig(warmup=0.25)
-    ours = [lr_at(config, 0.4, step, total_steps=20, steps_per_epoch=5) for step in range(20)]
-    assert ours == pytest.approx(wanted)
-
-
-@pytest.mark.parametrize("total", [1, 2, 3])
-def test_one_cycle_has_a_rate_for_the_shortest_runs(total: int) -> None:
-    for step in range(total):
-        assert 0 < lr_at(OneCycleConfig(), 0.4, step, total_steps=total, steps_per_epoch=1) <= 0.4
-
-
-def test_step_schedule_falls_after_every_so_many_epochs() -> None:
-    config = StepConfig(step_epochs=2, gamma=0.1)
-    rates = [lr_at(config, 1.0, step, total_steps=15, steps_per_epoch=3) for step in (0, 5, 6, 11, 12)]
-    assert rates == pytest.approx([1.0, 1.0, 0.1, 0.1, 0.01])
-
-
-def test_constant_schedule_never_falls() -> None:
-    assert lr_at(ConstantConfig(), 0.3, 999, total_steps=1000, steps_per_epoch=10) == 0.3
 
 
 @pytest.mark.parametrize(("scaling", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
@@ -162,16 +127,3 @@ def test_muon_takes_a_bank_without_any_gradient() -> None:
         parameter.grad = torch.zeros_like(parameter)
     build(MuonConfig(), parameters).step(0.1)
     assert all(bool(torch.isfinite(item).all()) for item in parameters)
-
-
-@pytest.mark.parametrize(
-    ("config", "rates"),
-    [
-        (TriangleConfig(warmup=0.5, start=0.0, end=0.0), [1 / 3, 2 / 3, 1.0, 0.5]),
-        (TriangleConfig(warmup=0.0), [1.0, 0.75, 0.5, 0.25]),
-        (TriangleConfig(warmup=0.0, end=0.2), [1.0, 0.8, 0.6, 0.4]),
-    ],
-)
-def test_triangle_goes_up_and_down_in_straight_lines(config: TriangleConfig, rates: list[float]) -> None:
-    ours = [lr_at(config, 2.0, step, total_steps=4, steps_per_epoch=2) for step in range(4)]
-    assert ours == pytest.approx([2 * rate for rate in rates])

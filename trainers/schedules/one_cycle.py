@@ -23,12 +23,17 @@ class OneCycleConfig(ScheduleConfig):
 
 
 def rate(config: OneCycleConfig, peak: float, step: int, *, total_steps: int, steps_per_epoch: int) -> float:
-    """Two half cosines: peak/div_factor → peak → peak/div_factor/final_div_factor, as torch's OneCycleLR."""
+    """Two half cosines: peak/div_factor → peak → peak/div_factor/final_div_factor, as torch's OneCycleLR.
+
+    However short the way down, the last step has its end. A run of one step has that at the peak.
+    """
     first = peak / config.div_factor
-    turn = config.warmup * total_steps - 1
+    turn = config.warmup * total_steps - 1  # the step of the peak, often between two; below 0 there is no way up
+    if total_steps == 1:
+        return peak
     if step <= turn:
         return _cosine(first, peak, step / turn if turn > 0 else 1.0)
-    return _cosine(peak, first / config.final_div_factor, (step - turn) / max(1.0, total_steps - 1 - turn))
+    return _cosine(peak, first / config.final_div_factor, (step - turn) / (total_steps - 1 - turn))
 
 
 def _cosine(start: float, stop: float, share: float) -> float:

@@ -9,7 +9,12 @@ from trainers.config import ConfigError, ScheduleConfig
 
 @dataclass(kw_only=True)
 class TriangleConfig(ScheduleConfig):
-    """In a straight line from ``start`` × lr up to lr over ``warmup`` of all steps, then down to ``end`` × lr."""
+    """In a straight line from ``start`` × lr up to lr over ``warmup`` of all steps, then down to ``end`` × lr.
+
+    A way of n steps, often no whole number, has n parts: the first step is one of n + 1 parts above ``start``, the last
+    one a part above ``end``, so that no step has a rate of 0. A way down shorter than a step takes none: the run ends
+    at the top.
+    """
 
     name: str = "triangle"
     warmup: float = 0.2  # 0: down from the first step
@@ -25,7 +30,7 @@ class TriangleConfig(ScheduleConfig):
 
 
 def rate(config: TriangleConfig, peak: float, step: int, *, total_steps: int, steps_per_epoch: int) -> float:
-    """The share of the peak; the last step is one short of ``end``, so that no step has a rate of 0."""
+    """See trainers.schedules."""
     turn = config.warmup * total_steps
     if step < turn:
         return peak * (config.start + (1 - config.start) * (step + 1) / (turn + 1))
