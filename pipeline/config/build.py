@@ -101,7 +101,7 @@ def search_config(resolved: Mapping[str, Any]) -> SearchConfig:
     section, options = resolved["search"], OPTIONS["search"]
     if section["name"] == SearchConfig().name:  # no search
         return SearchConfig(**section)
-    found: SearchConfig = options.settings(section["name"])(**section)
+    found: SearchConfig = _typed(options.settings(section["name"]), section)
     return found
 
 
@@ -134,7 +134,11 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
 
 
 def _typed(settings: type[Any], raw: Mapping[str, Any]) -> Any:
-    """``cluster.launcher=`` may name another launcher than that of the option ``cluster=``: its fields are defaults."""
+    """The settings with what the section has of their fields: ``cluster.launcher=`` may name a launcher that has more.
+
+    Raises:
+        UsageError: a value that cannot work.
+    """
     known = {item.name for item in dataclasses.fields(settings)}
     try:
         return settings(**{name: value for name, value in raw.items() if name in known})
