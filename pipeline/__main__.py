@@ -6,21 +6,24 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
-
 from pipeline import unexpected
-from pipeline.cli import clone, commands
-from pipeline.cli.invocation import Invocation, typed_runs_dir
-from pipeline.cli.loader import leave
-from pipeline.cli.session import Session
-from pipeline.config.compose import CONF_DIR, CONFIG_NAME, HYDRA_VERSION_BASE
-from pipeline.config.schema import register
-from pipeline.errors import PacelineError
+
+unexpected.install()  # before the other imports: a Ctrl-C during them is told in a line too
+
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import hydra  # noqa: E402
+from hydra.core.hydra_config import HydraConfig  # noqa: E402
+from omegaconf import DictConfig  # noqa: E402
+
+from pipeline.cli import clone, commands  # noqa: E402
+from pipeline.cli.invocation import Invocation, typed_runs_dir  # noqa: E402
+from pipeline.cli.loader import leave  # noqa: E402
+from pipeline.cli.session import Session  # noqa: E402
+from pipeline.config.compose import CONF_DIR, CONFIG_NAME, HYDRA_VERSION_BASE  # noqa: E402
+from pipeline.config.schema import register  # noqa: E402
+from pipeline.errors import PacelineError  # noqa: E402
 
 register()
 
@@ -48,7 +51,6 @@ def refuse_another_clone() -> None:
 
 
 if __name__ == "__main__":
-    unexpected.install()
     unexpected.keep_in(clone.ROOT / typed_runs_dir(sys.argv))
     refuse_another_clone()
     main()

@@ -7,13 +7,16 @@ import gc
 import sys
 from typing import Any, NoReturn
 
-from doit import doit_cmd, plugin
-from doit.cmd_base import DodoTaskLoader
-from doit.exceptions import InvalidCommand
-
 from pipeline import unexpected
-from pipeline.cli import clone, invocation
-from pipeline.errors import PacelineError, hint
+
+unexpected.install()  # before the other imports: a Ctrl-C during them is told in a line too
+
+from doit import doit_cmd, plugin  # noqa: E402
+from doit.cmd_base import DodoTaskLoader  # noqa: E402
+from doit.exceptions import InvalidCommand  # noqa: E402
+
+from pipeline.cli import clone, invocation  # noqa: E402
+from pipeline.errors import PacelineError, hint  # noqa: E402
 
 _YOUNG = 20_000  # objects made before Python looks for garbage; its default of 700 is due twenty times in a no-op
 
@@ -30,7 +33,6 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         super().__init__()
         Loader.in_charge = True
         _spare_work()
-        unexpected.install()
         unexpected.keep_in(clone.ROOT / invocation.typed_runs_dir(sys.argv))
         doit_cmd.traceback = _OneLine
         try:
