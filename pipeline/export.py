@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from pipeline import git
+from pipeline import git, leftovers
 from pipeline.errors import PacelineError, UsageError
 from pipeline.files import write_atomic
 from pipeline.key import KEY_LENGTH
@@ -89,7 +89,7 @@ def _without_logins(content: bytes) -> bytes:
 def _source(root: Path, commit: str) -> bytes:
     """``git archive`` of the whole repository at that commit."""
     top = git.answer(root, "rev-parse", "--show-toplevel") or str(root)
-    with tempfile.TemporaryDirectory(prefix="paceline-git-") as scratch:
+    with tempfile.TemporaryDirectory(prefix=leftovers.of_system("git")) as scratch:
         path = Path(scratch) / SOURCE
         done = git.git(Path(top.removesuffix("\n")), "archive", "--format=tar", f"--output={path}", commit)
         if done is None or done.code != 0:

@@ -9,6 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from pipeline import leftovers
+
 _BLOCK_BYTES = 1 << 20
 
 
@@ -16,7 +18,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     """Write to a temporary name beside ``path``, fsync, rename. Parents are made. Raises OSError that names a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=leftovers.prefix(f".{path.name}"), dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             os.fchmod(file.fileno(), 0o644)  # mkstemp's 0600 would hide results from a team

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline import git
+from pipeline import git, leftovers
 from pipeline.errors import PacelineError
 from pipeline.files import sha256_bytes, sha256_file, write_atomic
 from pipeline.redact import in_word
@@ -135,7 +135,7 @@ def _changes(root: Path, outputs: Sequence[str]) -> tuple[bytes, list[str]]:
     hold any bytes. Where git refuses, its words stand among the names: a patch that lacks something says so.
     """
     objects = git.answer(root, "rev-parse", "--path-format=absolute", "--git-path", "objects")
-    with tempfile.TemporaryDirectory(prefix="paceline-git-") as folder:
+    with tempfile.TemporaryDirectory(prefix=leftovers.of_system("git")) as folder:
         patch = Path(folder) / "patch"
         (Path(folder) / "objects").mkdir()
         env = {

@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline.files import write_json
 
+FOLDER = ".paceline"
 _places: dict[Path, Path] = {}
 
 
@@ -29,7 +30,7 @@ class Remembered:
     """
 
     def __init__(self, root: Path, kind: str, *, most: int) -> None:
-        self._path = _places.get(root, root) / ".paceline" / f"{kind}.json"
+        self._path = _places.get(root, root) / FOLDER / f"{kind}.json"
         self._most = most
 
     def __getitem__(self, name: str) -> Any:

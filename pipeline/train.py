@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import evaluation_key, journal, progress, provenance, rank_environment, shell
+from pipeline import evaluation_key, journal, leftovers, progress, provenance, rank_environment, remembered, shell
 from pipeline.closure import matches
 from pipeline.errors import Killed, PacelineError, Pruned, TrainingError, os_reason
 from pipeline.files import write_atomic, write_json
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 _LOCK_POLL_S = 0.2
+_WRITTEN_IN = ("evaluation", "checkpoints")
 
 Say = Callable[[str], None]
 
@@ -97,6 +98,7 @@ def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Heartb
         if run.reason is None:
             say(f"{run.key.short} was finished by the other command")
         else:
+            leftovers.remove([run.config.data_dir, *run.folder.path.glob("attempts/*")])
             _finish(run, config_yaml=config_yaml, argv=argv, say=say, means=means)
     result = run.folder.read_result()
     if result is None:
@@ -118,6 +120,11 @@ def locked(folder: RunFolder, say: Say, stop: Stop | None = None) -> Iterator[No
         say(f"another command is training {folder.key}; waiting for it")
         _wait_for(lock, stop)
     try:
+        runs_dir = folder.path.parent
+        leftovers.remove(
+            [runs_dir, runs_dir / remembered.FOLDER, folder.path, *(folder.path / name for name in _WRITTEN_IN)]
+        )
+        leftovers.remove_of_system()
         yield
     finally:
         lock.release()

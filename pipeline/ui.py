@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from pipeline import shell, tracking
+from pipeline import leftovers, shell, tracking
 from pipeline.errors import PacelineError
 from pipeline.tracking.address import has_credentials, recorder_env, shown, sqlite_path
 
@@ -82,7 +82,7 @@ def serve(
         say(f"the tracking server shows the runs itself: {charts_url(url, experiment)}")
         return
     _prepare(uri)
-    with tempfile.TemporaryDirectory(prefix="paceline-ui-") as folder, _terminate_as_interrupt():
+    with tempfile.TemporaryDirectory(prefix=leftovers.of_system("ui")) as folder, _terminate_as_interrupt():
         log = Path(folder) / "server.log"
         server = shell.background(argv, env={**os.environ, **env}, log=log)
         try:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline import diagnose
+from pipeline import diagnose, leftovers
 from pipeline.config.build import RunConfig
 from pipeline.errors import PacelineError, UsageError
 from pipeline.launchers.base import Pack
@@ -68,7 +68,7 @@ def compare(
         say(
             f"\nagainst {_TITLES[name]}: {pairs or _PAIRS} launches of each, in turns; {ranks} rank(s) on the processor"
         )
-        with tempfile.TemporaryDirectory() as temporary:
+        with tempfile.TemporaryDirectory(prefix=leftovers.of_system("benchmark")) as temporary:
             result = Path(temporary) / "figures.json"
             words = [config.train.model.name, str(pairs or _PAIRS), name]
             words += [] if trainer.precision == "auto" else [trainer.precision]

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline import leftovers
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.errors import PacelineError, UsageError, hint
 
@@ -129,7 +130,7 @@ def reproduce() -> None:
                 f"only {', '.join(again.WHERE)} may be told anew"
             )
     config = session().config
-    with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
+    with tempfile.TemporaryDirectory(prefix=leftovers.of_system("reproduce")) as scratch:
         folder = _to_reproduce(named, Path(scratch))
         work = config.runs_dir.absolute() / again.FOLDER / folder.key
         _say(f"run {folder.key}, made again in {relative(work)}")

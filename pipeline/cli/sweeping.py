@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from pipeline import leftovers
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.errors import Killed, PacelineError, UsageError
 from pipeline.result import AlteredError
@@ -121,6 +122,7 @@ def alone(folder: SweepFolder) -> Iterator[None]:
         say(f"another command is running sweep {folder.name}; waiting for it")
         lock.acquire(poll_interval=0.2)
     try:
+        leftovers.remove([folder.path])
         yield
     except Killed as error:
         text = f"KILLED sweep {folder.name}: {error}"

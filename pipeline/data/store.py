@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pipeline import leftovers
 from pipeline.data import datasets, manifest, request
 from pipeline.data.base import DatasetModule, Workspace
 from pipeline.data.manifest import Pack
@@ -85,12 +86,12 @@ def _only_one(path: Path, report: OnProgress) -> Iterator[None]:
 
 
 def _make(dataset: DatasetConfig, module: DatasetModule, target: Path, report: OnProgress) -> Pack:
-    """Only called with the lock held, so any temporary folder of this data set belongs to a dead process."""
-    prefix = f".building-{dataset.name}-"
+    """Only called with the lock held, so any temporary file of its downloads belongs to a dead process."""
     downloads = target.parent / "downloads" / dataset.name
-    for left_over in [*target.parent.glob(f"{prefix}*"), *downloads.glob("tmp*")]:
-        shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
-    building = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+    for left_over in downloads.glob("tmp*"):
+        left_over.unlink()
+    leftovers.remove([target.parent])
+    building = Path(tempfile.mkdtemp(prefix=leftovers.prefix(f".building-{dataset.name}"), dir=target.parent))
     try:
         return _build(dataset, module, target, Workspace(folder=building, downloads=downloads, report=report))
     finally:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline import rank_environment
+from pipeline import leftovers, rank_environment
 from pipeline.errors import HostError
 from pipeline.launchers.base import Capabilities, Launcher, Pack, Place
 from pipeline.launchers.streams import Streams
@@ -100,7 +100,7 @@ class AgentLauncher(Launcher, ABC):
         payload: Callable[[Path], None] | None = None,
     ) -> dict[str, Answer]:
         """Send one request (and what ``payload`` appends to the file) to all hosts; never raises for a host."""
-        with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        with tempfile.TemporaryDirectory(prefix=leftovers.of_system("send")) as folder:
             stdin = Path(folder) / "stdin"
             stdin.write_bytes(message({"local": self.local, **request}))
             if payload is not None:

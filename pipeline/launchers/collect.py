@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pipeline import shell, threads
+from pipeline import leftovers, shell, threads
 from pipeline.checkpoints import DAMAGE, read_verified
 from pipeline.errors import PacelineError, TrainingError
 from pipeline.launchers.agent_launcher import message
@@ -28,7 +28,7 @@ def receive(
         TrainingError: when ``final``: nothing came, a digest differs, or a needed file is missing.
     """
     request = {**request, "do": "collect", "patterns": outputs.final if final else outputs.resume}
-    temporary = Path(tempfile.mkdtemp(prefix=".collect-", dir=run_dir))
+    temporary = Path(tempfile.mkdtemp(prefix=leftovers.prefix(".collect"), dir=run_dir))
     try:
         _extract(argv, request, temporary, None if final else _RESUME_LIMIT_S)
         damaged = _drop_damaged(temporary)

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import shell
+from pipeline import leftovers, shell
 from pipeline.errors import HostError, PacelineError, UsageError
 from pipeline.launchers.agent_launcher import BOOTSTRAP, AgentLauncher, Answer
 from pipeline.launchers.answers import parse_answer
@@ -77,7 +77,8 @@ class PsshLauncher(AgentLauncher):
             )
         self._pssh = program
         self._connect_s = cluster.connect_timeout_s
-        self._sockets = Path(tempfile.mkdtemp(prefix="paceline-", dir="/tmp"))  # a socket's path has to be short
+        prefix = leftovers.prefix("paceline")
+        self._sockets = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # a socket's path has to be short
         self._shared = self._shared_connection()
 
     # ------------------------------------------------------------------------- reaching hosts
@@ -138,7 +139,7 @@ class PsshLauncher(AgentLauncher):
         return answers
 
     def _pssh_run(self, stdin: Path, hosts: Sequence[Host], python: str | None, timeout_s: float) -> dict[str, Answer]:
-        with tempfile.TemporaryDirectory(prefix="paceline-pssh-") as name:
+        with tempfile.TemporaryDirectory(prefix=leftovers.of_system("pssh")) as name:
             folder = Path(name)
             (folder / "hosts").write_text("".join(f"{pssh_name(host)}\n" for host in hosts), encoding="utf-8")
             options = self._options(self._connect_s)

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from pipeline import leftovers
 from pipeline.tracking.address import redact
 from pipeline.tracking.description import read_object
 
@@ -54,7 +55,7 @@ def sendable(path: Path) -> Iterator[Path]:
     if safe.encode() == raw:
         yield path
         return
-    with tempfile.TemporaryDirectory(prefix="paceline-artifact-") as folder:
+    with tempfile.TemporaryDirectory(prefix=leftovers.of_system("artifact")) as folder:
         copy = Path(folder) / path.name
         copy.write_text(safe, encoding="utf-8")
         yield copy

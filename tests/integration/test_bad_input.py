@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipeline import leftovers
 from tests.integration.commands import Project, wait_for_step
 from tests.small_disk import mounted
 
@@ -72,6 +73,21 @@ def test_the_record_of_a_run_without_an_end_says_so(finished: Project, recording
     done = finished.doit("record", f"run={finished.only_run().name}")
     assert done.returncode == 1
     assert "has not ended, its journal says RUNNING" in done.stdout
+
+
+def test_what_a_killed_command_left_is_removed_by_the_next_one_that_holds_the_lock(finished: Project) -> None:
+    ended = subprocess.Popen(["true"])
+    place, _, _ = leftovers.prefix("").split(".")[1].split("-")
+    left = [
+        folder / f".config.json.{place}-{ended.pid:x}-1.abc"
+        for folder in (finished.only_run(), finished.folder / "runs", finished.folder / "runs/.paceline")
+    ]
+    ended.wait()
+    for path in left:
+        path.write_text("half of it")
+    done = finished.doit("evaluate", f"run={finished.only_run().name}")
+    assert done.returncode == 0, done.stdout
+    assert [path for path in left if path.exists()] == []
 
 
 @pytest.mark.parametrize(
