@@ -1,0 +1,57 @@
+"""Ctrl-C before a run's own handlers are in place: imports, composition, the fetch, the plan."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.integration.commands import ROOT, Project
+from tests.integration.test_clone import DOIT, WORDS
+from tests.integration.test_unexpected import APPLICATION
+
+
+@pytest.mark.parametrize(
+    ("module", "argv"),
+    [
+        ("pipeline.cli.invocation", [DOIT, "runs"]),
+        ("hydra", [DOIT, "train", *WORDS]),
+        ("pipeline.data.manifest", [DOIT, "fetch", *WORDS]),
+        ("pipeline.planning", [DOIT, "plan", *WORDS]),
+        ("pipeline.sweep", [DOIT, "sweep", *WORDS, "seed=1,2"]),
+        ("omegaconf", [*APPLICATION, *WORDS]),
+    ],
+)
+def test_ctrl_c_during_an_import_is_one_line(project: Project, module: str, argv: list[str]) -> None:
+    """The signal is sent at the moment when the command begins to import ``module``, so it comes then or soon after."""
+    where = [f"paths.runs='{project.folder}/runs'", f"paths.data='{project.folder}/data'"]
+    (project.folder / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        f"sys.addaudithook(lambda name, args: name == 'import' and args[0] == {module!r} and "
+        "os.kill(os.getpid(), signal.SIGINT))\n"
+    )
+    done = subprocess.run(
+        [*argv, *where] if "runs" not in argv else argv,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{project.folder}"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stderr == "stopped by Ctrl-C; the same command goes on\n"
+    assert done.returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize("after_s", [0.4, 0.9])
+def test_ctrl_c_at_any_moment_shows_no_traceback(project: Project, after_s: float) -> None:
+    child = project.start("train", "experiment=quickstart", "tracking=none", "cluster.nproc_per_node=1")
+    time.sleep(after_s)
+    child.send_signal(signal.SIGINT)
+    output, _ = child.communicate(timeout=60)
+    assert child.returncode in (-signal.SIGINT, 1)
+    assert "Traceback" not in output
+    assert "stopped by " in output
