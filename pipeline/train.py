@@ -121,9 +121,8 @@ def locked(folder: RunFolder, say: Say, stop: Stop | None = None) -> Iterator[No
         _wait_for(lock, stop)
     try:
         runs_dir = folder.path.parent
-        leftovers.remove(
-            [runs_dir, runs_dir / remembered.FOLDER, folder.path, *(folder.path / name for name in _WRITTEN_IN)]
-        )
+        inside = (folder.path / name for name in _WRITTEN_IN)
+        leftovers.remove([runs_dir, runs_dir / remembered.FOLDER, folder.path, *inside])
         leftovers.remove_of_system()
         yield
     finally:

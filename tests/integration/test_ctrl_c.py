@@ -46,9 +46,11 @@ def test_ctrl_c_during_an_import_is_one_line(project: Project, module: str, argv
     assert done.returncode == -signal.SIGINT
 
 
-@pytest.mark.parametrize("after_s", [0.4, 0.9])
+@pytest.mark.parametrize("after_s", [0.0, 0.5])
 def test_ctrl_c_at_any_moment_shows_no_traceback(project: Project, after_s: float) -> None:
     child = project.start("train", "experiment=quickstart", "tracking=none", "cluster.nproc_per_node=1")
+    assert child.stdout is not None
+    child.stdout.readline()  # it has composed and looks for the data
     time.sleep(after_s)
     child.send_signal(signal.SIGINT)
     output, _ = child.communicate(timeout=60)
