@@ -13,7 +13,7 @@ inherit (so a SIGKILLed torchrun's orphans are found too), and whoever shares a 
 
 # Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
 # ruff: noqa: PTH101, PTH103, PTH104, PTH105, PTH106, PTH108, PTH110, PTH111, PTH112
-# ruff: noqa: PTH118, PTH119, PTH120, PTH123, PTH202, PTH204, PTH207, PTH208, PTH211
+# ruff: noqa: PTH116, PTH118, PTH119, PTH120, PTH123, PTH202, PTH204, PTH207, PTH208, PTH211
 from __future__ import annotations
 
 import contextlib
@@ -49,6 +49,9 @@ TERM_GRACE_S = 3.0
 SIBLING_GRACE_S = 2.0  # after a rank's error: what torchrun gets to reap the others by itself
 FROZEN_S = 20.0
 UNATTENDED_S = 20.0
+LOOK_S = 1.5  # of one look at a silent file to the next: what is beyond, this process was stopped itself
+RESERVE_BYTES = 64 << 10  # room for exit.json where the disk fills up
+REMOVED = "the run's folder %s was removed while the run was going on; the same command goes on with what is left"
 LONGEST_START_S = 3600.0
 DEAF_S = 8.0
 LONGEST_LINE_BYTES = 65536
@@ -109,12 +112,14 @@ def born(pid: int) -> str | None:
 
 
 def marked(mark: str) -> set[int]:
-    """Processes that carry ``PACELINE_NODE=mark``, and all of their sessions."""
+    """Processes that carry ``PACELINE_NODE=mark``, and all of their sessions.
+
+    A mark that ends with "-" is the beginning that all attempts of one run folder share.
+    """
     if not LINUX:  # macOS: environments show with -E; sessions are left out
         ps = subprocess.run(["ps", "-axEww", "-o", "pid=,command="], capture_output=True, text=True, check=False)
-        wanted = f"{MARK}={mark}"
-        return {int(line.split()[0]) for line in ps.stdout.splitlines() if wanted in line.split()}
-    wanted_bytes = f"{MARK}={mark}".encode()
+        rows = (line.split() for line in ps.stdout.splitlines())
+        return {int(words[0]) for words in rows if any(carries(word.encode(), mark) for word in words)}
     found: set[int] = set()
     sessions: dict[int, str] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -126,12 +131,17 @@ def marked(mark: str) -> set[int]:
                 continue
             sessions[pid] = fields[3]
             with open(f"/proc/{pid}/environ", "rb") as environ:
-                if wanted_bytes in environ.read().split(b"\0"):
+                if any(carries(variable, mark) for variable in environ.read().split(b"\0")):
                     found.add(pid)
         except OSError:
             continue
     mine = {sessions[pid] for pid in found} - {str(os.getsid(0))}
     return found | {pid for pid, session in sessions.items() if session in mine}
+
+
+def carries(variable: bytes, mark: str) -> bool:
+    wanted = f"{MARK}={mark}".encode()
+    return variable.startswith(wanted) if mark.endswith("-") else variable == wanted
 
 
 def send_all(pids: set[int], number: int) -> None:
@@ -344,7 +354,12 @@ def entries(request: Json) -> list[tuple[str, Json]]:
     registry = os.path.expanduser(request["registry"])
     paths = sorted(glob.glob(os.path.join(glob.escape(registry), "*.json")))
     found = ((path, read_json(path)) for path in paths)
-    return [(path, entry) for path, entry in found if entry and entry["identity"] == me]
+    return [(path, entry) for path, entry in found if isinstance(entry, dict) and entry.get("identity") == me]
+
+
+def own_entries(request: Json) -> list[tuple[str, Json]]:
+    """Those of the attempts of one run folder, whose ids begin alike."""
+    return [(path, entry) for path, entry in entries(request) if str(entry["run_id"]).startswith(request["attempts"])]
 
 
 def bar_path(request: Json, run_id: str) -> str:
@@ -368,13 +383,29 @@ def end_entry(path: str, entry: Json) -> bool:
 
 
 def stop(request: Json) -> None:
-    """End everything that runs here for ``run_key``."""
+    """End everything that runs here for one run folder, registered or not; what is ``left`` is what still lives."""
     if request["bar"]:  # a start that is still on its way finds this after it has registered
         os.makedirs(os.path.expanduser(request["registry"]), exist_ok=True)
-        touch(bar_path(request, request["bar"]))
-    mine = [(path, entry) for path, entry in entries(request) if entry["run_key"] == request["run_key"]]
-    done = {entry["run_id"]: end_entry(path, entry) for path, entry in mine}
-    say(stopped=[name for name in done if done[name]], left=[name for name in done if not done[name]])
+        write_json(bar_path(request, request["bar"]), {"monotonic_s": time.monotonic()})
+    say(left=[f"process {pid}" for pid in sorted(end_attempts(request))])
+
+
+def end_attempts(request: Json) -> set[int]:
+    """End every attempt of the run folder; the processes that could not be ended."""
+    for path, entry in own_entries(request):
+        end_entry(path, entry)
+    alive = marked(request["attempts"])  # whose registration was removed, perhaps together with the run's folder
+    if alive:
+        end_tree(request["attempts"], TERM_GRACE_S)
+        alive = marked(request["attempts"])
+    return alive
+
+
+def outdated(bar: str) -> bool:
+    """Whether nothing can be on its way any more that this bar is for: it is old, or of before a reboot."""
+    value = read_json(bar)
+    at = value.get("monotonic_s") if isinstance(value, dict) else None
+    return not isinstance(at, float) or not 0 <= time.monotonic() - at <= LONGEST_START_S
 
 
 def status(request: Json) -> None:
@@ -463,13 +494,14 @@ def start(request: Json) -> None:
     node = own_node(request)
     for old in glob.glob(bar_path(request, "*")):
         with contextlib.suppress(OSError):
-            if time.time() - os.path.getmtime(old) > LONGEST_START_S:
+            if outdated(old):
                 os.unlink(old)
-    for path, entry in entries(request):
-        if entry["run_key"] == request["run_key"] and not end_entry(path, entry):
-            raise SystemExit(f"an earlier attempt of this run cannot be ended: {entry}")
-        if entry["run_key"] == request["run_key"]:
-            remove_ours(entry["remove"])
+    before = own_entries(request)
+    left = end_attempts(request)
+    if left:
+        raise SystemExit(f"an earlier attempt of this run cannot be ended: processes {sorted(left)}")
+    for _, entry in before:
+        remove_ours(entry["remove"])
     if request["stage"]:
         unpack(sys.stdin.buffer, node["run_dir"])
     if request["pack_digest"]:  # a diagnosis may need no data
@@ -572,6 +604,33 @@ def as_text(data: bytes) -> str:
     return data.decode("utf-8", "replace").replace("\0", "\ufffd")
 
 
+class Silence:
+    """For how many seconds a file has not changed, as this process saw it.
+
+    Neither the system's clock (which may be set) nor a time stamp of the file's counts, only changes; and no time in
+    which this process, its machine or its container was stopped: nobody could have been heard then.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.seconds = 0.0
+        self.looked = time.monotonic()
+        self.seen = self.state()
+
+    def state(self) -> tuple[int, int] | None:
+        with contextlib.suppress(OSError):
+            found = os.stat(self.path)
+            return found.st_mtime_ns, found.st_ino
+        return None
+
+    def look(self) -> float:
+        now, seen = time.monotonic(), self.state()
+        changed = seen is not None and seen != self.seen
+        self.seconds = 0.0 if changed else self.seconds + min(now - self.looked, LOOK_S)
+        self.looked, self.seen = now, seen or self.seen
+        return self.seconds
+
+
 class Supervisor:
     """Owns one torchrun: merges the ranks' output, keeps the lease, ends the tree, writes exit.json."""
 
@@ -586,33 +645,61 @@ class Supervisor:
         self.failed: dict[int, Json] = {}
         self.tails: dict[str, tuple[int, Tail]] = {}
         self.reachable: set[tuple[str, int]] = set()
+        self.lease = Silence(self.path("lease"))
 
     def path(self, name: str) -> str:
         return os.path.join(self.state, name)
 
     def run(self, tell: int) -> None:
+        """From the registration to the end of everything it owns; no way out leaves a process of the run behind."""
         signal.signal(signal.SIGTERM, lambda *_: self.end("stopped"))
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        entry = self.register()
+        entry, code = self.entry_path(), 1
         try:
+            child = self.begin(tell)
+            if child is None:
+                return
+            in_thread(self.watch_peers, on_error=lambda why: self.end(f"the node agent could not go on: {why}"))
+            code = self.watch(child)
+        except BaseException as error:
+            traceback.print_exc()
+            self.end(f"the node agent could not go on: {reason(error)}")
+        finally:
+            gone = end_tree(self.mark, 0.5)
+            if gone:
+                with contextlib.suppress(OSError):
+                    os.unlink(entry)
+        self.conclude(code, gone)
+
+    def begin(self, tell: int) -> subprocess.Popen[bytes] | None:
+        """Register, start torchrun, answer the start command (which may be gone by then); None: it could not start."""
+        child = None
+        try:
+            self.register()
             if os.path.exists(bar_path(self.request, self.request["run_id"])):
-                raise OSError("it was stopped meanwhile")
+                raise SystemExit("it was stopped meanwhile")
             child = self.spawn()
-        except OSError as error:
-            os.unlink(entry)
-            os.write(tell, json.dumps({"error": f"cannot start {self.node['argv'][0]}: {error}"}).encode())
-            os.close(tell)
-            return
-        os.write(tell, json.dumps({"pid": os.getpid(), "torchrun": child.pid, "unix_time": time.time()}).encode())
+            answer: Json = {"pid": os.getpid(), "torchrun": child.pid, "unix_time": time.time()}
+        except BaseException as error:
+            answer = {"error": f"cannot start {self.node['argv'][0]}: {reason(error)}"}
+        with contextlib.suppress(OSError):
+            os.write(tell, json.dumps(answer).encode())
         os.close(tell)
-        in_thread(self.watch_peers, on_error=lambda why: self.end(f"the node agent could not go on: {why}"))
-        code = self.watch(child)
-        gone = end_tree(self.mark, 0.5)
-        while self.pump(last=True):
-            pass
+        return child
+
+    def conclude(self, code: int, gone: bool) -> None:
+        """The last lines, and how it ended; a folder that was removed needs neither."""
+        if not os.path.isdir(self.state):
+            return
+        try:
+            while self.pump(last=True):
+                pass
+        except OSError as error:
+            self.reason = self.reason or f"its log could not be written: {reason(error)}"
+        with contextlib.suppress(OSError):  # makes room on a full disk
+            os.unlink(self.path("reserve"))
         self.finish(code, gone)
-        os.unlink(entry)
 
     def spawn(self) -> subprocess.Popen[bytes]:
         env = {**from_environment(self.request["env_passed"]), **self.node["env"]}
@@ -628,7 +715,11 @@ class Supervisor:
                 start_new_session=True,
             )
 
-    def register(self) -> str:
+    def entry_path(self) -> str:
+        registry = os.path.expanduser(self.request["registry"])
+        return os.path.join(registry, f"{self.request['run_id']}.{self.node['node_rank']}.json")
+
+    def register(self) -> None:
         registry = os.path.expanduser(self.request["registry"])
         os.makedirs(registry, exist_ok=True)
         entry = {
@@ -641,10 +732,10 @@ class Supervisor:
             "state_dir": self.state,
             "remove": self.node["remove"],
         }
-        path = os.path.join(registry, f"{self.request['run_id']}.{self.node['node_rank']}.json")
-        write_json(path, entry)
+        write_json(self.entry_path(), entry)
         write_json(self.path("agent.json"), entry)
-        return path
+        with open(self.path("reserve"), "wb") as reserve:
+            reserve.write(bytes(RESERVE_BYTES))
 
     def end(self, reason: str, grace_s: float = 0.0) -> None:
         """Ask for the end in ``grace_s``; the first reason is kept."""
@@ -656,30 +747,40 @@ class Supervisor:
         """Until torchrun is gone. Returns its exit code (negative: the signal that ended it)."""
         looked = 0.0
         while child.poll() is None:
-            self.pump()
             now = time.monotonic()
-            if now - looked > 0.5:
-                looked = now
-                touch(self.path("beat"))
-                lease_s = self.request["lease_s"]
-                if not os.path.exists(self.path("attached")):  # the controller died between start and follow
-                    lease_s = min(lease_s, UNATTENDED_S)
-                if time.time() - os.path.getmtime(self.path("lease")) > lease_s:
-                    self.end(f"the controller has not been heard of for {lease_s:g} s")
-                if glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/error.json")):
-                    self.end("a rank failed", SIBLING_GRACE_S)
+            try:
+                self.pump()
+                if now - looked > 0.5:
+                    looked = now
+                    self.look()
+            except OSError as error:
+                folder = self.node["run_dir"]
+                removed = not os.path.exists(self.path("agent.json"))
+                self.end(REMOVED % folder if removed else f"cannot write to {folder}: {reason(error)}")
             if self.end_at is not None and now >= self.end_at:
                 in_thread(end_tree, self.mark, TERM_GRACE_S, on_error=lambda _: None)  # tried again below
                 self.end_at = now + TERM_GRACE_S + 3
             time.sleep(POLL_S)
         return child.returncode
 
+    def look(self) -> None:
+        """What else would end the run: the folder removed, the controller gone, a rank's error. Raises OSError."""
+        os.stat(self.path("agent.json"))
+        touch(self.path("beat"))
+        lease_s = self.request["lease_s"]
+        if not os.path.exists(self.path("attached")):  # the controller died between start and follow
+            lease_s = min(lease_s, UNATTENDED_S)
+        if self.lease.look() > lease_s:
+            self.end(f"the controller has not been heard of for {lease_s:g} s")
+        if glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/error.json")):
+            self.end("a rank failed", SIBLING_GRACE_S)
+
     def watch_peers(self) -> None:
         """End the run when this node is cut off: no beats, and no node that used to answer does any more."""
         peers = [tuple(peer) for peer in self.node["peers"]]
-        misses = 0
+        misses, beats = 0, Silence(self.path("lease"))
         while peers:
-            stale = time.time() - os.path.getmtime(self.path("lease")) > BEAT_STALE_S
+            stale = beats.look() > BEAT_STALE_S
             if stale or not self.reachable:
                 alive = {peer for peer in peers if answers(*peer)}
                 self.reachable |= alive
@@ -718,7 +819,9 @@ class Supervisor:
             reason += "; some processes could not be ended"
         tail = [text for text in self.said if text.strip()][-12:] if code else []
         errors = [] if code == 0 else self.errors()
-        write_json(self.path("exit.json"), {"code": code, "reason": reason, "errors": errors, "tail": tail})
+        write_json(
+            self.path("exit.json"), {"code": code, "reason": reason, "errors": errors, "tail": tail, "gone": gone}
+        )
 
     def errors(self) -> list[Json]:
         """Each rank's own error: from torch's error file, else from its stderr and exit code."""
@@ -807,13 +910,14 @@ def leave(why: str) -> None:
 
 def send_news(request: Json, node: Json) -> None:
     state = node["state_dir"]
+    supervisor = Silence(os.path.join(state, "beat"))
     offsets = {"log": int(request["log_at"]), "metrics": int(request["metrics_at"])}
     files = {"log": os.path.join(state, "log")}
     if node["node_rank"] == 0 and request["metrics"]:
         files["metrics"] = os.path.join(node["run_dir"], "metrics.jsonl")
     beat = time.monotonic()
     while True:
-        ended = read_json(os.path.join(state, "exit.json")) or orphaned(state)
+        ended = read_json(os.path.join(state, "exit.json")) or orphaned(node, supervisor)
         while sum(forward(name, path, offsets) for name, path in files.items()):
             beat = time.monotonic()
         if ended:
@@ -846,28 +950,26 @@ def forward(name: str, path: str, offsets: dict[str, int]) -> bool:
     return True
 
 
-def orphaned(state: str) -> Json | None:
+def orphaned(node: Json, supervisor: Silence) -> Json | None:
     """Ends what a dead or frozen supervisor left behind; None while it lives."""
+    state = node["state_dir"]
     if not os.path.isdir(state):
-        return {"code": 1, "reason": "the run's folder is gone", "lost": True, "errors": [], "tail": []}
+        return {"code": 1, "reason": REMOVED % node["run_dir"], "lost": True, "errors": [], "tail": []}
     entry = read_json(os.path.join(state, "agent.json"))
-    if entry is None:
+    frozen = supervisor.look() > FROZEN_S
+    if entry is None or (born(entry["pid"]) == entry["born"] and not frozen):
         return None
-    with contextlib.suppress(FileNotFoundError):
-        frozen = time.time() - os.path.getmtime(os.path.join(state, "beat")) > FROZEN_S
-        if born(entry["pid"]) == entry["born"] and not frozen:
-            return None
-        time.sleep(3 * POLL_S)
-        ended: Json | None = read_json(os.path.join(state, "exit.json"))
-        if ended:
-            return ended
-        send_all({entry["pid"]} if born(entry["pid"]) == entry["born"] else set(), signal.SIGKILL)
-        gone = end_tree(entry["mark"], 1.0)
-        why = "the node agent was killed" if not frozen else f"the node agent was frozen for {FROZEN_S:.0f} s"
-        ended = {"code": -signal.SIGKILL, "reason": why, "lost": True, "errors": [], "tail": [], "gone": gone}
-        write_json(os.path.join(state, "exit.json"), ended)
+    time.sleep(3 * POLL_S)
+    ended: Json | None = read_json(os.path.join(state, "exit.json"))
+    if ended:
         return ended
-    return None
+    send_all({entry["pid"]} if born(entry["pid"]) == entry["born"] else set(), signal.SIGKILL)
+    gone = end_tree(entry["mark"], 1.0)
+    why = "the node agent was killed" if not frozen else f"the node agent was frozen for {FROZEN_S:.0f} s"
+    ended = {"code": -signal.SIGKILL, "reason": why, "lost": True, "errors": [], "tail": [], "gone": gone}
+    with contextlib.suppress(OSError):  # a full disk, or the folder is removed right now
+        write_json(os.path.join(state, "exit.json"), ended)
+    return ended
 
 
 def listen(node: Json, heard: list[float]) -> None:
@@ -879,7 +981,7 @@ def listen(node: Json, heard: list[float]) -> None:
     while line := sys.stdin.buffer.readline():
         heard[0] = time.monotonic()
         with contextlib.suppress(FileNotFoundError):
-            os.utime(os.path.join(state, "lease"))
+            os.utime(os.path.join(state, "lease"))  # the supervisor looks for a change, not for the time
             if line.strip() == b"prune" and node["node_rank"] == 0:
                 touch(os.path.join(node["run_dir"], "prune"))
             if line.strip() == b"stop":

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pipeline import launchers, rank_environment, rank_threads
+from pipeline import attempts, launchers, rank_environment, rank_threads
 from pipeline.checkpoints import go_on_from_checkpoint
 from pipeline.errors import HostError, TrainingError
 from pipeline.files import write_json
 from pipeline.first_error import cause, failure_text, port_was_taken
 from pipeline.interrupt import Interruptible, Stop
-from pipeline.launchers.base import Launcher, Pack, Place
+from pipeline.launchers.base import NOT_ENDED, Launcher, Pack, Place
 from pipeline.plan import render, validate
 from pipeline.types import (
     PRUNE,
@@ -180,6 +180,7 @@ def run_attempt(
                 for note in reached.notes(plan):
                     on_note(note)
             write_json(run_dir / "plan.json", dataclasses.asdict(plan))
+            attempts.register(run_dir, plan.run_id)
             one = _Attempt(launcher, plan, pack, facts, run_dir, watchers, signals)
             started = one.run()
             if one.ended_well:
@@ -206,7 +207,7 @@ def _plan(
     taken: Sequence[int],
 ) -> LaunchPlan:
     """Render with a fresh run id: what is left of an earlier start can't be mistaken for this one."""
-    run_id = f"{run_key}-{attempt}-{secrets.token_hex(3)}"
+    run_id = attempts.new_id(run_key, run_dir, attempt, secrets.token_hex(3))
 
     def place(host: Host, fact: NodeFacts) -> Place:
         return launcher.place(host, fact, pack=pack, run_dir=run_dir, run_id=run_id, attempt=attempt)
@@ -256,6 +257,7 @@ class _Attempt:
         self._logs: dict[str, IO[str]] = {}
         self._metrics: IO[str] | None = None
         self._metrics_at = 0
+        self._looked = 0.0
 
     @property
     def ended_well(self) -> bool:
@@ -307,6 +309,7 @@ class _Attempt:
             while len(self.ends) < self.plan.nnodes and (deadline is None or time.monotonic() < deadline):
                 self._next(events)
                 self.signals.check()
+                self._check_folder()
                 if not pruning and (self.run_dir / PRUNE).exists():
                     following.prune()
                     pruning = True
@@ -322,6 +325,22 @@ class _Attempt:
             raise
         finally:
             following.close()
+
+    def _check_folder(self) -> None:
+        """Where hosts have copies, only the controller sees its own folder. Raises TrainingError once it is gone."""
+        now = time.monotonic()
+        if self.launcher.capabilities.shares_run_dir or now - self._looked < _POLL_S:
+            return
+        self._looked = now
+        if not self._folder_is_ours():
+            raise TrainingError(
+                f"training failed: the run's folder {self.run_dir} was removed, or was taken by another command, while "
+                "the run was going on",
+                try_="the same command again",
+            )
+
+    def _folder_is_ours(self) -> bool:
+        return attempts.known(self.run_dir)[-1:] == [self.plan.run_id]
 
     def _next(self, events: queue.SimpleQueue[Event], quiet: bool = False) -> None:
         try:
@@ -352,20 +371,25 @@ class _Attempt:
             return
         failures = self.launcher.stop(self.plan.run_key, self.run_dir, bar=self.plan.run_id)
         unsure = {host: why for host, why in failures.items() if host not in sure}
-        self.left = "".join(
-            f"\n{host} could not be asked to stop ({_last_line(why)}); its agent ends the run by itself at once when "
-            f"it is cut off from every other node, else {self.plan.lease_s:g} s after the last word from here"
-            for host, why in unsure.items()
-        )
+        self.left = "".join(f"\n{host}{_not_stopped(why, self.plan.lease_s)}" for host, why in unsure.items())
         self.signals.left = self.left
 
     def _after(self, *, keep_final: bool) -> None:
         """Bring the outputs (after a bad end: what a later attempt resumes from), clear the nodes."""
         try:
-            if self.ends:
+            if self.ends and self._folder_is_ours():
                 self.launcher.collect(self.plan, self.run_dir, final=keep_final)
         finally:
             self.launcher.clean(self.plan)
+
+
+def _not_stopped(why: str, lease_s: float) -> str:
+    if why.startswith(NOT_ENDED):
+        return f": {why}"
+    return (
+        f" could not be asked to stop ({_last_line(why)}); its agent ends the run by itself at once when "
+        f"it is cut off from every other node, else {lease_s:g} s after the last word from here"
+    )
 
 
 def _last_line(text: str) -> str:

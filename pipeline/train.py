@@ -272,7 +272,7 @@ def _attempts(run: Run, recorder: Recorder, say: Heartbeat, means: Means) -> Non
             text = f"KILLED {run.key.short}: {error}"
             raise Killed(text, try_="the same command again; it goes on from the last checkpoint") from error
         except TrainingError as error:
-            if number == last:
+            if number == last or not (run.folder.path / "config.json").exists():  # somebody has removed the folder
                 _failed(run, recorder, number, error, say)
                 raise
             _note(run, State.FAILED, number, error.what)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainers.attempt import read_attempt
 from trainers.checkpoint_files import (
     prune,
     read_verified,
@@ -29,7 +30,7 @@ from trainers.checkpoint_files import (
 )
 from trainers.config import TrainConfig
 from trainers.errors import TrainerError
-from trainers.files import remove_temporaries, write_atomic, write_json
+from trainers.files import make_folder, remove_temporaries, write_atomic, write_json
 from trainers.weights import digest
 
 _NOT_COMPARED = {
@@ -94,11 +95,14 @@ class CheckpointFolder:
 
     def __init__(self, folder: Path, owner: Identity, keep: int) -> None:
         self._folder, self._owner, self._keep = folder, owner, keep
+        self._attempt = read_attempt(folder.parent)
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
     def check(self) -> None:
         """Raises TrainerError when no checkpoint could be written here: better before the training than in it."""
+        self._attempt.check()
+        make_folder(self._folder)
         probe = self._folder / ".probe"
         write_atomic(probe, lambda _: None)
         probe.unlink()
@@ -139,6 +143,7 @@ class CheckpointFolder:
         for path in reversed(step_files(self._folder)):
             try:
                 side = read_verified(path)
+                self._attempt.refuse(side.get("attempt"))
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 yield f"checkpoint {path.name} is skipped: {error}"
                 set_aside(path)
@@ -159,19 +164,22 @@ class CheckpointFolder:
             return
 
     def _write_best(self, weights: dict[str, Tensor], side: dict[str, Any]) -> None:
+        self._attempt.check()
         path = self._folder / "best.pt"
         needed_bytes = sum(item.nbytes for item in weights.values())
         sha256 = write_atomic(path, lambda file: file.save(weights), needed_bytes=needed_bytes)
         write_json(path.with_suffix(".json"), sealed({"sha256": sha256, "weights_sha256": digest(weights), **side}))
 
     def _write(self, checkpoint: Checkpoint, shards: dict[str, str]) -> None:
+        self._attempt.check()
         _refuse_nonfinite(checkpoint)
         _lay_out(checkpoint)
         path = self._folder / f"step-{checkpoint.step:08d}.pt"
         content = {name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__ if name != "metrics"}
         sha256 = write_atomic(path, lambda file: file.save(content), needed_bytes=_size_bytes(checkpoint))
         place = {"step": checkpoint.step, "epoch": checkpoint.epoch, "position": checkpoint.position}
-        side = {"sha256": sha256, **place, **asdict(self._owner), "shards": shards, "metrics": checkpoint.metrics}
+        side = {"sha256": sha256, "attempt": self._attempt.id, **place, **asdict(self._owner)}
+        side |= {"shards": shards, "metrics": checkpoint.metrics}
         write_json(path.with_suffix(".json"), sealed(side))
         prune(path, self._keep)
         remove_set_aside(self._folder)

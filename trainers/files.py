@@ -56,12 +56,13 @@ class HashingFile:
 def write_atomic(path: Path, write: Callable[[HashingFile], None], *, needed_bytes: int = 0) -> str:
     """Let ``write`` fill a temporary file beside ``path``, fsync and rename it. Returns the sha256.
 
+    The folder must be there: a run's folder that somebody has removed is not made anew by what is left of the run.
+
     Raises:
         TrainerError: the folder is not writable or the disk is full; nothing is left behind.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     with _explained(path, needed_bytes):
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as raw:
                 file = HashingFile(raw)
@@ -73,6 +74,16 @@ def write_atomic(path: Path, write: Callable[[HashingFile], None], *, needed_byt
             temporary.unlink(missing_ok=True)
             raise
     return file.sha256
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, never the one that it lies in: that is the run's, and may have been removed for good.
+
+    Raises:
+        TrainerError: it can't be made.
+    """
+    with _explained(path, 0):
+        path.mkdir(exist_ok=True)
 
 
 def write_json(path: Path, value: Any) -> str:
@@ -113,6 +124,8 @@ def _explained(path: Path, needed_bytes: int) -> Iterator[None]:
 def could_not_write(path: Path, error: BaseException, needed_bytes: int) -> TrainerError:
     """What a person is told of a file that could not be written."""
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if not path.parent.is_dir():
+        return TrainerError(f"{path} could not be written: its folder was removed while the run was going on")
     return TrainerError(
         f"{path} could not be written ({why}): needs {needed_bytes} bytes, {_free_bytes(path)} bytes are free there; "
         "make room, or set paths.runs (on other hosts cluster.workdir) to another disk"

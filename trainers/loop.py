@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trainers import buffers, checkpoint
+from trainers.attempt import read_attempt
 from trainers.augment import EpochPlan, normaliser, plan_epoch
 from trainers.batches import plan_steps
 from trainers.checkpoint import Checkpoint, CheckpointFolder
@@ -29,6 +30,7 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, pack: Pack, node: Node, run_dir: Path) -> None:
         self.config, self.pack, self.node, self.run_dir = config, pack, node, run_dir
+        self.attempt = read_attempt(run_dir)
         self.steps = plan_steps(config.trainer, pack.manifest, node.ranks.world_size)
         self.model = make_network(config.model, pack.manifest, node, seed=config.seed, steps=self.steps)
         self.normalise = normaliser(pack.manifest, normalise=config.dataset.normalise, device=node.device)
@@ -80,7 +82,7 @@ class Trainer:
             means = sum(item.numel() for item in buffers.statistics(self.model))
             table = buffers.spread(table, self.node.ranks.world_size, row.numel(), means=means)
             self.folder.check()
-            self.metrics = MetricsFile(self.run_dir / "metrics.jsonl", metrics)
+            self.metrics = MetricsFile(self.run_dir / "metrics.jsonl", metrics, attempt=self.attempt.id)
             if self.metrics.damage:
                 self.say(f"warning: {self.metrics.damage}")
         layout.look(path)
@@ -189,6 +191,7 @@ class Trainer:
 
     def _log(self, epoch: int) -> tuple[Reading, float]:
         """Read the losses (this waits for the device), write a line. Returns them and the images per second."""
+        self.attempt.check()
         trainer = self.config.trainer
         minutes, passed_s = trainer.checkpoint_every_minutes, time.monotonic() - self._saved_at
         if minutes is not None and passed_s >= 60 * minutes and self.node.leads:

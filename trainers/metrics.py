@@ -18,15 +18,16 @@ from trainers.files import write_bytes
 
 
 class MetricsFile:
-    """Appends lines {"t", "step", "epoch", "metrics"} to metrics.jsonl; ``t`` in unix seconds."""
+    """Appends lines {"t", "step", "epoch", "metrics", "attempt"} to metrics.jsonl; ``t`` in unix seconds."""
 
-    def __init__(self, path: Path, text: str = "") -> None:
+    def __init__(self, path: Path, text: str = "", *, attempt: str = "") -> None:
         """The file holds ``text``, the lines up to the checkpoint that the run goes on from, and nothing else then.
 
         ``damage`` says which lines made no sense or were others than those, and is empty in the ordinary case.
+        ``attempt`` is the run id that new lines carry.
         """
         self.damage = _restore(path, text)
-        self._texts = [text]
+        self._texts, self._attempt = [text], attempt
         self._file = path.open("a", encoding="utf-8")
 
     @property
@@ -37,7 +38,7 @@ class MetricsFile:
 
     def write(self, step: int, epoch: int, metrics: dict[str, float]) -> None:
         """``step`` counts finished steps, ``epoch`` from 1."""
-        line = {"t": round(time.time(), 6), "step": step, "epoch": epoch, "metrics": metrics}
+        line = {"t": round(time.time(), 6), "step": step, "epoch": epoch, "metrics": metrics, "attempt": self._attempt}
         text = json.dumps(line, allow_nan=False) + "\n"
         self._texts.append(text)
         self._file.write(text)

@@ -131,6 +131,7 @@ def _note_pruned(trainer: Trainer) -> None:
     """Rank 0 writes pruned.json; the checkpoint of this very step lies on the disk already."""
     if not trainer.node.leads:
         return
+    trainer.attempt.check()
     epoch = trainer.step // trainer.steps.per_epoch
     value = {"step": trainer.step, "epoch": epoch, "metrics": trainer.progress["metrics"]}
     write_json(trainer.run_dir / "pruned.json", value)
@@ -143,6 +144,7 @@ def _finish(trainer: Trainer, test: Evaluation) -> None:
     nodes = of_all_nodes(trainer.node)
     if not trainer.node.leads:
         return
+    trainer.attempt.check()
     run_dir, pack = trainer.run_dir, trainer.pack
     digest = weights.digest(final)
     size_bytes = sum(item.nbytes for item in final.values())

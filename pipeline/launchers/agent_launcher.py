@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline import leftovers, rank_environment
+from pipeline import attempts, leftovers, rank_environment
 from pipeline.errors import HostError
-from pipeline.launchers.base import Capabilities, Launcher, Pack, Place
+from pipeline.launchers.base import NOT_ENDED, Capabilities, Launcher, Pack, Place
 from pipeline.launchers.streams import Streams
 from pipeline.types import Cluster, Event, Host, LaunchPlan, NodeFacts
 
@@ -184,6 +184,7 @@ class AgentLauncher(Launcher, ABC):
         return {
             "run_key": plan.run_key,
             "run_id": plan.run_id,
+            "attempts": attempts.prefix_of(plan.run_id),
             "lease_s": plan.lease_s,
             "registry": self.registry(run_dir),
             "env_passed": rank_environment.PASSED,
@@ -209,11 +210,12 @@ class AgentLauncher(Launcher, ABC):
         return Streams(argvs, lambda offsets: message({**request, **offsets}), emit, metrics_at)
 
     def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
-        request = {"do": "stop", "run_key": run_key, "registry": self.registry(run_dir), "bar": bar}
+        which = attempts.prefix(run_key, run_dir)
+        request = {"do": "stop", "attempts": which, "registry": self.registry(run_dir), "bar": bar}
         answers = self.ask(request, timeout_s=self.short_s + 8.0)
         failures = {label: answer.error for label, answer in answers.items() if answer.error is not None}
         left = {
-            label: f"cannot be ended: {answer.value['left']}"
+            label: f"{NOT_ENDED}{', '.join(answer.value['left'])}"
             for label, answer in answers.items()
             if answer.value and answer.value.get("left")
         }
@@ -263,6 +265,7 @@ def _append_run(stdin: Path, run_dir: Path, pack: Pack | None) -> None:
 def _staged(run_dir: Path) -> Iterable[Path]:
     yield run_dir / "code"
     yield run_dir / "config.json"
+    yield run_dir / attempts.FILE
     checkpoints = sorted((run_dir / "checkpoints").glob("step-*.pt"))[-1:]
     for checkpoint in checkpoints:
         yield from (checkpoint, checkpoint.with_suffix(".json"), run_dir / "metrics.jsonl")

@@ -89,7 +89,7 @@ def _lines(value: Mapping[str, Any]) -> Lines:
 def _node_end(host: str, value: Mapping[str, Any], ahead_s: float) -> NodeExit | NodeLost:
     """The agent's exit.json; ``ahead_s`` moves the node's times to the controller's clock."""
     reason = str(value["reason"])
-    if value.get("lost"):
+    if value.get("lost") or value.get("gone") is False:  # what could not be ended there is still to be asked about
         return NodeLost(host=host, reason=reason)
     errors = tuple(
         RankError(

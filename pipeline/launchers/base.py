@@ -20,6 +20,10 @@ class Capabilities:
     shares_run_dir: bool
 
 
+NOT_ENDED = "could not be ended there: "
+"""How a host's answer to ``stop`` begins when it was reached and something of the run lives all the same."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pack:
     """The data pack as the controller holds it: where, and the digest that names it on every node."""

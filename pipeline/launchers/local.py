@@ -53,7 +53,7 @@ class LocalLauncher(AgentLauncher):
         return Place(run_dir=str(run_dir), data_dir=str(pack.path) if pack else "", state_dir=str(state_dir))
 
     def registry(self, run_dir: Path) -> str:
-        return str(run_dir / ".agents")
+        return str(run_dir.parent / ".agents")  # outlives the run folder, which anybody may remove at any time
 
     def explain(self, host: Host, failure: str) -> tuple[str, str | None]:
         if failure.startswith("program not found"):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from pipeline.launch import AttemptResult, run_attempt
 from pipeline.types import Cluster, Host, LogLine
 from tests.contract.stub import Stub, make
+from tests.lab_fixture import on
 
 HOSTILE = "a 'b' \"c\" $(touch x) `id`; \\ \n#ü|&"
 
@@ -27,6 +29,7 @@ class Bench:
     folder: Path
     count: Callable[[str], int]  # processes on all hosts whose environment holds the text
     shares_run_dir: bool
+    shell: Callable[[str, str], object] = lambda _, command: subprocess.run(["sh", "-c", command], check=True)
 
     def stub(self, program: str, *, record: bool = False) -> Stub:
         return make(self.folder, program, record=record)
@@ -92,4 +95,4 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
     cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), workdir="~/it's a $HOME")
 
     # lab hosts have process-id namespaces of their own, which the machine around them sees into
-    return Bench(cluster=cluster, folder=folder, count=count_here, shares_run_dir=False)
+    return Bench(cluster=cluster, folder=folder, count=count_here, shares_run_dir=False, shell=partial(on, lab))

@@ -6,6 +6,8 @@ import json
 import os
 import random
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import threading
@@ -20,7 +22,7 @@ from pipeline.errors import TrainingError
 from pipeline.launch import stop_run
 from pipeline.types import LogLine
 from tests.contract.conftest import HOSTILE, Bench
-from tests.contract.stub import RUN_TO_END, SLEEP
+from tests.contract.stub import RUN_TO_END, SLEEP, Stub
 
 
 def test_runs_to_the_end_and_brings_everything_back(bench: Bench) -> None:
@@ -88,6 +90,25 @@ def test_killed_rank_is_named_and_nothing_is_left(bench: Bench) -> None:
     stub = bench.stub("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)")
     with pytest.raises(TrainingError, match=r"rank 1: ended with signal 9 \(SIGKILL\)"):
         bench.run(stub)
+    assert bench.left(stub) == 0
+
+
+def test_a_run_folder_that_is_removed_ends_the_run_and_the_same_again_runs_to_its_end(bench: Bench) -> None:
+    stub = bench.stub(
+        "\nif (run / 'code' / 'again').exists():\n    finish(rank, run)\nelse:\n"
+        "    print('up', flush=True)\n    time.sleep(600)"
+    )
+    kept = bench.folder / "kept"
+    shutil.copytree(stub.run_dir, kept)
+    with pytest.raises(TrainingError) as caught:
+        bench.run(stub, RemoveWhenUp(bench, stub))
+    assert re.search(r"the run's folder \S.* was removed while the run was going on", caught.value.what)
+    assert any(host.label in caught.value.what for host in bench.cluster.hosts)
+    assert bench.left(stub) == 0
+    shutil.copytree(kept, stub.run_dir, dirs_exist_ok=True)
+    (stub.run_dir / "code" / "again").touch()
+    bench.run(stub)
+    assert (stub.run_dir / "checkpoints" / "final.pt").read_bytes() == b"weights of final"
     assert bench.left(stub) == 0
 
 
@@ -192,6 +213,20 @@ class PruneWhenUp(list[LogLine]):
     def append(self, line: LogLine) -> None:
         if line.text == "up":
             (self.run_dir / "prune").touch()
+
+
+class RemoveWhenUp(list[LogLine]):
+    """``rm -rf`` of the run's folder on rank 0's node (of what has been sent there, where that is another folder)."""
+
+    def __init__(self, bench: Bench, stub: Stub) -> None:
+        super().__init__()
+        self.bench, self.stub, self.up = bench, stub, 0
+
+    def append(self, line: LogLine) -> None:
+        self.up += line.text == "up"
+        if self.up == 2 and line.text == "up":
+            node = json.loads((self.stub.run_dir / "plan.json").read_text())["nodes"][0]
+            self.bench.shell(node["host"], f"rm -rf {shlex.quote(node['run_dir'])}")
 
 
 class StopWhenUp(list[LogLine]):

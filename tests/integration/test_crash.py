@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import sqlite3
 import time
 
-from tests.integration.commands import Project, processes_of
+from tests.integration.commands import Project, processes_of, wait_for_step
+from tests.integration.conftest import FINISHED
 
 WORDS = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1")
 
@@ -34,6 +37,34 @@ def test_killed_between_training_and_result_the_same_command_trains_nothing_agai
     assert recording.states()[-1] == "FINISHED"
     assert mlflow_states(recording) == ["FINISHED"]
     assert list(processes_of(recording.folder)) == []
+
+
+def test_a_removed_run_folder_mixes_nothing_into_the_next_run(project: Project, finished: Project) -> None:
+    """Twice: with the command alive, and with it and the agent killed before, so that only the ranks are left."""
+    words = (*FINISHED, "trainer.checkpoint_every_steps=10")
+    for kill in (False, True):
+        child = project.start("train", *words)
+        wait_for_step(project, 20, child)
+        run_dir = project.only_run()
+        ranks = list(processes_of(project.folder))
+        assert ranks
+        if kill:
+            state = next(run_dir.glob("attempts/*/agent-*/agent.json"))
+            os.kill(child.pid, signal.SIGKILL)
+            os.kill(json.loads(state.read_text())["pid"], signal.SIGKILL)
+        shutil.rmtree(run_dir, ignore_errors=True)
+        output = child.communicate(timeout=60)[0]
+        if not kill:
+            assert f"the run's folder {run_dir} was removed while the run was going on" in output
+            assert [rank.pid for rank in ranks if rank.is_running()] == []
+        done = project.doit("train", *words)
+        assert done.returncode == 0, done.stdout
+        assert [rank.pid for rank in ranks if rank.is_running()] == []
+        known = json.loads((run_dir / "attempts.json").read_text())["attempts"]
+        lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        assert {line["attempt"] for line in lines} <= set(known)
+        assert project.result()["weights_sha256"] == finished.result()["weights_sha256"]
+        shutil.rmtree(run_dir)
 
 
 def test_many_commands_at_once_lose_nothing_and_do_nothing_twice(recording: Project) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import threading
@@ -90,6 +92,28 @@ def test_killed_agent_is_noticed_and_its_workers_are_swept(pssh: Bench, lab: Lab
 
     with pytest.raises(TrainingError, match="node1 the node agent was killed"):
         pssh.run(stub, Then(kill_agent))
+    assert pssh.left(stub) == 0
+
+
+def test_a_removed_folder_on_the_controller_ends_the_run_on_every_host(pssh: Bench) -> None:
+    stub = pssh.stub(SLEEP)
+    removed = re.escape(f"the run's folder {stub.run_dir} was removed, or was taken by another command")
+    with pytest.raises(TrainingError, match=removed):
+        pssh.run(stub, Then(lambda: shutil.rmtree(stub.run_dir)))
+    assert pssh.left(stub) == 0
+
+
+def test_a_removed_workdir_on_a_host_leaves_nothing_alive_though_no_registration_is_left(pssh: Bench, lab: Lab) -> None:
+    stub = pssh.stub(SLEEP)
+
+    def remove() -> None:
+        on(lab, "node1", "kill -9 $(grep -o '\"pid\": [0-9]*' ~/.cache/paceline/agents/*.json | tr -dc '0-9 ')")
+        on(lab, "node1", "rm -rf ~/.cache/paceline")
+
+    with pytest.raises(
+        TrainingError, match=r"training failed: node1 the (node agent was killed|run's folder /\S+ was removed)"
+    ):
+        pssh.run(stub, Then(remove))
     assert pssh.left(stub) == 0
 
 

@@ -1,0 +1,198 @@
+"""The supervisor on a node: whatever becomes of it, of its clock or of its folder, it leaves no process behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import agent, attempts
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+def test_silence_counts_changes_and_no_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(agent.time, "monotonic", lambda: now[0])
+    path = tmp_path / "lease"
+    path.touch()
+    silence = agent.Silence(str(path))
+
+    def look(after_s: float) -> float:
+        now[0] += after_s
+        return silence.look()
+
+    assert [look(0.5), look(0.5)] == [0.5, 1.0]
+    os.utime(path, (0, 0))  # the clock was set back by decades
+    assert look(0.5) == 0.0
+    os.utime(path, (4e9, 4e9))  # and far ahead: nothing is heard any more from here on
+    assert [look(0.5), look(0.5)] == [0.0, 0.5]
+    assert look(3600.0) == 0.5 + agent.LOOK_S, "this process was stopped for an hour, not the controller"
+    path.unlink()
+    assert look(0.5) == 1.0 + agent.LOOK_S
+
+
+def test_a_bar_holds_for_an_hour_of_the_same_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bar = tmp_path / "run.barred"
+    agent.write_json(str(bar), {"monotonic_s": 1000.0})
+    for now, outdated in ((1000.0, False), (4500.0, False), (4700.0, True), (30.0, True)):
+        monkeypatch.setattr(agent.time, "monotonic", lambda now=now: now)
+        assert agent.outdated(str(bar)) is outdated, now
+    bar.write_text("7")
+    assert agent.outdated(str(bar))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """A request and its node, whose torchrun only sleeps."""
+    run_dir = tmp_path / "runs" / "key"
+    run_id = attempts.new_id(uuid.uuid4().hex[:12], run_dir, 1, "abc123")
+    node = {
+        "identity": agent.identity({"local": True}),
+        "node_rank": 0,
+        "first_rank": 0,
+        "nproc_per_node": 1,
+        "argv": SLEEP,
+        "env": {},
+        "peers": [],
+        "remove": [],
+        "run_dir": str(run_dir),
+        "state_dir": str(run_dir / "state"),
+    }
+    request = {
+        "local": True,
+        "run_key": "key",
+        "run_id": run_id,
+        "attempts": attempts.prefix_of(run_id),
+        "lease_s": 600.0,
+        "registry": str(tmp_path / "runs" / ".agents"),
+        "nodes": [node],
+        "bar": "",
+        "env_passed": ["*"],
+    }
+    (run_dir / "state").mkdir(parents=True)
+    (run_dir / "state" / "lease").touch()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield request, node
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    agent.end_tree(request["attempts"], 0.0)
+
+
+def supervise(request: dict[str, Any], node: dict[str, Any], meanwhile: Callable[[], None] = lambda: None) -> None:
+    """A supervisor's life in this process; ``meanwhile`` is done once torchrun is up."""
+    told, tell = os.pipe()
+
+    def act() -> None:
+        os.read(told, 4096)
+        os.close(told)
+        meanwhile()
+
+    watcher = threading.Thread(target=act)
+    watcher.start()
+    agent.Supervisor(request, node).run(tell)
+    watcher.join()
+
+
+@pytest.mark.parametrize("error", [MemoryError("no more"), RuntimeError("a mistake"), OSError(28, "No space left")])
+def test_a_supervisor_that_fails_takes_its_tree_along_and_says_why(
+    node: tuple[dict[str, Any], dict[str, Any]], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    request, one = node
+
+    def fails(*_: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(agent.Supervisor, "watch", fails)
+    supervise(request, one)
+    assert agent.marked(request["attempts"]) == set()
+    ended = json.loads((Path(one["state_dir"]) / "exit.json").read_text())
+    assert ended["reason"].startswith("the node agent could not go on: ")
+    assert str(error.args[-1]) in ended["reason"]
+    assert list(Path(request["registry"]).iterdir()) == []
+
+
+def test_a_removed_folder_ends_the_tree(node: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    request, one = node
+    began = time.monotonic()
+    supervise(request, one, lambda: shutil.rmtree(one["run_dir"]))
+    assert time.monotonic() - began < 10
+    assert agent.marked(request["attempts"]) == set()
+    assert not Path(one["run_dir"]).exists(), "nothing may be made anew where somebody removed it"
+    assert list(Path(request["registry"]).iterdir()) == []
+
+
+@pytest.mark.parametrize("change_s", [-1e9, 1e9])
+def test_a_clock_that_is_moved_ends_nothing(node: tuple[dict[str, Any], dict[str, Any]], change_s: float) -> None:
+    """The supervisor sees the time stamp of its lease jump, as it would if the system's clock did."""
+    request, one = node
+    state = Path(one["state_dir"])
+    (state / "attached").touch()
+    moved = time.time() + change_s
+    alive: list[bool] = []
+
+    def move() -> None:
+        os.utime(state / "lease", (moved, moved))
+        time.sleep(2.0)
+        alive.append(agent.marked(request["attempts"]) != set())
+        agent.end_tree(request["attempts"], 0.0)
+
+    supervise({**request, "lease_s": 20.0}, one, move)
+    assert alive == [True]
+
+
+def test_a_controller_that_beats_no_more_ends_the_run_whatever_the_time_stamp_says(
+    node: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    request, one = node
+    state = Path(one["state_dir"])
+    (state / "attached").touch()
+    os.utime(state / "lease", (4e9, 4e9))
+    supervise({**request, "lease_s": 1.5}, one)
+    assert json.loads((state / "exit.json").read_text())["reason"] == ("the controller has not been heard of for 1.5 s")
+
+
+def test_stop_ends_what_no_registration_names_and_only_what_is_of_this_folder(
+    tmp_path: Path, node: tuple[dict[str, Any], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, _ = node
+    other = attempts.new_id("key", tmp_path / "another clone" / "key", 1, "abc123")
+
+    def rank(run_id: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(SLEEP, env={**os.environ, agent.MARK: f"{run_id}:0"}, start_new_session=True)
+
+    orphan, earlier, others = (
+        rank(request["run_id"]),
+        rank(f"{request['attempts']}7-fedcba"),
+        rank(other),
+    )
+    said: list[dict[str, Any]] = []
+    monkeypatch.setattr(agent, "say", lambda **fields: said.append(fields))
+    try:
+        for child in (orphan, earlier):
+            while child.pid not in agent.marked(request["attempts"]):
+                time.sleep(0.01)
+        agent.stop(request)
+        assert said == [{"left": []}]
+        assert orphan.wait(5) < 0
+        assert earlier.wait(5) < 0
+        assert others.poll() is None, "that of another clone"
+        monkeypatch.setattr(agent, "send_all", lambda *_: None)  # one that nothing can end
+        monkeypatch.setattr(agent, "TERM_GRACE_S", 0.1)
+        agent.stop({**request, "attempts": attempts.prefix_of(other)})
+        assert said[1] == {"left": [f"process {others.pid}"]}
+    finally:
+        for child in (orphan, earlier, others):
+            child.kill()
+            child.wait()
