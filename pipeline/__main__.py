@@ -10,6 +10,7 @@ from pipeline import unexpected
 
 unexpected.install()  # before the other imports: a Ctrl-C during them is told in a line too
 
+import os  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -17,6 +18,7 @@ import hydra  # noqa: E402
 from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
+from pipeline import masking  # noqa: E402
 from pipeline.cli import clone, commands  # noqa: E402
 from pipeline.cli.invocation import Invocation, typed_runs_dir  # noqa: E402
 from pipeline.cli.loader import leave  # noqa: E402
@@ -24,6 +26,7 @@ from pipeline.cli.session import Session  # noqa: E402
 from pipeline.config.compose import CONF_DIR, CONFIG_NAME, HYDRA_VERSION_BASE  # noqa: E402
 from pipeline.config.schema import register  # noqa: E402
 from pipeline.errors import PacelineError  # noqa: E402
+from pipeline.redact import by_environment  # noqa: E402
 
 register()
 
@@ -51,6 +54,9 @@ def refuse_another_clone() -> None:
 
 
 if __name__ == "__main__":
+    masking.begin()
     unexpected.keep_in(clone.ROOT / typed_runs_dir(sys.argv))
+    sys.argv[1:], told = by_environment(sys.argv[1:])  # Hydra writes words and values to multirun.yaml
+    os.environ.update(told)
     refuse_another_clone()
     main()

@@ -506,7 +506,7 @@ def start(request: Json) -> None:
         unpack(sys.stdin.buffer, node["run_dir"])
     if request["pack_digest"]:  # a diagnosis may need no data
         settle_pack(node["run_dir"], node["data_dir"], request["pack_digest"])
-    os.makedirs(node["state_dir"], exist_ok=True)
+    os.makedirs(node["state_dir"], mode=0o700, exist_ok=True)  # what ranks print lies there as they print it
     for folder in node["remove"]:
         open(os.path.join(folder, ".paceline"), "w").close()
     touch(os.path.join(node["state_dir"], "lease"))
@@ -549,10 +549,11 @@ def supervise_forever(request: Json, node: Json, tell: int) -> None:
 
 
 class Tail:
-    """One growing file, read as whole lines from where the last look ended."""
+    """One growing file, read as whole lines from where the last look ended. ``hide`` alters each before it is cut."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, hide: Callable[[str], str] = str) -> None:
         self.path = path
+        self.hide = hide
         self.offset = 0
         self._rest = b""
 
@@ -566,7 +567,8 @@ class Tail:
             data = b""
         self.offset += len(data)
         *whole, rest = (self._rest + data).split(b"\n")
-        texts = [text for line in whole for text in in_pieces(line)]
+        texts = [text for line in map(self.shown, whole) for text in in_pieces(line)]
+        rest = self.shown(rest) if last or len(rest) > LONGEST_LINE_BYTES else rest
         if last and len(data) < 1 << 20:
             texts += in_pieces(rest) if rest else []
             rest = b""
@@ -579,6 +581,10 @@ class Tail:
             texts += cut
         self._rest = rest
         return texts
+
+    def shown(self, line: bytes) -> bytes:
+        """Bytes that are no text are left to ``as_text``."""
+        return self.hide(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 def in_pieces(line: bytes) -> list[str]:
@@ -640,12 +646,19 @@ class Supervisor:
         self.mark = f"{request['run_id']}:{node['node_rank']}"
         self.reason = ""
         self.end_at: float | None = None
-        self.chatter = Tail(self.path("torchrun.log"))
+        self.rules = [(re.compile(pattern), shown) for pattern, shown in request.get("hide", [])]
+        self.chatter = Tail(self.path("torchrun.log"), self.hide)
         self.said: list[str] = []
         self.failed: dict[int, Json] = {}
         self.tails: dict[str, tuple[int, Tail]] = {}
         self.reachable: set[tuple[str, int]] = set()
         self.lease = Silence(self.path("lease"))
+
+    def hide(self, text: str) -> str:
+        """A line of a rank or of torchrun with placeholders for secrets: nothing else is written down."""
+        for pattern, shown in self.rules:
+            text = pattern.sub(shown, text)
+        return text
 
     def path(self, name: str) -> str:
         return os.path.join(self.state, name)
@@ -811,7 +824,7 @@ class Supervisor:
         for path in glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/std*.log")):
             if path not in self.tails:
                 local_rank = int(os.path.basename(os.path.dirname(path)))
-                self.tails[path] = (self.node["first_rank"] + local_rank, Tail(path))
+                self.tails[path] = (self.node["first_rank"] + local_rank, Tail(path, self.hide))
 
     def finish(self, code: int, gone: bool) -> None:
         reason = self.reason or ("" if code == 0 else f"torchrun ended with {describe(code)}")
@@ -832,7 +845,8 @@ class Supervisor:
             if error is None and (local_rank in self.failed or self.end_at is None):
                 error = printed_error(os.path.join(folder, "stderr.log"), self.failed.get(local_rank))
             if error is not None:
-                found[local_rank] = {"rank": self.node["first_rank"] + local_rank, **error}
+                said = {name: self.hide(error[name]) for name in ("message", "traceback")}
+                found[local_rank] = {"rank": self.node["first_rank"] + local_rank, **error, **said}
         return sorted(found.values(), key=lambda error: float(error["unix_time"]))
 
 

@@ -15,7 +15,8 @@ class Host:
     nodes reach it (None: the address on which ssh reached it). ``interface`` names the network
     interface for the collectives (None: the one that holds ``address``). ``placement`` is environment that
     only says which part of the node is meant (its GPUs), so unlike ``env`` it is no part of a run's key;
-    ``shared_by`` is how many runs share the node's cores.
+    ``shared_by`` is how many runs share the node's cores. ``env`` has a placeholder for what is secret, ``secrets``
+    those variables as the ranks get them: no file and no message may hold them.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Host:
     env: Mapping[str, str] = field(default_factory=dict)
     placement: Mapping[str, str] = field(default_factory=dict)
     shared_by: int = 1
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def label(self) -> str:

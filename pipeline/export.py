@@ -13,7 +13,7 @@ from pipeline import git, leftovers
 from pipeline.errors import PacelineError, UsageError
 from pipeline.files import write_atomic
 from pipeline.key import KEY_LENGTH
-from pipeline.redact import without_logins
+from pipeline.redact import hide
 from pipeline.runfolder import RunFolder
 
 SOURCE = "source.tar"
@@ -83,7 +83,7 @@ def _members(folder: RunFolder, patterns: tuple[str, ...]) -> Iterator[tuple[str
 
 
 def _without_logins(content: bytes) -> bytes:
-    return without_logins(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+    return hide(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
 
 def _source(root: Path, commit: str) -> bytes:

@@ -1,39 +1,338 @@
-"""Addresses as files and messages may hold them: without user names, passwords and signatures."""
+"""Which values are secret, by their name or by their form, and the placeholder that takes their place. Pure.
+
+docs/secrets.md has the list for people. A secret reaches the ranks' environment and stands nowhere else.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
+from urllib.parse import quote, unquote
 
 HIDDEN = "***"
-LOGIN = re.compile(r"(?<=://)[^\s/?#'\"]+@")  # greedy: a password may hold an unescaped @
-_SIGNATURE = re.compile(r"(://[^\s?#'\"]*)\?[^\s'\"]*")  # the query of a signed URL opens what it names
+_LEAST = 4  # characters: a shorter value would be cut out of half of all lines
+_ANYWHERE = 8  # from this length on a value is hidden inside words too
+_TOKEN_LENGTH = 16  # a login without a password that is as long as this is a token
+_SHORTEST_FORM = 14
+_SWITCHES = ("", "true", "false", "yes", "no", "on", "off", "none", "null", "auto")  # AUTH=none is a setting
+
+_NAME = re.compile(
+    r"PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIAL|TOKEN(?![A-Z])"
+    r"|(?:API|ACCESS|PRIVATE|ACCOUNT|SIGNING|ENCRYPTION)_?KEYS?(?![A-Z])"
+    r"|(?<![A-Z])(?:AUTH|AUTHORIZATION|BEARER|COOKIE|JWT|PASS)(?![A-Z])|_PWD(?![A-Z])"
+)
+_PLACE = re.compile(r"_(?:FILE|PATH|DIR|SOCK)$")  # names of where a secret lies
+_OWN_REFERENCE = re.compile(r"(['\"]?)\$\{oc\.env:PACELINE_TOLD_\d+\}\1")
+_REFERENCE = re.compile(r"(['\"]?)\$\{oc\.env:\w+\}\1")
+_REFERENCED = re.compile(r"\$\{oc\.env:(\w+)")
+_PAIR = re.compile(  # in Hydra's {…}
+    r"([A-Za-z_][\w.-]*)(\s*:\s*)('(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|\$\{[^{}]*\}|[^,{}\[\]]+)"
+)
+
+Rule = tuple[str, str]
+"""A regular expression and what takes the place of what it finds (plain data: the hosts' agents get them too)."""
+
+_LOGIN = r"(://)([^\s/?#'\"]+)(@)"  # greedy: a password may hold an unescaped @
+_QUERY = (  # the query of a signed URL opens what it names
+    r"([?&](?i:[\w.-]*(?:token|password|passwd|secret|signature|credential|api[_-]?key)|sig|auth)=)([^&\s'\"#]+)"
+)
+_PEM = r"-----BEGIN [A-Z ]*PRIVATE KEY-----[^'\"]*?(?:-----END [A-Z ]*PRIVATE KEY-----|(?=['\"])|\Z)"
+_TOKENS = (
+    r"(?<![A-Za-z0-9])(?:"
+    r"A(?:KIA|SIA)[0-9A-Z]{16}|AIza[\w-]{35}"
+    r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|hf_[A-Za-z0-9]{20,}|npm_[A-Za-z0-9]{30,}"
+    r"|pypi-[\w-]{40,}|dckr_pat_[\w-]{20,}|xox[abeprs]-[\w-]{10,}|sk-[\w-]{20,}"
+    r"|eyJ[\w-]{8,}\.eyJ[\w-]{4,}\.[\w-]+)"
+)
+_HEADER = r"(?i:(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token)\s+))[\w.~+/=-]+"
+FORMS: tuple[Rule, ...] = (
+    (_LOGIN, rf"\1{HIDDEN}\3"),
+    (_QUERY, rf"\1{HIDDEN}"),
+    (_PEM, HIDDEN),
+    (_TOKENS, HIDDEN),
+    (_HEADER, rf"\1{HIDDEN}"),
+)
+"""What says secret by its form: a login in an address, signatures and tokens in its query, private keys, tokens."""
+
+_SIGNATURE = re.compile(r"(://[^\s?#'\"]*)\?[^\s'\"]*")
 
 
-def without_logins(text: str) -> str:
-    """``https://user:password@host`` → ``https://***@host``."""
-    return LOGIN.sub(f"{HIDDEN}@", text)
+class Secret(str):
+    """A text of the configuration that is secret whatever its name: ``parts`` come from ``${oc.env:API_TOKEN}``."""
+
+    parts: frozenset[str] = frozenset()
 
 
-def in_word(word: str) -> str:
-    """A word of a command line, shown alike."""
-    word = without_logins(word)
-    return _SIGNATURE.sub(r"\1", word) if word.lstrip("+").startswith("dataset.source=") else word
+# ---------------------------------------------------------------------------------------- names and texts
+def is_secret_name(name: str) -> bool:
+    """Whether a variable or field of this name holds a secret: ``API_TOKEN``, ``dbPassword``; not ``MAX_TOKENS``."""
+    parts = re.sub(r"[^A-Z0-9]+", "_", re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).upper())
+    return _NAME.search(parts) is not None and _PLACE.search(parts) is None
+
+
+def tells(value: str) -> bool:
+    """Whether a value of such a name is worth hiding: no switch, and no number of less than four digits."""
+    return value.lower() not in _SWITCHES and not (value.isdecimal() and len(value) < _LEAST)
+
+
+def rules(values: Iterable[str] = ()) -> tuple[Rule, ...]:
+    """What hides these values, and all that FORMS knows."""
+    spelled = {text for value in values for text in _spellings(value) if len(text) >= _LEAST and text != HIDDEN}
+    found = "|".join(_bounded(text) for text in sorted(spelled, key=lambda text: (-len(text), text)))
+    return ((found, HIDDEN), *FORMS) if found else FORMS
+
+
+def hide(text: str, values: Collection[str] = ()) -> str:
+    """The text with the placeholder in place of these values and of what its form says is secret."""
+    if _is_plain(text) and not values:
+        return text
+    for pattern, shown in _compiled(frozenset(values)):
+        text = pattern.sub(shown, text)
+    return text
+
+
+def of_environment(environment: Mapping[str, str]) -> frozenset[str]:
+    """The secrets that a process has in its environment, which libraries may put into their messages."""
+    named = {value for name, value in environment.items() if is_secret_name(name)}
+    return frozenset(value for value in named if len(value) >= _ANYWHERE)
+
+
+def in_forms(value: str) -> Iterator[str]:
+    """What a value holds that its form says is secret: of ``https://me:pw@host`` the login and the password alone."""
+    if _is_plain(value):
+        return
+    for found in re.finditer(_LOGIN, value):
+        user, colon, password = found[2].partition(":")
+        if colon or len(user) >= _TOKEN_LENGTH:  # the name of a user alone is none
+            yield from (part for part in (found[2], password, unquote(password)) if part)
+    yield from (found[2] for found in re.finditer(_QUERY, value))
+    yield from (found[0] for pattern in (_PEM, _TOKENS) for found in re.finditer(pattern, value))
+
+
+def _is_plain(text: str) -> bool:
+    """Whether it is too short to have any of FORMS: most fields are, and there are many of them."""
+    return len(text) < _SHORTEST_FORM and "://" not in text
+
+
+@cache
+def _compiled(values: frozenset[str]) -> list[tuple[re.Pattern[str], str]]:
+    return [(re.compile(pattern), shown) for pattern, shown in rules(values)]
+
+
+def _spellings(value: str) -> set[str]:
+    """As it is, each of its lines, and as JSON, repr, a URL and Hydra's quotes write it."""
+    plain = {value, *(line.strip() for line in value.splitlines())}
+    written = {json.dumps(text)[1:-1] for text in plain} | {repr(text)[1:-1] for text in plain}
+    return plain | written | {quote(text, safe="") for text in plain} | {text.replace("'", r"\'") for text in plain}
+
+
+def _bounded(text: str) -> str:
+    """A short one counts as a whole word alone."""
+    return re.escape(text) if len(text) >= _ANYWHERE else rf"(?<![A-Za-z0-9]){re.escape(text)}(?![A-Za-z0-9])"
+
+
+# -------------------------------------------------------------------------------------------- configuration
+def referenced(raw: Any) -> set[str]:
+    """Of an unresolved configuration: the variables with secret names that it reads from the environment."""
+    texts = (value for _, value in _leaves(raw, ()) if isinstance(value, str))
+    return {name for text in texts for name in _REFERENCED.findall(text) if is_secret_name(name)}
+
+
+def marked(resolved: Any, values: Collection[str]) -> Any:
+    """The configuration with each text that holds one of ``values`` as a Secret."""
+    if isinstance(resolved, Mapping):
+        return {name: marked(inner, values) for name, inner in resolved.items()}
+    if isinstance(resolved, list):
+        return [marked(inner, values) for inner in resolved]
+    if not isinstance(resolved, str):
+        return resolved
+    parts = {value for value in values if value == resolved or (len(value) >= _ANYWHERE and value in resolved)}
+    if not parts:
+        return resolved
+    secret = Secret(resolved)
+    secret.parts = frozenset(parts)
+    return secret
+
+
+def secret_values(config: Mapping[str, Any]) -> frozenset[str]:
+    """All secret texts of a resolved configuration, by name, by ``cluster.secrets``, by form and by reference."""
+    names = _own_names(config)
+    found: set[str] = set()
+    for path, value in _leaves(config, ()):
+        if not isinstance(value, str) or value == HIDDEN:
+            continue
+        if _is_whole(path, value, names):
+            found.update(_parts(value))
+        found.update(in_forms(value))
+    return frozenset(found)
 
 
 def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved configuration without logins in addresses and without the query of the data's address."""
-    shown: dict[str, Any] = {name: _shown(value) for name, value in config.items()}
+    """A resolved configuration with placeholders for secrets, and without the query of the data's address."""
+    shown: dict[str, Any] = _shown(config, (), _own_names(config), secret_values(config))
     dataset = shown.get("dataset")
     if isinstance(dataset, dict) and isinstance(dataset.get("source"), str):
         dataset["source"] = _SIGNATURE.sub(r"\1", dataset["source"])
     return shown
 
 
-def _shown(value: Any) -> Any:
+def placeholders(config: Mapping[str, Any]) -> list[str]:
+    """The fields that hold a placeholder instead of a value: ``cluster.env.API_TOKEN``."""
+    return [".".join(path) for path, value in _leaves(config, ()) if isinstance(value, str) and HIDDEN in value]
+
+
+def _own_names(config: Mapping[str, Any]) -> frozenset[str]:
+    cluster = config.get("cluster")
+    return frozenset(cluster.get("secrets") or ()) if isinstance(cluster, Mapping) else frozenset()
+
+
+def _is_whole(path: Sequence[str], value: str, names: Collection[str]) -> bool:
+    """Whether all of the value is secret, not only a part of it."""
+    if isinstance(value, Secret) or (path and path[-1] in names):
+        return True
+    return any(map(is_secret_name, path)) and tells(value)
+
+
+def _shown(value: Any, path: tuple[str, ...], names: Collection[str], values: frozenset[str]) -> Any:
     if isinstance(value, Mapping):
-        return {name: _shown(inner) for name, inner in value.items()}
+        return {name: _shown(inner, (*path, str(name)), names, values) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_shown(inner) for inner in value]
-    return without_logins(value) if isinstance(value, str) and "://" in value else value
+        return [_shown(inner, path, names, values) for inner in value]
+    if not isinstance(value, str):
+        return value
+    if _is_whole(path, value, names):
+        return HIDDEN
+    return hide(value, [text for text in values if len(text) >= _ANYWHERE]) if len(value) >= _ANYWHERE else value
+
+
+def split(
+    env: Mapping[str, str], values: Collection[str], names: Collection[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The environment of a host with placeholders, and those of its variables that are secret, as they are."""
+    shown = {name: _shown(value, (name,), names, frozenset(values)) for name, value in env.items()}
+    return shown, {name: value for name, value in env.items() if shown[name] != value}
+
+
+def hidden_by(shown: Mapping[str, str], secrets: Mapping[str, str]) -> frozenset[str]:
+    """What a host's ranks must not be heard to say: of ``split``'s two halves, the texts behind the placeholders."""
+    whole = {part for name, value in secrets.items() if shown.get(name) == HIDDEN for part in _parts(value)}
+    return frozenset(whole.union(*(in_forms(value) for value in secrets.values())))
+
+
+def _parts(value: str) -> frozenset[str]:
+    return frozenset({str(value)}) | (value.parts if isinstance(value, Secret) else frozenset())
+
+
+def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _leaves(inner, (*path, str(name)))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(inner, path)
+    else:
+        yield path, value
+
+
+# ------------------------------------------------------------------------------------------- command lines
+def in_word(word: str, values: Collection[str] = (), names: Collection[str] = ()) -> str:
+    """A word of a command line as files and messages may hold it. ``${oc.env:NAME}`` is no secret, and stays
+    (unless ``by_environment`` made it: the variable is gone with its process).
+
+    Args:
+        values: secrets that are known of the configuration.
+        names: what ``cluster.secrets`` names.
+    """
+    return hide(_OWN_REFERENCE.sub(HIDDEN, _told(word, names)[0]), values)
+
+
+def told_in(words: Iterable[str]) -> frozenset[str]:
+    """The secrets that stand in words of a command line, and parts of them that a parser's complaint may quote."""
+    listed = list(words)
+    names = {name for word in listed for name in _names_told(word)}
+    values = {value for word in listed for value in _told(word, names)[1]}
+    parts = {part for value in values for part in re.split(r"[][,{}()\s=:'\"]", value) if len(part) >= _ANYWHERE}
+    return frozenset(values | parts).union(*map(in_forms, listed))
+
+
+def told_anew(word: str, values: Mapping[str, str]) -> str:
+    """A stored word with ``values`` (by name, as Hydra writes them) for the placeholders of these variables.
+
+    ``cluster.env.API_TOKEN=***`` is told anew by API_TOKEN, ``cluster.env.PROXY=http://***@host`` by PROXY.
+    """
+    key, equals, value = word.partition("=")
+    if not equals or HIDDEN not in value:
+        return word
+    if "{" not in value:
+        return f"{key}={values.get(key.rpartition('.')[2], value)}"
+
+    def anew(pair: re.Match[str]) -> str:
+        return pair[1] + pair[2] + (values.get(pair[1], pair[3]) if HIDDEN in pair[3] else pair[3])
+
+    return f"{key}={_PAIR.sub(anew, value)}"
+
+
+def by_environment(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+    """Words for the command line of a child, and what its environment has to hold: process lists show the former."""
+    environment: dict[str, str] = {}
+
+    def reference(value: str) -> str:
+        name = f"PACELINE_TOLD_{len(environment)}"
+        environment[name] = _unquoted(value)
+        return f"'${{oc.env:{name}}}'"
+
+    def moved(name: str, value: str) -> str:
+        return value if in_word(f"{name}={value}") == f"{name}={value}" else reference(value)
+
+    kept = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if in_word(word) == word or not equals:
+            kept.append(word)
+        elif "{" in value:
+            kept.append(f"{key}={_PAIR.sub(lambda at: at[1] + at[2] + moved(at[1], at[3].strip()), value)}")
+        else:
+            kept.append(f"{key}={reference(value)}")
+    return kept, environment
+
+
+def _names_told(word: str) -> list[str]:
+    key, _, value = word.lstrip("+").partition("=")
+    return re.findall(r"\w+", value) if key == "cluster.secrets" else []
+
+
+def _told(word: str, names: Collection[str]) -> tuple[str, list[str]]:
+    """The word with placeholders for what its names say is secret, and what that was."""
+    key, equals, value = word.partition("=")
+    if not equals:
+        return word, []
+    field = key.lstrip("+~").partition("@")[0]
+    last = field.rpartition(".")[2]
+    if field == "dataset.source":
+        value = _SIGNATURE.sub(r"\1", value)
+    if _is_told(last, value, names):
+        return f"{key}={HIDDEN}", [_unquoted(value)]
+    found: list[str] = []
+
+    def inner(pair: re.Match[str]) -> str:
+        if not _is_told(pair[1], pair[3].strip(), names):
+            return pair[0]
+        found.append(_unquoted(pair[3].strip()))
+        return f"{pair[1]}{pair[2]}{HIDDEN}"
+
+    return f"{key}={_PAIR.sub(inner, value) if '{' in value else value}", found
+
+
+def _is_told(name: str, value: str, names: Collection[str]) -> bool:
+    if _REFERENCE.fullmatch(value):
+        return False
+    return name in names or (is_secret_name(name) and tells(_unquoted(value)))
+
+
+def _unquoted(value: str) -> str:
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        return value[1:-1].replace(f"\\{value[0]}", value[0])
+    return value

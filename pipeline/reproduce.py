@@ -5,15 +5,17 @@ The training runs from that checkout into a folder of its own, and the checkout 
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline import data, git, key, shell
+from pipeline import data, git, key, redact, shell
 from pipeline.config.build import train_config
 from pipeline.errors import DataError, PacelineError, TrainingError, UsageError
 from pipeline.files import write_json
@@ -56,6 +58,7 @@ def reproduce(
         say(f"  environment  {item}")
     for name in recipe.provenance.get("left_out", ()):
         say(f"  not kept     {name}")
+    _refuse_untold(recipe, overrides)
     runs_dir = work / "runs"
     with _alone(work), checkout(recipe, root=root, place=work / "code", keep=keep) as project:
         shutil.rmtree(runs_dir, ignore_errors=True)  # of an earlier reproduction: this one has to train
@@ -67,8 +70,9 @@ def reproduce(
         where = [f"paths.runs={_quoted(str(runs_dir))}", f"paths.data={_quoted(str(data_dir.absolute()))}"]
         command = [sys.executable, "-m", "doit", "--db-file", str(work / "doit.db"), "train"]
         where += _threads(recipe)
+        words, secrets = redact.by_environment(words)
         say(f"training {recipe.commit[:10]}{' with its patch' if recipe.patch else ''}: {' '.join(words)}")
-        environment = {**git.environment(), "PYTHONPATH": str(project)}
+        environment = {**git.environment(), **secrets, "PYTHONPATH": str(project)}
         with Interruptible():
             code = shell.attached([*command, *words, *where, "tracking=none"], cwd=project, env=environment)
     made = [RunFolder(path.parent) for path in runs_dir.glob("*/result.json")]
@@ -99,8 +103,7 @@ def _overrides(
 ) -> list[str]:  # fmt: skip
     """The run's own words; what says where is taken from this call, and files of the checkout by absolute path."""
     told = {_name(word) for word in given}
-    anew = ("paths", "tracking", "dataset.source", *told)
-    words = [word for word in recipe.provenance["overrides"] if not _is_of(word, anew)]
+    words = _own_words(recipe, told)
     words += [word for word in given if _is_of(word, ("cluster",))]
     if source is not None:
         words.append(f"dataset.source={_quoted(source)}")
@@ -110,6 +113,30 @@ def _overrides(
             if file and not (project / Path(file).expanduser()).exists():  # a lab's ssh_config is no source
                 words.append(f"cluster.{name}={_quoted(str(root / file))}")
     return words
+
+
+def _own_words(recipe: Recipe, told: Collection[str]) -> list[str]:
+    """The run's words but for what ``told`` replaces. A variable of this process stands in for a secret of its name."""
+    anew = ("paths", "tracking", "dataset.source", *told)
+    values = {name: f"'${{oc.env:{name}}}'" for name in os.environ if re.fullmatch(r"\w+", name)}
+    values |= {name.rpartition(".")[2]: "''" for name in told if name.startswith("cluster.env.")}
+    return [redact.told_anew(word, values) for word in recipe.provenance["overrides"] if not _is_of(word, anew)]
+
+
+def _refuse_untold(recipe: Recipe, given: Sequence[str]) -> None:
+    """Raises PacelineError: what the run was told of a secret, which no file keeps, is neither told nor to be found."""
+    told = {_name(word) for word in given}
+    source = (recipe.config.get("dataset") or {}).get("source")
+    words = [*_own_words(recipe, told), *([f"dataset.source={source}"] if "dataset.source" not in told else [])]
+    untold = [word for word in words if redact.HIDDEN in word]
+    if untold:
+        word = untold[0].partition("=")[0]
+        name = word.rpartition(".")[2] if word.lstrip("+").startswith("cluster.env.") else "NAME"
+        raise PacelineError(
+            f"run {recipe.folder.key} was told secrets, which no file keeps; to be told anew: {' '.join(untold)}",
+            try_=f"doit reproduce run={recipe.folder.key} {word}='${{oc.env:{name}}}', with the value in the "
+            f"environment variable {name} (a variable of the same name in your environment is taken as it is)",
+        )
 
 
 def _name(word: str) -> str:

@@ -70,16 +70,19 @@ def run(
     )
 
 
-def run_apart(argv: Sequence[str], *, stdin: Path, env: Mapping[str, str] | None = None, timeout_s: float) -> Completed:
+def run_apart(
+    argv: Sequence[str], *, stdin: IO[bytes], env: Mapping[str, str] | None = None, timeout_s: float
+) -> Completed:
     """Like ``run``, in a session of its own: a Ctrl-C in the terminal doesn't reach it, so clean-up goes on.
 
-    Its stdin is the file ``stdin``, which may be larger than the controller should hold in memory. When
-    something interrupts the wait, the child gets SIGINT (on which pssh ends the ssh clients it started).
+    Its stdin is the file ``stdin`` from its beginning, which may be larger than the controller should hold in memory.
+    When something interrupts the wait, the child gets SIGINT (on which pssh ends the ssh clients it started).
 
     Raises:
         PacelineError: the program isn't there, or it was still running after ``timeout_s``.
     """
-    child = _popen(argv, stdin=stdin.open("rb"), env=env)
+    stdin.seek(0)
+    child = _popen(argv, stdin=stdin, env=env)
     try:
         stdout, stderr = child.communicate(timeout=timeout_s)
     except BaseException as error:
@@ -141,9 +144,6 @@ def _popen(argv: Sequence[str], *, stdin: IO[bytes] | int, env: Mapping[str, str
         )
     except FileNotFoundError as error:
         raise PacelineError(f"program not found: {argv[0]}") from error
-    finally:
-        if not isinstance(stdin, int):
-            stdin.close()
 
 
 def companion(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:

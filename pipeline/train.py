@@ -220,7 +220,7 @@ def collect_provenance(run: Run, argv: Sequence[str], now: float) -> tuple[prove
     """Where the run comes from, and the patch."""
     return provenance.collect(
         root=run.root,
-        argv=argv,
+        argv=run.config.shown_words(argv),
         overrides=run.config.overrides,
         hosts=[host.label for host in run.config.cluster.hosts],
         outputs=[run.config.runs_dir, run.config.data_dir],
@@ -325,7 +325,8 @@ def _on_facts(run: Run, say: Heartbeat, facts: Sequence[NodeFacts]) -> None:
 
 
 def _note(run: Run, state: State, attempt: int, detail: str = "") -> None:
-    journal.append(run.folder.journal, journal.Entry(state=state, attempt=attempt, time=time.time(), detail=detail))
+    entry = journal.Entry(state=state, attempt=attempt, time=time.time(), detail=run.config.hide(detail))
+    journal.append(run.folder.journal, entry)
 
 
 def evaluate_in_child(folder: RunFolder, root: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pipeline.errors import PacelineError, UsageError, os_reason
-from pipeline.redact import without_logins
+from pipeline.masking import shown
 
 FOLDER = ".errors"
 EXIT_FAILED, EXIT_BROKE, EXIT_USAGE = 1, 2, 3
@@ -40,10 +40,10 @@ def told(error: BaseException) -> str:
         return str(error)
     kept = keep(error)
     if isinstance(error, OSError):  # a disk, a permission: the computer's, as a rule
-        return f"{without_logins(os_reason(error))} (unexpected here; the traceback: {kept})"
+        return f"{shown(os_reason(error))} (unexpected here; the traceback: {kept})"
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    text = " ".join(without_logins(str(error)).split())[:_LONGEST]
+    text = " ".join(shown(str(error)).split())[:_LONGEST]
     kind = type(error).__name__
     return f"unexpected {kind}{': ' if text else ''}{text}{place} (a defect of Paceline, please report it): {kept}"
 
@@ -51,7 +51,7 @@ def told(error: BaseException) -> str:
 def keep(error: BaseException) -> str:
     """Write the traceback down; the file's path."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_numbers)}.txt"
-    content = without_logins("".join(traceback.format_exception(error)))
+    content = shown("".join(traceback.format_exception(error)))
     for folder in _places:
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)

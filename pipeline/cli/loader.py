@@ -15,6 +15,7 @@ from doit import doit_cmd, plugin  # noqa: E402
 from doit.cmd_base import DodoTaskLoader  # noqa: E402
 from doit.exceptions import InvalidCommand  # noqa: E402
 
+from pipeline import masking  # noqa: E402
 from pipeline.cli import clone, invocation  # noqa: E402
 from pipeline.errors import PacelineError, hint  # noqa: E402
 
@@ -32,6 +33,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
     def __init__(self) -> None:
         super().__init__()
         Loader.in_charge = True
+        masking.begin()
         _spare_work()
         unexpected.keep_in(clone.ROOT / invocation.typed_runs_dir(sys.argv))
         doit_cmd.traceback = _OneLine

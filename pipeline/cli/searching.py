@@ -87,7 +87,7 @@ class _Asked:
         self._about = {
             "key": plan.key,
             "configurations": plan.key,
-            "words": list(words),
+            "words": list(plan.corner.config.shown_words(words)),
             "total": total,
             "by": objectives(plan.config)[0].metric,
         }

@@ -7,7 +7,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import unexpected
+from pipeline import masking, unexpected
 from pipeline.cli import invocation
 from pipeline.cli.clone import ROOT as ROOT
 from pipeline.errors import UsageError
@@ -37,7 +37,9 @@ class Session:
         from pipeline.remembered import remember_in
 
         if self.sweeps:
-            config = (self.search_plan.corner if self.searches else self.space.trials[0]).config
+            chosen = [self.search_plan.corner] if self.searches else self.space.trials
+            masking.remember(text for trial in chosen for text in trial.config.secrets)
+            config = chosen[0].config
         else:
             config = self._built()
         remember_in(ROOT, config.runs_dir)
@@ -56,6 +58,7 @@ class Session:
             local_gpus=_local_gpus(),
             shares_batch=verb is None or verb.shares_batch,
         )
+        masking.remember(config.secrets)
         if config.tracking_uri is not None:  # a wrong address is refused before anything starts
             from pipeline import tracking
 

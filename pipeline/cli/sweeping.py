@@ -84,7 +84,7 @@ def run(space: Space, words: Sequence[str], *, fork: bool = False, retry_failed:
     folder = folders.locate(space.trials[0].config.runs_dir, space, fork=fork)
     with alone(folder):
         space = in_order(space, folder.about())
-        folder.begin(folders.describe(space, words))
+        folder.begin(folders.describe(space, space.trials[0].config.shown_words(words)))
         say(_headline(space, folder))
         ended = conducted(space, Grid(space.trials), folder, retry_failed=retry_failed)
     _conclude(space, folder, ended)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from pipeline.config.schema import OPTIONS, RootConfig, SearchConfig, SweepConfi
 from pipeline.errors import UsageError, hint
 from pipeline.launchers import LAUNCHERS
 from pipeline.plan import check_batch
-from pipeline.redact import without_logins, without_secrets
+from pipeline.redact import HIDDEN, hide, in_word, is_secret_name, placeholders, secret_values, split, without_secrets
 from trainers import config as node
 
+_NOT_OF_THE_TRAINER = ("cluster", "tracking", "paths", "sweep", "search")
 RENDEZVOUS = ("static", "c10d", "file")
 CPU_RANKS = 2  # `auto` without a GPU: the same number everywhere, so that a run has one key on every laptop
 
@@ -25,7 +26,8 @@ class RunConfig:
     """One run as configured: typed for the pipeline, ``resolved`` for config.json.
 
     ``sweep`` says how a sweep over such runs goes, ``search`` how it chooses them; they are no part of the run, so
-    ``resolved`` lacks them.
+    ``resolved`` lacks them. ``resolved`` and ``overrides`` have placeholders for what is secret; ``secrets`` are
+    the texts behind these, for what else may hold them (a message, the patch).
     """
 
     train: node.TrainConfig
@@ -39,6 +41,15 @@ class RunConfig:
     overrides: tuple[str, ...]
     sweep: SweepConfig
     search: SearchConfig
+    secrets: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
+
+    def hide(self, text: str) -> str:
+        """A message about the run without what is secret."""
+        return hide(text, self.secrets)
+
+    def shown_words(self, words: Iterable[str]) -> tuple[str, ...]:
+        """Words of the command line without what is secret."""
+        return tuple(in_word(word, self.secrets, self.resolved["cluster"]["secrets"]) for word in words)
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -82,9 +93,10 @@ def build(
         runs_dir=root / paths["runs"],
         data_dir=root / paths["data"],
         resolved=of_the_run(resolved),
-        overrides=overrides,
+        overrides=words_of_the_run(overrides, resolved),
         sweep=SweepConfig(**resolved["sweep"]),
         search=search_config(resolved),
+        secrets=secret_values(resolved),
     )
 
 
@@ -106,8 +118,47 @@ def search_config(resolved: Mapping[str, Any]) -> SearchConfig:
 
 
 def of_the_run(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved configuration without what only says how a sweep goes, and without secrets."""
-    return without_secrets({name: value for name, value in resolved.items() if name not in ("sweep", "search")})
+    """A resolved configuration without what only says how a sweep goes, and without secrets.
+
+    Raises:
+        UsageError: a placeholder in place of a secret, or a secret in what the ranks read from config.json.
+    """
+    _refuse_placeholders(resolved)
+    shown = without_secrets({name: value for name, value in resolved.items() if name not in ("sweep", "search")})
+    _refuse_secrets_of_the_trainer(resolved, shown)
+    return shown
+
+
+def words_of_the_run(words: tuple[str, ...], resolved: Mapping[str, Any]) -> tuple[str, ...]:
+    """Overrides with placeholders for what is secret in them."""
+    values, names = secret_values(resolved), resolved["cluster"]["secrets"]
+    return tuple(in_word(word, values, names) for word in words)
+
+
+def _refuse_placeholders(resolved: Mapping[str, Any]) -> None:
+    """What was copied from a run's words or files: the secret would silently be three asterisks."""
+    for name in placeholders(resolved):
+        variable = name.rpartition(".")[2]
+        reference = f"'${{oc.env:{variable if name.startswith('cluster.') else 'NAME'}}}'"
+        word = f"env: {{{variable}: {reference}}} of the host" if ".hosts." in name else f"++{name}={reference}"
+        raise UsageError(
+            f"{name} holds {HIDDEN}, which stands for a secret that no file keeps; tell it anew",
+            try_=f"{word}, with the value in that environment variable",
+        )
+
+
+def _refuse_secrets_of_the_trainer(resolved: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
+    """Ranks read the training part from config.json, where no secret may stand; their environment may hold it."""
+    for group, section in resolved.items():
+        if group in _NOT_OF_THE_TRAINER or not isinstance(section, Mapping):
+            continue
+        for name, value in section.items():
+            if shown[group][name] != value and (group, name) != ("dataset", "source"):
+                raise UsageError(
+                    f"{group}.{name} is secret by its name or form, and the ranks would read it from config.json, "
+                    "where no secret may stand",
+                    try_="++cluster.env.MY_TOKEN='${oc.env:MY_TOKEN}', which the trainer finds in its environment",
+                )
 
 
 def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluster:
@@ -116,7 +167,9 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     settings = LAUNCHERS.settings(launcher)
     _check_rendezvous(raw["rendezvous"], raw["rendezvous_dir"])
     nproc = _nproc(raw["nproc_per_node"], launcher, local_gpus)
-    hosts = tuple(_host(entry, raw, nproc) for entry in _entries(raw, root, nproc))
+    secrets = secret_values({"cluster": raw})
+    hosts = tuple(_host(entry, raw, nproc, secrets) for entry in _entries(raw, root, nproc))
+    _refuse_unset(raw.get("secrets") or [], hosts)
     _refuse_duplicates(hosts)
     ssh_config = raw["ssh_config"]
     return Cluster(
@@ -129,7 +182,7 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
         max_restarts=raw["max_restarts"],
         rendezvous=raw["rendezvous"],
         rendezvous_dir=raw["rendezvous_dir"],
-        settings=_typed(settings, raw),
+        settings=_typed(settings, without_secrets({"cluster": raw})["cluster"]),
     )
 
 
@@ -173,7 +226,7 @@ def refuse_unprintable(resolved: Mapping[str, Any]) -> None:
     """No file name, address or name can hold a NUL, a line break or an escape; values of ``env`` are checked apart."""
     for field, value in _texts(resolved, ""):
         if any(mark < " " or mark == "\x7f" for mark in value):
-            raise UsageError(f"{field}={without_logins(repr(value))} holds a control character; take it out")
+            raise UsageError(f"{field}={hide(repr(value))} holds a control character; take it out")
         _encodable(field, value)
 
 
@@ -202,7 +255,8 @@ def _environment(raw: Mapping[str, Any], field: str) -> dict[str, str]:
         if not name or any(mark in name for mark in "=\0") or not name.isprintable():
             raise UsageError(f"{field}: {name!r} can't be the name of a variable: it is empty, or holds '=' or NUL")
         if not isinstance(value, str):
-            raise UsageError(f"{field}.{name}={value!r} must be one text, number or boolean; write a list in quotes")
+            shown = HIDDEN if is_secret_name(name) else hide(repr(value))
+            raise UsageError(f"{field}.{name}={shown} must be one text, number or boolean; write a list in quotes")
         if "\0" in value:
             raise UsageError(f"{field}.{name} holds a NUL character, which no variable can; take it out")
         _encodable(f"{field}.{name}", value)
@@ -247,11 +301,16 @@ def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]
     return list(raw["hosts"])
 
 
-def _host(entry: dict[str, Any], raw: dict[str, Any], nproc: int) -> Host:
+def _host(entry: dict[str, Any], raw: dict[str, Any], nproc: int, secrets: frozenset[str]) -> Host:
     """One Host: what the entry leaves open comes from the cluster."""
     own = entry.get("nproc_per_node")
     if own is not None and own < 1:
         raise UsageError(f"cluster.hosts {entry['name']}: nproc_per_node={own} must be at least 1")
+    env = {
+        **_environment(raw["env"], "cluster.env"),
+        **_environment(entry.get("env") or {}, f"cluster.hosts {entry['name']}: env"),
+    }
+    shown, secret = split(env, secrets, raw.get("secrets") or ())
     return Host(
         name=entry["name"],
         nproc_per_node=own or nproc,
@@ -260,11 +319,17 @@ def _host(entry: dict[str, Any], raw: dict[str, Any], nproc: int) -> Host:
         address=entry.get("address"),
         interface=entry.get("interface") or raw["interface"],
         python=entry.get("python") or raw["python"],
-        env={
-            **_environment(raw["env"], "cluster.env"),
-            **_environment(entry.get("env") or {}, f"cluster.hosts {entry['name']}: env"),
-        },
+        env=shown,
+        secrets=secret,
     )
+
+
+def _refuse_unset(names: list[str], hosts: tuple[Host, ...]) -> None:
+    """A misspelled name would let the value be seen."""
+    known = {name for host in hosts for name in host.env}
+    for name in names:
+        if name not in known:
+            raise UsageError(f"cluster.secrets names {name!r}, which cluster.env doesn't set; {hint(name, known)}")
 
 
 def _refuse_duplicates(hosts: tuple[Host, ...]) -> None:

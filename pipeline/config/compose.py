@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from pipeline import redact
 from pipeline.config.explain import explain, explain_interpolation
 from pipeline.config.schema import register
 
@@ -71,7 +73,7 @@ def as_yaml(resolved: Mapping[str, Any]) -> str:
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
-    """Plain containers with every interpolation resolved.
+    """Plain containers with every interpolation resolved; what comes from a variable with a secret name is a Secret.
 
     Raises:
         UsageError: an interpolation that leads nowhere, or a group that was deleted.
@@ -81,4 +83,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise explain_interpolation(error) from error
     assert isinstance(container, dict)  # the root of a Hydra configuration is a mapping
-    return {str(key): value for key, value in container.items()}
+    names = redact.referenced(OmegaConf.to_container(config, resolve=False))
+    values = [value for name in names if (value := os.environ.get(name)) and redact.tells(value)]
+    whole = redact.marked(container, values) if values else container
+    return {str(key): value for key, value in whole.items()}

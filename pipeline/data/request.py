@@ -11,6 +11,7 @@ from pipeline.data import manifest
 from pipeline.data.base import DatasetModule
 from pipeline.data.source import local_path
 from pipeline.files import canonical_json, sha256_file, sha256_text, write_json
+from pipeline.redact import hide
 from trainers.config import DatasetConfig
 
 # applied by the nodes; any other field counts
@@ -19,11 +20,11 @@ _FINGERPRINTS = ".fingerprints.json"
 
 
 def folder_name(config: DatasetConfig, module: DatasetModule, data_dir: Path) -> str:
-    """``<name>-<12 hex>``. Local source files count by content, an address only by its text.
+    """``<name>-<12 hex>``. Local source files count by content, an address by its text, login aside.
     Raises DataError where a local source is missing, OSError where it can't be read."""
     wanted = {name: value for name, value in asdict(config).items() if name not in _TRAINING_ONLY}
     path = local_path(config.source)
-    wanted["source"] = config.source if path is None else str(path)
+    wanted["source"] = hide(config.source or "") or None if path is None else str(path)
     wanted["inputs"] = _fingerprints(module.local_inputs(config), data_dir)
     wanted["version"] = manifest.VERSION
     return f"{config.name}-{sha256_text(canonical_json(wanted))[:12]}"

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from pipeline import attempts, leftovers, rank_environment
+from pipeline import attempts, rank_environment
 from pipeline.errors import HostError
 from pipeline.launchers.base import NOT_ENDED, Capabilities, Launcher, Pack, Place
 from pipeline.launchers.streams import Streams
+from pipeline.redact import hidden_by, rules
 from pipeline.types import Cluster, Event, Host, LaunchPlan, NodeFacts
 
 BOOTSTRAP = (
@@ -70,8 +71,8 @@ class AgentLauncher(Launcher, ABC):
 
     # ------------------------------------------------------------------ what a launcher brings
     @abstractmethod
-    def exchange(self, stdin: Path, hosts: Sequence[Host], timeout_s: float) -> dict[str, Answer]:
-        """Run the agent on ``hosts`` at once with the file ``stdin``; host label → answer."""
+    def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Answer]:
+        """Run the agent on ``hosts`` at once with the file ``stdin`` from its beginning; host label → answer."""
 
     @abstractmethod
     def stream_argv(self, host: Host) -> list[str]:
@@ -97,14 +98,17 @@ class AgentLauncher(Launcher, ABC):
         *,
         hosts: Sequence[Host] | None = None,
         timeout_s: float,
-        payload: Callable[[Path], None] | None = None,
+        payload: Callable[[IO[bytes]], None] | None = None,
     ) -> dict[str, Answer]:
-        """Send one request (and what ``payload`` appends to the file) to all hosts; never raises for a host."""
-        with tempfile.TemporaryDirectory(prefix=leftovers.of_system("send")) as folder:
-            stdin = Path(folder) / "stdin"
-            stdin.write_bytes(message({"local": self.local, **request}))
+        """Send one request (and what ``payload`` appends to the file) to all hosts; never raises for a host.
+
+        The file has no name: a request may hold secrets, and nothing of it is left when this process is killed.
+        """
+        with tempfile.TemporaryFile(prefix="paceline-") as stdin:
+            stdin.write(message({"local": self.local, **request}))
             if payload is not None:
                 payload(stdin)
+            stdin.flush()
             return self.exchange(stdin, self.cluster.hosts if hosts is None else hosts, timeout_s)
 
     def demand(self, doing: str, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:
@@ -153,6 +157,7 @@ class AgentLauncher(Launcher, ABC):
     def start(self, plan: LaunchPlan, pack: Pack | None, facts: list[NodeFacts], run_dir: Path) -> None:
         rides = self._provide(pack, facts) if pack is not None else None
         request = {**self._request(plan, run_dir), "do": "start", "pack_digest": pack.digest if pack else ""}
+        request |= self._secrets(request["nodes"])
         stage = not self.capabilities.shares_run_dir
         answers = self.ask(
             {**request, "stage": stage},
@@ -160,6 +165,15 @@ class AgentLauncher(Launcher, ABC):
             payload=(lambda stdin: _append_run(stdin, run_dir, rides)) if stage else None,
         )
         self.demand("start", answers)
+
+    def _secrets(self, nodes: list[dict[str, Any]]) -> dict[str, Any]:
+        """What ``start`` alone carries: the nodes with their secret variables, and what hides these in their output."""
+        hosts = {host.label: host for host in self.cluster.hosts}
+        hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in self.cluster.hosts))
+        return {
+            "nodes": [{**node, "env": {**node["env"], **hosts[node["host"]].secrets}} for node in nodes],
+            "hide": rules(hidden),
+        }
 
     def _provide(self, pack: Pack, facts: list[NodeFacts]) -> Pack | None:
         """Send a large pack to the hosts that lack it; one that is small enough to ride along comes back."""
@@ -248,14 +262,14 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 
-def _append(stdin: Path, source: Path, name: str) -> None:
-    with stdin.open("ab") as file, tarfile.open(fileobj=file, mode="w|", dereference=True) as archive:
+def _append(stdin: IO[bytes], source: Path, name: str) -> None:
+    with tarfile.open(fileobj=stdin, mode="w|", dereference=True) as archive:
         archive.add(source, arcname=name)
 
 
-def _append_run(stdin: Path, run_dir: Path, pack: Pack | None) -> None:
+def _append_run(stdin: IO[bytes], run_dir: Path, pack: Pack | None) -> None:
     """The run as a node needs it: code, config, what a later attempt resumes from, the pack where it is small."""
-    with stdin.open("ab") as file, tarfile.open(fileobj=file, mode="w|", dereference=True) as archive:
+    with tarfile.open(fileobj=stdin, mode="w|", dereference=True) as archive:
         for path in _staged(run_dir):
             archive.add(path, arcname=str(path.relative_to(run_dir)), filter=_no_caches)
         if pack is not None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from pipeline import shell
 from pipeline.errors import PacelineError
@@ -32,7 +33,7 @@ class LocalLauncher(AgentLauncher):
     def _argv(self, host: Host) -> list[str]:
         return [str(Path(host.python or sys.executable).expanduser()), "-E", "-c", BOOTSTRAP]
 
-    def exchange(self, stdin: Path, hosts: Sequence[Host], timeout_s: float) -> dict[str, Answer]:
+    def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Answer]:
         answers = {}
         for host in hosts:
             try:

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from pipeline import leftovers, shell
 from pipeline.errors import HostError, PacelineError, UsageError
@@ -130,7 +131,7 @@ class PsshLauncher(AgentLauncher):
             "ClearAllForwardings": "yes",  # forwarded ports of the user's config would collide
         }
 
-    def exchange(self, stdin: Path, hosts: Sequence[Host], timeout_s: float) -> dict[str, Answer]:
+    def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Answer]:
         """One pssh for all hosts (one after the other for each distinct interpreter, as pssh has one command)."""
         answers: dict[str, Answer] = {}
         for python in dict.fromkeys(host.python for host in hosts):
@@ -138,7 +139,9 @@ class PsshLauncher(AgentLauncher):
             answers.update(self._pssh_run(stdin, group, python, timeout_s))
         return answers
 
-    def _pssh_run(self, stdin: Path, hosts: Sequence[Host], python: str | None, timeout_s: float) -> dict[str, Answer]:
+    def _pssh_run(
+        self, stdin: IO[bytes], hosts: Sequence[Host], python: str | None, timeout_s: float
+    ) -> dict[str, Answer]:
         with tempfile.TemporaryDirectory(prefix=leftovers.of_system("pssh")) as name:
             folder = Path(name)
             (folder / "hosts").write_text("".join(f"{pssh_name(host)}\n" for host in hosts), encoding="utf-8")

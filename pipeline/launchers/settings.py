@@ -38,6 +38,7 @@ class ClusterConfig:
     python: str | None = None  # interpreter on the hosts; None: the controller's where it exists, else python3
     workdir: str | None = None  # scratch folder on the hosts; None: ~/.cache/paceline
     env: dict[str, str] = field(default_factory=dict)
+    secrets: list[str] = field(default_factory=list)  # names in `env` that are secret though they don't sound so
     rendezvous: str = "static"  # how ranks find each other: static, c10d, or file (a folder that all hosts share)
     rendezvous_dir: str | None = None  # that folder
     connect_timeout_s: float = 5.0

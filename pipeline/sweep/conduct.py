@@ -189,7 +189,7 @@ class _Conductor:
                 state=state,
                 time=time.time(),
                 cause=cause,
-                detail=detail,
+                detail=start.trial.config.hide(detail),
             )
         )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import data
+from pipeline import data, redact
 from pipeline.config import build, compose
 from pipeline.config.build import RunConfig, train_config
 from pipeline.config.schema import SweepConfig
@@ -148,13 +148,15 @@ class TrialFactory:
         part = self._slots_of(resolved, whole)[0]
         train = _parsed(resolved, chosen)
         check_batch(train.trainer.global_batch_size, part.world_size)
-        section = placing.raw_cluster(resolved["cluster"], whole.cluster, part)
+        shown = build.of_the_run(resolved)
+        section = placing.raw_cluster(shown["cluster"], whole.cluster, part)
         config = dataclasses.replace(
             whole,
             train=train,
             cluster=part,
-            resolved={**build.of_the_run(resolved), "cluster": section},
-            overrides=_of_the_run(words, placing.words(whole.cluster, part)),
+            resolved={**shown, "cluster": section},
+            overrides=_of_the_run(build.words_of_the_run(words, resolved), placing.words(whole.cluster, part)),
+            secrets=redact.secret_values(resolved),
         )
         if self._first is None:
             self._first = config
@@ -162,6 +164,7 @@ class TrialFactory:
             raise UsageError("sweep.… says how the whole sweep runs; it can't differ from trial to trial")
         pack = self._pack(config)
         run = prepare(config, self._root, pack, self._sources) if pack is not None else None
+        chosen = build.words_of_the_run(chosen, resolved)
         return Trial(number=number, chosen=chosen, overrides=config.overrides, config=config, run=run)
 
     def _whole_config(self, resolved: dict[str, Any], words: Words) -> RunConfig:

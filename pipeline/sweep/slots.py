@@ -127,7 +127,7 @@ def _host_words(part: Cluster) -> tuple[str, ...]:
 
 def _entry(host: Host) -> dict[str, Any]:
     entry = dataclasses.asdict(host)
-    return {name: value for name, value in entry.items() if name not in ("placement", "shared_by")}
+    return {name: value for name, value in entry.items() if name not in ("placement", "shared_by", "secrets")}
 
 
 def _set(host: Host) -> list[tuple[str, Any]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from pipeline.errors import UsageError
-from pipeline.redact import HIDDEN, LOGIN, without_logins
+from pipeline.redact import hide, of_environment
 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
 _USER_VARIABLE = "MLFLOW_TRACKING_USERNAME"
@@ -56,12 +56,9 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def redact(text: str) -> str:
-    """``text`` without the credentials in addresses and the values of MLFLOW_TRACKING_PASSWORD and _TOKEN."""
-    for name in _SECRET_VARIABLES:
-        secret = os.environ.get(name)
-        if secret:
-            text = text.replace(secret, HIDDEN)
-    return without_logins(text)
+    """``text`` without the credentials in addresses and without MLFLOW_TRACKING_PASSWORD, _TOKEN and the like."""
+    own = {value for name in _SECRET_VARIABLES if (value := os.environ.get(name))}
+    return hide(text, own | of_environment(os.environ))
 
 
 def shown(uri: str) -> str:
@@ -71,7 +68,7 @@ def shown(uri: str) -> str:
 
 def has_credentials(uri: str) -> bool:
     """Whether ``uri`` must not be seen in a process list."""
-    return LOGIN.search(uri) is not None
+    return hide(uri) != uri
 
 
 def recorder_env(uri: str) -> dict[str, str]:
@@ -81,7 +78,7 @@ def recorder_env(uri: str) -> dict[str, str]:
     A database address keeps its own, for there is no other way to hand them over.
     """
     parts = urlsplit(uri)
-    if parts.scheme not in ("http", "https") or not has_credentials(uri):
+    if parts.scheme not in ("http", "https") or "@" not in parts.netloc:
         return {URI_VARIABLE: uri}
     login, _, host = parts.netloc.rpartition("@")
     user, _, password = login.partition(":")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import documents, journal
+from pipeline.redact import without_secrets
 from pipeline.tracking.address import redact
 from pipeline.types import State
 
@@ -18,7 +19,6 @@ _MAX_NAME = 250  # characters, MLflow's own limits
 _MAX_PARAM = 6000
 _MAX_TAG = 8000
 _NOT_ALLOWED = re.compile(r"[^\w\-. :]+")
-_SECRET_NAME = re.compile(r"(password|passwd|secret|access_?key|api_?key|(^|_)token)$", re.IGNORECASE)
 _SYNTHETIC_NOTE = "**Synthetic data:** the images are generated, so the accuracy of this run means nothing."
 ENDED = (State.FINISHED, State.PRUNED, State.FAILED, State.KILLED)
 
@@ -59,7 +59,8 @@ def progress(run_dir: Path) -> Progress:
 
 def describe(run_dir: Path) -> Description:
     """Put config, key, provenance, plan and summary together; what is missing is left out."""
-    config, provenance = read_object(run_dir / "config.json"), read_object(run_dir / "provenance.json")
+    config = without_secrets(read_object(run_dir / "config.json"))
+    provenance = read_object(run_dir / "provenance.json")
     summary = read_summary(run_dir)
     key = str(read_object(run_dir / "key.json").get("key") or run_dir.name)
     synthetic = is_synthetic(run_dir)
@@ -127,8 +128,7 @@ def _params(config: Mapping[str, Any]) -> dict[str, str]:
         key = mlflow_key(path)
         while key in params:  # two names that differ only in refused characters
             key = key[: _MAX_NAME - 1] + "_"
-        hidden = _SECRET_NAME.search(path) is not None and value not in (None, "")
-        params[key] = "***" if hidden else _cut(redact(_text(value)), _MAX_PARAM, "config.json")
+        params[key] = _cut(redact(_text(value)), _MAX_PARAM, "config.json")
     return params
 
 

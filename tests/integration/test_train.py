@@ -181,12 +181,15 @@ def test_a_server_that_is_down_costs_a_warning_and_record_replays_later(recordin
 
 
 def test_hydras_own_multirun_trains_each_and_leaves_its_file_among_the_runs(project: Project) -> None:
-    words = ["--multirun", "seed=0,1", *TINY, "tracking=none"]
+    words = ["--multirun", "seed=0,1", *TINY, "tracking=none", "++cluster.env.API_TOKEN=in-no-file"]
     argv = [sys.executable, "-m", "pipeline", *words, *project.overrides]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len([folder for folder in project.run_folders() if (folder / "result.json").exists()]) == 2
-    assert (project.folder / "runs" / ".multirun" / "multirun.yaml").exists()
+    assert "++cluster.env.API_TOKEN=***" in (project.run_folders()[0] / "provenance.json").read_text()
+    written = (project.folder / "runs" / ".multirun" / "multirun.yaml").read_text()
+    assert "cluster.env.API_TOKEN" in written
+    assert "in-no-file" not in written
 
 
 def test_two_commands_for_one_run_train_it_once(project: Project) -> None:

@@ -1,6 +1,25 @@
-"""What may not be seen in a run folder, and is not."""
+"""What is secret by name, form or reference; the placeholder in its place; how it is told anew."""
 
-from pipeline.redact import in_word, without_secrets
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline import redact
+from pipeline.config.build import RunConfig, build, of_the_run
+from pipeline.config.compose import compose_config, resolve
+from pipeline.errors import UsageError
+from pipeline.key import topology
+from pipeline.redact import hide, in_word, is_secret_name, without_secrets
+
+GITHUB = "ghp_" + "a1B2" * 9  # of the form alone
+JWT = ".".join(("eyJhbGciOiJI", "eyJzdWIiOiIx", "c2lnbmF0dXJl"))
+
+
+def built(*words: str) -> RunConfig:
+    resolved = resolve(compose_config(["experiment=quickstart", *words]))
+    return build(resolved, words, root=Path("/p"), local_gpus=0)
 
 
 def test_logins_and_signatures_leave_the_configuration_and_nothing_else_does() -> None:
@@ -16,7 +35,132 @@ def test_logins_and_signatures_leave_the_configuration_and_nothing_else_does() -
     }
 
 
-def test_words_of_a_command_line_are_shown_alike() -> None:
-    assert in_word("tracking.uri=postgresql://me:pw@db/x?sslmode=on") == "tracking.uri=postgresql://***@db/x?sslmode=on"
-    assert in_word("dataset.source=https://host/x.zip?sig=abc") == "dataset.source=https://host/x.zip"
-    assert in_word("optimizer.lr=0.1") == "optimizer.lr=0.1"
+@pytest.mark.parametrize(
+    "name",
+    ["API_TOKEN", "HF_TOKEN", "dbPassword", "PGPASSWORD", "MYSQL_PWD", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY",
+     "AUTH", "X_AUTH", "PRIVATE_KEY", "GOOGLE_CREDENTIALS", "SESSION_COOKIE", "APIKEY", "client-secret", "DB_PASS"],
+)  # fmt: skip
+def test_a_name_says_that_its_value_is_secret(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["MAX_TOKENS", "TOKENIZERS_PARALLELISM", "GIT_AUTHOR_NAME", "SSH_AUTH_SOCK", "PASSWORD_FILE", "PWD", "KEYBOARD",
+     "COMPASS", "NCCL_DEBUG", "OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED", "optimizer.lr"],
+)  # fmt: skip
+def test_other_names_say_nothing(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("GET https://bob:p%40ss@host/x failed", "GET https://***@host/x failed"),
+        ("https://host/x?a=1&X-Amz-Signature=ab12&b=2", "https://host/x?a=1&X-Amz-Signature=***&b=2"),
+        (f"with {GITHUB}, and so on", "with ***, and so on"),
+        (f"jwt={JWT}", "jwt=***"),
+        ("key AKIA" + "A1B2" * 4 + ".", "key ***."),
+        ('{"k": "-----BEGIN RSA PRIVATE KEY-----\\nMIIE\\n-----END RSA PRIVATE KEY-----"}', '{"k": "***"}'),
+        ("authorization: Bearer abc.def", "authorization: Bearer ***"),
+        ("ssh://git@host/x, a task-of-more-than-twenty-letters, 3/4 epochs", None),
+    ],
+)
+def test_a_form_says_it_too(text: str, shown: str | None) -> None:
+    assert hide(text) == (shown or text.replace("git@", "***@"))
+
+
+def test_a_known_value_is_found_however_it_is_spelled_and_a_short_one_as_a_word_alone() -> None:
+    value = "a/b c'd\"é&12"
+    for spelled in (value, repr(value)[1:-1], "a/b c'd\\\"\\u00e9&12", "a%2Fb%20c%27d%22%C3%A9%2612"):
+        assert hide(f"<{spelled}>", [value]) == "<***>"
+    assert hide("pin 7391, step 17391, x=7391.", ["7391"]) == "pin ***, step 17391, x=***."
+    assert hide("line two-of-it", ["line one-of-it\nline two-of-it"]) == "***"
+    assert hide("abc", ["abc"]) == "abc"  # three letters stand in half of all lines
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("tracking.uri=postgresql://me:pw@db/x?sslmode=on", "tracking.uri=postgresql://***@db/x?sslmode=on"),
+        ("dataset.source=https://host/x.zip?sig=abc", "dataset.source=https://host/x.zip"),
+        ("optimizer.lr=0.1", "optimizer.lr=0.1"),
+        ("++cluster.env.API_TOKEN='a b'", "++cluster.env.API_TOKEN=***"),
+        ("++cluster.env.API_TOKEN=${oc.env:API_TOKEN}", "++cluster.env.API_TOKEN=${oc.env:API_TOKEN}"),
+        ("++cluster.env.API_TOKEN=${oc.env:API_TOKEN,abc}", "++cluster.env.API_TOKEN=***"),
+        ("++cluster.env={A: 1, API_TOKEN: 'x, y', B: 2}", "++cluster.env={A: 1, API_TOKEN: ***, B: 2}"),
+        ("cluster.env.USE_AUTH=none", "cluster.env.USE_AUTH=none"),
+        ("cluster.env.CODE=known-value", "cluster.env.CODE=***"),
+    ],
+)
+def test_words_of_a_command_line_are_shown_alike(word: str, shown: str) -> None:
+    assert in_word(word, ["known-value"]) == shown
+
+
+def test_ranks_get_the_values_and_everything_else_the_placeholder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_PASSWORD", "from-outside")
+    config = built(
+        "++cluster.env.API_TOKEN=by-name-1",
+        "++cluster.env.HTTPS_PROXY=http://bob:by-form@proxy:1",
+        "++cluster.env.PLAIN='x ${oc.env:SOME_PASSWORD}'",
+        "++cluster.env.CODE=by-list",
+        "++cluster.env.DEBUG=INFO",
+        "cluster.secrets=[CODE]",
+    )
+    (host,) = config.cluster.hosts
+    assert host.secrets == {
+        "API_TOKEN": "by-name-1",
+        "HTTPS_PROXY": "http://bob:by-form@proxy:1",
+        "PLAIN": "x from-outside",
+        "CODE": "by-list",
+    }
+    shown = {"API_TOKEN": "***", "HTTPS_PROXY": "http://***@proxy:1", "PLAIN": "***", "CODE": "***", "DEBUG": "INFO"}
+    assert host.env == config.resolved["cluster"]["env"] == shown
+    assert topology(config.cluster)["env"] == [shown]
+    for value in ("by-name-1", "by-form", "from-outside", "by-list"):
+        assert value not in repr(config)
+        assert config.hide(f"<{value}>") == "<***>"
+
+
+def test_two_tokens_are_one_run_and_no_token_is_another() -> None:
+    keys = [
+        topology(built(*words).cluster)
+        for words in (["++cluster.env.API_TOKEN=one-12345"], ["++cluster.env.API_TOKEN=two-12345"], [])
+    ]
+    assert keys[0] == keys[1] != keys[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["++cluster.env.API_TOKEN='***'"], r"cluster\.env\.API_TOKEN holds \*\*\*, which stands for a secret"),
+        (["tracking.uri=https://***@host"], r"tracking\.uri holds \*\*\*"),
+        (["cluster.secrets=[TYPO]", "++cluster.env.TYPE=x"], "cluster.secrets names 'TYPO', .* did you mean TYPE"),
+    ],
+)
+def test_a_placeholder_is_no_value_and_a_misspelled_name_hides_nothing(words: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        built(*words)
+
+
+def test_what_ranks_read_from_a_file_may_hold_no_secret() -> None:
+    resolved = resolve(compose_config(["experiment=quickstart"]))
+    resolved["model"] = {**resolved["model"], "hub_token": "abcdefgh"}
+    with pytest.raises(UsageError, match=r"model\.hub_token is secret by its name or form"):
+        of_the_run(resolved)
+
+
+def test_stored_words_are_told_anew_and_reach_a_child_through_its_environment() -> None:
+    values = {"API_TOKEN": "'${oc.env:API_TOKEN}'"}
+    assert redact.told_anew("cluster.env.API_TOKEN=***", values) == "cluster.env.API_TOKEN='${oc.env:API_TOKEN}'"
+    assert redact.told_anew("++cluster.env={A: 1, API_TOKEN: ***}", values) == (
+        "++cluster.env={A: 1, API_TOKEN: '${oc.env:API_TOKEN}'}"
+    )
+    assert redact.told_anew("cluster.env.OTHER=***", values) == "cluster.env.OTHER=***"
+    words, environment = redact.by_environment(["seed=1", "cluster.env.API_TOKEN='a b'", "x={A_TOKEN: abcd, B: 2}"])
+    assert words == [
+        "seed=1",
+        "cluster.env.API_TOKEN='${oc.env:PACELINE_TOLD_0}'",
+        "x={A_TOKEN: '${oc.env:PACELINE_TOLD_1}', B: 2}",
+    ]
+    assert environment == {"PACELINE_TOLD_0": "a b", "PACELINE_TOLD_1": "abcd"}

@@ -20,7 +20,9 @@ def test_exit_code_and_output_are_data() -> None:
 def test_apart_reads_a_file_and_is_in_a_session_of_its_own(tmp_path: Path) -> None:
     stdin = tmp_path / "in"
     stdin.write_text("from a file\n")
-    done = shell.run_apart(["sh", "-c", "cat; ps -o sid= -p $$"], stdin=stdin, timeout_s=10)
+    with stdin.open("rb") as file:
+        file.read()  # it is read from its beginning all the same
+        done = shell.run_apart(["sh", "-c", "cat; ps -o sid= -p $$"], stdin=file, timeout_s=10)
     text, session = done.stdout.splitlines()
     assert text == "from a file"
     assert int(session) != os.getsid(0)
@@ -29,8 +31,8 @@ def test_apart_reads_a_file_and_is_in_a_session_of_its_own(tmp_path: Path) -> No
 def test_too_slow_a_child_is_ended(tmp_path: Path) -> None:
     note = tmp_path / "note"
     command = f"trap 'echo got INT > \"{note}\"; exit 1' INT; echo; while :; do sleep 0.05; done"
-    with pytest.raises(PacelineError, match=r"sh was still running after 0\.5 s"):
-        shell.run_apart(["sh", "-c", command], stdin=Path("/dev/null"), timeout_s=0.5)
+    with Path("/dev/null").open("rb") as file, pytest.raises(PacelineError, match=r"was still running after 0\.5 s"):
+        shell.run_apart(["sh", "-c", command], stdin=file, timeout_s=0.5)
     assert note.read_text() == "got INT\n"
 
 
