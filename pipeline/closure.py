@@ -1,82 +1,72 @@
-"""Which files of the node half a run imports: the part of the content key that follows the code.
+"""Which sources a run imports, and which installed distributions: the part of the content key that follows the code.
 
-Read statically from the syntax tree, so nothing of torch is imported. The options that the configuration chose
-(model, optimizer, …) are imported by name, so their modules are entries of their own. A string that names a module of
-the package counts as an import of it.
+Read statically from the syntax trees, so nothing of torch is imported. Followed at any depth are the modules of the
+project's folder, of distributions that are installed as editable, and of what the person puts on the ranks'
+PYTHONPATH; of other distributions the version counts. The options that the configuration chose (model, optimizer, …)
+are imported by name, so their modules are entries of their own. A string that names a module of the project counts as
+an import of it.
 
-Each file counts by the digest of its syntax tree (``pipeline.syntax``). That digest and what a source imports are
-remembered under the digest of its bytes (parsing them is most of the work); which files there are, and what they hold,
-is looked at each time.
+What one source says is remembered (``pipeline.readings``); which files there are, and what they hold, is looked at
+each time.
 """
 
 from __future__ import annotations
 
-import ast
 import os
-import sys
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any
 
-from pipeline import syntax
 from pipeline.errors import UsageError
-from pipeline.files import sha256_bytes, sha256_file, sha256_text
-from pipeline.remembered import Remembered
+from pipeline.imports import Import
+from pipeline.installed import Found, Installed
+from pipeline.readings import Reading, Readings
 
-_MOST = 512  # sources remembered; a run needs about thirty
+ABSENT = "absent"
+_SUFFIXES = (*(f"/__init__{end}" for end in (*EXTENSION_SUFFIXES, ".py")), *EXTENSION_SUFFIXES, ".py")  # Python's order
+_CONTROLLER = ("pipeline", "hydra_plugins", "dodo")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Closure:
     """The files that a run imports, by their paths in the code snapshot, sorted.
 
-    ``digests`` is what counts of each, ``sources`` where it lies; ``third_party`` are top-level import names.
+    ``digests`` is what counts of each, ``sources`` where it lies; ``versions`` are those of the distributions that
+    they import, and ``absent`` for a module that is missing and that the code can do without.
     """
 
     digests: Mapping[str, str]
     sources: Mapping[str, Path]
-    third_party: tuple[str, ...]
+    versions: Mapping[str, str]
 
 
-def import_closure(root: Path, entries: str | Collection[str]) -> Closure:
+def import_closure(root: Path, entries: str | Collection[str], behind: Sequence[str] = ()) -> Closure:
     """Everything that ``python -m entry`` can import, found from its source.
 
     Args:
-        root: the folder that holds the top-level package.
+        root: the project.
         entries: dotted name of the entry, for example ``trainers.classifier``; or several, as with a run's options.
+        behind: the folders of ``cluster.env.PYTHONPATH``.
 
     Raises:
-        FileNotFoundError: an entry module is not there.
-        UsageError: a module that can't be parsed.
+        UsageError: an entry isn't there, a module can't be parsed, or an import leads to nothing that is in the key.
     """
-    waiting = [entries] if isinstance(entries, str) else [*entries]
-    packages = {entry.partition(".")[0] for entry in waiting}
-    for entry in waiting:
-        if _file_of(root, entry) is None:
-            raise FileNotFoundError(f"{entry} is not a module under {root}")
-    readings = Readings(root)
-    seen, found, external = set[str](), dict[str, Reading](), set[str]()
-    while waiting:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        path = _file_of(root, name)
-        if path is None:
-            continue
-        parts = name.split(".")
-        waiting += [".".join(parts[:depth]) for depth in range(1, len(parts))]  # parent packages run first
-        reading = found[path] = readings.of(path, (root / path).read_bytes())
-        for imported in reading.imports:
-            if imported.partition(".")[0] in packages:
-                waiting.append(imported)
-            else:
-                external.add(imported)
-    readings.keep()
-    digests = _digests(found)
-    sources = {name: root / name for name in digests}
-    return Closure(digests=digests, sources=sources, third_party=tuple(sorted(external)))
+    names = [entries] if isinstance(entries, str) else [*entries]
+    walk = _Walk(root=root, installed=Installed(root, behind), readings=Readings(root))
+    walk.apart = () if any(name.partition(".")[0] in _CONTROLLER for name in names) else _CONTROLLER
+    for name in names:
+        if walk.file_of(name) is None:
+            raise UsageError(f"{name} is not a module under {root}")
+        walk.follow(name)
+    walk.readings.keep()
+    walk.installed.keep()
+    return Closure(
+        digests=_digests(walk.found),
+        sources={name: Path(walk.places[name]) for name in sorted(walk.found)},
+        versions=walk.versions(),
+    )
 
 
 def matches(root: Path, folder: Path, digests: Mapping[str, str]) -> bool:
@@ -98,103 +88,148 @@ def _digests(found: Mapping[str, Reading]) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """What is read out of one source.
+@dataclass(kw_only=True)
+class _Walk:
+    """One walk along the imports. ``found`` and ``places`` are by path in the snapshot, ``outside`` by top level."""
 
-    ``text`` is the sha256 of its bytes, ``digest`` and ``sight`` are of ``pipeline.syntax``; ``imports`` are dotted
-    names.
-    """
+    root: Path
+    installed: Installed
+    readings: Readings
+    apart: Collection[str] = ()
+    found: dict[str, Reading] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+    outside: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    absent: set[str] = field(default_factory=set)
+    _seen: set[str] = field(default_factory=set)
+    _tops: dict[str, tuple[tuple[str, ...], Found | None]] = field(default_factory=dict)
+    _files: dict[str, tuple[str, str] | None] = field(default_factory=dict)
+    _listed: dict[str, frozenset[str]] = field(default_factory=dict)
 
-    text: str
-    digest: str
-    sight: str
-    imports: list[str]
+    def follow(self, name: str) -> None:
+        """A module of a source tree and everything that it imports."""
+        waiting = [name]
+        while waiting:
+            name = waiting.pop()
+            if name in self._seen:
+                continue
+            self._seen.add(name)
+            parts = name.split(".")
+            waiting += [".".join(parts[:depth]) for depth in range(1, len(parts))]  # parent packages run first
+            file = self.file_of(name)
+            if file is not None:
+                path, place = file
+                reading = self.found[path] = self.readings.of(path, Path(place).read_bytes())
+                self.places[path] = place
+                waiting += [item.name for item in reading.imports if self._leads_to_source(item, path)]
+
+    def _leads_to_source(self, item: Import, path: str) -> bool:
+        """Whether an import is to be followed; if not, it is noted. Raises UsageError."""
+        if item.name in self._seen:
+            return False
+        top, _, rest = item.name.partition(".")
+        if item.kind == "named" and not self._is_own(top):
+            return False
+        counts = item.kind in ("needed", "optional")
+        if top in self.apart:
+            if counts:
+                raise _refused(
+                    path, item, "the controller's half, which no host has", "move what both need into trainers/"
+                )
+            return False
+        bases, found = self._top(top)
+        if bases and (self.file_of(item.name) or self._folder_of(item.name)):
+            return True
+        if item.kind == "named":
+            return False
+        if found is not None and found.owners:
+            self.outside[top].add(rest)
+        elif counts and found is not None and found.strays:
+            where = f"would come from {found.strays[0]}, which no installed distribution has"
+            raise _refused(path, item, where, "pip install -e its project, or put it beside trainers/")
+        elif counts and not self._is_made_at_run_time(item.name):
+            self._missing(item, path)
+        return False
+
+    def _is_own(self, top: str) -> bool:
+        return not {top, f"{top}.py"}.isdisjoint(self._names(str(self.root)))
+
+    def _missing(self, item: Import, path: str) -> None:
+        if item.kind == "optional" or not self._is_of_project(path):
+            self.absent.add(item.name)
+            return
+        what = "neither a file of the project nor of the standard library nor of an installed distribution"
+        mend = f"pip install what has it; or, where it may be missing, try: import {item.name} … except ImportError"
+        raise _refused(path, item, what, mend)
+
+    def _is_of_project(self, path: str) -> bool:
+        return Path(self.places[path]).is_relative_to(self.root)
+
+    def _is_made_at_run_time(self, name: str) -> bool:
+        """Below a module that is no package, as six.moves is: only its own code knows."""
+        parent = self.file_of(name.rpartition(".")[0])
+        return parent is not None and "/__init__." not in parent[0]
+
+    def file_of(self, name: str) -> tuple[str, str] | None:
+        """A module's path in the snapshot and the place of its source; None: it is none, or a namespace."""
+        if name not in self._files:
+            self._files[name] = self._find(name)
+        return self._files[name]
+
+    def _find(self, name: str) -> tuple[str, str] | None:
+        top, _, rest = name.partition(".")
+        inner = f"/{rest.replace('.', '/')}" if rest else ""
+        for base in self._top(top)[0]:
+            suffix = self._suffix(f"{base}{inner}")
+            if suffix is not None:
+                return f"{top}{inner}{suffix}", f"{base}{inner}{suffix}"
+        return None
+
+    def _folder_of(self, name: str) -> bool:
+        """Whether it is a namespace package of a source tree."""
+        top, _, rest = name.partition(".")
+        return any(os.path.isdir(f"{base}/{rest.replace('.', '/')}") for base in self._top(top)[0])  # noqa: PTH112
+
+    def _top(self, top: str) -> tuple[tuple[str, ...], Found | None]:
+        """Where the sources of a top-level module begin, and what is installed of it. As Python does: a module with a
+        file before folders that only may hold some, the project before the rest."""
+        if top not in self._tops:
+            own = f"{self.root}/{top}"
+            if self._suffix(own) is not None:
+                self._tops[top] = ((own,), None)
+            else:
+                found = self.installed.find(top)
+                shared = (own,) if os.path.isdir(own) and (found is None or found.is_namespace) else ()  # noqa: PTH112
+                self._tops[top] = ((*shared, *(found.bases if found else ())), found)
+        return self._tops[top]
+
+    def _suffix(self, base: str) -> str | None:
+        """What follows ``base`` in the path of a module's file."""
+        folder, _, name = base.rpartition("/")
+        names = self._names(folder)
+        for suffix in _SUFFIXES:
+            is_there = suffix[1:] in self._names(base) if suffix[0] == "/" and name in names else name + suffix in names
+            if is_there and os.path.isfile(f"{base}{suffix}"):  # noqa: PTH113
+                return suffix
+        return None
+
+    def _names(self, folder: str) -> frozenset[str]:
+        """What a folder holds, looked at once: hundreds of names are asked for, most of which aren't there."""
+        if folder not in self._listed:
+            try:
+                self._listed[folder] = frozenset(os.listdir(folder))  # noqa: PTH208
+            except OSError:
+                self._listed[folder] = frozenset()
+        return self._listed[folder]
+
+    def versions(self) -> dict[str, str]:
+        """Of each distribution that is imported; ``absent`` for modules that are missing."""
+        names = set[str]()
+        for top, parts in self.outside.items():
+            found = self._top(top)[1]
+            names |= found.distributions(parts) if found is not None else set()
+        known = {name: self.installed.version(name) or ABSENT for name in names}
+        return dict(sorted({**dict.fromkeys(self.absent, ABSENT), **known}.items()))
 
 
-class Readings:
-    """What is read out of sources, remembered as long as the source, the code that reads and Python stay the same."""
-
-    def __init__(self, root: Path) -> None:
-        self._known = Remembered(root, "imports", most=_MOST)
-        self._reader = " ".join([sha256_file(Path(__file__)), sha256_file(Path(syntax.__file__)), sys.version])
-        self._new: dict[str, Any] = {}
-
-    def of(self, path: str, source: bytes) -> Reading:
-        """Of the module at ``path``, relative to the project root. Raises UsageError: it can't be parsed."""
-        text = sha256_bytes(source)
-        name = sha256_text(f"{self._reader} {path} {text}")
-        found = self._known[name]
-        if found is None:
-            found = self._new[name] = _read(source, path)
-        return Reading(text=text, **found)
-
-    def keep(self) -> None:
-        """Write down what was read anew."""
-        if self._new:
-            self._known.keep(self._new)
-
-
-def _read(source: bytes, path: str) -> dict[str, Any]:
-    try:
-        tree = ast.parse(source, filename=path)
-    except (SyntaxError, ValueError) as error:  # ValueError: a NUL byte
-        line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        why = error.msg if isinstance(error, SyntaxError) else error
-        raise UsageError(f"{path}{line} can't be parsed: {why}", try_="mend the file, then the same command") from error
-    return {"digest": syntax.digest(tree), "sight": syntax.sight(tree), "imports": _imports(tree, source, path)}
-
-
-def _file_of(root: Path, module: str) -> str | None:
-    """Relative to the root. Texts, because two hundred names are asked for and as Paths take 5 ms."""
-    base = module.replace(".", "/")
-    for path in (f"{base}.py", f"{base}/__init__.py"):
-        if os.path.isfile(f"{root}/{path}"):  # noqa: PTH113
-            return path
-    return None
-
-
-def _imports(tree: ast.Module, source: bytes, path: str) -> list[str]:
-    """Dotted names that one module imports.
-
-    For ``from a import b`` both a and a.b (b may be a module); of third-party packages the top-level name alone.
-    """
-    name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    package = name.partition(".")[0]
-    names_modules = f"{package}.".encode() in source.replace(f"from {package}.".encode(), b"")
-    found: set[str] = set()
-    for node in ast.walk(tree) if names_modules else _statements(tree):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = _absolute(node, name, path.endswith("__init__.py"))
-            found.update((base, *(f"{base}.{alias.name}" for alias in node.names)))
-        elif isinstance(node, ast.Constant) and _names_module(node, package):
-            found.add(str(node.value).partition(":")[0])
-    own = {imported for imported in found if imported.partition(".")[0] == package}
-    others = {imported.partition(".")[0] for imported in found - own} - sys.stdlib_module_names
-    return sorted(own | others)
-
-
-def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """Statements at every depth without their expressions, for the many modules that name no module in a string."""
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
-            inner = getattr(node, block, ())
-            if isinstance(inner, list):
-                waiting += inner
-
-
-def _absolute(node: ast.ImportFrom, name: str, is_package: bool) -> str:
-    if not node.level:
-        return node.module or ""
-    parts = name.split(".")
-    parent = parts[: len(parts) - node.level + is_package]
-    return ".".join([*parent, node.module] if node.module else parent)
-
-
-def _names_module(node: ast.Constant, package: str) -> bool:
-    return isinstance(node.value, str) and node.value.startswith(f"{package}.") and " " not in node.value
+def _refused(path: str, item: Import, what: str, mend: str) -> UsageError:
+    return UsageError(f"{path}:{item.line} imports {item.name}: {what}", try_=mend)

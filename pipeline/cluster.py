@@ -67,3 +67,9 @@ class Cluster:
     @property
     def world_size(self) -> int:
         return sum(host.nproc_per_node for host in self.hosts)
+
+    @property
+    def python_path(self) -> tuple[str, ...]:
+        """The folders that ``env`` of the hosts puts on PYTHONPATH."""
+        entries = [entry for host in self.hosts for entry in host.env.get("PYTHONPATH", "").split(":")]
+        return tuple(dict.fromkeys(entry for entry in entries if entry.startswith("/")))

@@ -63,7 +63,8 @@ def run(
         HostError, TrainingError, Killed: as ``launch.run_attempt`` does.
     """
     write_json(folder / "config.json", diagnosis.config)
-    for name, source in import_closure(root, (diagnosis.module, *diagnosis.chosen)).sources.items():
+    code = import_closure(root, (diagnosis.module, *diagnosis.chosen), cluster.python_path)
+    for name, source in code.sources.items():
         write_atomic(folder / "code" / name, source.read_bytes())
     run_attempt(
         cluster=cluster,

@@ -34,7 +34,7 @@ def made_of_run(folder: RunFolder, root: Path) -> dict[str, Any]:
 def _means(root: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Code and versions, read once: the reports of a process that lives long are made by the code it began with."""
     closure = import_closure(root, ENTRY)
-    return dict(closure.digests), environment(closure.third_party)
+    return dict(closure.digests), environment(closure.versions)
 
 
 def stale_because(folder: RunFolder, root: Path) -> str | None:

@@ -7,9 +7,8 @@ file's syntax tree; the digest of the data pack; the environment (Python and wha
 from __future__ import annotations
 
 import copy
-import importlib.metadata
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 KEY_VERSION = 2
 KEY_LENGTH = 12
 
-_DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # where the package that one installs has another name
 _WHERE = ("cluster", "tracking", "paths")  # where it runs and who is told; the topology part holds the rest
 
 
@@ -78,23 +76,9 @@ def topology(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def environment(third_party: Iterable[str]) -> dict[str, str]:
-    """Versions of Python and of each of the packages that a closure imports ('absent': not installed)."""
-    versions = {"python": platform.python_version()}
-    for name in (_DISTRIBUTIONS.get(imported, imported) for imported in third_party):
-        versions[name] = installed_version(name) or "absent"
-    return versions
-
-
-def installed_version(name: str) -> str | None:
-    """What ``importlib.metadata.version`` says, or None; that one parses the whole METADATA as an e-mail: 1 ms each."""
-    try:
-        found = importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    header = (found.read_text("METADATA") or "").partition("\n\n")[0]
-    versions = [line.partition(":")[2].strip() for line in header.splitlines() if line.startswith("Version:")]
-    return versions[0] if versions else found.version
+def environment(versions: Mapping[str, str]) -> dict[str, str]:
+    """Python's version and those of the distributions that a closure imports."""
+    return {"python": platform.python_version(), **versions}
 
 
 def recorded(known: Mapping[str, Any]) -> ContentKey | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,14 @@ class Remembered:
     @cached_property
     def _entries(self) -> dict[str, Any]:
         try:
-            entries = json.loads(self._path.read_text(encoding="utf-8"))
+            stat = self._path.stat()
+            return _read(self._path, stat.st_mtime_ns, stat.st_size, stat.st_ino)
         except (OSError, ValueError):
             return {}
-        return entries if isinstance(entries, dict) else {}
+
+
+@lru_cache(maxsize=8)
+def _read(path: Path, mtime_ns: int, size: int, inode: int) -> dict[str, Any]:
+    """Once a version of the file; not to be changed. Raises OSError, ValueError."""
+    entries = json.loads(path.read_text(encoding="utf-8"))
+    return entries if isinstance(entries, dict) else {}

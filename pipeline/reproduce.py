@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import data, git, key, redact, shell
+from pipeline.closure import ABSENT
 from pipeline.config.build import train_config
 from pipeline.errors import DataError, PacelineError, TrainingError, UsageError
 from pipeline.files import write_json
+from pipeline.installed import version
 from pipeline.interrupt import Interruptible
 from pipeline.recipe import Recipe, checkout, read
 from pipeline.runfolder import RunFolder
@@ -194,8 +196,7 @@ def _threads(recipe: Recipe) -> list[str]:
 def _environment_changes(recipe: Recipe) -> list[Difference]:
     """What the key says of Python and libraries against what is here."""
     old = dict(recipe.parts.get("environment") or {})
-    names = tuple(name for name in old if name != "python")
-    new = key.environment(names)
+    new = key.environment({name: version(name) or ABSENT for name in old if name != "python"})
     return differences({"environment": old}, {"environment": new})
 
 

@@ -35,17 +35,16 @@ class Run:
         return self.folder.stale_because(self.key) or evaluation_key.stale_because(self.folder, self.root)
 
 
-Sources = Callable[[tuple[str, ...]], tuple[Closure, dict[str, str]]]
-"""Modules of the chosen options → the code and the versions of what it imports."""
+Sources = Callable[[tuple[str, ...], tuple[str, ...]], Closure]
+"""Modules of the chosen options, folders of the ranks' PYTHONPATH → the code."""
 
 
 def sources(root: Path) -> Sources:
     """What is read of the code, kept: the many runs of one sweep take the same files."""
 
     @cache
-    def read(chosen: tuple[str, ...]) -> tuple[Closure, dict[str, str]]:
-        closure = import_closure(root, (ENTRY, *chosen))
-        return closure, environment(closure.third_party)
+    def read(chosen: tuple[str, ...], behind: tuple[str, ...]) -> Closure:
+        return import_closure(root, (ENTRY, *chosen), behind)
 
     return read
 
@@ -53,12 +52,12 @@ def sources(root: Path) -> Sources:
 def prepare(config: RunConfig, root: Path, pack: data.Pack, read: Sources | None = None) -> Run:
     """The run with its key. Starts nothing, imports no torch."""
     remember_in(root, config.runs_dir)
-    code, versions = (read or sources(root))(config.chosen)
+    code = (read or sources(root))(config.chosen, config.cluster.python_path)
     key = content_key(
         config=config.resolved,
         code=code.digests,
         data_digest=pack.digest,
-        environment=versions,
+        environment=environment(code.versions),
         cluster=config.cluster,
     )
     folder = RunFolder(config.runs_dir / key.short)

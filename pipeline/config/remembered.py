@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.config.schema import OPTIONS
 from pipeline.files import canonical_json, sha256_bytes, sha256_text
-from pipeline.key import installed_version
+from pipeline.installed import version
 from pipeline.redact import without_secrets
 from pipeline.remembered import Remembered
 
@@ -64,7 +64,7 @@ def _name(root: Path, words: Sequence[str]) -> str | None:
     made_from = {
         "words": list(words),
         "files": {name: sha256_bytes(text) for name, text in texts.items()},
-        "versions": [sys.version, *(installed_version(name) for name in ("hydra-core", "omegaconf"))],
+        "versions": [sys.version, *(version(name) for name in ("hydra-core", "omegaconf"))],
     }
     return sha256_text(canonical_json(made_from))
 

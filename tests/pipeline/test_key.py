@@ -11,7 +11,8 @@ import pytest
 
 from pipeline.config.build import RunConfig, build
 from pipeline.config.compose import compose_config, resolve
-from pipeline.key import ContentKey, content_key, installed_version
+from pipeline.installed import version
+from pipeline.key import ContentKey, content_key
 
 ENVIRONMENT = {"python": "3.11.7", "torch": "2.15.0"}
 
@@ -87,7 +88,5 @@ def test_the_key_leaves_the_configuration_alone() -> None:
 
 def test_versions_are_those_that_python_names() -> None:
     names = {found.name for found in importlib.metadata.distributions()}
-    assert {name: installed_version(name) for name in names} == {
-        name: importlib.metadata.version(name) for name in names
-    }
-    assert installed_version("no-such-package") is None
+    assert {name: version(name) for name in names} == {name: importlib.metadata.version(name) for name in names}
+    assert version("no-such-package") is None

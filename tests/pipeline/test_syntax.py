@@ -18,12 +18,14 @@ from pipeline.errors import UsageError
 from tests.integration.commands import ROOT
 
 PYPROJECT = "pyproject.toml"
-CHOICES = (
-    ("small_cnn", "sgd", "constant", "ddp"),
-    ("whitened_cnn", "muon", "triangle", "ddp"),
-    ("resnet18", "adam", "one_cycle", "ddp", "fsdp"),
+RUNS = (
+    ("classifier", "models.small_cnn", "optimizers.sgd", "schedules.constant", "strategies.ddp"),
+    ("classifier", "models.whitened_cnn", "optimizers.muon", "schedules.triangle", "strategies.auto"),
+    ("classifier", "models.resnet18", "optimizers.adam", "schedules.one_cycle", "strategies.fsdp"),
+    ("profiling", "models.resnet50", "schedules.step"),
+    ("measure",),
+    ("allreduce",),
 )
-ENTRIES = ("trainers.classifier", "trainers.allreduce", "trainers.measure", "trainers.profiling")
 
 
 def digest(text: str) -> str:
@@ -162,7 +164,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def closures(root: Path) -> list[dict[str, str]]:
-    return [dict(import_closure(root, entry, chosen).digests) for entry in ENTRIES for chosen in CHOICES]
+    return [dict(import_closure(root, [f"trainers.{name}" for name in run]).digests) for run in RUNS]
 
 
 def files(root: Path) -> list[Path]:

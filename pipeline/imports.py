@@ -1,0 +1,126 @@
+"""What one Python source imports, as far as its syntax tree tells. Pure."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+Kind = Literal["needed", "optional", "part", "named"]
+"""``needed``: the import must succeed. ``optional``: the code goes on without it. ``part``: the b of ``from a import
+b``, which may be a module. ``named``: a string that may name a module."""
+
+_DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+(?=:|$)")
+_FORGIVING = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+_PLATFORM = {"version_info", "platform", "implementation"}  # of sys, as in ``if sys.version_info >= (3, 12):``
+_RANKING: tuple[Kind, ...] = ("needed", "optional", "part", "named")
+
+
+class Import(NamedTuple):
+    """``name`` is dotted and absolute."""
+
+    name: str
+    line: int
+    kind: Kind
+
+
+def imports(tree: ast.Module, module: str, *, is_package: bool) -> list[Import]:
+    """Of each name the strictest import, without the standard library's; nothing below ``if TYPE_CHECKING``."""
+    package = module if is_package else module.rpartition(".")[0]
+    found: dict[str, Import] = {}
+    for node, guarded in _nodes(tree):
+        for item in _of(node, package, module if is_package else ""):
+            kind: Kind = "optional" if guarded and item.kind == "needed" else item.kind
+            known = found.get(item.name)
+            if known is None or _RANKING.index(kind) < _RANKING.index(known.kind):
+                found[item.name] = Import(item.name, item.line, kind)
+    return [item for name, item in sorted(found.items()) if name.partition(".")[0] not in sys.stdlib_module_names]
+
+
+def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
+    """Every node that runs, and whether what goes wrong there is caught, or it only runs on some platforms."""
+    waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while waiting:
+        node, guarded = waiting.pop()
+        yield node, guarded
+        if isinstance(node, ast.If) and _is_type_checking(node.test):
+            waiting += [(item, guarded) for item in node.orelse]
+            continue
+        inside = guarded or _forgives(node)
+        waiting += [(item, inside) for item in ast.iter_child_nodes(node)]
+
+
+def _of(node: ast.AST, package: str, own: str) -> Iterator[Import]:
+    """What one node imports; ``own`` is the module's name where it is a package."""
+    if isinstance(node, ast.Import):
+        yield from (Import(alias.name, node.lineno, "needed") for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = _absolute("." * node.level + (node.module or ""), package)
+        if base:
+            yield Import(base, node.lineno, "needed")
+            yield from (
+                Import(f"{base}.{alias.name}", node.lineno, "part") for alias in node.names if alias.name != "*"
+            )
+    elif isinstance(node, ast.Call):
+        yield from _of_call(node, package)
+    elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and own:
+        yield from _exported(node, own)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and (text := _DOTTED.match(node.value)):
+        yield Import(text.group(), node.lineno, "named")
+
+
+def _of_call(node: ast.Call, package: str) -> Iterator[Import]:
+    """``import_module("name")``, ``__import__("name")``; ``find_spec("name")`` only asks."""
+    called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    first = node.args[0] if node.args else None
+    if called not in ("import_module", "__import__", "find_spec") or not isinstance(first, ast.Constant):
+        return
+    name = _absolute(first.value, package) if isinstance(first.value, str) else ""
+    if name:
+        yield Import(name, node.lineno, "optional" if called == "find_spec" else "needed")
+
+
+def _exported(node: ast.Assign | ast.AugAssign | ast.AnnAssign, own: str) -> Iterator[Import]:
+    """``__all__`` of a package: ``from package import *`` imports the modules that it names."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets) and node.value is not None:
+        for item in ast.walk(node.value):
+            if isinstance(item, ast.Constant) and isinstance(item.value, str):
+                yield Import(f"{own}.{item.value}", node.lineno, "part")
+
+
+def _absolute(name: str, package: str) -> str:
+    """``..a`` in package x.y is x.a; '' for what leads out of the top-level package."""
+    relative = name.lstrip(".")
+    level = len(name) - len(relative)
+    if not level:
+        return name
+    parts = package.split(".") if package else []
+    if level > len(parts):
+        return ""
+    return ".".join([*parts[: len(parts) - level + 1], *([relative] if relative else [])])
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    return getattr(test, "id", getattr(test, "attr", "")) == "TYPE_CHECKING"
+
+
+def _forgives(node: ast.AST) -> bool:
+    """Whether the code goes on when an import in it fails, or asks for Python's version or platform first."""
+    if isinstance(node, ast.Try | ast.TryStar):
+        return any(handler.type is None or _forgiving(handler.type) for handler in node.handlers)
+    if isinstance(node, ast.With):
+        return any(_forgiving(item.context_expr) for item in node.items if _is_suppress(item.context_expr))
+    if isinstance(node, ast.If):
+        return any(isinstance(item, ast.Attribute) and item.attr in _PLATFORM for item in ast.walk(node.test))
+    return False
+
+
+def _is_suppress(call: ast.expr) -> bool:
+    return isinstance(call, ast.Call) and getattr(call.func, "id", getattr(call.func, "attr", "")) == "suppress"
+
+
+def _forgiving(expression: ast.expr) -> bool:
+    return any(getattr(item, "id", getattr(item, "attr", "")) in _FORGIVING for item in ast.walk(expression))
