@@ -1,19 +1,27 @@
-"""A run as one archive, and such an archive read back. Equal run folders give equal bytes."""
+"""A run as one archive, and such an archive read back. Equal run folders give equal bytes.
+
+manifest.json in it names every file with its sha256, is sealed itself, and names the run's key; what doesn't agree with
+it, with the key or with the result is refused before anything of it is used.
+"""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import tarfile
 import tempfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from pipeline import git, leftovers
+from pipeline import documents, git, leftovers
+from pipeline.agreement import check_parts
 from pipeline.errors import PacelineError, UsageError
-from pipeline.files import write_atomic
+from pipeline.files import sha256_bytes, write_atomic
 from pipeline.key import KEY_LENGTH
 from pipeline.redact import hide
+from pipeline.result import AlteredError
 from pipeline.runfolder import RunFolder
 
 SOURCE = "source.tar"
@@ -25,6 +33,11 @@ _KEPT = (
 )  # fmt: skip
 _WEIGHTS = ("checkpoints/final.pt", "checkpoints/final.json")
 _MAY_HOLD_ADDRESSES = (".json", ".yaml", ".log")  # a password in a URL must not travel
+MANIFEST = "manifest.json"
+_VERSION = 1
+_BOUND = ("key.json", "summary.json", "result.json", "provenance.json")  # a digest of their bytes stands elsewhere
+_AGAIN = "another copy of the archive, or doit export run=KEY once more where the run's folder is"
+_BLOCK_BYTES = 1 << 20
 _LARGEST_BYTES = 16 << 30  # of all that an archive unpacks to
 _MOST_MEMBERS = 100_000
 
@@ -47,30 +60,99 @@ def export(folder: RunFolder, *, root: Path, to: Path, weights: bool) -> int:
     commit = provenance.get("git_commit")
     if SOURCE not in members and commit is not None and git.has_commit(root, commit):
         members[SOURCE] = _source(root, commit)
+    members[MANIFEST] = _manifest(folder, members)
     archive = _packed(folder.key, members)
     write_atomic(to, archive)
     return len(archive)
 
 
-def unpack(archive: Path, place: Path) -> RunFolder:
-    """The run of an archive, unpacked below ``place``.
+def unpack(archive: Path, place: Path, *, root: Path) -> RunFolder:
+    """The run of an archive, unpacked below ``place`` after every byte of it was checked.
 
     Only plain files with paths inside the run's own folder are taken, and no more than 16 GiB of them.
 
+    Args:
+        root: the project, where what is known of sources lies.
+
     Raises:
-        UsageError: it is no such archive, or holds something that none of ours holds.
+        UsageError: it is no such archive, was altered, or holds something that none of ours holds.
     """
     try:
+        _read_through(archive)
         with tarfile.open(archive, "r:gz") as tar:
             members = _checked(tar, archive)
+            _check_digests(tar, members, archive)
             tar.extractall(place, members=members, filter="data")
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise UsageError(f"run={archive} can't be read as an exported run: {error}") from error
+    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, OverflowError) as error:
+        raise UsageError(f"run={archive} can't be read as an exported run: {error}", try_=_AGAIN) from error
     folder = RunFolder(place / PurePosixPath(members[0].name).parts[0])
-    if folder.read_json("key.json") is None:
-        raise UsageError(f"run={archive} is no exported run: key.json is missing or torn")
     folder.refuse_newer()
+    try:
+        key, result = folder.read_key(), folder.read_result()
+        folder.read_summary()
+        if key is None:
+            raise UsageError(f"run={archive} is no exported run: key.json is missing")
+        check_parts(folder, key, result, root)
+    except AlteredError as error:
+        raise UsageError(f"run={archive}: {error.what.replace(f'{place}/', '')}", try_=_AGAIN) from error
     return folder
+
+
+def _read_through(archive: Path) -> None:
+    """To the end, where the checksum of all that was packed stands. Raises what gzip raises, ValueError."""
+    total = 0
+    with gzip.open(archive) as packed:
+        while block := packed.read(_BLOCK_BYTES):
+            total += len(block)
+            if total > _LARGEST_BYTES:
+                raise ValueError(f"it unpacks to more than {_LARGEST_BYTES >> 30} GiB")
+
+
+def _manifest(folder: RunFolder, members: Mapping[str, bytes]) -> bytes:
+    """Every file by its sha256, and whose they are."""
+    key = folder.read_key()
+    files = {name: sha256_bytes(content) for name, content in sorted(members.items())}
+    about = {"version": _VERSION, "key": folder.key, "digest": key.digest if key else "", "files": files}
+    return documents.sealed(about).encode()
+
+
+def _check_digests(tar: tarfile.TarFile, members: list[tarfile.TarInfo], archive: Path) -> None:
+    """Each file against the manifest, and none more or less than that names. Raises UsageError, DamagedError."""
+    top = PurePosixPath(members[0].name).parts[0]
+    by_name = {member.name.removeprefix(f"{top}/"): member for member in members}
+    if MANIFEST not in by_name:
+        raise UsageError(
+            f"run={archive} has no {MANIFEST}: it isn't an exported run, or an older Paceline wrote it",
+            try_="doit export run=KEY once more where the run's folder is",
+        )
+    manifest = documents.open_sealed(_content(tar, by_name.pop(MANIFEST)))
+    files = manifest.get("files")
+    if manifest.get("version") != _VERSION or manifest.get("key") != top or not isinstance(files, dict):
+        raise UsageError(
+            f"run={archive}: {MANIFEST} is that of run {manifest.get('key')}, version {manifest.get('version')}; "
+            f"the folder is {top}, and version {_VERSION} is known here",
+            try_=_AGAIN,
+        )
+    for name in sorted(by_name.keys() | files.keys()):
+        if name not in files:
+            raise UsageError(f"run={archive}: {name!r} was added; {MANIFEST} doesn't name it", try_=_AGAIN)
+        if name not in by_name:
+            raise UsageError(f"run={archive}: {name!r} was taken out; {MANIFEST} names it", try_=_AGAIN)
+        if _sha256(tar, by_name[name]) != files[name]:
+            raise UsageError(f"run={archive}: {name!r} was altered; its sha256 isn't that of {MANIFEST}", try_=_AGAIN)
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)
+    return file.read() if file is not None else b""
+
+
+def _sha256(tar: tarfile.TarFile, member: tarfile.TarInfo) -> str:
+    digest = hashlib.sha256()
+    file = tar.extractfile(member)
+    while file is not None and (block := file.read(_BLOCK_BYTES)):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def _members(folder: RunFolder, patterns: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
@@ -79,7 +161,14 @@ def _members(folder: RunFolder, patterns: tuple[str, ...]) -> Iterator[tuple[str
             if path.is_file():
                 name = path.relative_to(folder.path).as_posix()
                 content = path.read_bytes()
-                yield name, _without_logins(content) if name.endswith(_MAY_HOLD_ADDRESSES) else content
+                kept = _without_logins(content) if name.endswith(_MAY_HOLD_ADDRESSES) else content
+                if kept != content and name in _BOUND:
+                    raise PacelineError(
+                        f"{path} holds a login in an address (https://user:password@…): without it, it would be "
+                        "another file than the run was made of",
+                        try_="the login in a variable of cluster.env whose name says so, as in PROXY_PASSWORD",
+                    )
+                yield name, kept
 
 
 def _without_logins(content: bytes) -> bytes:
@@ -113,6 +202,7 @@ def _packed(key: str, members: dict[str, bytes]) -> bytes:
 def _checked(tar: tarfile.TarFile, archive: Path) -> list[tarfile.TarInfo]:
     """All members, or UsageError at the first that is not as ``export`` writes it. Read before anything is written."""
     members: list[tarfile.TarInfo] = []
+    seen: set[str] = set()
     total = 0
     for member in tar:
         path = PurePosixPath(member.name)
@@ -123,6 +213,9 @@ def _checked(tar: tarfile.TarFile, archive: Path) -> list[tarfile.TarInfo]:
             raise UsageError(f"run={archive}: {member.name!r} leads out of the run's folder")
         if members and path.parts[0] != PurePosixPath(members[0].name).parts[0]:
             raise UsageError(f"run={archive} holds more than one run: {member.name!r}")
+        if member.name.casefold() in seen:
+            raise UsageError(f"run={archive} holds {member.name!r} twice")
+        seen.add(member.name.casefold())
         if total > _LARGEST_BYTES or len(members) >= _MOST_MEMBERS:
             raise UsageError(f"run={archive} unpacks to more than {_LARGEST_BYTES >> 30} GiB or {_MOST_MEMBERS} files")
         members.append(member)

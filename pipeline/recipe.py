@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import git
-from pipeline.closure import matches
-from pipeline.errors import PacelineError, UsageError
+from pipeline.agreement import check_parts
+from pipeline.errors import PacelineError
 from pipeline.export import SOURCE
-from pipeline.files import sha256_bytes, sha256_file
-from pipeline.key import KEY_VERSION, ContentKey
-from pipeline.result import AlteredError, Result
+from pipeline.files import sha256_bytes
 from pipeline.runfolder import RunFolder
 
 
@@ -61,7 +59,7 @@ def read(folder: RunFolder, root: Path) -> Recipe:
             f"run {folder.key} was not made from a git repository, so its code can't be brought back as a whole",
             try_=f"the trainer's own files are in {folder.path / 'code'}",
         )
-    _check_parts(folder, key, result, root)
+    check_parts(folder, key, result, root)
     path = folder.path / "changes.patch"
     patch = path.read_bytes() if path.exists() else b""
     if sha256_bytes(patch) != provenance.get("patch_sha256", sha256_bytes(patch)):
@@ -72,35 +70,6 @@ def read(folder: RunFolder, root: Path) -> Recipe:
         )
     return Recipe(
         folder=folder, result=result.fields, parts=key.parts, config=config, provenance=provenance, patch=patch
-    )
-
-
-def _check_parts(folder: RunFolder, key: ContentKey, result: Result, root: Path) -> None:
-    """Configuration, code and origin against what the key and the result say of them. Raises AlteredError."""
-    if result.digest not in ("", key.digest):
-        raise folder.altered("result.json", "belongs to another key")
-    if not folder.config_agrees(key):
-        raise folder.altered("config.json", "isn't the configuration that the key was taken of")
-    if folder.code.is_dir() and key.parts.get("version") == KEY_VERSION and not _code_agrees(folder, key, root):
-        raise _untrue(folder.code, "isn't the code that the key was taken of")
-    for name, digest in result.origin_sha256.items():
-        path = folder.path / name
-        if path.exists() and sha256_file(path) != digest:
-            raise _untrue(path, "isn't what it was when the run finished")
-
-
-def _code_agrees(folder: RunFolder, key: ContentKey, root: Path) -> bool:
-    try:
-        return matches(root, folder.code, key.parts["code"])
-    except (OSError, UsageError):
-        return False
-
-
-def _untrue(path: Path, why: str) -> AlteredError:
-    """Of history, which no training can write again."""
-    return AlteredError(
-        f"{path} was altered: it {why}",
-        try_="another copy of the run folder, its export, or its MLflow run: doit reproduce run=<that>",
     )
 
 

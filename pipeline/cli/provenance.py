@@ -104,6 +104,7 @@ def _named_or_newest() -> RunFolder:
 
 def export() -> None:
     from pipeline import export as exports
+    from pipeline import git, recipe
 
     folder = session().folder()
     asked = session().asked.options.get("to")
@@ -112,7 +113,18 @@ def export() -> None:
     )
     size = exports.export(folder, root=ROOT, to=to, weights=_yes("weights"))
     _say(f"{folder.key}: {relative(to)}, {size / 1e6:.1f} MB")
-    _say(f"  make it again anywhere  doit reproduce run={to}")
+    try:
+        made_of = recipe.read(folder, ROOT)
+    except PacelineError as error:
+        _say(f"  it tells of the run, but can't be made again: {error.what}")
+        return
+    if git.has_commit(ROOT, made_of.commit):
+        _say(f"  make it again anywhere  doit reproduce run={to}")
+    else:
+        _say(
+            f"  commit {made_of.commit} isn't here, so it was not packed; in a clone that has it: "
+            f"doit reproduce run={to}"
+        )
 
 
 def reproduce() -> None:
@@ -156,7 +168,7 @@ def _to_reproduce(named: str, scratch: Path) -> RunFolder:
 
     archive = Path(named).expanduser()
     if archive.is_file():
-        return exports.unpack(archive, scratch)
+        return exports.unpack(archive, scratch, root=ROOT)
     config = session().config
     try:
         return session().folder()

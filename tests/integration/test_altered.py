@@ -44,3 +44,17 @@ def test_a_damaged_file_is_made_again_without_a_training(finished: Project, name
     assert done.returncode == 0, done.stdout
     assert finished.states().count("RUNNING") == 1
     assert "is finished" in finished.doit("train", *FINISHED).stdout
+
+
+def test_the_export_of_a_run_without_a_result_promises_no_reproduction(finished: Project) -> None:
+    (finished.only_run() / "result.json").unlink()
+    key = f"run={finished.only_run().name}"
+    exported = finished.doit("export", key)
+    assert exported.returncode == 0, exported.stdout
+    assert "can't be made again: run" in exported.stdout
+    assert "doit reproduce" not in exported.stdout
+    archive = finished.folder / "runs" / "exports" / f"{finished.only_run().name}.tar.gz"
+    for named in (key, f"run={archive}"):
+        refused = finished.doit("reproduce", named)
+        assert refused.returncode == 1
+        assert "has no result to compare with: it isn't finished" in refused.stdout

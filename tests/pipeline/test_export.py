@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import tarfile
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import finished_folder
 import pytest
 from finished_folder import finished, key_of
 
-from pipeline import export
+from pipeline import documents, export
 from pipeline.errors import PacelineError, UsageError
+from pipeline.files import sha256_bytes
 from pipeline.runfolder import RunFolder
 
 CONFIG = {**finished_folder.CONFIG, "tracking": {"uri": "https://me:secret@host/x"}}
@@ -42,12 +44,12 @@ def test_a_run_comes_back_as_it_was_without_weights_and_passwords(folder: RunFol
     (folder.path / "config.json").touch()
     export.export(folder, root=tmp_path, to=tmp_path / "b.tar.gz", weights=False)
     assert (tmp_path / "a.tar.gz").read_bytes() == (tmp_path / "b.tar.gz").read_bytes()
-    back = export.unpack(tmp_path / "a.tar.gz", tmp_path / "back")
+    back = export.unpack(tmp_path / "a.tar.gz", tmp_path / "back", root=tmp_path)
     assert back.key == KEY
     assert (back.read_json("config.json") or {})["tracking"] == {"uri": "https://***@host/x"}
     assert not (back.path / "checkpoints").exists()
     export.export(folder, root=tmp_path, to=tmp_path / "c.tar.gz", weights=True)
-    again = export.unpack(tmp_path / "c.tar.gz", tmp_path / "again")
+    again = export.unpack(tmp_path / "c.tar.gz", tmp_path / "again", root=tmp_path)
     assert (again.path / "checkpoints" / "final.pt").read_bytes() == b"some bytes"
 
 
@@ -62,6 +64,9 @@ def test_a_run_comes_back_as_it_was_without_weights_and_passwords(folder: RunFol
         ([named(f"{KEY}/a"), named("ba9876543210/a")], "holds more than one run"),
         ([named("some/file")], "is no exported run"),
         ([], "is no exported run"),
+        ([named(f"{KEY}/a"), named(f"{KEY}/a")], "holds '[0-9a-f]+/a' twice"),
+        ([named(f"{KEY}/a"), named(f"{KEY}/A")], "holds '[0-9a-f]+/A' twice"),
+        ([named(f"{KEY}/a")], "has no manifest.json: it isn't an exported run, or an older Paceline wrote it"),
     ],
 )
 def test_an_archive_that_is_not_ours_is_refused_before_anything_is_written(
@@ -69,7 +74,7 @@ def test_an_archive_that_is_not_ours_is_refused_before_anything_is_written(
 ) -> None:
     archive = archive_of(tmp_path / "x.tar.gz", *members)
     with pytest.raises(UsageError, match=said):
-        export.unpack(archive, tmp_path / "place")
+        export.unpack(archive, tmp_path / "place", root=tmp_path)
     assert not (tmp_path / "place").exists()
 
 
@@ -80,13 +85,113 @@ def test_an_archive_that_unpacks_to_too_much_or_is_cut_off_is_refused(
     whole = (tmp_path / "a.tar.gz").read_bytes()
     (tmp_path / "cut.tar.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UsageError, match="can't be read as an exported run"):
-        export.unpack(tmp_path / "cut.tar.gz", tmp_path / "place")
+        export.unpack(tmp_path / "cut.tar.gz", tmp_path / "place", root=tmp_path)
     monkeypatch.setattr(export, "_LARGEST_BYTES", 10)
-    with pytest.raises(UsageError, match="unpacks to more than"):
-        export.unpack(tmp_path / "a.tar.gz", tmp_path / "place")
+    with pytest.raises(UsageError, match="it unpacks to more than"):
+        export.unpack(tmp_path / "a.tar.gz", tmp_path / "place", root=tmp_path)
 
 
 def test_weights_that_are_gone_are_named(folder: RunFolder, tmp_path: Path) -> None:
     (folder.path / "checkpoints" / "final.pt").unlink()
     with pytest.raises(PacelineError, match=r"final\.pt is missing"):
         export.export(folder, root=tmp_path, to=tmp_path / "a.tar.gz", weights=True)
+
+
+def exported(folder: RunFolder, tmp_path: Path) -> Path:
+    export.export(folder, root=tmp_path, to=tmp_path / "a.tar.gz", weights=True)
+    return tmp_path / "a.tar.gz"
+
+
+def files_of(folder: RunFolder) -> dict[Path, bytes]:
+    return {path.relative_to(folder.path): path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+
+
+def test_no_single_flipped_bit_of_an_archive_passes(folder: RunFolder, tmp_path: Path) -> None:
+    archive = exported(folder, tmp_path)
+    whole = archive.read_bytes()
+    good = export.unpack(archive, tmp_path / "good", root=tmp_path)
+    files = files_of(good)
+    draw, passed, refused = random.Random(20261121), [], []
+    for number in range(200):
+        at = draw.randrange(len(whole) * 8) if number >= 10 else draw.randrange(10 * 8)  # its header, too
+        archive.write_bytes(whole[: at // 8] + bytes([whole[at // 8] ^ 1 << at % 8]) + whole[at // 8 + 1 :])
+        place = tmp_path / f"flipped-{number}"
+        try:
+            back = export.unpack(archive, place, root=tmp_path)
+        except UsageError as error:
+            refused.append((f"run={archive}" in str(error), place.exists()))
+        else:  # gzip's own flags, time, level and system: nothing of the run
+            passed.append(at // 8)
+            assert files_of(back) == files
+    assert set(passed) <= set(range(3, 10))
+    assert set(refused) == {(True, False)}
+
+
+def repacked(archive: Path, change: dict[str, bytes | None], *, top: str = KEY, sealed: bool = False) -> None:
+    """Members replaced, added or (None) taken out, by someone who knows tar; ``sealed``: and the manifest."""
+    with tarfile.open(archive, "r:gz") as tar:
+        files = {name.partition("/")[2]: tar.extractfile(name) for name in tar.getnames()}
+        content = {name: file.read() for name, file in files.items() if file is not None}
+    content |= {name: data for name, data in change.items() if data is not None}
+    for name, data in change.items():
+        if data is None:
+            del content[name]
+    if sealed:
+        about = documents.open_sealed(content.pop(export.MANIFEST))
+        about |= {"key": top, "files": {name: sha256_bytes(data) for name, data in content.items()}}
+        content[export.MANIFEST] = documents.sealed(about).encode()
+    with tarfile.open(archive, "w:gz") as tar:
+        for name, data in content.items():
+            member = tarfile.TarInfo(f"{top}/{name}")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"code/trainers/x.py": b"SCALE = 7.0\n"}, "'code/trainers/x.py' was altered; its sha256 isn't"),
+        ({"code/trainers/y.py": b""}, "'code/trainers/y.py' was added; manifest.json doesn't name it"),
+        ({"changes.patch": None}, "'changes.patch' was taken out; manifest.json names it"),
+        ({"manifest.json": None}, "has no manifest.json"),
+        ({"manifest.json": b"{}"}, "can't be read as an exported run: has no sha256 of its own text"),
+    ],
+)
+def test_what_the_manifest_does_not_name_is_refused_by_name(
+    folder: RunFolder, tmp_path: Path, change: dict[str, bytes | None], said: str
+) -> None:
+    archive = exported(folder, tmp_path)
+    repacked(archive, change)
+    with pytest.raises(UsageError, match=said):
+        export.unpack(archive, tmp_path / "place", root=tmp_path)
+    assert not (tmp_path / "place").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"code/trainers/x.py": b"SCALE = 7.0\n"}, "code was altered: it isn't the code that the key was taken of"),
+        ({"config.json": b'{"seed": 1}'}, "config.json was altered: it isn't the configuration that the key was"),
+        ({"key.json": b"{}"}, "key.json was altered: it doesn't agree with its own digest"),
+        ({"result.json": b"{}"}, "result.json was altered: it has no sha256 of its own text"),
+        ({"provenance.json": b"{}"}, "provenance.json was altered: it isn't what it was when the run finished"),
+        ({"changes.patch": b""}, "changes.patch was altered: it isn't what it was when the run finished"),
+    ],
+)
+def test_under_a_manifest_made_anew_the_parts_still_have_to_give_the_key(
+    folder: RunFolder, tmp_path: Path, change: dict[str, bytes | None], said: str
+) -> None:
+    archive = exported(folder, tmp_path)
+    repacked(archive, change, sealed=True)
+    with pytest.raises(UsageError, match=said):
+        export.unpack(archive, tmp_path / "place", root=tmp_path)
+
+
+def test_a_renamed_folder_in_an_archive_is_refused(folder: RunFolder, tmp_path: Path) -> None:
+    archive = exported(folder, tmp_path)
+    repacked(archive, {}, top="ba9876543210")
+    with pytest.raises(UsageError, match=f"manifest.json is that of run {KEY}"):
+        export.unpack(archive, tmp_path / "place", root=tmp_path)
+    repacked(archive, {}, top="ba9876543210", sealed=True)
+    with pytest.raises(UsageError, match=r"key\.json was altered: it doesn't agree with its own digest and the"):
+        export.unpack(archive, tmp_path / "place", root=tmp_path)

@@ -23,7 +23,7 @@ from trainers.weights import digest
 
 FIELDS = {"state", "metrics", "weights_sha256", "steps", "epochs", "nnodes", "world_size", "images_per_s", "train_s"}
 FIELDS |= {"first_step_unix_time", "synthetic", "dataset_digest", "device", "backend", "strategy", "torch", "warm_up_s"}
-FIELDS |= {"outputs_sha256"}
+FIELDS |= {"outputs_sha256", "nodes"}
 
 
 def test_a_run_leaves_every_result_of_the_contract(make_run: MakeRun) -> None:
