@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +203,22 @@ def test_one_broken_option_stops_only_its_own_runs(project: Path) -> None:
     good, bad = asked(project, ["experiment=quickstart"], ["model=torn"])["answers"]
     assert not isinstance(good, str)
     assert bad.startswith("model=torn: trainers/models/torn.py: ")
+
+
+def test_the_model_of_the_documentation_is_an_option(project: Path) -> None:
+    python, yaml = (
+        textwrap.dedent(block.partition("\n")[2])
+        for block in re.findall(
+            r"   ```(?:python|yaml)\n.*?(?=   ```)", (ROOT / "docs/models.md").read_text(), re.DOTALL
+        )
+    )
+    (project / "trainers/models/tiny_mlp.py").write_text(python)
+    (project / "conf/model/tiny_mlp.yaml").write_text(yaml)
+    made, refused = asked(project, ["model=tiny_mlp", "model.hidden=128"], ["model=tiny_mlp", "model.hidden=0"])[
+        "answers"
+    ]
+    assert made[0]["model"] == {"name": "tiny_mlp", "hidden": 128}
+    assert refused == "model.hidden=0 must be at least 1"
 
 
 @pytest.mark.parametrize("group", list(OPTIONS))

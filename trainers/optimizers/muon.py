@@ -27,11 +27,11 @@ class MuonConfig(OptimizerConfig):
     """
 
     name: str = "muon"
-    lr: float = 0.24
+    lr: float = 0.1
     momentum: float = 0.6
     iterations: int = 3  # of Newton-Schulz
-    head_lr: float = 0.02
-    bias_lr: float = 100.0
+    head_lr: float = 0.1
+    bias_lr: float = 0.1
     sgd_momentum: float = 0.85
 
     def __post_init__(self) -> None:
