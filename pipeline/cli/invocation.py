@@ -119,6 +119,9 @@ def parse(argv: Sequence[str]) -> Invocation:
         return Invocation(verb=None, overrides=tuple(given))
     own = VERBS[verb].options
     options = dict(word.split("=", 1) for word in given if word.partition("=")[0] in own)
+    for name, value in options.items():
+        if not value.isprintable():
+            raise UsageError(f"{name}={value!r} holds what can't be printed; is a shell variable wrong?")
     overrides = tuple(word for word in given if word.partition("=")[0] not in own)
     if overrides and not VERBS[verb].composes:
         name = overrides[0].partition("=")[0]

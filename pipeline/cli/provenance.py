@@ -166,8 +166,8 @@ def _to_reproduce(named: str, scratch: Path) -> RunFolder:
     from pipeline import export as exports
     from pipeline import recorded, runs, tracking
 
-    archive = Path(named).expanduser()
-    if archive.is_file():
+    archive = _archive(named)
+    if archive is not None:
         return exports.unpack(archive, scratch, root=ROOT)
     config = session().config
     try:
@@ -177,6 +177,15 @@ def _to_reproduce(named: str, scratch: Path) -> RunFolder:
             raise
     uri = tracking.absolute_uri(config.tracking_uri, ROOT)
     return recorded.fetched(named, uri, scratch, runs_dir=config.runs_dir)
+
+
+def _archive(named: str) -> Path | None:
+    """The file of that name, if there is one; a name that no file can have is none."""
+    try:
+        path = Path(named).expanduser()
+        return path if path.is_file() else None
+    except (OSError, RuntimeError):  # too long; the home of nobody
+        return None
 
 
 def _yes(name: str) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pipeline import leftovers
 from pipeline.cli.session import ROOT, relative, session
-from pipeline.errors import Killed, PacelineError, UsageError
+from pipeline.errors import Killed, PacelineError, UsageError, os_reason
 from pipeline.result import AlteredError
 from pipeline.runs import ALTERED
 from pipeline.types import State
@@ -114,7 +114,11 @@ def alone(folder: SweepFolder) -> Iterator[None]:
     """The only command to run this sweep; a second one waits. A Killed that comes out says how to go on."""
     from filelock import FileLock, Timeout
 
-    folder.path.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"sweep {folder.name} can't be kept in {folder.path}: {os_reason(error)}"
+        raise PacelineError(what, try_="mend its permissions, or paths.runs=<another folder>") from error
     lock = FileLock(folder.lock)
     try:
         lock.acquire(timeout=0)

@@ -18,6 +18,7 @@ from trainers import config as node
 
 _NOT_OF_THE_TRAINER = ("cluster", "tracking", "paths", "sweep", "search")
 RENDEZVOUS = ("static", "c10d", "file")
+_LONGEST_NAME, _LONGEST_PATH = 255, 3000  # bytes; the system takes 4,096 with what lies inside
 CPU_RANKS = 2  # `auto` without a GPU: the same number everywhere, so that a run has one key on every laptop
 
 
@@ -90,8 +91,8 @@ def build(
         tracking_enabled=tracking["enabled"],
         tracking_uri=tracking["uri"],
         tracking_experiment=tracking["experiment"],
-        runs_dir=root / paths["runs"],
-        data_dir=root / paths["data"],
+        runs_dir=_folder(root, "paths.runs", paths["runs"]),
+        data_dir=_folder(root, "paths.data", paths["data"]),
         resolved=of_the_run(resolved),
         overrides=words_of_the_run(overrides, resolved),
         sweep=SweepConfig(**resolved["sweep"]),
@@ -220,6 +221,15 @@ def _refuse_unknown(resolved: Mapping[str, Any]) -> None:
     for key in known:
         if key not in resolved:
             raise UsageError(f"{key} is missing: it was deleted; take ~{key} away")
+
+
+def _folder(root: Path, field: str, value: str) -> Path:
+    """Relative to the project. Raises UsageError: a name that no folder can have."""
+    if not value.strip():
+        raise UsageError(f"{field} is empty; is a shell variable unset?")
+    if any(len(part.encode()) > _LONGEST_NAME for part in Path(value).parts) or len(value.encode()) > _LONGEST_PATH:
+        raise UsageError(f"{field}={value[:40]}… ({len(value)} characters) is too long for a folder's name")
+    return root / value
 
 
 def refuse_unprintable(resolved: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from pipeline.types import State
 FOLDER = "sweeps"
 VERSION = 2
 """From 2 on sweep.json is sealed."""
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +179,8 @@ def locate(runs_dir: Path, space: Space, *, fork: bool) -> SweepFolder:
 def named(runs_dir: Path, name: str) -> SweepFolder:
     """Where ``sweep.name`` lies. Raises UsageError: a name that is none."""
     if not _NAME.fullmatch(name):
-        raise UsageError(f"sweep.name={name!r} must be letters, digits, '.', '_' and '-'")
+        shown = name if len(name) <= 100 else f"{name[:40]}… ({len(name)} characters)"
+        raise UsageError(f"sweep.name={shown!r} must be up to 100 letters, digits, '.', '_' and '-'")
     return SweepFolder(runs_dir / FOLDER / name)
 
 

@@ -14,6 +14,8 @@ from pipeline import leftovers
 from tests.integration.commands import Project, wait_for_step
 from tests.small_disk import mounted
 
+TINY = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1", "tracking=none", "seed=1,2")
+
 
 def test_a_folder_of_runs_that_cannot_be_made_is_one_error(project: Project) -> None:
     (project.folder / "runs").write_text("a file")
@@ -21,6 +23,14 @@ def test_a_folder_of_runs_that_cannot_be_made_is_one_error(project: Project) -> 
     assert done.returncode == 1
     assert f"File exists ({project.folder}/runs)\n  try: " in done.stdout
     assert "Traceback" not in done.stdout
+
+
+def test_a_sweep_whose_folder_cannot_be_made_is_one_error(project: Project) -> None:
+    (project.folder / "runs").write_text("a file")
+    done = project.doit("sweep", *TINY)
+    assert done.returncode == 1
+    assert f"can't be kept in {project.folder}/runs/sweeps/" in done.stdout
+    assert "  try: mend its permissions, or paths.runs=<another folder>" in done.stdout
 
 
 @pytest.fixture
@@ -95,11 +105,17 @@ def test_what_a_killed_command_left_is_removed_by_the_next_one_that_holds_the_lo
     [
         (("evaluate", "run=nope"), "run=nope: no such run"),
         (("record", "run=nope"), "run=nope: no such run"),
+        (("reproduce", f"run={'a' * 300}"), ": no such run"),
+        (("reproduce", "run=~nobody-here/x"), "run=~nobody-here/x: no such run"),
+        (("sweep", *TINY, f"sweep.name={'a' * 300}"), "(300 characters)' must be up to 100 letters"),
+        (("sweep", *TINY, "sweep.name=../x"), "sweep.name='../x' must be up to 100 letters"),
+        (("sweep", *TINY, "sweep.name=.."), "sweep.name='..' must be up to 100 letters"),
+        (("sweep", *TINY, "sweep.name='ünï code'"), "sweep.name='ünï code' must be up to 100 letters"),
         (("ui", "port=99999"), "port=99999 must be a whole number from 1 to 65535"),
     ],
 )
 def test_a_wrong_word_that_only_the_verb_can_check_ends_with_the_code_of_a_wrong_command(
-    project: Project, words: tuple[str, str], said: str
+    project: Project, words: tuple[str, ...], said: str
 ) -> None:
     done = project.doit(*words)
     assert done.returncode == 3

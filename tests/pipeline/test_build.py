@@ -139,3 +139,17 @@ def test_numbers_and_booleans_are_variables_in_pythons_spelling() -> None:
 def test_a_control_character_in_a_value_is_refused_with_its_field(word: str) -> None:
     with pytest.raises(UsageError, match=rf"{word.partition('=')[0]}='.*' holds a control character"):
         build(resolve(compose_config([word])), (word,), root=Path("/"), local_gpus=0)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("paths.runs=''", "paths.runs is empty"),
+        ("paths.data='  '", "paths.data is empty"),
+        (f"paths.runs=a/{'b' * 256}", r"paths.runs=a/b+… \(258 characters\) is too long for a folder's name"),
+        (f"paths.runs={'abc/' * 800}", "is too long for a folder's name"),
+    ],
+)
+def test_a_folder_that_cannot_be_is_refused_before_anything_starts(word: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        configured(word)

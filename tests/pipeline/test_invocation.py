@@ -46,3 +46,9 @@ def test_a_verb_takes_its_own_options_apart() -> None:
 def test_words_that_make_no_sense_are_refused(words: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         parse(words)
+
+
+@pytest.mark.parametrize("value", ["a\nb", "\x1b[2J", "\udcff"])
+def test_an_option_that_cannot_be_printed_is_refused(value: str) -> None:
+    with pytest.raises(UsageError, match=r"run='.*' holds what can't be printed"):
+        parse(["status", f"run={value}"])

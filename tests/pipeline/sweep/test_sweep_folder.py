@@ -64,7 +64,7 @@ def test_a_name_stands_for_one_space_until_it_is_forked(root: Path, tmp_path: Pa
         locate(tmp_path, large, fork=False)
     assert begun(root, tmp_path, large, fork=True).name == "lr-2"
     assert locate(tmp_path, large, fork=True).name == "lr-2"
-    with pytest.raises(UsageError, match="must be letters"):
+    with pytest.raises(UsageError, match="must be up to 100 letters"):
         locate(tmp_path, space(root, "sweep.name=../x"), fork=False)
 
 
