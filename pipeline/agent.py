@@ -486,7 +486,9 @@ def settle_pack(run_dir: str, data_dir: str, digest: str) -> None:
     if not os.path.lexists(link):
         os.symlink(data_dir, link)
     if not os.path.exists(os.path.join(link, "manifest.json")):
-        raise SystemExit(f"the data pack is missing: {data_dir} holds no manifest.json")
+        raise SystemExit(
+            f"the data pack is missing: no manifest.json in {data_dir}; the same doit train makes it again"
+        )
 
 
 def start(request: Json) -> None:

@@ -12,6 +12,7 @@ import mmap
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,16 @@ from torch import Tensor
 
 from trainers.errors import TrainerError
 
-_FETCH_AGAIN = "make the data pack again with `doit fetch`"
+_MANIFEST = "manifest.json"
 _FREE_SHARE = 0.5  # of the free device memory that resident data may take
-_READ_BYTES = 1 << 20
+
+
+class DamagedPackError(TrainerError):
+    """The pack in ``folder`` isn't what was made: it has to be made or sent again."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        super().__init__(text)
+        self.folder = folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +68,8 @@ class Pack:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check ``manifest.json``. Raises TrainerError naming the file and field."""
-    path = folder / "manifest.json"
+    """Read and check ``manifest.json``. Raises DamagedPackError naming the file and field."""
+    path = folder / _MANIFEST
     try:
         raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         _check_digest(path, raw)
@@ -80,15 +88,20 @@ def read_manifest(folder: Path) -> Manifest:
             digest=str(raw["digest"]),
         )
     except OSError as error:
-        raise TrainerError(f"{path} cannot be read ({error.strerror}); {_FETCH_AGAIN}") from error
+        raise _unreadable(path, error) from error
     except KeyError as error:
-        raise TrainerError(f"{path} has no field {error}; {_FETCH_AGAIN}") from error
+        raise DamagedPackError(path.parent, f"{path} has no field {error}") from error
     except (AttributeError, TypeError, ValueError) as error:
-        raise TrainerError(f"{path} is not a data manifest ({error}); {_FETCH_AGAIN}") from error
+        raise DamagedPackError(path.parent, f"{path} is not a data manifest ({error})") from error
 
 
 def open_pack(folder: Path) -> Pack:
-    """Map a pack into memory (read on demand, shared by the ranks of a node). Raises TrainerError."""
+    """Map a pack into memory (read on demand, shared by the ranks of a node).
+
+    Raises:
+        DamagedPackError: a file is missing or isn't what the manifest says.
+        TrainerError: this machine can't read it.
+    """
     manifest = read_manifest(folder)
     shape = (manifest.count, manifest.channels, manifest.height, manifest.width)
     images = _map(folder / "images.bin", torch.uint8, shape)
@@ -97,25 +110,43 @@ def open_pack(folder: Path) -> Pack:
         raise TrainerError(f"{folder}/labels.bin is little-endian; nodes of the other byte order cannot read it")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= manifest.num_classes:
-        raise TrainerError(
-            f"{folder}/labels.bin holds labels {low}..{high}, the manifest says "
-            f"0..{manifest.num_classes - 1}; {_FETCH_AGAIN}"
+        raise DamagedPackError(
+            folder,
+            f"{folder}/labels.bin holds labels {low}..{high}, the manifest says 0..{manifest.num_classes - 1}",
         )
     return Pack(folder=folder, manifest=manifest, images=images, labels=labels)
 
 
 def check_digests(pack: Pack) -> None:
-    """Hash both files and compare with the manifest. Raises TrainerError naming the altered file."""
+    """Hash both files and compare with the manifest. Raises DamagedPackError naming the altered file."""
     for name, wanted in pack.manifest.sha256.items():
-        digest = hashlib.sha256()
-        with (pack.folder / name).open("rb") as file:
-            while block := file.read(_READ_BYTES):
-                digest.update(block)
-        if digest.hexdigest() != wanted:
-            raise TrainerError(
-                f"{pack.folder / name} was altered: its sha256 is {digest.hexdigest()[:12]}, "
-                f"the manifest says {wanted[:12]}; {_FETCH_AGAIN}"
+        try:
+            with (pack.folder / name).open("rb") as file:
+                seen = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise DamagedPackError(pack.folder, f"{pack.folder / name} cannot be read ({error.strerror})") from error
+        if seen != wanted:
+            raise DamagedPackError(
+                pack.folder,
+                f"{pack.folder / name} was altered: its sha256 is {seen[:12]}, the manifest says {wanted[:12]}",
             )
+
+
+def set_aside(damage: DamagedPackError) -> TrainerError:
+    """Rename the pack's manifest, without which it counts for no pack, here and for the controller that sent it.
+
+    Otherwise whoever only looks at sizes and time stamps would take it for a good one for ever. Returns what a person
+    is told.
+    """
+    folder = damage.folder.resolve()
+    try:
+        with suppress(FileNotFoundError):  # another rank was quicker, or it was missing anyway
+            (folder / _MANIFEST).replace(folder / f"{_MANIFEST}.bad")
+    except OSError as error:
+        return TrainerError(
+            f"{damage}; remove {folder} there ({error.strerror}), then the same command makes it or sends it again"
+        )
+    return TrainerError(f"{damage}; {folder} is set aside: the same command makes it or sends it again")
 
 
 def place(pack: Pack, device: torch.device) -> Pack:
@@ -139,8 +170,8 @@ def take(source: Tensor, index: Tensor, device: torch.device) -> Tensor:
 def _split(path: Path, raw: dict[str, Any], name: str) -> tuple[int, int]:
     start, stop = (int(value) for value in raw["splits"][name])
     if not 0 <= start <= stop <= int(raw["count"]):
-        raise TrainerError(
-            f"{path}: splits.{name}=[{start}, {stop}] is no range of {raw['count']} images; {_FETCH_AGAIN}"
+        raise DamagedPackError(
+            path.parent, f"{path}: splits.{name}=[{start}, {stop}] is no range of {raw['count']} images"
         )
     return start, stop
 
@@ -150,7 +181,7 @@ def _check_digest(path: Path, raw: dict[str, Any]) -> None:
     rest = {name: value for name, value in raw.items() if name != "digest"}
     canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
     if hashlib.sha256(canonical.encode()).hexdigest() != raw["digest"]:
-        raise TrainerError(f"{path} was altered: its digest does not match its content; {_FETCH_AGAIN}")
+        raise DamagedPackError(path.parent, f"{path} was altered: its digest does not match its content")
 
 
 def _map(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -158,12 +189,20 @@ def _map(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     try:
         seen_bytes = path.stat().st_size
     except OSError as error:
-        raise TrainerError(f"{path} cannot be read ({error.strerror}); {_FETCH_AGAIN}") from error
+        raise _unreadable(path, error) from error
     if seen_bytes != wanted_bytes:
-        raise TrainerError(f"{path} has {seen_bytes} bytes, the manifest says {wanted_bytes}; {_FETCH_AGAIN}")
+        raise DamagedPackError(path.parent, f"{path} has {seen_bytes} bytes, the manifest says {wanted_bytes}")
     if wanted_bytes == 0:
-        raise TrainerError(f"{path} holds no images; {_FETCH_AGAIN}")
+        raise DamagedPackError(path.parent, f"{path} holds no images")
     # torch.from_file maps writable pages, which the system must be able to back: no more than memory and swap hold
     with path.open("rb") as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nobody writes to it
         return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=dtype).view(shape)
+
+
+def _unreadable(path: Path, error: OSError) -> TrainerError:
+    """What is missing has to be made again; what may not be read may be whole."""
+    text = f"{path} cannot be read ({error.strerror})"
+    if path.with_name(f"{path.name}.bad").exists():
+        text = f"{path.parent} was found damaged by another rank"
+    return DamagedPackError(path.parent, text) if isinstance(error, FileNotFoundError) else TrainerError(text)

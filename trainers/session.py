@@ -14,7 +14,7 @@ from trainers.batches import Steps
 from trainers.checkpoint_files import sealed
 from trainers.config import TrainConfig
 from trainers.cores import take_cores
-from trainers.data import Manifest, Pack, check_digests, open_pack, place
+from trainers.data import DamagedPackError, Manifest, Pack, check_digests, open_pack, place, set_aside
 from trainers.distributed import Ranks, connect, read_ranks
 from trainers.errors import TrainerError
 from trainers.evaluation import Evaluation
@@ -39,7 +39,10 @@ def run(path: Path) -> None:
     except OSError as error:
         raise TrainerError(f"{path} cannot be read ({error.strerror})") from error
     take_cores(read_ranks())
-    pack = open_pack(run_dir / "data")
+    try:
+        pack = open_pack(run_dir / "data")
+    except DamagedPackError as damage:
+        raise set_aside(damage) from damage
     _refuse_empty_splits(config, pack.manifest)
     check = DigestCheck(pack, read_ranks())
     keep_freed_memory()
@@ -64,23 +67,23 @@ class DigestCheck:
     """Hashes the data in a thread of one rank a node, while the process group comes up."""
 
     def __init__(self, pack: Pack, ranks: Ranks) -> None:
-        self._error: TrainerError | None = None
+        self._damage: DamagedPackError | None = None
         self._thread = threading.Thread(target=self._check, args=(pack,), name="digest", daemon=True)
         if ranks.local_rank == 0:
             self._thread.start()
 
     def result(self) -> None:
-        """Raises TrainerError when a file was altered."""
+        """Raises TrainerError when a file was altered. By now every rank of the node has opened the pack."""
         if self._thread.ident is not None:
             self._thread.join()
-        if self._error is not None:
-            raise self._error
+        if self._damage is not None:
+            raise set_aside(self._damage)
 
     def _check(self, pack: Pack) -> None:
         try:
             check_digests(pack)
-        except TrainerError as error:
-            self._error = error
+        except DamagedPackError as damage:
+            self._damage = damage
 
 
 def _refuse_empty_splits(config: TrainConfig, manifest: Manifest) -> None:

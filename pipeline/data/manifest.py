@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.files import canonical_json, sha256_file, sha256_text, write_json
 
@@ -15,8 +15,17 @@ IMAGES = "images.bin"
 LABELS = "labels.bin"
 MANIFEST = "manifest.json"
 STAMPS = "stamps.json"
-"""Side file {name: [size in bytes, mtime in ns], "origin": where the images came from}. Not part of the
-digest: it only says which files need not be hashed again, so a copied pack works without it."""
+"""Side file {name: the file's Stamp, "origin": where the images came from}. Not part of the digest: it only says
+which files need not be hashed again, so a copied pack works without it."""
+
+
+class Stamp(NamedTuple):
+    """What changes when a file is written or replaced, also by one of equal size and modification time (in ns)."""
+
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+    ctime_ns: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +90,7 @@ class Pack:
 
 def read(folder: Path) -> Pack | None:
     """The pack in ``folder``, or None where it is absent, incomplete or altered. Files are hashed only when
-    their size or mtime differ from those noted when they were last known to be right."""
+    their stamps differ from those noted when they were last known to be right."""
     try:
         manifest = parse(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
         if manifest is None or not _unaltered(folder, manifest):
@@ -112,10 +121,10 @@ def _stamps(folder: Path) -> dict[str, Any]:
     return noted if isinstance(noted, dict) else {}
 
 
-def stamp(path: Path) -> tuple[int, int]:
-    """(size in bytes, mtime in ns): what changes when a file is written. Raises OSError."""
+def stamp(path: Path) -> Stamp:
+    """Raises OSError."""
     state = path.stat()
-    return state.st_size, state.st_mtime_ns
+    return Stamp(state.st_size, state.st_mtime_ns, state.st_ino, state.st_ctime_ns)
 
 
 def note_stamps(folder: Path, origin: str) -> None:

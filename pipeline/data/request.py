@@ -1,15 +1,19 @@
-"""The name of a pack's folder: a digest of everything that decides its content, known before it is made."""
+"""What a pack is made of, known before it is made: the name of its folder, and the local files that it is read from."""
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeline.data import manifest
 from pipeline.data.base import DatasetModule
+from pipeline.data.manifest import Stamp
 from pipeline.data.source import local_path
+from pipeline.errors import DataError
 from pipeline.files import canonical_json, sha256_file, sha256_text, write_json
 from pipeline.redact import hide
 from trainers.config import DatasetConfig
@@ -17,34 +21,74 @@ from trainers.config import DatasetConfig
 # applied by the nodes; any other field counts
 _TRAINING_ONLY = ("crop_padding", "crop_border", "flip", "alternate_flip", "cutout", "normalise")
 _FINGERPRINTS = ".fingerprints.json"
+_TICK_S = 0.02  # a file system's clock moves on in steps of up to 10 ms: two writes within one leave the same stamp
 
 
-def folder_name(config: DatasetConfig, module: DatasetModule, data_dir: Path) -> str:
-    """``<name>-<12 hex>``. Local source files count by content, an address by its text, login aside.
-    Raises DataError where a local source is missing, OSError where it can't be read."""
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """``name`` is ``<data set>-<12 hex>``. ``stamps`` are those that the source files had before they were hashed."""
+
+    name: str
+    stamps: Mapping[Path, Stamp]
+
+    def refuse_changed(self) -> None:
+        """Raises DataError where a source file isn't the one that was hashed: what was read of it since is another's.
+
+        Raises OSError where it is gone.
+        """
+        for path, before in self.stamps.items():
+            if manifest.stamp(path) != before:
+                raise _changing(path)
+
+
+def request(config: DatasetConfig, module: DatasetModule, data_dir: Path) -> Request:
+    """Local source files count by their content in the order of the module's list, not by name or folder; an address
+    counts by its text, login aside. Raises DataError where a local source is missing, OSError where it can't be read."""
     wanted = {name: value for name, value in asdict(config).items() if name not in _TRAINING_ONLY}
+    known = _fingerprints(module.local_inputs(config), data_dir)
     path = local_path(config.source)
-    wanted["source"] = hide(config.source or "") or None if path is None else str(path)
-    wanted["inputs"] = _fingerprints(module.local_inputs(config), data_dir)
+    if path is not None:
+        wanted["source"] = "files" if known else str(path)
+    elif config.source is not None:
+        wanted["source"] = hide(config.source)
+    wanted["inputs"] = {str(number): sha256 for number, (_, sha256) in enumerate(known.values())}
     wanted["version"] = manifest.VERSION
-    return f"{config.name}-{sha256_text(canonical_json(wanted))[:12]}"
+    name = f"{config.name}-{sha256_text(canonical_json(wanted))[:12]}"
+    return Request(name=name, stamps={path: stamp for path, (stamp, _) in known.items()})
 
 
-def _fingerprints(paths: list[Path], data_dir: Path) -> dict[str, str]:
-    """File name → sha256. A file is hashed again only when its size or mtime has changed; the notes lie
-    in ``data_dir`` and may be lost at no harm (two writers at once: the last one's stay)."""
+def _fingerprints(paths: list[Path], data_dir: Path) -> dict[Path, tuple[Stamp, str]]:
+    """Stamp and sha256 of each file. It is hashed again only when its stamp has changed; the notes lie in
+    ``data_dir`` and may be lost at no harm (two writers at once: the last one's stay)."""
     cache = _read_cache(data_dir / _FINGERPRINTS)
     fresh: dict[str, list[int | str]] = {}
     found = {}
     for path in paths:
-        now = list(manifest.stamp(path))
-        if cache.get(str(path), [])[:2] != now:
-            fresh[str(path)] = [*now, sha256_file(path)]
-        found[path.name] = str({**cache, **fresh}[str(path)][2])
+        now, noted = manifest.stamp(path), cache.get(str(path), [])
+        if noted[:-1] == list(now):
+            found[path] = now, str(noted[-1])
+        else:
+            found[path] = _hash(path)
+            fresh[str(path)] = [*found[path][0], found[path][1]]
     if fresh and data_dir.is_dir():
         with suppress(OSError):  # a read-only folder of packs is still good to read from
             write_json(data_dir / _FINGERPRINTS, {**cache, **fresh})
     return found
+
+
+def _hash(path: Path) -> tuple[Stamp, str]:
+    """The sha256 of a file that nobody wrote to meanwhile, and its stamp. Raises DataError, OSError."""
+    if 0 <= time.time() - path.stat().st_ctime < _TICK_S:
+        time.sleep(_TICK_S)
+    before = manifest.stamp(path)
+    sha256 = sha256_file(path)
+    if manifest.stamp(path) != before:
+        raise _changing(path)
+    return before, sha256
+
+
+def _changing(path: Path) -> DataError:
+    return DataError(f"{path} was changed while it was read", try_="the same command, when nothing writes to it")
 
 
 def _read_cache(path: Path) -> dict[str, list[int | str]]:
@@ -52,4 +96,5 @@ def _read_cache(path: Path) -> dict[str, list[int | str]]:
         noted = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return noted if isinstance(noted, dict) else {}
+    rows = noted.items() if isinstance(noted, dict) else ()
+    return {name: row for name, row in rows if isinstance(row, list) and len(row) == len(Stamp._fields) + 1}

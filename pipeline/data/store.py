@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline import leftovers
-from pipeline.data import datasets, manifest, request
+from pipeline.data import datasets, manifest
 from pipeline.data.base import DatasetModule, Workspace
 from pipeline.data.manifest import Pack
 from pipeline.data.progress import OnProgress, reporting
+from pipeline.data.request import Request, request
 from pipeline.errors import DataError, os_reason
 from trainers.config import DatasetConfig
 
@@ -22,13 +23,13 @@ _LOCK_NOTICE_S = 1.0
 
 def find(dataset: DatasetConfig, data_dir: Path) -> Pack | None:
     """The pack for this configuration, or None where it is absent, incomplete or altered. No network; files
-    are hashed only after their size or mtime changed. Raises DataError for an unknown data set."""
+    are hashed only after their stamps changed. Raises DataError for an unknown data set."""
     module = datasets.module(dataset.name)
     data_dir = data_dir.absolute()
     if not any(data_dir.glob(f"{dataset.name}-*")):
         return None  # spares hashing a large source that was never packed
     try:
-        return manifest.read(data_dir / request.folder_name(dataset, module, data_dir))
+        return manifest.read(data_dir / request(dataset, module, data_dir).name)
     except (DataError, OSError):  # the source is gone or unreadable: `fetch` says so
         return None
 
@@ -48,12 +49,13 @@ def fetch(dataset: DatasetConfig, data_dir: Path, *, on_progress: OnProgress | N
     data_dir = data_dir.absolute()
     with _os_errors_as_data_errors(dataset), reporting(on_progress) as report:
         data_dir.mkdir(parents=True, exist_ok=True)
-        target = data_dir / request.folder_name(dataset, module, data_dir)
+        wanted = request(dataset, module, data_dir)
+        target = data_dir / wanted.name
         found = manifest.read(target)
         if found is not None:
             return found
         with _only_one(data_dir / f".{dataset.name}.lock", report):
-            return manifest.read(target) or _make(dataset, module, target, report)
+            return manifest.read(target) or _make(dataset, module, target, wanted, report)
 
 
 @contextmanager
@@ -85,7 +87,7 @@ def _only_one(path: Path, report: OnProgress) -> Iterator[None]:
         lock.release()
 
 
-def _make(dataset: DatasetConfig, module: DatasetModule, target: Path, report: OnProgress) -> Pack:
+def _make(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: Request, report: OnProgress) -> Pack:
     """Only called with the lock held, so any temporary file of its downloads belongs to a dead process."""
     downloads = target.parent / "downloads" / dataset.name
     for left_over in downloads.glob("tmp*"):
@@ -93,18 +95,20 @@ def _make(dataset: DatasetConfig, module: DatasetModule, target: Path, report: O
     leftovers.remove([target.parent])
     building = Path(tempfile.mkdtemp(prefix=leftovers.prefix(f".building-{dataset.name}"), dir=target.parent))
     try:
-        return _build(dataset, module, target, Workspace(folder=building, downloads=downloads, report=report))
+        work = Workspace(folder=building, downloads=downloads, report=report)
+        return _build(dataset, module, target, wanted, work)
     finally:
         shutil.rmtree(building, ignore_errors=True)
 
 
-def _build(dataset: DatasetConfig, module: DatasetModule, target: Path, work: Workspace) -> Pack:
+def _build(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: Request, work: Workspace) -> Pack:
     from pipeline.data import packing
 
     raw = module.load(dataset, work)
     folder = work.folder / "pack"
     folder.mkdir()
     made = packing.write(raw, dataset, folder, work.report)
+    wanted.refuse_changed()  # its name promises the content that was hashed
     _fsync_folder(folder)
     if target.exists():  # altered or incomplete: `manifest.read` has just refused it
         target.rename(work.folder / "refused")

@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import json
 import os
@@ -6,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trainers.tiny_runs import write_pack
+from tests.trainers.tiny_runs import MakeRun, write_pack
 from trainers.augment import normaliser
-from trainers.data import check_digests, open_pack, read_manifest
+from trainers.data import DamagedPackError, check_digests, open_pack, read_manifest, set_aside
 from trainers.errors import TrainerError
+from trainers.session import run
 
 
 def test_a_pack_is_mapped_with_the_shapes_of_its_manifest(tmp_path: Path) -> None:
@@ -46,7 +48,7 @@ def test_a_pack_larger_than_memory_and_swap_is_mapped(tmp_path: Path) -> None:
 def test_a_truncated_file_is_named_with_both_sizes(tmp_path: Path) -> None:
     path = write_pack(tmp_path) / "images.bin"
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(TrainerError, match=r"images.bin has 5627 bytes, the manifest says 5632; .*doit fetch"):
+    with pytest.raises(TrainerError, match=r"images.bin has 5627 bytes, the manifest says 5632"):
         open_pack(tmp_path)
 
 
@@ -94,3 +96,32 @@ def test_a_constant_channel_is_not_divided_by_its_spread_of_zero(tmp_path: Path)
     pack = open_pack(write_pack(tmp_path, mean=[0.0], std=[0.0]))
     images = normaliser(pack.manifest, normalise=True, device=torch.device("cpu"))(pack.images)
     torch.testing.assert_close(images, pack.images / 255)
+
+
+@pytest.mark.parametrize("name", ["images.bin", "labels.bin", "manifest.json"])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+def test_a_bad_pack_is_set_aside_and_counts_for_none(make_run: MakeRun, name: str, damage: str) -> None:
+    run_dir = make_run()
+    path = run_dir / "data" / name
+    content = bytearray(path.read_bytes())
+    if damage == "flipped":
+        content[9] ^= 1
+    path.write_bytes(content[:-3] if damage == "cut" else content)
+    if damage == "gone":
+        path.unlink()
+    with pytest.raises(TrainerError, match=rf"{name} .*data is set aside: the same command makes it or sends it again"):
+        run(run_dir / "config.json")
+    assert not (run_dir / "data" / "manifest.json").exists()
+    write_pack(run_dir / "data")
+    run(run_dir / "config.json")
+
+
+def test_a_bad_pack_that_cannot_be_set_aside_is_to_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    told = str(set_aside(DamagedPackError(write_pack(tmp_path), "images.bin was altered")))
+    assert told.startswith(
+        f"images.bin was altered; remove {tmp_path} there (Permission denied), then the same command"
+    )

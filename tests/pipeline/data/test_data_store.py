@@ -87,7 +87,9 @@ def edit_count(path: Path) -> None:
         ("images.bin", alter),
         ("labels.bin", alter),
         ("images.bin", truncate),
+        ("labels.bin", truncate),
         ("images.bin", Path.unlink),
+        ("labels.bin", Path.unlink),
         ("manifest.json", Path.unlink),
         ("manifest.json", truncate),
         ("manifest.json", edit_count),
@@ -138,6 +140,75 @@ def test_an_unchanged_source_is_not_hashed_again(tmp_path: Path, monkeypatch: py
     pack = fetch(config, tmp_path / "data")
     monkeypatch.setattr("pipeline.data.request.sha256_file", lambda path: pytest.fail(f"hashed {path}"))
     assert find(config, tmp_path / "data") == pack
+
+
+def save_npz(path: Path, seed: int) -> DatasetConfig:
+    images, labels = random_images(3000, (16, 16, 3), seed)
+    np.savez(path, images=images, labels=labels)
+    return DatasetConfig(name="arrays", source=str(path), holdout=5)
+
+
+def test_a_source_replaced_by_one_of_equal_size_and_time_is_another(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    config = save_npz(path, 1)
+    first, before = fetch(config, tmp_path / "data"), path.stat()
+    save_npz(tmp_path / "other.npz", 2)
+    os.utime(tmp_path / "other.npz", ns=(before.st_atime_ns, before.st_mtime_ns))
+    (tmp_path / "other.npz").replace(path)
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert find(config, tmp_path / "data") is None
+    second = fetch(config, tmp_path / "data")
+    assert second.digest != first.digest
+    save_npz(path, 1)  # in place: the inode stays
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert find(config, tmp_path / "data") == first
+
+
+def test_a_pack_file_replaced_by_one_of_equal_size_and_time_is_not_found(pack: Pack) -> None:
+    path = pack.path / "images.bin"
+    before = path.stat()
+    alter(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert find(CONFIG, pack.path.parent) is None
+
+
+@pytest.mark.parametrize("way", ["replaced", "rewritten", "gone"])
+def test_a_source_that_changes_while_it_is_packed_makes_no_pack(tmp_path: Path, way: str) -> None:
+    path = tmp_path / "mine.npz"
+    config = save_npz(path, 1)
+    save_npz(tmp_path / "other.npz", 2)
+
+    def change(what: str, done: int, total: int | None) -> None:
+        if what == "pack arrays" and (tmp_path / "other.npz").exists():
+            if way == "replaced":
+                (tmp_path / "other.npz").replace(path)
+            elif way == "rewritten":
+                path.write_bytes((tmp_path / "other.npz").read_bytes())
+                (tmp_path / "other.npz").unlink()
+            else:
+                path.unlink(missing_ok=True)
+
+    with pytest.raises(DataError, match=r"mine\.npz(?s:.*)was changed while|No such file or directory \(.*mine\.npz"):
+        fetch(config, tmp_path / "data", on_progress=change)
+    assert list((tmp_path / "data").glob("arrays-*")) == left_overs(tmp_path / "data") == []
+
+
+def test_neither_name_nor_folder_of_a_source_counts(tmp_path: Path) -> None:
+    config = save_npz(tmp_path / "mine.npz", 1)
+    pack = fetch(config, tmp_path / "data")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "mine.npz").rename(tmp_path / "there" / "renamed.npz")
+    renamed = replace(config, source=str(tmp_path / "there" / "renamed.npz"))
+    assert find(renamed, tmp_path / "data") == pack
+    assert fetch(renamed, tmp_path / "elsewhere").digest == pack.digest
+
+
+def test_damaged_notes_cost_a_digest_and_no_more(tmp_path: Path) -> None:
+    config = save_npz(tmp_path / "mine.npz", 1)
+    pack = fetch(config, tmp_path / "data")
+    for notes in ([], {str(config.source): 7}, {str(config.source): [1, 2]}, {str(config.source): [None] * 5}):
+        (tmp_path / "data" / ".fingerprints.json").write_text(json.dumps(notes))
+        assert find(config, tmp_path / "data") == pack
 
 
 def test_processes_that_ask_at_once_make_one_pack(tmp_path: Path) -> None:
