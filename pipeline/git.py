@@ -9,17 +9,33 @@ from pathlib import Path
 from pipeline.shell import Completed, find, run
 
 _TIMEOUT_S = 60.0
-_OURS = ("GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES")
+_OF_A_REPOSITORY = (  # `git rev-parse --local-env-vars`, and what alters a diff
+    *("GIT_DIR", "GIT_WORK_TREE", "GIT_IMPLICIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_NAMESPACE"),
+    *("GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_SHALLOW_FILE"),
+    *("GIT_CONFIG", "GIT_GRAFT_FILE", "GIT_REPLACE_REF_BASE"),
+    *("GIT_NO_REPLACE_OBJECTS", "GIT_INTERNAL_SUPER_PREFIX", "GIT_EXTERNAL_DIFF", "GIT_DIFF_OPTS"),
+    *("GIT_LITERAL_PATHSPECS", "GIT_GLOB_PATHSPECS", "GIT_NOGLOB_PATHSPECS", "GIT_ICASE_PATHSPECS"),
+)
 
 
 def git(
-    folder: Path, *arguments: str, env: Mapping[str, str] | None = None, input_: bytes | None = None
+    folder: Path,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    input_: bytes | None = None,
+    settings: Mapping[str, str] | None = None,
+    errors: str = "replace",
 ) -> Completed | None:
-    """One git command in ``folder``, any exit code; None where git isn't installed. Raises PacelineError: it hangs."""
+    """One git command in ``folder``, any exit code; None where git isn't installed. Raises PacelineError: it hangs.
+
+    ``settings`` come before those of git's own files; ``errors``: what becomes of names that aren't UTF-8.
+    """
     if find("git") is None:
         return None
-    argv = ["git", "-C", str(folder), "-c", "core.hooksPath=/dev/null", *arguments]
-    return run(argv, input=input_, timeout_s=_TIMEOUT_S, env={**environment(), **(env or {})})
+    given = {"core.hooksPath": "/dev/null", **(settings or {})}
+    said = [word for name, value in given.items() for word in ("-c", f"{name}={value}")]
+    argv = ["git", "-C", str(folder), *said, *arguments]
+    return run(argv, input=input_, timeout_s=_TIMEOUT_S, env={**environment(), **(env or {})}, errors=errors)
 
 
 def answer(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) -> str | None:
@@ -30,7 +46,7 @@ def answer(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) 
 
 def environment() -> dict[str, str]:
     """This process's environment without what a calling git (a hook, ``rebase --exec``) says about its repository."""
-    return {name: value for name, value in os.environ.items() if name not in (*_OURS, "GIT_DIR", "GIT_WORK_TREE")}
+    return {name: value for name, value in os.environ.items() if name not in _OF_A_REPOSITORY}
 
 
 def has_commit(folder: Path, commit: str) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,8 +74,10 @@ def read(folder: RunFolder, root: Path) -> Recipe:
 
 
 @contextmanager
-def checkout(recipe: Recipe, *, root: Path, place: Path, keep: bool) -> Iterator[Path]:
-    """The project's folder at the run's commit with its patch applied."""
+def checkout(
+    recipe: Recipe, *, root: Path, place: Path, keep: bool, say: Callable[[str], None] = lambda _: None
+) -> Iterator[Path]:
+    """The project's folder at the run's commit with its patch applied, and with the code that the run itself kept."""
     shutil.rmtree(place, ignore_errors=True)  # an earlier, killed call may have left it
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -90,7 +92,10 @@ def checkout(recipe: Recipe, *, root: Path, place: Path, keep: bool) -> Iterator
                 try_="git fetch --all (or git fetch from the clone that has it), then the same command",
             )
         _apply(recipe, place)
-        yield place / recipe.provenance.get("git_prefix", "")
+        project = place / recipe.provenance.get("git_prefix", "")
+        for name in _from_snapshot(recipe, project):
+            say(f"  snapshot     {name} is the run's own copy: its commit and patch have another, or none")
+        yield project
     finally:
         if not keep:
             shutil.rmtree(place, ignore_errors=True)
@@ -99,12 +104,15 @@ def checkout(recipe: Recipe, *, root: Path, place: Path, keep: bool) -> Iterator
 def _clone(root: Path, place: Path, commit: str) -> None:
     """The commit in a repository of its own that borrows the objects of the project's, into which nothing is written.
 
+    In the index alone: a patch is made of what git keeps, which filters and line ends of a checkout may alter.
+
     Raises:
         PacelineError: git refuses.
     """
     repository = (git.answer(root, "rev-parse", "--path-format=absolute", "--git-common-dir") or "").strip()
     cloning = ("clone", "--quiet", "--shared", "--no-checkout", repository, str(place))
-    for folder, words in ((root, cloning), (place, ("checkout", "--quiet", "--detach", commit))):
+    at_commit = (place, ("update-ref", "--no-deref", "HEAD", commit)), (place, ("read-tree", commit))
+    for folder, words in ((root, cloning), *at_commit):
         done = git.git(folder, *words)
         if done is None or done.code != 0:
             why = done.stderr.strip() if done else "git is missing"
@@ -112,11 +120,32 @@ def _clone(root: Path, place: Path, commit: str) -> None:
 
 
 def _apply(recipe: Recipe, place: Path) -> None:
-    if not recipe.patch:
-        return
+    cloned = (place / ".git").exists()
+    if recipe.patch:
+        _patch(recipe, place, ("--cached",) if cloned else ())
+    if cloned:
+        done = git.git(place, "checkout-index", "--all", "--force", "--index", "--quiet")
+        if done is None or done.code != 0:
+            raise PacelineError(f"git checkout-index in {place} failed: {done.stderr.strip() if done else 'no git'}")
+
+
+def _from_snapshot(recipe: Recipe, project: Path) -> list[str]:
+    """Put the run's own copy of its code in place where the commit and the patch have none or another; their names."""
+    restored = []
+    for path in sorted(path for path in recipe.folder.code.rglob("*") if path.is_file()):
+        name = path.relative_to(recipe.folder.code).as_posix()
+        target = project / name
+        if name in recipe.parts["code"] and not (target.is_file() and target.read_bytes() == path.read_bytes()):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+            restored.append(name)
+    return restored
+
+
+def _patch(recipe: Recipe, place: Path, where: tuple[str, ...]) -> None:
     path = recipe.folder.path.absolute() / "changes.patch"
     ceiling = {"GIT_CEILING_DIRECTORIES": str(place.absolute().parent)}  # an unpacked archive is no repository
-    done = git.git(place, "apply", "--binary", "--whitespace=nowarn", str(path), env=ceiling)
+    done = git.git(place, "apply", *where, "--binary", "--whitespace=nowarn", str(path), env=ceiling)
     if done is None or done.code != 0:
         why = done.stderr.strip() if done else "git is missing"
         raise PacelineError(

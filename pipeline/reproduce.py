@@ -62,7 +62,7 @@ def reproduce(
         say(f"  not kept     {name}")
     _refuse_untold(recipe, overrides)
     runs_dir = work / "runs"
-    with _alone(work), checkout(recipe, root=root, place=work / "code", keep=keep) as project:
+    with _alone(work), checkout(recipe, root=root, place=work / "code", keep=keep, say=say) as project:
         shutil.rmtree(runs_dir, ignore_errors=True)  # of an earlier reproduction: this one has to train
         source = _source(recipe, overrides, (root, project))
         _check_data(recipe, source, data_dir)

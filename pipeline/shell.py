@@ -46,10 +46,12 @@ def run(
     input: bytes | None = None,  # noqa: A002  (the word of subprocess.run)
     timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
+    errors: str = "replace",
 ) -> Completed:
     """Run ``argv`` to its end; no shell, any exit code comes back as data.
 
-    Without ``input`` its stdin is empty; ``env`` replaces the whole environment.
+    Without ``input`` its stdin is empty; ``env`` replaces the whole environment. ``errors``: what becomes of output
+    that isn't UTF-8.
 
     Raises:
         PacelineError: the program isn't there, or it was still running after ``timeout_s``.
@@ -65,7 +67,7 @@ def run(
     return Completed(
         argv=tuple(argv),
         code=done.returncode,
-        stdout=done.stdout.decode(errors="replace"),
+        stdout=done.stdout.decode(errors=errors),
         stderr=done.stderr.decode(errors="replace"),
     )
 

@@ -47,7 +47,7 @@ class Means:
 
     evaluate: Callable[[RunFolder, Path], None]
     recorder: Callable[[Run], Recorder]
-    provenance: Callable[[Run, Sequence[str], float], tuple[provenance.Provenance, bytes]]
+    provenance: Callable[[Run, Sequence[str], float, Say], tuple[provenance.Provenance, bytes]]
     on_trained: Callable[[], None] | None = None
     code: Mapping[str, Path] | None = None
     hosts: Hosts | None = None
@@ -148,7 +148,7 @@ def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Heartbeat, 
     recorder = means.recorder(run)
     if not run.folder.training_done(run.key):
         say.doing("noting where the run comes from")
-        _lay_out(run, config_yaml=config_yaml, argv=argv, now=started, means=means)
+        _lay_out(run, config_yaml=config_yaml, argv=argv, now=started, say=say, means=means)
         _attempts(run, recorder, say, means)
         _leave_if_pruned(run, recorder, say)
     else:
@@ -193,7 +193,7 @@ def _took_before(run: Run) -> float | None:
     return entries[-1].time - min(entry.time for entry in entries if entry.attempt == entries[-1].attempt)
 
 
-def _lay_out(run: Run, *, config_yaml: str, argv: Sequence[str], now: float, means: Means) -> None:
+def _lay_out(run: Run, *, config_yaml: str, argv: Sequence[str], now: float, say: Say, means: Means) -> None:
     for name in (run.folder.result, run.folder.summary, run.folder.path / PRUNE, run.folder.path / PRUNED):
         name.unlink(missing_ok=True)
     run.folder.prepare(
@@ -205,7 +205,7 @@ def _lay_out(run: Run, *, config_yaml: str, argv: Sequence[str], now: float, mea
     )
     if not matches(run.root, run.folder.code, run.key.parts["code"]):
         raise PacelineError("its code was edited while the run was being prepared", try_="the same command again")
-    origin, patch = means.provenance(run, argv, now)
+    origin, patch = means.provenance(run, argv, now, say)
     write_json(run.folder.path / "provenance.json", origin.as_json())
     write_atomic(run.folder.path / "changes.patch", patch)
     provenance.keep_lock(run.root, run.folder.path)
@@ -216,9 +216,9 @@ def own_recorder(run: Run) -> Recorder:
     return Recorder(run.folder.path, run.config, run.root)
 
 
-def collect_provenance(run: Run, argv: Sequence[str], now: float) -> tuple[provenance.Provenance, bytes]:
-    """Where the run comes from, and the patch."""
-    return provenance.collect(
+def collect_provenance(run: Run, argv: Sequence[str], now: float, say: Say) -> tuple[provenance.Provenance, bytes]:
+    """Where the run comes from, and the patch; says what of the checkout neither of them can keep."""
+    origin, patch = provenance.collect(
         root=run.root,
         argv=run.config.shown_words(argv),
         overrides=run.config.overrides,
@@ -226,7 +226,12 @@ def collect_provenance(run: Run, argv: Sequence[str], now: float) -> tuple[prove
         outputs=[run.config.runs_dir, run.config.data_dir],
         data_digest=run.pack.digest,
         unix_time=now,
+        secrets=run.config.secrets,
     )
+    if origin.left_out:
+        more = f", and {len(origin.left_out) - 3} more (provenance.json)" if len(origin.left_out) > 3 else ""
+        say(f"WARNING: not kept for doit reproduce: {'; '.join(origin.left_out[:3])}{more}")
+    return origin, patch
 
 
 def _leave_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:

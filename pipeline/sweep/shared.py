@@ -65,11 +65,13 @@ class Shared:
         if slot in self._hosts:
             self._hosts[slot].forget()
 
-    def _provenance(self, run: Run, argv: Sequence[str], now: float) -> tuple[provenance.Provenance, bytes]:
+    def _provenance(
+        self, run: Run, argv: Sequence[str], now: float, say: Callable[[str], None]
+    ) -> tuple[provenance.Provenance, bytes]:
         """Asked of git once: the sweep's code is a snapshot of its own."""
         with self._lock:
             if self._origin is None:
-                self._origin = training.collect_provenance(run, argv, now)
+                self._origin = training.collect_provenance(run, argv, now, say)
         origin, patch = self._origin
         hosts = [host.label for host in run.config.cluster.hosts]
         words, digest = run.config.overrides, run.pack.digest

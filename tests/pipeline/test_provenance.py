@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from pipeline.provenance import Provenance, collect
+from pipeline.recipe import Recipe, checkout
+from pipeline.runfolder import RunFolder
+
+AUTHOR = ("-c", "user.name=t", "-c", "user.email=t@t")
+ALLOWED = ("-c", "protocol.file.allow=always")
 
 
 def git(root: Path, *words: str) -> str:
@@ -30,6 +36,25 @@ def of(root: Path, *argv: str) -> tuple[Provenance, bytes]:
     return collect(
         root=root, argv=argv, overrides=argv, hosts=["a"], outputs=[root / "runs"], data_digest="d", unix_time=1.0
     )
+
+
+def changed_in(patch: bytes) -> list[str]:
+    """The paths of a patch as git prints them."""
+    heads = [line for line in patch.decode(errors="replace").splitlines() if line.startswith("diff --git ")]
+    return [line.rpartition(" b/")[2] if '"' not in line else line.rpartition(' "b/')[2][:-1] for line in heads]
+
+
+def brought_back(repository: Path, patch: bytes, place: Path) -> Path:
+    """A clone of the commit with the patch, as `doit reproduce` lays it out."""
+    root = place / "run" / "0123456789ab"
+    root.mkdir(parents=True)
+    (root / "changes.patch").write_bytes(patch)
+    commit = git(repository, "rev-parse", "HEAD").strip()
+    made = Recipe(
+        folder=RunFolder(root), result={}, parts={"code": {}}, config={}, provenance={"git_commit": commit}, patch=patch
+    )
+    with checkout(made, root=repository, place=place / "again", keep=True) as project:
+        return project
 
 
 def test_a_clean_tree_has_its_commit_and_no_patch(repository: Path) -> None:
@@ -67,21 +92,23 @@ def test_folders_of_results_that_git_ignores_do_not_cost_the_patch(repository: P
     assert [line for line in patch.splitlines() if line.startswith(b"+++")] == [b"+++ b/.gitignore", b"+++ b/staged.py"]
 
 
-def test_a_patch_that_git_could_not_make_is_not_taken_for_a_clean_tree(repository: Path) -> None:
+def test_a_file_that_git_cannot_take_is_left_out_alone(repository: Path) -> None:
     (repository / "code.py").write_text("x = 3\n")
     (repository / ".gitattributes").write_text("*.py filter=broken\n")
     git(repository, "config", "filter.broken.clean", "false")
     git(repository, "config", "filter.broken.required", "true")
     found, patch = of(repository)
-    assert (found.git_dirty, patch) == (True, b"")
-    assert found.left_out[0].startswith("all changes: git add failed: ")
+    assert (found.git_dirty, changed_in(patch)) == (True, [".gitattributes"])
+    (left_out,) = found.left_out
+    assert left_out.startswith("code.py: git can't take it (git add failed: ")
 
 
 def test_a_large_untracked_file_is_named_and_left_out(repository: Path) -> None:
     with (repository / "big.bin").open("wb") as file:
         file.truncate(9 << 20)
     found, patch = of(repository)
-    assert (found.left_out, found.git_dirty, patch) == (("big.bin",), True, b"")
+    said = ("big.bin: 9.4 MB, and untracked files of more than 8 MiB are no sources",)
+    assert (found.left_out, found.git_dirty, patch) == (said, True, b"")
 
 
 def test_without_a_repository_there_is_no_commit(tmp_path: Path) -> None:
@@ -93,3 +120,176 @@ def test_a_password_in_an_address_is_not_kept(repository: Path) -> None:
     found, _ = of(repository, "doit", "tracking.uri=https://me:secret@host/x")
     assert "secret" not in str(found)
     assert "https://***@host/x" in found.overrides[1]
+
+
+def test_a_name_that_is_no_text_costs_nothing(repository: Path, tmp_path: Path) -> None:
+    name = os.fsencode(repository) + b"/caf\xe9.py"
+    try:
+        with open(name, "wb") as file:  # noqa: PTH123  (a name of bytes)
+            file.write(b"x = 1\n")
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names alone")
+    (repository / "new.py").write_text("y = 1\n")
+    found, patch = of(repository)
+    assert (found.left_out, changed_in(patch)) == ((), ["caf\\351.py", "new.py"])
+    again = brought_back(repository, patch, tmp_path)
+    names = sorted(os.fsencode(path.name) for path in again.iterdir())
+    assert names == [b".git", b"caf\xe9.py", b"code.py", b"new.py"]
+
+
+def test_what_no_patch_can_keep_is_named_and_the_rest_is_kept(repository: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init", "-q")
+    git(other, *AUTHOR, "commit", "-q", "--allow-empty", "-m", "one")
+    git(repository, *ALLOWED, "submodule", "--quiet", "add", str(other), "sub")
+    git(repository, *AUTHOR, "commit", "-qm", "with a submodule")
+    assert of(repository)[0].git_dirty is False
+
+    (repository / "sub" / "new.py").write_text("x = 1\n")
+    git(repository, "init", "-q", "nested")
+    (repository / "nested" / "own.py").write_text("x = 1\n")
+    (repository / "kept.py").write_text("x = 1\n")
+    found, patch = of(repository)
+    assert (found.git_dirty, changed_in(patch)) == (True, ["kept.py"])
+    assert found.left_out == (
+        "nested/: a repository of its own",
+        "sub: a submodule with changes of its own",
+    )
+    git(repository / "sub", "add", "-A")
+    git(repository / "sub", *AUTHOR, "commit", "-qm", "moved on")
+    assert of(repository)[0].left_out[-1].startswith("sub: a submodule at ")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"diff.noprefix": "true", "diff.mnemonicPrefix": "true", "color.ui": "always", "diff.context": "0"},
+        {
+            "core.quotepath": "false",
+            "diff.external": "false",
+            "diff.orderFile": "/no/such/file",
+            "diff.relative": "true",
+        },
+        {"core.autocrlf": "true", "core.safecrlf": "true", "core.eol": "crlf"},
+        {
+            "submodule.recurse": "true",
+            "diff.algorithm": "patience",
+            "diff.renames": "copies",
+            "core.fsmonitor": "false",
+        },
+    ],
+)
+def test_modes_links_deletions_and_settings_come_back(
+    repository: Path, tmp_path: Path, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / ".gitattributes").write_text("*.dat -diff\n*.md diff=words\n")
+    for name in ("run.sh", "gone.py", "moved.py", "raw.dat", "text.md", "staged away.py", "marked.py"):
+        (repository / name).write_text(f"one {name}\n")
+    git(repository, "add", "-A")
+    git(repository, *AUTHOR, "commit", "-qm", "two")
+    for name, value in {**settings, "diff.words.textconv": "false"}.items():
+        git(repository, "config", name, value)
+    (repository / "run.sh").chmod(0o755)
+    (repository / "gone.py").unlink()
+    (repository / "moved.py").rename(repository / "moved to.py")
+    (repository / "raw.dat").write_text("two\n")
+    (repository / "text.md").write_text("two\n")
+    (repository / "link").symlink_to("text.md")
+    (repository / "windows.py").write_bytes(b"x = 1\r\n")
+    git(repository, "rm", "-q", "--cached", "staged away.py")
+    git(repository, "update-index", "--assume-unchanged", "marked.py")
+    (repository / "marked.py").write_text("edited in secret\n")
+    (repository / "intended.py").write_text("x = 1\n")
+    git(repository, "add", "--intent-to-add", "intended.py")
+    with monkeypatch.context() as of_a_hook:
+        for name in ("GIT_INDEX_FILE", "GIT_EXTERNAL_DIFF", "GIT_DIR", "GIT_WORK_TREE", "GIT_OBJECT_DIRECTORY"):
+            of_a_hook.setenv(name, "/none")
+        found, patch = of(repository)
+    assert found.left_out == ()
+    again = brought_back(repository, patch, tmp_path)
+    seen, made = tree(repository), tree(again)
+    if "core.autocrlf" in settings:  # git keeps such a file with its own line ends
+        seen["windows.py"] = (seen["windows.py"][0], b"x = 1\n")
+    assert made == seen
+
+
+def tree(root: Path) -> dict[str, tuple[bool, bytes]]:
+    """Name → (executable, bytes or the link's target)."""
+    files = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if ".git" not in path.parts}
+    return {
+        name: (False, os.fsencode(path.readlink()))
+        if path.is_symlink()
+        else (os.access(path, os.X_OK), path.read_bytes())
+        for name, path in files.items()
+        if path.is_symlink() or path.is_file()
+    }
+
+
+def test_a_sparse_checkout_deletes_nothing(repository: Path, tmp_path: Path) -> None:
+    for folder in ("here", "away"):
+        (repository / folder).mkdir()
+        (repository / folder / "x.py").write_text("x = 1\n")
+    git(repository, "add", "-A")
+    git(repository, *AUTHOR, "commit", "-qm", "two")
+    git(repository, "sparse-checkout", "set", "here")
+    assert not (repository / "away").exists()
+    found, patch = of(repository)
+    assert (found.git_dirty, patch, found.left_out) == (False, b"", ())
+    (repository / "here" / "x.py").write_text("x = 2\n")
+    again = brought_back(repository, of(repository)[1], tmp_path)
+    assert (again / "here" / "x.py").read_text() == "x = 2\n"
+    assert (again / "away" / "x.py").read_text() == "x = 1\n"
+
+
+def test_a_shallow_clone_and_a_merge_in_progress_come_back(repository: Path, tmp_path: Path) -> None:
+    git(repository, *AUTHOR, "commit", "-q", "--allow-empty", "-m", "two")
+    copy = tmp_path / "shallow"
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{repository}", str(copy))
+    git(copy, "checkout", "-q", "-b", "side")
+    (copy / "code.py").write_text("x = 'side'\n")
+    git(copy, *AUTHOR, "commit", "-qam", "side")
+    git(copy, "checkout", "-q", "-b", "main2", "HEAD~1")
+    (copy / "code.py").write_text("x = 'main'\n")
+    git(copy, *AUTHOR, "commit", "-qam", "main")
+    done = subprocess.run(["git", "-C", str(copy), *AUTHOR, "merge", "-q", "side"], capture_output=True, check=False)
+    assert done.returncode == 1
+    found, patch = of(copy)
+    assert (found.git_dirty, found.left_out) == (True, ())
+    again = brought_back(copy, patch, tmp_path)
+    assert "<<<<<<<" in (again / "code.py").read_text()
+    assert tree(again) == tree(copy)
+
+
+def test_a_repository_without_a_commit_says_that_nothing_is_kept(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    found, _ = of(tmp_path)
+    assert (found.git_commit, found.left_out) == (None, ("everything: the repository has no commit yet",))
+
+
+def test_a_file_with_a_secret_of_the_run_stays_out_of_the_patch(repository: Path) -> None:
+    (repository / "mine.yaml").write_text("env: {API_TOKEN: abc-123-def}\n")
+    (repository / "code.py").write_text("token = 'abc-123-def'\n")
+    (repository / "fine.py").write_text("x = 1\n")
+    told = {"argv": [], "overrides": [], "hosts": [], "data_digest": "d", "unix_time": 1.0, "outputs": []}
+    found, patch = collect(root=repository, secrets={"abc-123-def"}, **told)  # type: ignore[arg-type]
+    assert changed_in(patch) == ["fine.py"]
+    assert found.left_out == tuple(f"{name}: a secret of this run stands in it" for name in ("code.py", "mine.yaml"))
+
+
+def test_code_that_git_does_not_have_is_taken_from_the_runs_own_copy(repository: Path, tmp_path: Path) -> None:
+    (repository / ".gitignore").write_text("local.py\n")
+    (repository / "local.py").write_text("x = 1\n")
+    _, patch = of(repository)
+    folder = RunFolder(tmp_path / "0123456789ab")
+    folder.code.mkdir(parents=True)
+    for name in ("local.py", "code.py"):
+        (folder.code / name).write_bytes((repository / name).read_bytes())
+    (folder.path / "changes.patch").write_bytes(patch)
+    told = {"git_commit": git(repository, "rev-parse", "HEAD").strip()}
+    parts = {"code": {"local.py": "", "code.py": ""}}
+    made = Recipe(folder=folder, result={}, parts=parts, config={}, provenance=told, patch=patch)
+    said: list[str] = []
+    with checkout(made, root=repository, place=tmp_path / "again", keep=False, say=said.append) as project:
+        assert (project / "local.py").read_text() == "x = 1\n"
+    assert said == ["  snapshot     local.py is the run's own copy: its commit and patch have another, or none"]
