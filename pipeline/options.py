@@ -55,7 +55,8 @@ class Options:
         except (SyntaxError, ValueError) as error:
             raise UsageError(f"{self.field}={name}: {path}: {error}") from error
         if tree is None:
-            raise self._unknown(name)
+            unknown, base = self._unknown(name), self.base.__name__
+            raise UsageError(f"{unknown} ({path} has no settings: a dataclass that begins with class …({base}):)")
         return _class(tree, f"{self.package}.{name}", path, self.base)
 
     def _unknown(self, name: str) -> UsageError:

@@ -176,9 +176,9 @@ GROUPS = {
 
 
 def option_names(folder: Path, base: type) -> list[str]:
-    """The modules of a folder that are options, sorted: those with a line ``class …(<base>):``. Raises OSError."""
-    line = re.compile(rf"^class \w+\({base.__name__}\):", re.MULTILINE)
-    files = sorted(folder.glob("[!_]*.py"))
+    """The modules of a folder that are options, sorted: those with a ``class …(<base>):``. Raises OSError."""
+    line = re.compile(rf"^class\s+\w+\(\s*{base.__name__}\s*,?\s*\)", re.MULTILINE)
+    files = [path for path in sorted(folder.glob("[!_]*.py")) if path.stem.isidentifier()]
     return [path.stem for path in files if line.search(path.read_text(encoding="utf-8", errors="replace"))]
 
 

@@ -168,6 +168,10 @@ def test_an_option_of_each_kind_is_found_and_changes_no_run_that_is_there(projec
     ("text", "said"),
     [
         ("class MineConfig(ModelConfig:\n", "trainers/models/broken.py: "),
+        (
+            "class MineConfig(config.ModelConfig): ...\n",
+            "is not an option; valid: (none) (trainers/models/broken.py has no",
+        ),
         ("class MineConfig(ModelConfig):\n    name: str = 'mine'\n", "is no dataclass; write @dataclass"),
         (
             "import torch\n@dataclass\nclass MineConfig(ModelConfig):\n    width: int = torch.get_num_threads()\n",
@@ -241,3 +245,18 @@ def test_both_halves_read_the_same_settings(group: str) -> None:
             if hasattr(real, "__post_init__")
             else not hasattr(found, "__post_init__")
         )
+
+
+def test_a_module_counts_however_its_class_is_laid_out_if_a_command_line_can_name_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "trainers" / "models"
+    folder.mkdir(parents=True)
+    text = "from dataclasses import dataclass\nfrom trainers.config import ModelConfig\n@dataclass\n"
+    (folder / "wide.py").write_text(f"{text}class A(\n    ModelConfig,\n):\n    name: str = 'wide'\n")
+    (folder / "not-a-name.py").write_text(f"{text}class A(ModelConfig):\n    name: str = 'x'\n")
+    (folder / "helper.py").write_text("class A: ...\n")
+    monkeypatch.setattr("pipeline.options.ROOT", tmp_path)
+    options = Options("model", "trainers.models", OPTIONS["model"].base)
+    assert options.names() == ["wide"]
+    assert options.settings("wide")().name == "wide"
