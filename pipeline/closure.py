@@ -53,6 +53,7 @@ def import_closure(root: Path, entries: str | Collection[str], behind: Sequence[
     Raises:
         UsageError: an entry isn't there, a module can't be parsed, or an import leads to nothing that is in the key.
     """
+    _refuse_working_tree(root, behind)
     names = [entries] if isinstance(entries, str) else [*entries]
     walk = _Walk(root=root, installed=Installed(root, behind), readings=Readings(root))
     walk.apart = () if any(name.partition(".")[0] in _CONTROLLER for name in names) else _CONTROLLER
@@ -67,6 +68,16 @@ def import_closure(root: Path, entries: str | Collection[str], behind: Sequence[
         sources={name: Path(walk.places[name]) for name in sorted(walk.found)},
         versions=walk.versions(),
     )
+
+
+def _refuse_working_tree(root: Path, behind: Sequence[str]) -> None:
+    """The snapshot holds what the run imports of the project; behind it the ranks would find the rest, unhashed."""
+    for entry in behind:
+        if os.path.realpath(entry) == os.path.realpath(root):
+            raise UsageError(
+                f"cluster.env.PYTHONPATH names the project's own folder {entry}, of which a run has its own copy",
+                try_=f"leave {entry} out of it",
+            )
 
 
 def matches(root: Path, folder: Path, digests: Mapping[str, str]) -> bool:

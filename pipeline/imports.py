@@ -15,6 +15,7 @@ b``, which may be a module. ``named``: a string that may name a module."""
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+(?=:|$)")
 _FORGIVING = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 _PLATFORM = {"version_info", "platform", "implementation"}  # of sys, as in ``if sys.version_info >= (3, 12):``
+_GIVEN = sys.stdlib_module_names | {"__main__"}
 _RANKING: tuple[Kind, ...] = ("needed", "optional", "part", "named")
 
 
@@ -36,7 +37,7 @@ def imports(tree: ast.Module, module: str, *, is_package: bool) -> list[Import]:
             known = found.get(item.name)
             if known is None or _RANKING.index(kind) < _RANKING.index(known.kind):
                 found[item.name] = Import(item.name, item.line, kind)
-    return [item for name, item in sorted(found.items()) if name.partition(".")[0] not in sys.stdlib_module_names]
+    return [item for name, item in sorted(found.items()) if name.partition(".")[0] not in _GIVEN]
 
 
 def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:

@@ -153,11 +153,17 @@ def _owners(name: str, folder: str) -> dict[str, list[str]]:
     for distribution in importlib.metadata.distributions(path=[folder]):
         listed = distribution.read_text("RECORD") or ""
         inside = line.findall(listed.replace('"', ""))
-        if not inside and not listed and is_site and name in (distribution.read_text("top_level.txt") or "").split():
+        if not listed and is_site and name in _declared(distribution):
             inside = [""]
         if inside:
             found[_normal(distribution.name)] = _topmost(inside)
     return found if len(found) > 1 else {label: [] for label in found}  # nobody else's: no need to look closer
+
+
+def _declared(distribution: Distribution) -> list[str]:
+    """The modules of one that lists no files, as Debian's packages do: what it says, else its own name."""
+    told = distribution.read_text("top_level.txt")
+    return told.split() if told is not None else [_normal(distribution.name).replace("-", "_")]
 
 
 def _topmost(files: Sequence[str]) -> list[str]:

@@ -165,6 +165,13 @@ def test_a_module_that_no_distribution_put_there_is_refused_with_where_it_lies(
         closure(project(tmp_path / "project", "import loose_one"))
 
 
+def test_the_working_tree_is_not_to_stand_behind_the_snapshot(tmp_path: Path) -> None:
+    root = project(tmp_path, "import sys, __main__")
+    assert closure(root, tmp_path / "elsewhere").versions == {}
+    with pytest.raises(UsageError, match=rf"^cluster\.env\.PYTHONPATH names the project's own folder {root}/"):
+        closure(root, Path(f"{root}/trainers/.."))
+
+
 # ------------------------------------------------------------------------------- distributions by their names
 def test_distributions_go_by_their_own_names_those_of_a_namespace_by_what_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -198,6 +205,21 @@ def _versions_here(source: str) -> dict[str, str]:
 
     with tempfile.TemporaryDirectory() as folder:
         return dict(closure(project(Path(folder), source)).versions)
+
+
+def test_a_distribution_that_lists_no_files_goes_by_what_it_says_or_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian's packages have no RECORD."""
+    site = write(tmp_path / "site", {"told.py": "", "calledso/__init__.py": ""})
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr("site.getsitepackages", lambda: [str(site)])
+    write(
+        site, {"other-2.dist-info/METADATA": "Name: other\nVersion: 2\n", "other-2.dist-info/top_level.txt": "told\n"}
+    )
+    write(site, {"calledso-3.dist-info/METADATA": "Name: calledso\nVersion: 3\n"})
+    found = closure(project(tmp_path / "project", "import told, calledso")).versions
+    assert found == {"calledso": "3", "other": "2"}
 
 
 def test_another_version_and_other_content_of_one_that_no_index_gave_are_seen_at_once(
