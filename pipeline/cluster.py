@@ -45,8 +45,10 @@ class Cluster:
 
     ``workdir`` is the scratch folder on the nodes (None: ``~/.cache/paceline``); ``ssh_config`` an
     extra ssh client configuration (None: the user's own). ``rendezvous`` is static, c10d or file (in
-    ``rendezvous_dir``, absolute and the same folder on every host). ``settings`` is the whole section, as the
-    launcher's own settings class.
+    ``rendezvous_dir``, absolute and the same folder on every host). ``environment`` are versions of Python
+    and libraries that the hosts have where they aren't the controller's. ``device`` is cpu, cuda, or auto: the
+    CPU, and a host with GPUs is refused, since the key couldn't know of them. ``settings`` is the whole section,
+    as the launcher's own settings class.
     """
 
     launcher: str
@@ -58,6 +60,8 @@ class Cluster:
     max_restarts: int = 0
     rendezvous: str = "static"
     rendezvous_dir: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    device: str = "auto"
     settings: Any = None
 
     @property

@@ -65,9 +65,10 @@ def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def topology(cluster: Cluster) -> dict[str, Any]:
-    """How the ranks are spread, and the environment each node is given as far as it can change the arithmetic."""
+    """How the ranks are spread, on which kind of device, and what of each node's environment can change arithmetic."""
     return {
         "nnodes": cluster.nnodes,
+        "device": "cuda" if cluster.device == "cuda" else "cpu",
         "nproc_per_node": [host.nproc_per_node for host in cluster.hosts],
         "env": [
             {name: value for name, value in sorted(host.env.items()) if rank_environment.decides(name)}

@@ -7,13 +7,13 @@ import json
 import queue
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pipeline import attempts, launchers, rank_environment, rank_threads
+from pipeline import attempts, host_versions, launchers, rank_environment, rank_threads
 from pipeline.checkpoints import go_on_from_checkpoint
 from pipeline.errors import HostError, TrainingError
 from pipeline.files import write_json
@@ -132,6 +132,7 @@ def run_attempt(
     hosts: Hosts | None = None,
     stop: Stop | None = None,
     threads_per_rank: Sequence[int] = (),
+    versions: Mapping[str, str] | None = None,
 ) -> AttemptResult:
     """Run the trainer on all nodes to its end; outputs are in ``run_dir`` then.
 
@@ -141,6 +142,7 @@ def run_attempt(
     ``on_note`` hears, once, what is remarkable about the hosts. ``hosts`` is a way to the cluster that stays open,
     ``stop`` ends an attempt that isn't in the main thread. ``threads_per_rank`` is how many threads a rank of each node
     takes (empty: what its cores allow); what the attempt took that left a checkpoint here goes before it.
+    ``versions`` are those of the run's key (None: it has none); a host that has others is refused.
 
     Raises:
         HostError: a host can't take part or can't be started.
@@ -166,6 +168,7 @@ def run_attempt(
             accumulate_steps=settings[0].get("accumulate_steps", 1),
             backend=settings[1].get("backend", "auto"),
         )
+        host_versions.check(facts, versions or {}, cluster.environment)
         if on_facts is not None:
             on_facts(facts)
         taken = rank_threads.of_checkpoints(run_dir) or threads_per_rank

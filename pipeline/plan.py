@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.errors import HostError, UsageError
@@ -33,7 +33,7 @@ def validate(
     check_batch(global_batch_size, cluster.world_size, accumulate_steps)
     problems = [*_same_node(facts), *_loopback(facts)]
     for host, fact in zip(cluster.hosts, facts, strict=True):
-        problems += [f"  {host.label}: {what}" for what in _unfit(host, fact, backend)]
+        problems += [f"  {host.label}: {what}" for what in _unfit(host, fact, backend, cluster.device)]
     problems += _torch_versions(facts)
     if problems:
         raise HostError("\n".join(["the cluster can't run this:", *problems]))
@@ -78,7 +78,7 @@ def _loopback(facts: Sequence[NodeFacts]) -> list[str]:
     ]
 
 
-def _unfit(host: Host, fact: NodeFacts, backend: str) -> list[str]:
+def _unfit(host: Host, fact: NodeFacts, backend: str, device: str) -> list[str]:
     problems = []
     version = tuple(int(part) for part in fact.python_version.split(".")[:2])
     if version < OLDEST_PYTHON:
@@ -91,7 +91,11 @@ def _unfit(host: Host, fact: NodeFacts, backend: str) -> list[str]:
             f"{fact.python} has no torch; install it there ({fact.python} -m pip install torch) "
             "or point cluster.python at an interpreter that has it"
         )
-    gpus = _visible_gpus(host, fact)
+    # the probe doesn't run under the configured environment, which may hide some of what it counts
+    gpus = visible_gpus(fact.gpus // host.shared_by, {**host.placement, **host.env})
+    problems += _device_differs(gpus, device)
+    if device == "cpu":
+        gpus = 0
     if backend == "nccl" and gpus == 0:
         problems.append("strategy.backend=nccl, but it has no GPU; take strategy.backend=gloo")
     elif backend in ("auto", "nccl") and 0 < gpus < host.nproc_per_node:
@@ -102,10 +106,19 @@ def _unfit(host: Host, fact: NodeFacts, backend: str) -> list[str]:
     return problems
 
 
-def _visible_gpus(host: Host, fact: NodeFacts) -> int:
-    """The probe doesn't run under the configured environment, which may hide some of what it counts."""
-    there = fact.gpus // host.shared_by
-    chosen = {**host.placement, **host.env}.get("CUDA_VISIBLE_DEVICES")
+def _device_differs(gpus: int, device: str) -> list[str]:
+    """The kind of device is a part of the key, which is taken before a host is asked."""
+    if device == "cuda" and gpus == 0:
+        return ["cluster.device=cuda, but it has no GPU that CUDA may see; take cluster.device=cpu"]
+    if device == "auto" and gpus > 0:
+        has = f"it has {gpus} GPU{'s' if gpus > 1 else ''}, and the run's key says cpu"
+        return [f"{has}; take cluster.device=cuda, or cluster.device=cpu to leave them idle"]
+    return []
+
+
+def visible_gpus(there: int, env: Mapping[str, str]) -> int:
+    """How many of a host's GPUs are left under a configured environment."""
+    chosen = env.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return there
     return min(there, len([part for part in chosen.split(",") if part.strip() not in ("", "-1")]))
@@ -173,6 +186,7 @@ def render(
                         fact,
                         run_dir=where.run_dir,
                         nnodes=cluster.nnodes,
+                        device=cluster.device,
                         threads=threads[node_rank] if threads else None,
                     ),
                     **_own_place(cluster, node_rank=node_rank, first_rank=first_rank, run_id=run_id),
@@ -253,7 +267,7 @@ def torchrun(*, python: str, options: dict[str, str | int], trainer: str, run_di
 
 
 def environment(
-    host: Host, fact: NodeFacts, *, run_dir: str, nnodes: int, threads: int | None = None
+    host: Host, fact: NodeFacts, *, run_dir: str, nnodes: int, device: str = "auto", threads: int | None = None
 ) -> dict[str, str]:
     """What is set for torchrun on a node, besides what passes from its own shell; the host's ``env`` wins.
 
@@ -270,7 +284,13 @@ def environment(
         chosen = {"GLOO_SOCKET_IFNAME": fact.interface, "NCCL_SOCKET_IFNAME": f"={fact.interface}"}  # '=': whole name
         already = {} if host.interface else fact.extra.get("env", {})
         env.update({name: value for name, value in chosen.items() if name not in already})
-    return {**env, **host.placement, **host.env, **_python_path(f"{run_dir}/code", host.env.get("PYTHONPATH", ""))}
+    return {
+        **env,
+        **host.placement,
+        **host.env,
+        "PACELINE_DEVICE": "cuda" if device == "cuda" else "cpu",  # as the key says it
+        **_python_path(f"{run_dir}/code", host.env.get("PYTHONPATH", "")),
+    }
 
 
 def _python_path(code: str, behind: str) -> dict[str, str]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 
-from pipeline import launchers, plan
+from pipeline import host_versions, launchers, plan
 from pipeline.types import Cluster, NodeFacts
 
 
-def check(cluster: Cluster, *, global_batch_size: int, backend: str = "auto") -> list[NodeFacts]:
-    """The facts of every host.
+def check(
+    cluster: Cluster, *, global_batch_size: int, backend: str = "auto", versions: Mapping[str, str] | None = None
+) -> list[NodeFacts]:
+    """The facts of every host. ``versions`` are what the key of a run would hold.
 
     Raises:
         HostError: lists each host that can't take part, the value seen and the mend.
@@ -19,6 +21,7 @@ def check(cluster: Cluster, *, global_batch_size: int, backend: str = "auto") ->
     with closing(launchers.create(cluster)) as launcher:
         facts = launcher.probe(None)
     plan.validate(cluster, facts, global_batch_size=global_batch_size, backend=backend)
+    host_versions.check(facts, versions or {}, cluster.environment)
     return facts
 
 

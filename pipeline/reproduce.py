@@ -196,18 +196,19 @@ def _threads(recipe: Recipe) -> list[str]:
 def _environment_changes(recipe: Recipe) -> list[Difference]:
     """What the key says of Python and libraries against what is here."""
     old = dict(recipe.parts.get("environment") or {})
-    new = key.environment({name: version(name) or ABSENT for name in old if name != "python"})
+    told = (recipe.config.get("cluster") or {}).get("environment") or {}  # of its hosts, and so of these
+    new = {**key.environment({name: version(name) or ABSENT for name in old if name != "python"}), **told}
     return differences({"environment": old}, {"environment": new})
 
 
 def _topology_changes(recipe: Recipe, words: Sequence[str], root: Path) -> list[Difference]:
     """How the ranks will be spread otherwise than they were; to be told before hours of training."""
-    from pipeline.agent import count_gpus
     from pipeline.config import build, compose
+    from pipeline.local_gpus import usable_gpus
 
     try:
         section = compose.resolve(compose.compose_config(words))["cluster"]
-        cluster = build.build_cluster(section, root=root, local_gpus=count_gpus())
+        cluster = build.build_cluster(section, root=root, local_gpus=usable_gpus())
     except PacelineError:
         return []  # another version's words: the run's own code checks them
     return differences({"topology": recipe.parts.get("topology")}, {"topology": key.topology(cluster)})

@@ -10,6 +10,7 @@ from pathlib import Path
 from pipeline import data, evaluation_key
 from pipeline.closure import Closure, import_closure
 from pipeline.config.build import RunConfig
+from pipeline.errors import UsageError, hint
 from pipeline.key import ContentKey, content_key, environment
 from pipeline.remembered import remember_in
 from pipeline.runfolder import RunFolder
@@ -49,6 +50,19 @@ def sources(root: Path) -> Sources:
     return read
 
 
+def versions(config: RunConfig, code: Closure) -> dict[str, str]:
+    """The key's part ``environment``. Raises UsageError."""
+    return of_hosts(environment(code.versions), config.cluster.environment)
+
+
+def of_hosts(here: Mapping[str, str], told: Mapping[str, str]) -> dict[str, str]:
+    """The key's versions: the controller's, but where ``cluster.environment`` tells of the hosts. Raises UsageError."""
+    for name in told:
+        if name not in here:
+            raise UsageError(f"cluster.environment.{name}: the run doesn't import that; {hint(name, here)}")
+    return {**here, **told}
+
+
 def prepare(config: RunConfig, root: Path, pack: data.Pack, read: Sources | None = None) -> Run:
     """The run with its key. Starts nothing, imports no torch."""
     remember_in(root, config.runs_dir)
@@ -57,7 +71,7 @@ def prepare(config: RunConfig, root: Path, pack: data.Pack, read: Sources | None
         config=config.resolved,
         code=code.digests,
         data_digest=pack.digest,
-        environment=environment(code.versions),
+        environment=versions(config, code),
         cluster=config.cluster,
     )
     folder = RunFolder(config.runs_dir / key.short)

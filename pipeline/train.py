@@ -270,6 +270,7 @@ def _attempts(run: Run, recorder: Recorder, say: Heartbeat, means: Means) -> Non
                 hosts=means.hosts,
                 stop=means.stop,
                 threads_per_rank=means.threads_per_rank,
+                versions=run.key.parts["environment"],
             )
             return
         except Killed as error:

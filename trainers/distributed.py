@@ -195,7 +195,7 @@ def connect(wanted_backend: str) -> Node:
         TrainerError: the backend cannot work here, or the hosts have different kinds of devices.
     """
     ranks, host = read_ranks(), socket.gethostname()
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = usable_gpus(os.environ.get("PACELINE_DEVICE"), host)
     device, backend = choose_device(wanted_backend, ranks, gpus=gpus, host=host)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -203,6 +203,22 @@ def connect(wanted_backend: str) -> Node:
     if ranks.world_size > 1:
         _join(ranks, device, backend, host)
     return Node(ranks=ranks, device=device, backend=backend)
+
+
+def usable_gpus(kind: str | None, host: str) -> int:
+    """GPUs to choose from; ``kind`` is the device that the run's key names (None: nobody said).
+
+    Raises:
+        TrainerError: the key says cuda, and torch can't use a GPU here.
+    """
+    gpus = torch.cuda.device_count() if kind != "cpu" and torch.cuda.is_available() else 0
+    if kind == "cuda" and gpus == 0:
+        built = f"was built for CUDA {torch.version.cuda}" if torch.version.cuda else "was built without CUDA"
+        raise TrainerError(
+            f"the run's key says cuda, but torch {torch.__version__} on host {host} sees no GPU; it {built}: mend the "
+            "driver or torch there, or take cluster.device=cpu"
+        )
+    return gpus
 
 
 def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> None:

@@ -185,12 +185,14 @@ def runs() -> None:
 
 def preflight() -> None:
     from pipeline import preflight as checks
+    from pipeline.run import sources, versions
 
     config = session().config
     facts = checks.check(
         config.cluster,
         global_batch_size=config.train.trainer.global_batch_size,
         backend=config.train.strategy.backend,
+        versions=versions(config, sources(ROOT)(config.chosen, config.cluster.python_path)),
     )
     say(checks.table(facts))
     say(f"{len(facts)} host(s) can take part")

@@ -186,9 +186,9 @@ def session() -> Session:
 
 
 def _local_gpus() -> int:
-    from pipeline.agent import count_gpus
+    from pipeline.local_gpus import usable_gpus
 
-    return count_gpus()
+    return usable_gpus()
 
 
 def relative(path: Path) -> str:

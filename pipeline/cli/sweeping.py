@@ -49,14 +49,14 @@ def sweep() -> None:
 
 def run_jobs(jobs: Sequence[tuple[str, ...]], words: Sequence[str]) -> None:
     """The same for combinations that Hydra has made. Raises what ``run`` does, UsageError and DataError."""
-    from pipeline.agent import count_gpus
+    from pipeline.local_gpus import usable_gpus
     from pipeline.sweep.expand import of_jobs
 
-    space = of_jobs(jobs, root=ROOT, local_gpus=count_gpus())
+    space = of_jobs(jobs, root=ROOT, local_gpus=usable_gpus())
     if space.trials[0].config.search.name != "none":
         raise UsageError("--multirun expands a grid before anything is asked", try_="doit sweep with the same words")
     fetch_all(space)
-    run(of_jobs(jobs, root=ROOT, local_gpus=count_gpus()), words)
+    run(of_jobs(jobs, root=ROOT, local_gpus=usable_gpus()), words)
 
 
 def fetch_all(space: Space) -> None:

@@ -12,13 +12,14 @@ from pipeline.cluster import Cluster, Host
 from pipeline.config.schema import OPTIONS, RootConfig, SearchConfig, SweepConfig
 from pipeline.errors import UsageError, hint
 from pipeline.launchers import LAUNCHERS
-from pipeline.plan import check_batch
+from pipeline.plan import check_batch, visible_gpus
 from pipeline.redact import HIDDEN, hide, in_word, is_secret_name, placeholders, secret_values, split, without_secrets
 from trainers import config as node
 
 _NOT_OF_THE_TRAINER = ("cluster", "tracking", "paths", "sweep", "search")
 RENDEZVOUS = ("static", "c10d", "file")
 _LONGEST_NAME, _LONGEST_PATH = 255, 3000  # bytes; the system takes 4,096 with what lies inside
+DEVICES = ("auto", "cpu", "cuda")
 CPU_RANKS = 2  # `auto` without a GPU: the same number everywhere, so that a run has one key on every laptop
 
 
@@ -167,7 +168,8 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     launcher = str(raw["launcher"])
     settings = LAUNCHERS.settings(launcher)
     _check_rendezvous(raw["rendezvous"], raw["rendezvous_dir"])
-    nproc = _nproc(raw["nproc_per_node"], launcher, local_gpus)
+    device = _device(raw.get("device", "auto"), launcher, raw["env"], local_gpus)
+    nproc = _nproc(raw["nproc_per_node"], launcher, local_gpus if device == "cuda" else 0)
     secrets = secret_values({"cluster": raw})
     hosts = tuple(_host(entry, raw, nproc, secrets) for entry in _entries(raw, root, nproc))
     _refuse_unset(raw.get("secrets") or [], hosts)
@@ -183,6 +185,8 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
         max_restarts=raw["max_restarts"],
         rendezvous=raw["rendezvous"],
         rendezvous_dir=raw["rendezvous_dir"],
+        environment={str(name): str(version) for name, version in (raw.get("environment") or {}).items()},
+        device=device,
         settings=_typed(settings, without_secrets({"cluster": raw})["cluster"]),
     )
 
@@ -271,6 +275,15 @@ def _environment(raw: Mapping[str, Any], field: str) -> dict[str, str]:
             raise UsageError(f"{field}.{name} holds a NUL character, which no variable can; take it out")
         _encodable(f"{field}.{name}", value)
     return dict(raw)
+
+
+def _device(value: str, launcher: str, env: Mapping[str, str], local_gpus: int) -> str:
+    """The kind of device that the ranks will compute on, as it counts in the key; auto where no host was asked."""
+    if value not in DEVICES:
+        raise UsageError(f"cluster.device={value!r} is not an option; {hint(value, DEVICES)}")
+    if value != "auto" or launcher != "local":
+        return value
+    return "cuda" if visible_gpus(local_gpus, env) else "cpu"
 
 
 def _nproc(value: Any, launcher: str, local_gpus: int) -> int:

@@ -20,7 +20,7 @@ from pipeline.config.schema import register
 CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
 CONFIG_NAME = "config"
 HYDRA_VERSION_BASE = "1.3"
-_OPEN = ("cluster.env.",)  # mappings whose names are the user's own
+_OPEN = ("cluster.env.", "cluster.environment.", "cluster.environment={")  # mappings whose names are the user's own
 
 
 @contextmanager

@@ -39,6 +39,8 @@ class ClusterConfig:
     workdir: str | None = None  # scratch folder on the hosts; None: ~/.cache/paceline
     env: dict[str, str] = field(default_factory=dict)
     secrets: list[str] = field(default_factory=list)  # names in `env` that are secret though they don't sound so
+    environment: dict[str, str] = field(default_factory=dict)  # versions on the hosts, where not the controller's
+    device: str = "auto"  # cpu, cuda, or auto: this computer's GPUs where it is the host, else the CPU
     rendezvous: str = "static"  # how ranks find each other: static, c10d, or file (a folder that all hosts share)
     rendezvous_dir: str | None = None  # that folder
     connect_timeout_s: float = 5.0

@@ -178,7 +178,8 @@ class TrialFactory:
     def _slots_of(self, resolved: dict[str, Any], whole: RunConfig) -> tuple[Cluster, ...]:
         section = canonical_json(resolved["cluster"])
         if section not in self._slots:
-            self._slots[section] = placing.slots(whole.cluster, whole.sweep, _gpu_names(self._local_gpus))
+            gpus = _gpu_names(self._local_gpus) if whole.cluster.device == "cuda" else []
+            self._slots[section] = placing.slots(whole.cluster, whole.sweep, gpus)
         return self._slots[section]
 
     def _pack(self, config: RunConfig) -> data.Pack | None:

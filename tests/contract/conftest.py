@@ -85,14 +85,16 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
     if request.param == "local":
         hosts: tuple[Host, ...] = (Host(name="localhost", nproc_per_node=2, env=env),)
         return Bench(
-            cluster=Cluster(launcher="local", hosts=hosts),
+            cluster=Cluster(launcher="local", hosts=hosts, device="cpu"),
             folder=folder,
             count=count_here,
             shares_run_dir=True,
         )
     lab = request.getfixturevalue("lab")
     hosts = tuple(Host(name=host.name, env=env) for host in lab.hosts)
-    cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), workdir="~/it's a $HOME")
+    cluster = Cluster(
+        launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), workdir="~/it's a $HOME", device="cpu"
+    )
 
     # lab hosts have process-id namespaces of their own, which the machine around them sees into
     return Bench(cluster=cluster, folder=folder, count=count_here, shares_run_dir=False, shell=partial(on, lab))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import re
 import subprocess
 import sys
@@ -28,8 +29,8 @@ def _needed(name: str, found: set[str] | None = None) -> set[str]:
     return found
 
 
-def _bare_environment(folder: Path) -> Path:
-    """A virtual environment with torch and its requirements alone, linked from this one."""
+def _bare_environment(folder: Path, torch: str | None = None) -> Path:
+    """A virtual environment with torch and its requirements alone, linked from this one; ``torch``: called that."""
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -42,7 +43,8 @@ def _bare_environment(folder: Path) -> Path:
         if not file.parts[0].startswith("..") and file.parts[0] != "__pycache__"
     }
     for name in names:
-        (target / name).symlink_to(source / name)
+        called = f"torch-{torch}.dist-info" if torch and re.fullmatch(r"torch-.*\.dist-info", name) else name
+        (target / called).symlink_to(source / name)
     return python
 
 
@@ -59,3 +61,20 @@ def test_a_run_finishes_on_a_node_that_has_torch_alone(project: Project, tmp_pat
     assert str(python) in plan
     assert sys.executable not in plan
     assert project.result()["metrics"]["test/accuracy"] > 0.5
+
+
+def test_a_host_with_another_torch_is_refused_and_the_word_that_is_named_runs(project: Project, tmp_path: Path) -> None:
+    python = _bare_environment(tmp_path / "bare", torch="2.9.1")
+    here = importlib.metadata.version("torch")
+    project.words = ["tracking=none", f"cluster.python='{python}'"]
+    words = ("experiment=quickstart", "trainer.max_steps=2")
+    for verb in ("preflight", "train"):
+        refused = project.doit(verb, *words)
+        assert refused.returncode == 1, refused.stdout
+        assert f"localhost: torch 2.9.1 (the key says {here})" in refused.stdout
+        assert "try: cluster.environment='{torch: 2.9.1}', which" in refused.stdout
+    done = project.doit("train", *words, "cluster.environment={torch: 2.9.1}")
+    assert done.returncode == 0, done.stdout
+    folders = [folder for folder in project.run_folders() if (folder / "result.json").exists()]
+    (key,) = [json.loads((folder / "key.json").read_text()) for folder in folders]
+    assert key["environment"]["torch"] == "2.9.1"

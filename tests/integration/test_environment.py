@@ -79,7 +79,7 @@ def test_ranks_see_nothing_of_the_shell_but_what_is_named(tmp_path: Path, monkey
     host = Host(name="localhost", env={"OF_MY_CLUSTER": "2", "TZ": "CET"})
     notes: list[str] = []
     run_attempt(
-        cluster=Cluster(launcher="local", hosts=(host,)),
+        cluster=Cluster(launcher="local", hosts=(host,), device="cpu"),
         run_dir=stub.run_dir,
         run_key="abc",
         pack_dir=stub.pack_dir,

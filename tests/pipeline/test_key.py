@@ -11,14 +11,16 @@ import pytest
 
 from pipeline.config.build import RunConfig, build
 from pipeline.config.compose import compose_config, resolve
+from pipeline.errors import UsageError
 from pipeline.installed import version
 from pipeline.key import ContentKey, content_key
+from pipeline.run import of_hosts
 
 ENVIRONMENT = {"python": "3.11.7", "torch": "2.15.0"}
 
 
-def configured(*overrides: str) -> RunConfig:
-    return build(resolve(compose_config(overrides)), overrides, root=Path("/project"), local_gpus=0)
+def configured(*overrides: str, local_gpus: int = 0) -> RunConfig:
+    return build(resolve(compose_config(overrides)), overrides, root=Path("/project"), local_gpus=local_gpus)
 
 
 def key_of(*overrides: str, **parts: Any) -> ContentKey:
@@ -90,3 +92,29 @@ def test_versions_are_those_that_python_names() -> None:
     names = {found.name for found in importlib.metadata.distributions()}
     assert {name: version(name) for name in names} == {name: importlib.metadata.version(name) for name in names}
     assert version("no-such-package") is None
+
+
+def device_of(*overrides: str, local_gpus: int = 0) -> str:
+    config = configured(*overrides, local_gpus=local_gpus)
+    key = content_key(config=config.resolved, cluster=config.cluster, code={}, data_digest="d", environment={})
+    return str(key.parts["topology"]["device"])
+
+
+def test_a_run_on_gpus_has_another_key_than_the_same_command_without() -> None:
+    words = ("cluster.nproc_per_node=2",)
+    assert (device_of(*words), device_of(*words, local_gpus=2)) == ("cpu", "cuda")
+    assert device_of(*words, "cluster.device=cpu", local_gpus=2) == "cpu"
+    assert device_of(*words, "cluster.env.CUDA_VISIBLE_DEVICES=''", local_gpus=2) == "cpu"
+
+
+def test_gpus_of_this_computer_say_nothing_of_other_hosts() -> None:
+    assert device_of("cluster=two_node", local_gpus=8) == "cpu"
+    assert device_of("cluster=two_node", "cluster.device=cuda") == "cuda"
+
+
+def test_what_the_hosts_have_is_the_keys_where_it_is_told() -> None:
+    assert of_hosts(ENVIRONMENT, {"torch": "2.9.1"}) == {"python": "3.11.7", "torch": "2.9.1"}
+    with pytest.raises(
+        UsageError, match=r"cluster\.environment\.torhc: the run doesn't import that; did you mean torch"
+    ):
+        of_hosts(ENVIRONMENT, {"torhc": "2.9.1"})

@@ -143,15 +143,15 @@ def test_one_node_under_two_names() -> None:
 
 def test_more_ranks_than_gpus_unless_gloo_is_asked_for() -> None:
     found = [facts(0, gpus=2), facts(1, gpus=4)]
-    text = refused(cluster(4, 4), *found)
+    text = refused(cluster(4, 4, device="cuda"), *found)
     assert "node0: nproc_per_node=4 is more than its 2 GPUs" in text
     assert "node1" not in text
-    validate(cluster(4, 4), found, global_batch_size=8, backend="gloo")
+    validate(cluster(4, 4, device="cuda"), found, global_batch_size=8, backend="gloo")
 
 
 def test_gpus_that_the_configured_environment_hides_do_not_count() -> None:
     host = Host(name="node0", nproc_per_node=2, env={"CUDA_VISIBLE_DEVICES": "5"})
-    text = refused(Cluster(launcher="pssh", hosts=(host,)), facts(0, gpus=8))
+    text = refused(Cluster(launcher="pssh", hosts=(host,), device="cuda"), facts(0, gpus=8))
     assert "node0: nproc_per_node=2 is more than its 1 GPU, and" in text
 
 
@@ -185,6 +185,7 @@ def test_c10d_gets_one_endpoint_one_host_of_the_store_and_the_plans_own_ranks() 
     assert not any("node-rank" in word or "master" in word for word in second.argv)
     own = {name: value for name, value in second.env.items() if name.startswith("PACELINE")}
     assert own == {
+        "PACELINE_DEVICE": "cpu",
         "PACELINE_FIRST_RANK": "2",
         "PACELINE_NODE_RANK": "1",
         "PACELINE_NNODES": "2",
@@ -198,8 +199,9 @@ def test_with_a_shared_file_each_torchrun_is_alone() -> None:
     assert plan.nodes[1].env["PACELINE_RENDEZVOUS_FILE"] == "/nfs/meet/abc-2-ff"
 
 
-def test_static_needs_no_word_of_ours() -> None:
-    assert not any(name.startswith("PACELINE") for name in rendered(cluster(1, 1), facts(0), facts(1)).nodes[1].env)
+def test_static_needs_no_word_of_ours_about_ranks() -> None:
+    env = rendered(cluster(1, 1), facts(0), facts(1)).nodes[1].env
+    assert [name for name in env if name.startswith("PACELINE")] == ["PACELINE_DEVICE"]
 
 
 def test_micro_batches_count_before_anything_starts() -> None:
@@ -210,6 +212,32 @@ def test_micro_batches_count_before_anything_starts() -> None:
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
 def test_ranks_may_share_a_gpu_but_not_over_nccl(backend: str) -> None:
-    validate(cluster(2), [facts(0, gpus=1)], global_batch_size=2, backend=backend)
+    validate(cluster(2, device="cuda"), [facts(0, gpus=1)], global_batch_size=2, backend=backend)
     with pytest.raises(HostError, match=r"nproc_per_node=2 is more than its 1 GPU, and NCCL"):
-        validate(cluster(2), [facts(0, gpus=1)], global_batch_size=2, backend="nccl")
+        validate(cluster(2, device="cuda"), [facts(0, gpus=1)], global_batch_size=2, backend="nccl")
+
+
+def test_hosts_with_gpus_are_refused_until_the_key_says_cuda_or_cpu() -> None:
+    text = refused(cluster(1, 1), facts(0, gpus=8), facts(1))
+    assert (
+        "node0: it has 8 GPUs, and the run's key says cpu; take cluster.device=cuda, or cluster.device=cpu to" in text
+    )
+    assert "node1" not in text
+    validate(cluster(1, 1, device="cpu"), [facts(0, gpus=8), facts(1)], global_batch_size=8)
+
+
+def test_a_host_without_gpus_is_refused_where_the_key_says_cuda() -> None:
+    text = refused(cluster(1, 1, device="cuda"), facts(0, gpus=8), facts(1))
+    assert text.splitlines()[1:] == [
+        "  node1: cluster.device=cuda, but it has no GPU that CUDA may see; take cluster.device=cpu"
+    ]
+    hidden = Host(name="node0", env={"CUDA_VISIBLE_DEVICES": ""})
+    assert "node0: cluster.device=cuda, but" in refused(
+        Cluster(launcher="pssh", hosts=(hidden,), device="cuda"), facts(0, gpus=8)
+    )
+
+
+@pytest.mark.parametrize(("device", "told"), [("auto", "cpu"), ("cpu", "cpu"), ("cuda", "cuda")])
+def test_ranks_are_told_the_device_that_the_key_names(device: str, told: str) -> None:
+    plan = rendered(cluster(1, 1, device=device), facts(0), facts(1))
+    assert [node.env["PACELINE_DEVICE"] for node in plan.nodes] == [told, told]

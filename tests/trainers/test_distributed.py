@@ -1,6 +1,7 @@
 import pytest
+import torch
 
-from trainers.distributed import Ranks, choose_device, read_ranks
+from trainers.distributed import Ranks, choose_device, read_ranks, usable_gpus
 from trainers.errors import TrainerError
 
 
@@ -40,3 +41,20 @@ def test_nccl_without_gpus_is_refused() -> None:
 def test_mpi_is_refused_where_torch_has_none() -> None:
     with pytest.raises(TrainerError, match=r"backend=mpi, but torch .* on host node0 was built without MPI; take"):
         choose_device("mpi", Ranks(), gpus=0, host="node0")
+
+
+@pytest.mark.parametrize(("kind", "count"), [(None, 2), ("cuda", 2), ("cpu", 0)])
+def test_a_rank_leaves_gpus_alone_that_the_key_does_not_name(
+    monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert usable_gpus(kind, "node0") == count
+
+
+def test_a_rank_without_the_gpu_that_the_key_names_does_not_compute_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(
+        TrainerError, match=r"key says cuda, but torch .* on host node0 sees no GPU.*device=cpu"
+    ):
+        usable_gpus("cuda", "node0")

@@ -1,0 +1,62 @@
+"""What the hosts have installed against the environment part of the run's key. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from pipeline.errors import HostError
+from pipeline.types import NodeFacts
+
+Versions = Mapping[str, str]
+
+
+def check(facts: Sequence[NodeFacts], key: Versions, told: Versions) -> None:
+    """Refuse hosts whose Python or libraries are others than the key says: their weights would be others too.
+
+    Args:
+        key: name of a distribution (or ``python``) → version, as in key.json.
+        told: what ``cluster.environment`` says already.
+
+    Raises:
+        HostError: every difference, and one word that runs as the hosts are.
+    """
+    found = {fact.host: differing(fact, key) for fact in facts}
+    different = {host: versions for host, versions in found.items() if versions}
+    if not different:
+        return
+    rows: dict[str, list[str]] = {}
+    for host, versions in different.items():
+        what = ", ".join(f"{name} {version} (the key says {key[name]})" for name, version in versions.items())
+        rows.setdefault(what, []).append(host)
+    lines = [f"  {', '.join(hosts)}: {what}" for what, hosts in rows.items()]
+    raise HostError("\n".join(["the hosts differ from the run's key:", *lines]), try_=_mend(found, told))
+
+
+def differing(fact: NodeFacts, key: Versions) -> dict[str, str]:
+    """What one host has otherwise than the key: name → the version there. What its probe can't tell is left out."""
+    there = {"torch": fact.torch_version, **fact.extra.get("packages", {}), "python": fact.python_version}
+    found = {name: there.get(_normal(name)) for name in key}
+    return {
+        name: version for name, version in found.items() if version and _comparable(version) != _comparable(key[name])
+    }
+
+
+def _mend(found: Mapping[str, dict[str, str]], told: Versions) -> str:
+    """One word where all hosts have the same; else they have to be made alike first."""
+    same = len({tuple(sorted(versions.items())) for versions in found.values()}) == 1
+    others = "install the key's versions there, or cluster.python=<an interpreter that has them>"
+    if not same:
+        return f"hosts of one run need the same versions: {others}"
+    words = {**told, **next(iter(found.values()))}
+    listed = ", ".join(f"{name}: {version}" for name, version in sorted(words.items()))
+    return f"cluster.environment='{{{listed}}}', which is the key of a run on such hosts; or {others}"
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _comparable(version: str) -> str:
+    """Folder names write ``_`` for ``-``; a Python built from its repository calls itself 3.12.1+."""
+    return version.replace("_", "-").removesuffix("+")
