@@ -30,7 +30,7 @@ def test_missing_interpreter_shows_the_value_and_the_field() -> None:
 
 
 def test_unknown_launcher_shows_the_nearest() -> None:
-    with pytest.raises(UsageError, match=r"cluster\.launcher='psh' is not a launcher; did you mean pssh\?"):
+    with pytest.raises(UsageError, match=r"cluster\.launcher='psh' is not an option; did you mean pssh\?"):
         create(Cluster(launcher="psh", hosts=(Host(name="a"),)))
 
 

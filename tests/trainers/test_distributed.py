@@ -54,7 +54,5 @@ def test_a_rank_leaves_gpus_alone_that_the_key_does_not_name(
 
 def test_a_rank_without_the_gpu_that_the_key_names_does_not_compute_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(
-        TrainerError, match=r"key says cuda, but torch .* on host node0 sees no GPU.*device=cpu"
-    ):
+    with pytest.raises(TrainerError, match=r"key says cuda, but torch .* on host node0 sees no GPU.*device=cpu"):
         usable_gpus("cuda", "node0")
