@@ -47,7 +47,6 @@ FAMILIES = (
 _DESCRIBES = ("*_VERSION", "*_SHA256", "*_URL", "*_ROOT", "*_HOME", "*_modshare")
 """Names under which container images and module systems tell what is installed: nothing reads them, nothing is said."""
 
-_SECRET = ("*TOKEN*", "*SECRET*", "*PASSW*", "*CREDENTIAL*", "*API_KEY*")
 _LONGEST_SHOWN = 120  # characters of a value
 
 
@@ -87,11 +86,12 @@ def left_behind(told: Mapping[str, Mapping[str, str]], *, whose: str) -> list[st
 
 
 def _sentence(variables: Sequence[tuple[str, str]], whose: str) -> str:
-    import shlex  # here: the key asks this module about names, and a finished run has no use for these two
+    import shlex  # here: the key asks this module about names, and a finished run has no use for these
 
     from pipeline.hydra_value import hydra_value
+    from pipeline.redact import is_secret_name
 
-    open_ = [(name, "…" if _is_secret(name) else value) for name, value in variables]
+    open_ = [(name, "…" if is_secret_name(name) else value) for name, value in variables]
     seen = ", ".join(f"{name}={_shown(value)}" for name, value in open_)
     words = " ".join(shlex.quote(f"cluster.env.{name}={hydra_value(value)}") for name, value in open_)
     one = len(variables) == 1
@@ -99,10 +99,6 @@ def _sentence(variables: Sequence[tuple[str, str]], whose: str) -> str:
         f"{seen} of {whose} {'is' if one else 'are'}n't passed to the ranks; {words} "
         f"{'takes it' if one else 'takes them'} along, as a part of the run's key"
     )
-
-
-def _is_secret(name: str) -> bool:
-    return matches(name.upper(), _SECRET)
 
 
 def _shown(value: str) -> str:
