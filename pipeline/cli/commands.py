@@ -22,6 +22,9 @@ from pipeline.errors import PacelineError, UsageError
 if TYPE_CHECKING:
     from pipeline.result import Result
 
+if TYPE_CHECKING:
+    from pipeline.runfolder import RunFolder
+
 
 def say(text: str) -> None:
     """One line for the person, at once."""
@@ -201,10 +204,30 @@ def preflight() -> None:
 def stop() -> None:
     from pipeline.launch import stop_run
 
-    folder = session().folder()
+    folder = _under_way() if _names_no_run() else session().folder()
+    if folder is None:
+        say(f"nothing to stop: no run under {relative(session().config.runs_dir)} is under way")
+        return
     cluster = session().cluster_of(folder)
     stop_run(cluster, folder.path, folder.key)
     say(f"nothing of {folder.key} runs on {', '.join(host.label for host in cluster.hosts)}")
+
+
+def _names_no_run() -> bool:
+    asked = session().asked
+    return "run" not in asked.options and all(word.startswith("paths.") for word in asked.overrides)
+
+
+def _under_way() -> RunFolder | None:
+    """The one run whose journal has no end. Raises UsageError: there are several."""
+    from pipeline import runs as all_runs
+    from pipeline.runfolder import RunFolder
+
+    runs_dir = session().config.runs_dir
+    keys = [row.key for row in all_runs.rows(runs_dir) if row.state in ("PLANNED", "RUNNING")]
+    if len(keys) > 1:
+        raise UsageError(f"{len(keys)} runs are under way: {', '.join(keys)}", try_=f"doit stop run={keys[-1]}")
+    return RunFolder(runs_dir / keys[0]) if keys else None
 
 
 def ui() -> None:
@@ -223,6 +246,8 @@ def lab() -> None:
     from pipeline import lab as labs
 
     options = session().asked.options
+    if {"down", "hosts"} <= options.keys():
+        raise UsageError("doit lab takes down=1, which removes the lab, or hosts=N, which raises it; not both")
     if "down" in options:
         if options["down"].lower() not in ("1", "true", "yes"):
             raise UsageError(f"down={options['down']}: doit lab down=1 removes the lab")

@@ -65,6 +65,8 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
                 if word not in names and "*" not in word and ":" not in word:
                     shown = [name for name in names if not name.startswith("_")]
                     raise InvalidCommand(f"there is no command {word!r}; {hint(word, shown)}")
+            if self._invocation.verb is None and self._invocation.overrides and not pos_args:
+                raise InvalidCommand(f"no command is named; doit train {self._invocation.overrides[0]}, for example")
             self._compose()
         return tasks
 

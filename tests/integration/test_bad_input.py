@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from pipeline import leftovers
-from tests.integration.commands import Project, wait_for_step
+from tests.integration.commands import ROOT, Project, wait_for_step
 from tests.small_disk import mounted
 
 TINY = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1", "tracking=none", "seed=1,2")
@@ -111,6 +112,7 @@ def test_what_a_killed_command_left_is_removed_by_the_next_one_that_holds_the_lo
         (("sweep", *TINY, "sweep.name=../x"), "sweep.name='../x' must be up to 100 letters"),
         (("sweep", *TINY, "sweep.name=.."), "sweep.name='..' must be up to 100 letters"),
         (("sweep", *TINY, "sweep.name='ünï code'"), "sweep.name='ünï code' must be up to 100 letters"),
+        (("optimizer.lr=0.1",), "ERROR: no command is named; doit train "),
         (("ui", "port=99999"), "port=99999 must be a whole number from 1 to 65535"),
     ],
 )
@@ -121,3 +123,28 @@ def test_a_wrong_word_that_only_the_verb_can_check_ends_with_the_code_of_a_wrong
     assert done.returncode == 3
     assert said in done.stdout
     assert "Traceback" not in done.stdout
+
+
+def test_a_stop_with_nothing_to_stop_says_so(finished: Project) -> None:
+    for _ in range(2):
+        done = subprocess.run(
+            [*DOIT, "stop", f"paths.runs='{finished.folder}/runs'"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[1:] == [f"nothing to stop: no run under {finished.folder}/runs is under way"]
+
+
+def test_a_lab_is_raised_or_removed_and_not_both() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "doit", "lab", "down=1", "hosts=2"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert "not both" in done.stderr
