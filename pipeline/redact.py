@@ -67,6 +67,7 @@ class Secret(str):
 
 
 # ---------------------------------------------------------------------------------------- names and texts
+@cache
 def is_secret_name(name: str) -> bool:
     """Whether a variable or field of this name holds a secret: ``API_TOKEN``, ``dbPassword``; not ``MAX_TOKENS``."""
     parts = re.sub(r"[^A-Z0-9]+", "_", re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).upper())

@@ -148,3 +148,22 @@ def test_a_renamed_folder_is_refused(tmp_path: Path) -> None:
     renamed = RunFolder(folder.path.rename(tmp_path / "0123456789ab"))
     with pytest.raises(AlteredError, match=r"result.json was altered: it is that of run"):
         read(renamed, tmp_path)
+
+
+def test_secrets_are_told_anew_by_the_environment_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["seed=1", "++cluster.env.API_TOKEN=***", "++cluster.env={PROXY: 'http://***@h:1', A: 1}"]
+    made = recipe(tmp_path, overrides=words)
+    monkeypatch.delenv("API_TOKEN", raising=False)
+    monkeypatch.setenv("PROXY", "http://bob:pw@h:1")
+    with pytest.raises(PacelineError, match=r"to be told anew: \+\+cluster\.env\.API_TOKEN=\*\*\*\n") as caught:
+        reproduce._refuse_untold(made, [])
+    assert "++cluster.env.API_TOKEN='${oc.env:API_TOKEN}', with the value in" in str(caught.value)
+    reproduce._refuse_untold(made, ["++cluster.env.API_TOKEN=abc"])
+    monkeypatch.setenv("API_TOKEN", "abc")
+    reproduce._refuse_untold(made, [])
+    told = {"root": tmp_path, "project": tmp_path, "source": None}
+    assert reproduce._overrides(made, [], **told) == [
+        "seed=1",
+        "++cluster.env.API_TOKEN='${oc.env:API_TOKEN}'",
+        "++cluster.env={PROXY: '${oc.env:PROXY}', A: 1}",
+    ]
