@@ -74,7 +74,7 @@ def main() -> int:
     count, seed, jobs = int(words[0]), int(words[1]), int(words[2])
     drawn = cases(count, seed, words[3])
     print(f"{len(drawn)} faults, seed {seed}; {surroundings()}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="disturbed-") as temporary:
         outcomes = run_all(Path(temporary), drawn, jobs)
     table(outcomes)
     return 1 if any(outcome["missed"] for outcome in outcomes) else 0
@@ -97,11 +97,12 @@ def run_all(place: Path, drawn: list[Case], jobs: int) -> list[dict[str, Any]]:
             print(json.dumps(outcome), file=record)
         return outcome
 
+    pool = ThreadPoolExecutor(jobs)
     try:
         expected = {where: undisturbed(place, where, labs[0]) for where in {case.place for case in drawn}}
-        with ThreadPoolExecutor(jobs) as pool:
-            return list(pool.map(one, drawn))
+        return list(pool.map(one, drawn))
     finally:
+        pool.shutdown(cancel_futures=True)
         for number in range(jobs):
             down(place / f"lab{number}")
 
