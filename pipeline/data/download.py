@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.data.progress import OnProgress
+from pipeline.data.source import scheme
 from pipeline.data.transports import HTTP, TIMEOUT_S, Filesystem, Part
 
 if TYPE_CHECKING:
@@ -52,16 +53,20 @@ def retrieve(wanted: Wanted, folder: Path, report: OnProgress) -> Path | list[Fa
     failures: dict[str, Failure] = {}
     pauses = list(PAUSES_S)
     progress_s = time.monotonic()
+    reached = [0]  # bytes of the file, round by round
     for _ in range(_MAX_ROUNDS):
-        before = part.received_bytes
+        before, part.reached_bytes = max(reached), 0
         for url in wanted.urls:
             if url not in failures or not failures[url].final:
                 outcome = _attempt(url, wanted, part, report)
                 if isinstance(outcome, Path):
                     return outcome
                 failures[url] = outcome
-        if part.received_bytes > before:
+        if 0 < part.reached_bytes == reached[-1]:
+            break  # where the round before ended too: it isn't the connection
+        if part.reached_bytes > before:
             pauses, progress_s = list(PAUSES_S), time.monotonic()
+        reached.append(part.reached_bytes)
         given_up = all(failure.final for failure in failures.values())
         if given_up or not pauses or time.monotonic() - progress_s > _PATIENCE_S:
             break
@@ -74,7 +79,7 @@ def _attempt(url: str, wanted: Wanted, part: Part, report: OnProgress) -> Path |
     import requests
 
     pooch.get_logger().setLevel("WARNING")
-    web = url.startswith(("http://", "https://"))
+    web = scheme(url) in ("http", "https")
     download = HTTP(part, report) if web else Filesystem(report)
     path = part.path.with_name(wanted.name)
     if wanted.sha256 is None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -17,7 +20,12 @@ if TYPE_CHECKING:
 
     from pipeline.data.base import Images
 
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, ValueError)
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, EOFError, ValueError, SyntaxError, TypeError,
+    KeyError, OverflowError, RecursionError, NotImplementedError, RuntimeError,
+)  # fmt: skip
+_MOST_DEFLATED = 1032  # bytes that one byte of a deflated member can stand for: the format allows no more
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy writes
 
 
 @dataclass(frozen=True)
@@ -39,11 +47,23 @@ class ArrayFile:
                 f"{path} is not a .npz file, or it is cut off", try_="numpy.savez(path, images=…, labels=…)"
             )
         with self._reading("the directory"), zipfile.ZipFile(path) as bundle:
-            members = bundle.namelist()
-        self.names = tuple(name.removesuffix(".npy") for name in members if name.endswith(".npy"))
+            members = [member for member in bundle.infolist() if member.filename.endswith(".npy")]
+        self.names = tuple(member.filename.removesuffix(".npy") for member in members)
+        for member in members:
+            self._refuse_impossible(member)
+
+    def _refuse_impossible(self, member: zipfile.ZipInfo) -> None:
+        """Sizes that the file can't hold are found before anything is read or reserved for them."""
+        name, size_bytes = member.filename.removesuffix(".npy"), member.file_size
+        if member.compress_type not in _METHODS or member.flag_bits & 1:
+            raise DataError(f"{self.path}: {name} is encrypted or packed in a way that numpy doesn't write")
+        most = member.compress_size * (_MOST_DEFLATED if member.compress_type == zipfile.ZIP_DEFLATED else 1)
+        if size_bytes > most or member.compress_size > self.path.stat().st_size:
+            seen = f"{member.compress_size} bytes in a file of {self.path.stat().st_size}"
+            raise DataError(f"{self.path}: {name} is damaged: it claims {size_bytes} bytes and has {seen}")
 
     def header(self, name: str) -> Header:
-        """Shape and dtype; an array of Python objects is refused here."""
+        """Shape and dtype; an array of Python objects is refused here, and one whose values aren't all there."""
         with self._member(name) as file:
             return self._header(name, file)
 
@@ -51,9 +71,13 @@ class ArrayFile:
         """The whole array."""
         import numpy as np
 
-        self.header(name)
-        with self._reading(name), np.load(self.path, allow_pickle=False) as arrays:
-            return np.asarray(arrays[name])
+        header = self.header(name)
+        try:
+            with self._reading(name), np.load(self.path, allow_pickle=False) as arrays:
+                return np.asarray(arrays[name])
+        except MemoryError:
+            size_bytes = math.prod(header.shape) * header.dtype.itemsize
+            raise DataError(f"{self.path}: {name} takes {size_bytes} bytes of memory, which this host lacks") from None
 
     def blocks(self, name: str, size: int) -> Iterator[Images]:
         """A uint8 array in pieces of ``size`` along its first axis."""
@@ -65,7 +89,7 @@ class ArrayFile:
                 whole = self.load(name)
                 yield from (whole[begin : begin + size] for begin in range(0, len(whole), size))
                 return
-            item_bytes = int(np.prod(header.shape[1:]))
+            item_bytes = math.prod(header.shape[1:])
             for begin in range(0, header.shape[0], size):
                 count = min(size, header.shape[0] - begin)
                 content = file.read(count * item_bytes)
@@ -80,6 +104,10 @@ class ArrayFile:
         with self._reading(name), zipfile.ZipFile(self.path) as bundle, bundle.open(f"{name}.npy") as file:
             yield file
 
+    def _size_bytes(self, name: str) -> int:
+        with zipfile.ZipFile(self.path) as bundle:
+            return bundle.getinfo(f"{name}.npy").file_size
+
     def _header(self, name: str, file: IO[bytes]) -> Header:
         from numpy.lib import format as npy
 
@@ -88,6 +116,10 @@ class ArrayFile:
         shape, fortran_order, dtype = read(file)
         if dtype.hasobject:
             raise DataError(f"{self.path}: {name} holds Python objects ({dtype}); wanted: an array of numbers")
+        wanted_bytes, seen_bytes = math.prod(shape) * dtype.itemsize, self._size_bytes(name) - file.tell()
+        if min(shape, default=0) < 0 or wanted_bytes != seen_bytes:
+            what = f"its header says {dtype} {list(shape)}, which is {wanted_bytes} bytes, and {seen_bytes} follow"
+            raise DataError(f"{self.path}: {name} is damaged: {what}")
         return Header(shape, dtype, fortran_order)
 
     @contextmanager
@@ -95,4 +127,4 @@ class ArrayFile:
         try:
             yield
         except _DAMAGE as error:
-            raise DataError(f"{self.path}: {name} is damaged: {error}") from error
+            raise DataError(f"{self.path}: {name} is damaged: {error or type(error).__name__}") from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.data import archives
 from pipeline.data.base import Workspace
 from pipeline.data.download import Failure, Wanted, retrieve
-from pipeline.data.source import file_name, local_path, shown
+from pipeline.data.source import file_name, local_path, refuse_special, shown
 from pipeline.errors import DataError
 from pipeline.files import sha256_file
 from trainers.config import DatasetConfig
@@ -72,11 +72,7 @@ def local_inputs(config: DatasetConfig, catalogue: Catalogue) -> list[Path]:
     if path.is_dir():
         layout, folder = _best(path, config, catalogue)
         return [folder / file.name for file in layout.wanted(config) if (folder / file.name).is_file()]
-    if not path.exists():
-        raise DataError(
-            f"dataset.source={config.source}: {path} does not exist",
-            try_="dataset.source=<folder or archive>",
-        )
+    refuse_special(config.source, path)
     return [path]
 
 

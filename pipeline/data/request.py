@@ -43,7 +43,12 @@ class Request:
 
 def request(config: DatasetConfig, module: DatasetModule, data_dir: Path) -> Request:
     """Local source files count by their content in the order of the module's list, not by name or folder; an address
-    counts by its text, login aside. Raises DataError where a local source is missing, OSError where it's unreadable."""
+    counts by its text, login aside.
+
+    Raises:
+        DataError: a local source is missing, no regular file, or was changed while it was hashed.
+        OSError: it can't be read.
+    """
     wanted = {name: value for name, value in asdict(config).items() if name not in _TRAINING_ONLY}
     known = _fingerprints(module.local_inputs(config), data_dir)
     path = local_path(config.source)

@@ -3,17 +3,50 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from pipeline.errors import DataError
+
+_LOCAL = ("file", "local")  # fsspec's other name for it
+_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
+
+
+def scheme(source: str) -> str:
+    """What stands before ``://``, in small letters as everywhere; empty for a path."""
+    return source.partition("://")[0].lower() if "://" in source else ""
+
 
 def local_path(source: str | None) -> Path | None:
-    """The absolute path of a plain path or file:// URL; None for other URLs and for no source."""
+    """The absolute path of a plain path or file:// URL; None for other URLs and for no source.
+
+    Raises:
+        DataError: a file:// URL that names a host.
+    """
     if source is None:
         return None
-    if source.startswith("file://"):
-        return Path(unquote(urlsplit(source).path))
-    return None if "://" in source else Path(os.path.normpath(Path(source).expanduser().absolute()))
+    if scheme(source) in _LOCAL:
+        parts = urlsplit(source)
+        if parts.netloc not in ("", "localhost"):
+            raise DataError(
+                f"dataset.source={source}: {parts.netloc} is taken for a host there, and files are read here",
+                try_=f"dataset.source=file:///{parts.netloc}{parts.path}, or the path alone",
+            )
+        return Path(unquote(parts.path))
+    return None if scheme(source) else Path(os.path.normpath(Path(source).expanduser().absolute()))
+
+
+def refuse_special(source: str | None, path: Path) -> None:
+    """Raises DataError for what isn't there, or is no regular file: reading a FIFO or a device may never end."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        text = f"dataset.source={source}: {path} does not exist"
+        raise DataError(text, try_="dataset.source=<a file that is there>") from None
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "a device")
+        raise DataError(f"dataset.source={source}: {path} is {kind}; wanted: a file")
 
 
 def shown(url: str) -> str:

@@ -17,19 +17,27 @@ NAMES = ("train", "val", "test")
 def check(name: str, count: int, holdout: int, val_size: int, has_test: bool) -> None:
     """Refuse sizes that leave no training or no test images. Raises DataError."""
     if not has_test and holdout == 0:
+        most = count - val_size - 1  # one image at least stays for training
+        share = f"dataset.holdout={min(max(1, count // 10), most)}, which takes them from the {count} training images"
         raise DataError(
             f"dataset={name} has no test images of its own and dataset.holdout=0",
-            try_=f"dataset.holdout={max(1, count // 10)}, which takes them from the {count} training images",
+            try_=share if most > 0 else f"a source with test images, or with more than {_images(count)}",
         )
     for field, size, left in (
         ("dataset.holdout", holdout, count),
         ("dataset.val_size", val_size, count - holdout),
     ):
         if size >= left:
+            needs_one = field == "dataset.holdout" and not has_test
+            less = max(left // 10, int(needs_one))
             raise DataError(
                 f"{field}={size} leaves no training image: dataset={name} has {left} to take it from",
-                try_=f"{field}={left // 10}",
+                try_=f"{field}={less}" if less < left else f"a source with test images, or more than {_images(left)}",
             )
+
+
+def _images(count: int) -> str:
+    return f"{count} image{'' if count == 1 else 's'}"
 
 
 def assign(count: int, holdout: int, val_size: int) -> npt.NDArray[np.uint8]:

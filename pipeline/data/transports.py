@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import shutil
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +19,8 @@ if TYPE_CHECKING:
     from requests import Response
 
 TIMEOUT_S = (3.0, 10.0)  # connect; between two reads
-_CHUNK_BYTES = 1 << 16  # what a broken connection loses: urllib3 drops a chunk that is not whole
+_ENCODED = (".gz", ".tgz")  # servers call these files gzip encoded; they are meant as they are
+_CHUNK_BYTES = 1 << 16
 
 
 class Part:
@@ -24,7 +28,7 @@ class Part:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.received_bytes = 0  # from all attempts of this process
+        self.reached_bytes = 0  # where the longest attempt of this round has ended
         self._note = path.with_name(f"{path.name}.json")
 
     def resumable(self, url: str) -> tuple[int, str]:
@@ -76,22 +80,29 @@ class HTTP:
                 offset = 0
                 self.part.begin(url, response.headers)
             self._save(response, offset)
+            encoding = response.headers.get("Content-Encoding", "identity").lower()
+        if encoding not in ("", "identity") and not url.partition("?")[0].endswith(_ENCODED):
+            _decode(self.part, encoding)
         self.part.move_to(Path(output_file))
 
     def _save(self, response: Response, offset: int) -> None:
         import requests
+        from urllib3.exceptions import HTTPError
 
-        left = int(response.headers.get("Content-Length", 0))
+        stated = response.headers.get("Content-Length", "")
+        left = int(stated) if stated.isdecimal() else 0
         total = offset + left if left else None
         done = offset
         try:
             mode = "ab" if offset else "wb"
             with disk.room(self.part.path.parent, left), self.part.path.open(mode) as file:
-                for chunk in response.iter_content(_CHUNK_BYTES):
+                for chunk in response.raw.stream(_CHUNK_BYTES, decode_content=False):
                     file.write(chunk)
                     done += len(chunk)
-                    self.part.received_bytes += len(chunk)
+                    self.part.reached_bytes = max(self.part.reached_bytes, done)
                     self.report(f"download {self.part.path.stem}", done, total)
+        except HTTPError as error:  # of urllib3, which is read directly: what travels counts, not what it encodes
+            raise requests.ConnectionError(str(error)) from error
         except DataError:
             self.part.discard()
             raise
@@ -103,6 +114,24 @@ def _resumes(response: Response, offset: int) -> bool:
     """Whether the answer begins exactly where the part ends; a 200 is the whole file again."""
     begins = response.headers.get("Content-Range", "").startswith(f"bytes {offset}-")
     return offset > 0 and response.status_code == 206 and begins
+
+
+def _decode(part: Part, encoding: str) -> None:
+    """A server that encodes though it was asked not to. Raises DataError where the disk is full, ValueError where
+    asking again gives the same."""
+    if encoding not in ("gzip", "x-gzip"):
+        part.discard()
+        raise ValueError(f"the server sends it encoded ({encoding}), though it was asked not to")
+    decoded = part.path.with_name(f"{part.path.name}.decoded")
+    try:
+        with gzip.open(part.path) as source, disk.room(part.path.parent, 0), decoded.open("wb") as file:
+            shutil.copyfileobj(source, file)
+        decoded.replace(part.path)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        part.discard()
+        raise ValueError(f"the server calls it {encoding} encoded, which it isn't ({error})") from error
+    finally:
+        decoded.unlink(missing_ok=True)
 
 
 class Filesystem:
@@ -129,9 +158,10 @@ class Filesystem:
 def _open_filesystem(url: str) -> tuple[Any, str]:
     import fsspec
 
-    protocol = url.partition("://")[0]
+    protocol, _, rest = url.partition("://")
+    protocol = protocol.lower()
     try:
-        return fsspec.core.url_to_fs(url)  # type: ignore[no-any-return]
+        return fsspec.core.url_to_fs(f"{protocol}://{rest}")  # type: ignore[no-any-return]
     except ImportError as error:
         package = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
         raise DataError(

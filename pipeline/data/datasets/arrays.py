@@ -25,7 +25,7 @@ from pipeline.data.base import Part, RawSet, Workspace, images_per_block
 from pipeline.data.download import Wanted, retrieve
 from pipeline.data.npz import ArrayFile
 from pipeline.data.official import unreachable
-from pipeline.data.source import file_name, local_path, shown
+from pipeline.data.source import file_name, local_path, refuse_special, shown
 from pipeline.errors import DataError
 from pipeline.files import sha256_file
 from trainers.config import DatasetConfig
@@ -48,8 +48,8 @@ class ArraysConfig(DatasetConfig):
 def local_inputs(config: DatasetConfig) -> list[Path]:
     """The .npz itself, so that a changed one means a new pack."""
     path = local_path(_source(config))
-    if path is not None and not path.is_file():
-        raise DataError(f"dataset.source={config.source}: {path} is not a file; dataset=arrays needs one .npz")
+    if path is not None:
+        refuse_special(config.source, path)
     return [] if path is None else [path]
 
 
@@ -104,10 +104,10 @@ class _Half:
     @classmethod
     def open(cls, file: ArrayFile, images: str, labels: str) -> _Half:
         shape, moved = _image_shape(file, images)
+        count, labelled = file.header(images).shape[0], file.header(labels).shape[:1] if labels in file.names else ()
+        if labelled not in ((), (count,)):  # known before they are read
+            raise DataError(f"{file.path}: {images} has {count} images, {labels} {labelled[0]}; wanted: as many")
         found = _labels(file, labels)
-        count = file.header(images).shape[0]
-        if count != len(found):
-            raise DataError(f"{file.path}: {images} has {count} images, {labels} {len(found)}; wanted: as many")
         if count == 0:
             raise DataError(f"{file.path}: {images} is empty; wanted: at least one image")
         return cls(file, images, found, shape, moved)

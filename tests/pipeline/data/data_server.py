@@ -16,6 +16,8 @@ class Script:
     cut_after: list[int] = field(default_factory=list)  # bytes sent before the connection is closed
     ranges: bool = True
     etag: str | None = '"v1"'
+    encoding: str | None = None  # what the body is said to be encoded in
+    claimed: str | None = None  # instead of the true Content-Length
     seen: list[tuple[str, str | None]] = field(default_factory=list)  # (path, Range header)
     stall: threading.Event | None = None  # set: waited for in the middle of a body
     stalled: threading.Event = field(default_factory=threading.Event)
@@ -50,7 +52,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {begin}-{len(content) - 1}/{len(content)}")
         if script.etag:
             self.send_header("ETag", script.etag)
-        self.send_header("Content-Length", str(len(content) - begin))
+        if script.encoding:
+            self.send_header("Content-Encoding", script.encoding)
+        self.send_header("Content-Length", script.claimed or str(len(content) - begin))
         self.end_headers()
         body = content[begin:]
         if script.cut_after:

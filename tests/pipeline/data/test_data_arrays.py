@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import gzip
+import struct
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +142,7 @@ def test_a_damaged_member_is_found_by_its_checksum(tmp_path: Path) -> None:
 def test_no_source_and_no_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"dataset=arrays needs your file\n  try: dataset.source="):
         fetch(DatasetConfig(name="arrays"), tmp_path / "data")
-    with pytest.raises(DataError, match=r"absent.npz is not a file"):
+    with pytest.raises(DataError, match=r"absent.npz does not exist"):
         fetch(DatasetConfig(name="arrays", source=str(tmp_path / "absent.npz")), tmp_path / "data")
 
 
@@ -194,3 +197,86 @@ def test_synthetic_classes_can_be_told_apart_and_another_seed_is_another_set(tmp
     nearest = [((means - image) ** 2).sum(axis=(1, 2, 3)).argmin() for image in images[400:]]
     assert (nearest == labels[400:]).mean() > 0.99
     assert fetch(SyntheticConfig(size=400, test_size=200, generator_seed=1), tmp_path / "data").digest != pack.digest
+
+
+def npy(header: bytes, values: bytes = b"") -> bytes:
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + values
+
+
+def described(shape: str, descr: str = "|u1", fortran: str = "False") -> bytes:
+    return f"{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': {shape}}}\n".encode()
+
+
+def archive(path: Path, images: bytes, labels: bytes, method: int = zipfile.ZIP_DEFLATED) -> DatasetConfig:
+    with zipfile.ZipFile(path / "mine.npz", "w", method) as bundle:
+        bundle.writestr("images.npy", images)
+        bundle.writestr("labels.npy", labels)
+    return DatasetConfig(name="arrays", source=str(path / "mine.npz"), holdout=1)
+
+
+IMAGES_NPY, LABELS_NPY = npy(described("(4, 2, 2)"), bytes(16)), npy(described("(4,)", "<i8"), bytes(32))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("which", ["images", "labels"])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"",
+        b"\x93NUMPY",
+        b"no numpy at all",
+        npy(b"\xff" * 40),
+        npy(b"{" * 40),
+        npy(b"(" * 5000),
+        npy(b"{'descr': 3, 'fortran_order': 7, 'shape': 'x'}"),
+        npy(b"{'descr': '|u1', 'fortran_order': False}"),
+        npy(described("(10**12,)", "<i8")),
+        npy(described("(1000000000000,)", "<i8"), bytes(32)),
+        npy(described("(1000000000000, 1, 1)"), bytes(32)),
+        npy(described("(4, 4611686018427387904, 4)"), bytes(32)),
+        npy(described("(-4, 2, 2)"), bytes(16)),
+        npy(described("(4, 'x')"), bytes(16)),
+        npy(described("(4, 2, 2)", "nonsense"), bytes(16)),
+        npy(described("(4, 2, 2)", "O"), bytes(128)),
+        npy(described("(4, 2, 2)"), bytes(9)),
+        npy(described("()", "<i8"), bytes(8)),
+        b"\x93NUMPY\x09\x00" + bytes(60),
+    ],
+)
+def test_a_broken_header_is_one_clear_line(tmp_path: Path, which: str, broken: bytes, method: int) -> None:
+    parts = {"images": IMAGES_NPY, "labels": LABELS_NPY, which: broken}
+    with pytest.raises(DataError, match=rf"mine.npz: {which} (is damaged|holds Python objects|has|is) ?") as caught:
+        fetch(archive(tmp_path, parts["images"], parts["labels"], method), tmp_path / "data")
+    assert "\n" not in caught.value.what
+    assert len(caught.value.what) < 400
+
+
+def test_a_deflated_member_that_claims_more_than_it_can_hold_is_refused(tmp_path: Path) -> None:
+    config = archive(tmp_path, IMAGES_NPY, npy(described("(1000000000000,)", "<i8"), bytes(32)))
+    path = tmp_path / "mine.npz"
+    content = path.read_bytes()
+    true, lie = struct.pack("<I", len(npy(described("(1000000000000,)", "<i8"), bytes(32)))), struct.pack("<I", 2**31)
+    path.write_bytes(content.replace(true, lie))
+    with pytest.raises(DataError, match=r"labels is damaged: it claims 2147483648 bytes and has \d+ bytes in"):
+        fetch(config, tmp_path / "data")
+
+
+def test_another_packing_than_numpy_s_is_refused(tmp_path: Path) -> None:
+    config = archive(tmp_path, IMAGES_NPY, LABELS_NPY, zipfile.ZIP_LZMA)
+    with pytest.raises(DataError, match="images is encrypted or packed in a way that numpy doesn't write"):
+        fetch(config, tmp_path / "data")
+
+
+def test_labels_may_be_big_endian_and_lie_in_fortran_order(tmp_path: Path) -> None:
+    plain = packed(save(tmp_path, images=IMAGES, labels=LABELS, **TWO), tmp_path, (3, 6, 7))
+    columns = np.asfortranarray(LABELS.astype(">i4")[:, None])
+    config = save(tmp_path, images=np.asfortranarray(IMAGES), labels=columns, **TWO)
+    pack = fetch(config, tmp_path / "data")
+    assert np.fromfile(pack.path / "labels.bin", "<i8").tolist()[:40] == LABELS.tolist()
+    np.testing.assert_array_equal(packed(config, tmp_path, (3, 6, 7)), plain)
+
+
+def test_one_image_is_not_advised_what_is_refused(tmp_path: Path) -> None:
+    config = replace(save(tmp_path, images=IMAGES[:1], labels=LABELS[:1] * 0), holdout=0)
+    with pytest.raises(DataError, match=r"try: a source with test images, or with more than 1 image$"):
+        fetch(config, tmp_path / "data")

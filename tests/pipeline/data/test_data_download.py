@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gzip
 import hashlib
+import re
 import time
 from pathlib import Path
 
@@ -65,7 +67,7 @@ def test_a_file_without_a_known_digest_is_always_fetched(served: Server, tmp_pat
 def test_a_broken_download_goes_on_where_it_stopped(served: Server, tmp_path: Path) -> None:
     served.script.cut_after = [700_000, 200_000]
     assert content(retrieve(wanted(served.url), tmp_path, silent)) == CONTENT
-    assert [asked for _, asked in served.script.seen] == [None, "bytes=655360-", "bytes=851968-"]
+    assert [asked for _, asked in served.script.seen] == [None, "bytes=700000-", "bytes=900000-"]
 
 
 def test_another_process_goes_on_with_what_is_left(
@@ -77,7 +79,7 @@ def test_another_process_goes_on_with_what_is_left(
     assert "324000 more expected" in failure.text
     assert not (tmp_path / "set.bin").exists()
     assert content(retrieve(wanted(served.url), tmp_path, silent)) == CONTENT
-    assert served.script.seen[-1] == ("/set.bin", "bytes=655360-")
+    assert served.script.seen[-1] == ("/set.bin", "bytes=700000-")
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -163,3 +165,62 @@ def test_a_missing_driver_gives_the_command_that_installs_it(tmp_path: Path, mon
 def test_an_unknown_protocol_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"dataset.source=nfs4://x/set.bin: .*protocols: http, https, .*s3"):
         retrieve(wanted("nfs4://x/"), tmp_path, silent)
+
+
+def test_a_server_that_encodes_unasked_costs_one_download(served: Server, tmp_path: Path) -> None:
+    served.script.encoding = "gzip"
+    served.script.files["set.bin"] = gzip.compress(CONTENT)
+    assert content(retrieve(wanted(served.url), tmp_path, silent)) == CONTENT
+    assert len(served.script.seen) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["set.bin"]
+
+
+def test_an_archive_that_the_server_calls_encoded_stays_as_it_is(server: Server, tmp_path: Path) -> None:
+    server.script.encoding = "x-gzip"
+    server.script.files["set.tar.gz"] = gzip.compress(CONTENT)
+    sha256 = hashlib.sha256(server.script.files["set.tar.gz"]).hexdigest()
+    asked = Wanted(name="set.tar.gz", urls=[f"{server.url}set.tar.gz"], sha256=sha256)
+    assert content(retrieve(asked, tmp_path, silent)) == server.script.files["set.tar.gz"]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [("br", r"the server sends it encoded \(br\)"), ("gzip", "the server calls it gzip encoded, which it isn't")],
+)
+def test_an_encoding_that_cannot_be_undone_is_named_at_once(
+    served: Server, tmp_path: Path, encoding: str, text: str
+) -> None:
+    served.script.encoding = encoding
+    (failure,) = failures(retrieve(wanted(served.url), tmp_path, silent))
+    assert re.search(text, failure.text)
+    assert len(served.script.seen) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("etag", "asked"), [(None, 2), ('"v1"', 4)])
+def test_a_length_that_is_never_reached_costs_two_whole_downloads(
+    served: Server, tmp_path: Path, etag: str | None, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "PAUSES_S", (0.01, 0.01))
+    served.script.claimed, served.script.etag, served.script.ranges = str(len(CONTENT) + 100), etag, False
+    (failure,) = failures(retrieve(wanted(served.url), tmp_path, silent))
+    assert "ended after 1024000 of 1024100 bytes" in failure.text or "IncompleteRead" in failure.text
+    assert len(served.script.seen) <= asked
+
+
+@pytest.mark.parametrize("claimed", ["no number", "-5"])
+def test_a_length_that_is_none_is_not_counted_on(served: Server, tmp_path: Path, claimed: str) -> None:
+    served.script.claimed = claimed
+    assert content(retrieve(wanted(served.url), tmp_path, silent)) == CONTENT
+
+
+def test_a_length_that_is_too_small_fails_once(served: Server, tmp_path: Path) -> None:
+    served.script.claimed = "1000"
+    (failure,) = failures(retrieve(wanted(served.url), tmp_path, silent))
+    assert "hash" in failure.text
+    assert len(served.script.seen) == 1
+
+
+def test_protocols_may_be_written_in_capitals(served: Server, tmp_path: Path) -> None:
+    url = served.url.replace("http://", "HTTP://")
+    assert content(retrieve(wanted(url), tmp_path, silent)) == CONTENT

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
 
+from pipeline.data import fetch
 from pipeline.data.source import file_name, local_path, shown
+from pipeline.errors import DataError
+from trainers.config import DatasetConfig
 
 
 @pytest.mark.parametrize(
@@ -14,6 +19,9 @@ from pipeline.data.source import file_name, local_path, shown
         ("https://host/x.tar.gz", None),
         ("s3://bucket/x", None),
         ("file:///data/my%20set", Path("/data/my set")),
+        ("FILE:///data/x.npz", Path("/data/x.npz")),
+        ("file://localhost/data/x.npz", Path("/data/x.npz")),
+        ("Local:///data/x.npz", Path("/data/x.npz")),
         ("/data/a/../b/", Path("/data/b")),
         ("sub/x.npz", Path.cwd() / "sub" / "x.npz"),
         ("~/x.npz", Path.home() / "x.npz"),
@@ -30,3 +38,28 @@ def test_secrets_of_an_address_are_not_shown() -> None:
 def test_a_file_name_never_holds_a_slash() -> None:
     assert file_name("https://host/a/%2e%2e%2Fb%20c.npz?sig=x/y") == "b c.npz"
     assert file_name("https://host/a/") == ""
+
+
+def test_a_host_in_a_file_address_is_refused() -> None:
+    with pytest.raises(DataError, match=r"data is taken for a host there.*\n  try: dataset.source=file:///data/x.npz"):
+        local_path("file://data/x.npz")
+
+
+@pytest.mark.parametrize("name", ["arrays", "mnist", "cifar10"])
+@pytest.mark.parametrize("kind", ["a FIFO", "a socket", "a device", "a folder", "nothing"])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, name: str, kind: str) -> None:
+    path = tmp_path / "x.npz"
+    if kind == "a FIFO":
+        os.mkfifo(path)
+    elif kind == "a socket":
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(path))
+    elif kind == "a device":
+        path.symlink_to("/dev/zero")
+    elif kind == "a folder":
+        path.mkdir()
+    text = "does not exist" if kind == "nothing" else rf"is {kind}; wanted: a file"
+    if kind == "a folder" and name != "arrays":
+        text = f"none of its files is in {path}"
+    with pytest.raises(DataError, match=text):
+        fetch(DatasetConfig(name=name, source=str(path), holdout=5), tmp_path / "data")

@@ -130,7 +130,7 @@ def test_a_source_that_is_gone_is_not_found_and_fetch_says_so(tmp_path: Path) ->
     fetch(config, tmp_path / "data")
     (tmp_path / "mine.npz").unlink()
     assert find(config, tmp_path / "data") is None
-    with pytest.raises(DataError, match=r"mine.npz is not a file"):
+    with pytest.raises(DataError, match=r"mine.npz does not exist"):
         fetch(config, tmp_path / "data")
 
 
