@@ -44,6 +44,11 @@ def task_why() -> Task:
     return tasks.always("why")
 
 
+def task_accept() -> Task:
+    """Say that what differs from a finished run is harmless: accepted, not proven."""
+    return tasks.always("accept")
+
+
 def task_sweep() -> Task:
     """Train every combination of several values, each an ordinary run."""
     return tasks.always("sweep")

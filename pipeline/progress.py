@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from pipeline import journal, metrics_file
+from pipeline import acceptance, journal, metrics_file
 from pipeline.errors import UsageError, hint
 from pipeline.result import AlteredError
 from pipeline.runfolder import RunFolder, what
@@ -38,7 +38,7 @@ def status(folder: RunFolder) -> str:
     if step is not None:
         lines.append(f"  step     {step}, epoch {epoch}")
         lines += [f"  {name:<20} {value:.6g}" for name, value in sorted(metrics.items())]
-    lines += _altered(folder)
+    lines += _altered(folder) + _accepted(folder)
     torn = [(number, f": {text}") for number, text in journal.torn(folder.journal)]
     for path, bad in ((folder.journal, torn), (folder.path / "metrics.jsonl", _bad_metrics(folder))):
         lines += [f"  {path.name} line {number} is not readable and was left out{text}" for number, text in bad]
@@ -64,6 +64,15 @@ def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
             yield f"==> attempt {path.parent.name}, {path.stem} <=="
             with path.open(encoding="utf-8", errors="replace") as file:
                 yield from (line.rstrip("\n") for line in file)
+
+
+def _accepted(folder: RunFolder) -> list[str]:
+    """The run that holds for this one by a person's word, and what differs."""
+    try:
+        _, found = acceptance.standing(folder)
+    except AlteredError as error:
+        return [f"  {error.what}"] if acceptance.FILE in error.what else []
+    return [] if found is None else [f"  {found}", *(f"    {item}" for item in found.differences)]
 
 
 def _altered(folder: RunFolder) -> list[str]:

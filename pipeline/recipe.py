@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import git
+from pipeline import acceptance, git
 from pipeline.agreement import check_parts
 from pipeline.errors import PacelineError
 from pipeline.export import SOURCE
@@ -48,6 +48,8 @@ def read(folder: RunFolder, root: Path) -> Recipe:
     """
     result, key = folder.read_result(), folder.read_key()
     provenance, config = folder.read_json("provenance.json"), folder.read_json("config.json")
+    if result is None:  # of a key that another run was accepted for, the weights are to be that one's
+        result, _ = acceptance.standing(folder)
     if result is None:
         raise PacelineError(
             f"run {folder.key} has no result to compare with: it isn't finished", try_=f"doit status run={folder.key}"
@@ -59,7 +61,7 @@ def read(folder: RunFolder, root: Path) -> Recipe:
             f"run {folder.key} was not made from a git repository, so its code can't be brought back as a whole",
             try_=f"the trainer's own files are in {folder.path / 'code'}",
         )
-    check_parts(folder, key, result, root)
+    check_parts(folder, key, result if result.key == folder.key else None, root)
     path = folder.path / "changes.patch"
     patch = path.read_bytes() if path.exists() else b""
     if sha256_bytes(patch) != provenance.get("patch_sha256", sha256_bytes(patch)):

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from pipeline import data, evaluation_key
+from pipeline import acceptance, data, evaluation_key
+from pipeline.acceptance import Acceptance
 from pipeline.closure import Closure, import_closure
 from pipeline.config.build import RunConfig
 from pipeline.errors import UsageError, hint
 from pipeline.key import ContentKey, content_key, environment
 from pipeline.remembered import remember_in
+from pipeline.result import AlteredError
 from pipeline.runfolder import RunFolder
 
 ENTRY = "trainers.classifier"
@@ -33,7 +35,20 @@ class Run:
     def reason(self) -> str | None:
         """Why it must run, or None when it is finished and intact. Raises UsageError: a newer Paceline wrote it."""
         self.folder.refuse_newer()
-        return self.folder.stale_because(self.key) or evaluation_key.stale_because(self.folder, self.root)
+        stale = self.folder.stale_because(self.key)
+        if stale is not None and self.accepted is not None:
+            return acceptance.stale_because(self.folder, self.accepted, self.key)
+        return stale or evaluation_key.stale_because(self.folder, self.root)
+
+    @property
+    def accepted(self) -> Acceptance | None:
+        """The person's word that another run holds for this key, which has no result of its own."""
+        if self.folder.result.exists():
+            return None
+        try:
+            return acceptance.read(self.folder)
+        except AlteredError:  # no word at all: it is trained
+            return None
 
 
 Sources = Callable[[tuple[str, ...], tuple[str, ...]], Closure]

@@ -96,6 +96,21 @@ class RunFolder:
             link.unlink()
         link.symlink_to(pack_path.resolve(), target_is_directory=True)
 
+    def describe(
+        self,
+        *,
+        key: ContentKey,
+        config: Mapping[str, Any],
+        config_yaml: str,
+        provenance: Mapping[str, Any],
+        patch: bytes,
+    ) -> None:
+        """What a run is made of, without one: for a key that another run was accepted for. Raises OSError."""
+        self._write_key(key)
+        self._write_config(config, config_yaml)
+        write_json(self.path / "provenance.json", provenance)
+        write_atomic(self.path / "changes.patch", patch)
+
     def _write_key(self, key: ContentKey) -> None:
         write_json(self.path / "key.json", {"key": key.short, "digest": key.digest, **key.parts})
 

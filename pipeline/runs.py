@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import journal
+from pipeline import acceptance, journal
 from pipeline.errors import UsageError, hint
 from pipeline.key import KEY_LENGTH
 from pipeline.result import AlteredError
@@ -19,6 +19,8 @@ NEWER = "NEWER"
 """The state that a list shows of a run which a newer Paceline wrote: nothing else is read of it."""
 ALTERED = "ALTERED"
 """That of a run whose result.json isn't what was written: no figure of it is shown."""
+ACCEPTED = "ACCEPTED"
+"""That of a key for which a finished run holds by a person's word."""
 _UNVERIFIED = "  unverified (an older Paceline wrote it)"
 _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -92,20 +94,20 @@ def _mlflow_run_id(folder: RunFolder) -> Any:
 
 def _row(folder: RunFolder) -> Row:
     try:
-        result = folder.read_result()
+        result, accepted = acceptance.standing(folder)
     except AlteredError as error:
         return _row_in_full(folder, str(error.what))
     if result is None or _begins_newer(folder):
         return _row_in_full(folder)
     return Row(
         key=folder.key,
-        state=result.state,
+        state=result.state if accepted is None else ACCEPTED,
         what=result.what,
         nodes=_nodes(result.nproc_per_node),
         accuracy=result.metrics.get("test/accuracy"),
         synthetic=result.synthetic,
         unix_time=result.unix_time,
-        note="" if result.sealed else _UNVERIFIED,
+        note=f"  {accepted}" if accepted is not None else "" if result.sealed else _UNVERIFIED,
     )
 
 

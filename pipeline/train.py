@@ -13,7 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import evaluation_key, journal, leftovers, progress, provenance, rank_environment, remembered, shell
+from pipeline import (
+    acceptance,
+    evaluation_key,
+    journal,
+    leftovers,
+    progress,
+    provenance,
+    rank_environment,
+    remembered,
+    shell,
+)
 from pipeline.closure import matches
 from pipeline.errors import Killed, PacelineError, Pruned, TrainingError, os_reason
 from pipeline.files import write_atomic, write_json
@@ -100,7 +110,7 @@ def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Heartb
         else:
             leftovers.remove([run.config.data_dir, *run.folder.path.glob("attempts/*")])
             _finish(run, config_yaml=config_yaml, argv=argv, say=say, means=means)
-    result = run.folder.read_result()
+    result, _ = acceptance.standing(run.folder)
     if result is None:
         raise TrainingError(f"{run.folder.result} is missing after the run")
     return result
@@ -194,6 +204,8 @@ def _took_before(run: Run) -> float | None:
 
 
 def _lay_out(run: Run, *, config_yaml: str, argv: Sequence[str], now: float, say: Say, means: Means) -> None:
+    if (accepted := run.accepted) is not None:  # what holds no longer, or is proven by this training
+        acceptance.withdraw(run.folder, accepted)
     for name in (run.folder.result, run.folder.summary, run.folder.path / PRUNE, run.folder.path / PRUNED):
         name.unlink(missing_ok=True)
     run.folder.prepare(

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from pipeline.cli.acceptance import accept as accept
 from pipeline.cli.diagnostics import allreduce as allreduce
 from pipeline.cli.diagnostics import benchmark as benchmark
 from pipeline.cli.diagnostics import profile as profile
@@ -21,6 +22,7 @@ from pipeline.errors import PacelineError, UsageError
 
 if TYPE_CHECKING:
     from pipeline.result import Result
+    from pipeline.runfolder import RunFolder
 
 if TYPE_CHECKING:
     from pipeline.runfolder import RunFolder
@@ -92,13 +94,16 @@ def train() -> None:
 
 
 def _finished(current: Session) -> bool:
+    from pipeline import acceptance
+
     run = current.run
     if run is None or run.reason is not None:
         return False
-    result = run.folder.read_result()
+    result, accepted = acceptance.standing(run.folder)
     if result is None:  # removed a moment ago
         return False
-    say(f"{run.key.short} is finished: {_figures(result)}; {relative(run.folder.path)}")
+    word = "finished" if accepted is None else str(accepted)
+    say(f"{run.key.short} is {word}: {_figures(result)}; {relative(run.folder.path)}")
     return True
 
 
@@ -141,7 +146,7 @@ def evaluate() -> None:
     from pipeline import train as training
     from pipeline.evaluation import format_report
 
-    folder = session().folder()
+    folder = _holder(session().folder())
     training.evaluate_again(folder, ROOT, say)
     report = folder.read_json("evaluation/report.json")
     if report is None:
@@ -155,7 +160,7 @@ def record() -> None:
     from pipeline.recorder import Recorder
     from pipeline.types import State
 
-    folder = session().folder()
+    folder = _holder(session().folder())
     folder.read_summary(), folder.read_result()  # refuse what was altered
     recorder = Recorder(folder.path, session().config, ROOT, enabled=True)
     run_id = recorder.replay()
@@ -171,6 +176,17 @@ def record() -> None:
             try_=recorder.mend(),
         )
     say(f"{folder.key} is recorded as MLflow run {run_id}")
+
+
+def _holder(folder: RunFolder) -> RunFolder:
+    """The folder itself, or that of the finished run which a person has accepted in its place."""
+    from pipeline import acceptance
+
+    _, accepted = acceptance.standing(folder)
+    if accepted is None:
+        return folder
+    say(f"{folder.key} is {accepted}")
+    return acceptance.base_of(folder, accepted)
 
 
 def runs() -> None:

@@ -37,6 +37,9 @@ VERBS: Mapping[str, Verb] = {
     "why": Verb(
         summary="why this run is not up to date: the fields that differ from the nearest one", options=("json",)
     ),
+    "accept": Verb(
+        summary="say that what differs from a finished run is harmless: run=KEY undo=1", options=("run", "undo")
+    ),
     "train": Verb(
         summary="train: fetch, launch torchrun on every host, evaluate, record", options=("threads_per_rank",)
     ),

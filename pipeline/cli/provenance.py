@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import leftovers
+from pipeline.cli.acceptance import settle
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.errors import PacelineError, UsageError, hint
 
@@ -54,14 +55,16 @@ def why() -> None:
         answer = {
             "key": run.key.short if run else None,
             "reason": reason,
+            "accepted": str(run.accepted) if run and run.accepted and not reason else None,
             "nearest": found and found[0],
             "differences": [asdict(item) for item in found[1]] if found else [],
             "steps": [asdict(step) for step in steps],
         }
         _say(json.dumps(answer, indent=2, ensure_ascii=False))
         return
-    name = run.key.short if run else "this run"
-    _say(f"{name}: {reason or 'finished and intact; doit train launches nothing'}")
+    name, standing = run.key.short if run else "this run", "finished and intact"
+    accepted = run.accepted if run and not reason else None
+    _say(f"{name}: {reason or f'{accepted or standing}; doit train launches nothing'}")
     if found is not None:
         key, differing = found
         _say(f"the nearest finished run is {key}; " + ("it has the same key" if not differing else "it differs in:"))
@@ -155,6 +158,9 @@ def reproduce() -> None:
             keep=_yes("keep"),
             say=_say,
         )
+    settled = settle(folder, equal=verdict.reproduced, again=verdict.again)
+    if settled:
+        _say(settled)
     if not verdict.reproduced:
         raise PacelineError(f"{verdicts.text(verdict)}\n  {relative(work / 'verdict.json')}")
     _say(verdicts.text(verdict))

@@ -174,13 +174,15 @@ def _result(trial: Trial, state: str, detail: str) -> TrialResult:
         chosen=trial.chosen,
         overrides=trial.overrides,
         values=values,
-        detail=detail,
+        detail=_accepted(trial.run.folder) or detail,
     )
 
 
 def figures_of(folder: RunFolder) -> Mapping[str, float]:
     """The numbers of result.json that a table can show; none before it is there. Raises AlteredError."""
-    result = folder.read_result()
+    from pipeline import acceptance
+
+    result, _ = acceptance.standing(folder)
     if result is None:
         return {}
     speeds = {"images_per_s": result.images_per_s, "train_s": result.train_s}
@@ -243,6 +245,7 @@ def report() -> None:
     for item in about["trials"]:
         figures, problem = _figures_or_why(RunFolder(runs_dir / item["key"]))
         known = entries.get(item["key"])
+        accepted = _accepted(RunFolder(runs_dir / item["key"])) if figures else ""
         state = "FINISHED" if figures else ALTERED if problem else str(known.state) if known is not None else "PLANNED"
         results.append(
             reporting.TrialResult(
@@ -252,7 +255,7 @@ def report() -> None:
                 chosen=tuple(item["chosen"]),
                 overrides=tuple(item["overrides"]),
                 values=figures,
-                detail=problem or (known.detail if known is not None and state != "FINISHED" else ""),
+                detail=problem or accepted or (known.detail if known is not None and state != "FINISHED" else ""),
             )
         )
     by = about.get("by", reporting.BY)  # what a search looks at
@@ -261,6 +264,17 @@ def report() -> None:
         return
     say(f"sweep {folder.name}: {' '.join(about['words'])}")
     say(reporting.text(results, about["total"], by))
+
+
+def _accepted(folder: RunFolder) -> str:
+    """``accepted, not proven: as …`` of a trial for which another run holds."""
+    from pipeline import acceptance
+
+    try:
+        _, found = acceptance.standing(folder)
+    except AlteredError:
+        return ""
+    return "" if found is None else str(found)
 
 
 def _figures_or_why(folder: RunFolder) -> tuple[Mapping[str, float], str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from pipeline import journal
+from pipeline import acceptance, journal
 from pipeline.errors import HostError, PacelineError, TrainingError, os_reason
 from pipeline.first_error import FULL_DISK
 from pipeline.run import Run
@@ -16,7 +16,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 def finished(run: Run) -> Outcome:
     """The outcome of a run whose result.json stands."""
-    result = run.folder.read_result()
+    result, _ = acceptance.standing(run.folder)
     return Outcome(state=State.FINISHED, metrics=result.metrics if result is not None else {})
 
 

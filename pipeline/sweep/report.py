@@ -152,10 +152,15 @@ def text(trials: Sequence[TrialResult], total: int, by: str | None = BY) -> str:
         group, trial = top
         name = " ".join(group.chosen) or "the one configuration"
         lines += ["", f"best by {by}: {name}; trial {trial.number} ({trial.key})", f"  {command(trial.overrides)}"]
+    lines += [f"trial {item.number} ({item.key}) is {item.detail}" for item in trials if _is_accepted(item)]
     failed = [trial for trial in trials if trial.state not in ("FINISHED", "PRUNED")]
     if failed:
         lines += ["", trial_table(failed)]
     return "\n".join(lines)
+
+
+def _is_accepted(trial: TrialResult) -> bool:
+    return trial.state == "FINISHED" and trial.detail.startswith("accepted")
 
 
 def as_json(trials: Sequence[TrialResult], total: int, by: str = BY) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import data, metrics_file
+from pipeline import acceptance, data, metrics_file
 from pipeline.config import compose, trials
 from pipeline.config.build import RunConfig, search_config
 from pipeline.config.schema import SearchConfig, SweepConfig
@@ -160,7 +160,7 @@ class Searching:
 
     def _values(self, trial: Trial) -> list[float]:
         assert trial.run is not None
-        result = trial.run.folder.read_result()
+        result, _ = acceptance.standing(trial.run.folder)
         return [_value(goal, result.fields if result is not None else {}, trial) for goal in self._goals]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import documents, journal
+from pipeline.acceptance import accepted_for
 from pipeline.redact import without_secrets
 from pipeline.tracking.address import redact
 from pipeline.types import State
@@ -165,13 +166,13 @@ def _tags(
     synthetic: bool,
     attempt: int,
 ) -> dict[str, str]:
-    dirty = provenance.get("git_dirty")
+    dirty, accepted = provenance.get("git_dirty"), accepted_for(run_dir)
     tags = {
         "mlflow.user": _user(),
         "mlflow.source.name": provenance.get("command"),
         "mlflow.source.type": "LOCAL" if provenance.get("command") else None,
         "mlflow.source.git.commit": provenance.get("git_commit"),
-        "mlflow.note.content": _SYNTHETIC_NOTE if synthetic else None,
+        "mlflow.note.content": "\n\n".join(_notes(synthetic, accepted)),
         "paceline.run_key": key,
         "paceline.attempt": str(attempt),
         "paceline.dirty": None if dirty is None else str(bool(dirty)).lower(),
@@ -182,12 +183,22 @@ def _tags(
         "paceline.dataset_digest": summary.get("dataset_digest"),
         "paceline.world_size": summary.get("world_size"),
         **_sweep_tags(run_dir),
+        "paceline.accepted_for": "; ".join(f"{key}: {lines[0]}" for key, lines in accepted.items()),
     }
     return {
         name: _cut(redact(str(value)), _MAX_TAG, "provenance.json")
         for name, value in tags.items()
         if value not in (None, "")
     }
+
+
+def _notes(synthetic: bool, accepted: Mapping[str, list[str]]) -> Iterator[str]:
+    """What whoever opens the run has to know."""
+    if synthetic:
+        yield _SYNTHETIC_NOTE
+    for key, (said, *differences) in accepted.items():
+        yield f"**{said.partition(':')[0].capitalize()}** for the key {key} as well ({said}), which differs in:"
+        yield "\n".join(f"- {item}" for item in differences)
 
 
 def _sweep_tags(run_dir: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ _INPUTS = (
     "key.json",
     "provenance.json",
     "sweeps.json",
+    "accepted_as.json",
     "changes.patch",
     "plan.json",
     "journal.jsonl",

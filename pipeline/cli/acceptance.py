@@ -1,0 +1,149 @@
+"""`doit accept`: a person says that what differs from a finished run is harmless."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from pipeline.cli.session import ROOT, Session, session
+from pipeline.errors import PacelineError, UsageError
+
+if TYPE_CHECKING:
+    from pipeline.key import ContentKey
+    from pipeline.run import Run
+    from pipeline.runfolder import RunFolder
+    from pipeline.why import Difference
+
+_NEEDS_WORD = ("config", "data", "topology")  # what decides the weights as a rule: the run has to be named
+
+
+def accept() -> None:
+    """Raises UsageError, PacelineError: there is nothing to accept, or it has to be said which run."""
+    from pipeline import acceptance, train
+
+    current = session()
+    run = current.run
+    if run is None:
+        raise PacelineError("the data set isn't fetched, so this run has no key yet", try_="doit fetch, then the same")
+    undo = current.asked.options.get("undo", "0")
+    if undo not in ("0", "1"):
+        raise UsageError(f"undo={undo} must be 1 or 0")
+    with train.locked(run.folder, _say):
+        if undo == "1":
+            _undo(current, run)
+            return
+        if (reason := run.reason) is None:
+            found = acceptance.read(run.folder) if not run.folder.result.exists() else None
+            raise PacelineError(f"{run.key.short} is {found or 'finished: there is nothing to accept'}")
+        base, key, differing = _base(current, run, reason)
+        origin, patch = train.collect_provenance(run, sys.argv, time.time(), _say)
+        accepted = acceptance.by_this_person(run.key, key, differing)
+        run.folder.describe(
+            key=run.key,
+            config=run.config.resolved,
+            config_yaml=current.config_yaml,
+            provenance=origin.as_json(),
+            patch=patch,
+        )
+        acceptance.write(run.folder, accepted)
+    _say(f"{run.key.short} is {accepted}; it differs in:")
+    for item in differing:
+        _say(f"  {item}")
+    _say(f"  prove it      doit reproduce run={run.key.short}\n  take it back  doit accept undo=1 with the same words")
+    _record(current, base)
+
+
+def _base(current: Session, run: Run, reason: str) -> tuple[RunFolder, ContentKey, list[Difference]]:
+    """The finished run to be taken, its key, and what differs. Raises PacelineError, UsageError."""
+    from pipeline import acceptance, runs, why
+    from pipeline.runfolder import RunFolder
+
+    runs_dir, named = current.config.runs_dir, current.asked.options.get("run")
+    if named is not None:
+        base = runs.find(runs_dir, named)
+        chain = acceptance.read(base)
+        if chain is not None and not base.result.exists():
+            raise UsageError(f"run={named} is itself {chain}", try_=f"doit accept run={chain.run} with the same words")
+    else:
+        parts = {key: known for key, known in runs.finished_parts(runs_dir).items() if key != run.key.short}
+        same_version = {key: known for key, known in parts.items() if known.get("version") == run.key.parts["version"]}
+        found = why.nearest(same_version, run.key.parts)
+        if found is None:
+            raise PacelineError(f"{run.key.short}: {reason}, and no finished run is there to accept")
+        base = RunFolder(runs_dir / found[0])
+        _refuse_choice(same_version, run, found)
+    key, result = base.read_key(), base.read_result()
+    if key is None or result is None:
+        raise PacelineError(f"run {base.key} isn't finished, so it can hold for no other", try_="doit runs")
+    if base.key == run.key.short or key.parts.get("version") != run.key.parts["version"]:
+        raise UsageError(f"run={base.key} is this very run, or its key was taken by an older Paceline")
+    if (broken := base.stale_because(key)) is not None:
+        raise PacelineError(f"run {base.key} can hold for no other: {broken}", try_="doit train with its words")
+    return base, key, why.differences(key.parts, run.key.parts)
+
+
+def _refuse_choice(parts: dict[str, dict[str, object]], run: Run, found: tuple[str, list[Difference]]) -> None:
+    """What a person has to say in full. Raises UsageError: several runs are as near, or more than code differs."""
+    from pipeline import why
+
+    key, differing = found
+    near = [name for name in parts if len(why.differences(parts[name], run.key.parts)) == len(differing)]
+    lines = "\n".join(f"  {item}" for item in differing)
+    if len(near) > 1:
+        names = ", ".join(sorted(near))
+        raise UsageError(
+            f"{len(near)} finished runs are as near, each with {len(differing)} difference(s): {names}",
+            try_=f"the same command with run=KEY, for example run={key}, which differs in:\n{lines}",
+        )
+    if any(item.part in _NEEDS_WORD for item in differing):
+        raise UsageError(
+            f"more than code and environment differs from the nearest finished run, {key}:\n{lines}",
+            try_=f"the same command with run={key}, if that is meant",
+        )
+
+
+def _undo(current: Session, run: Run) -> None:
+    from pipeline import acceptance
+
+    found = acceptance.read(run.folder)
+    if found is None:
+        raise PacelineError(f"{run.key.short}: nothing was accepted for it")
+    acceptance.withdraw(run.folder, found)
+    _say(f"{run.key.short} was {found}; it is no longer")
+    _record(current, acceptance.base_of(run.folder, found))
+
+
+def settle(folder: RunFolder, *, equal: bool, again: str) -> str:
+    """After a reproduction of what was accepted: proven, or withdrawn; what a person is told. Raises PacelineError."""
+    from dataclasses import replace
+
+    from pipeline import acceptance
+
+    found = acceptance.read(folder)
+    if found is None:
+        return ""
+    if again != folder.key:
+        raise PacelineError(f"{folder.key} can't be proven here: made again, its key is {again}; it stays {found}")
+    if equal:
+        proven = replace(found, proven=True)
+        acceptance.write(folder, proven)
+        _record(session(), acceptance.base_of(folder, found))
+        return f"{folder.key} is {proven}"
+    acceptance.withdraw(folder, found)
+    _record(session(), acceptance.base_of(folder, found))
+    return f"{folder.key} was {found}; it came out otherwise, so the acceptance is withdrawn: doit train makes the run"
+
+
+def _record(current: Session, base: RunFolder) -> None:
+    """MLflow shows with the run what it was accepted for; where no server answers, doit record does it later."""
+    from pipeline.recorder import Recorder
+
+    if current.config.tracking_enabled and base.path.is_dir():
+        recorder = Recorder(base.path, current.config, ROOT)
+        if recorder.replay() is None:
+            _say(f"WARNING: MLflow doesn't know of it yet: {recorder.why()}\n  try: {recorder.mend()}")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

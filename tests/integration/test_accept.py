@@ -1,0 +1,45 @@
+"""`doit accept`: an edit that a person calls harmless trains nothing; `doit reproduce` proves it or takes it back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.integration.test_provenance import A, copied
+
+
+def test_a_harmless_edit_is_accepted_then_proven_and_a_harmful_one_is_withdrawn(tmp_path: Path) -> None:
+    checkout = copied(tmp_path / "project")
+    checkout.doit("fetch", *A)
+    assert "no finished run is there to accept" in checkout.doit("accept", *A, code=1)
+    checkout.doit("train", *A)
+    base = checkout.why(*A)["key"]
+    assert "finished: there is nothing to accept" in checkout.doit("accept", *A, code=1)
+    said = checkout.doit("accept", *A, "seed=1", code=3)
+    assert f"more than code and environment differs from the nearest finished run, {base}:\n  seed: 0 → 1" in said
+
+    module = checkout.root / "trainers" / "buffers.py"  # the trainer imports it through another module
+    before = module.read_text()
+    module.write_text(before + "UNUSED = 1\n")
+    shown = checkout.doit("accept", *A)
+    key = checkout.why(*A)["key"]
+    assert f"{key} is accepted, not proven: as {base}, by " in shown
+    assert "differs in:\n  trainers/buffers.py changed" in shown
+    assert f"{key} is accepted, not proven: as {base}" in checkout.doit("train", *A)
+    assert f"{key}: accepted, not proven: as {base}" in checkout.doit("why", *A)
+    assert f"{key}  ACCEPTED" in checkout.doit("runs")
+    assert checkout.launches() == 1
+    assert f"is itself accepted, not proven: as {base}" in checkout.doit("accept", *A, "seed=1", f"run={key}", code=3)
+
+    assert f"{key} is accepted and proven equal: as {base}" in checkout.doit("reproduce", f"run={key}")
+    assert f"{key} is accepted and proven equal" in checkout.doit("train", *A)
+    assert "it is no longer" in checkout.doit("accept", *A, "undo=1")
+    assert checkout.why(*A)["reason"] == "not finished yet"
+
+    module.write_text(before)
+    checkout.doit("accept", *A, "seed=1", f"run={base}")
+    other = checkout.why(*A, "seed=1")["key"]
+    said = checkout.doit("reproduce", f"run={other}", code=1)
+    assert f"{other} was accepted, not proven: as {base}" in said
+    assert "it came out otherwise, so the acceptance is withdrawn" in said
+    assert checkout.why(*A, "seed=1")["reason"] == "not finished yet"
+    assert checkout.launches() == 1

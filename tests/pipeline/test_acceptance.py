@@ -1,0 +1,108 @@
+"""A person's word that a finished run holds for another key: as long as that run is intact, and never as a proof."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from finished_folder import CONFIG, finished, key_of
+
+from pipeline import acceptance, runs
+from pipeline.result import AlteredError
+from pipeline.runfolder import RunFolder
+from pipeline.tracking.description import describe
+from pipeline.why import differences
+
+NEW = key_of(torch="2.15.0")
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> RunFolder:
+    return finished(tmp_path)
+
+
+@pytest.fixture
+def folder(base: RunFolder) -> RunFolder:
+    """Of the new key, for which the finished run was accepted."""
+    key, folder = key_of(), RunFolder(base.path.with_name(NEW.short))
+    folder.describe(key=NEW, config=CONFIG, config_yaml="", provenance={}, patch=b"")
+    found = acceptance.by_this_person(NEW, key, differences(key.parts, NEW.parts))
+    acceptance.write(folder, found)
+    return folder
+
+
+def accepted(folder: RunFolder) -> acceptance.Acceptance:
+    found = acceptance.read(folder)
+    assert found is not None
+    return found
+
+
+def test_the_finished_run_holds_for_the_new_key_and_every_list_says_by_whose_word(
+    base: RunFolder, folder: RunFolder
+) -> None:
+    result, found = acceptance.standing(folder)
+    assert result is not None
+    assert found is not None
+    assert (result.key, found.proven) == (base.key, False)
+    assert [str(item) for item in found.differences] == ["torch 2.14.0 → 2.15.0"]
+    assert acceptance.stale_because(folder, found, NEW) is None
+    rows = {row.key: row for row in runs.rows(base.path.parent)}
+    assert (rows[NEW.short].state, rows[NEW.short].accuracy) == ("ACCEPTED", 0.5)
+    assert f"accepted, not proven: as {base.key}, by " in rows[NEW.short].note
+    assert (rows[base.key].state, rows[base.key].note) == ("FINISHED", "")
+    assert list(runs.finished_parts(base.path.parent)) == [base.key]  # an accepted run is no candidate for another
+
+
+def test_mlflow_shows_with_the_finished_run_what_it_was_accepted_for_until_that_is_taken_back(
+    base: RunFolder, folder: RunFolder
+) -> None:
+    tags = describe(base.path).tags
+    assert f"{NEW.short}: accepted, not proven: as {base.key}" in tags["paceline.accepted_for"]
+    assert f"**Accepted, not proven** for the key {NEW.short}" in tags["mlflow.note.content"]
+    assert "- torch 2.14.0 → 2.15.0" in tags["mlflow.note.content"]
+    acceptance.withdraw(folder, accepted(folder))
+    assert acceptance.standing(folder) == (None, None)
+    assert {"paceline.accepted_for", "mlflow.note.content"} & describe(base.path).tags.keys() == set()
+
+
+@pytest.mark.parametrize("name", ["checkpoints/final.pt", "result.json", "evaluation/report.json"])
+@pytest.mark.parametrize("removed", [True, False])
+def test_the_word_holds_no_longer_than_the_run(base: RunFolder, folder: RunFolder, name: str, removed: bool) -> None:
+    (base.path / name).unlink()
+    if not removed:
+        (base.path / name).write_text("another!!!")
+    why = acceptance.stale_because(folder, accepted(folder), NEW)
+    assert str(why).startswith(f"it was accepted as {base.key}, which holds no longer: ")
+    assert acceptance.standing(folder) == (None, None)
+    assert {row.key: row.accuracy for row in runs.rows(base.path.parent)}[NEW.short] is None
+
+
+def test_an_edited_word_or_one_of_another_run_is_none(folder: RunFolder) -> None:
+    path = folder.path / acceptance.FILE
+    text = path.read_text()
+    for damage in (text.replace('"proven": false', '"proven": true'), text[:40], "null", "{}", "[" * 100_000):
+        path.write_text(damage)
+        with pytest.raises(AlteredError, match=r"accepted\.json was altered: it "):
+            acceptance.read(folder)
+    path.write_text(text)
+    other = RunFolder(folder.path.rename(folder.path.with_name("ba9876543210")))
+    with pytest.raises(AlteredError, match="is that of another run"):
+        acceptance.read(other)
+
+
+def test_a_result_of_its_own_stands_before_any_word(base: RunFolder, folder: RunFolder) -> None:
+    made = finished(base.path.parent / "elsewhere", NEW)
+    folder.result.write_bytes(made.result.read_bytes())
+    result, found = acceptance.standing(folder)
+    assert (result is not None and result.key, found) == (NEW.short, None)
+
+
+def test_the_notes_of_two_keys_stand_side_by_side(base: RunFolder, folder: RunFolder) -> None:
+    third = key_of(torch="2.16.0")
+    other = RunFolder(base.path.with_name(third.short))
+    acceptance.write(other, acceptance.by_this_person(third, key_of(), []))
+    assert set(acceptance.accepted_for(base.path)) == {NEW.short, third.short}
+    acceptance.withdraw(other, accepted(other))
+    assert set(acceptance.accepted_for(base.path)) == {NEW.short}
+    assert "sha256" in json.loads((base.path / acceptance.HELD).read_text())
