@@ -15,6 +15,7 @@ from pipeline import leftovers
 from tests.integration.commands import ROOT, Project, wait_for_step
 from tests.small_disk import mounted
 
+DOIT = (sys.executable, "-m", "doit")
 TINY = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1", "tracking=none", "seed=1,2")
 
 
@@ -140,7 +141,7 @@ def test_a_stop_with_nothing_to_stop_says_so(finished: Project) -> None:
 
 def test_a_lab_is_raised_or_removed_and_not_both() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "doit", "lab", "down=1", "hosts=2"],
+        [*DOIT, "lab", "down=1", "hosts=2"],
         cwd=ROOT,
         capture_output=True,
         text=True,
