@@ -78,6 +78,9 @@ class AgentLauncher(Launcher, ABC):
     def stream_argv(self, host: Host) -> list[str]:
         """The command of a live agent on one host."""
 
+    def go_alone(self) -> None:
+        """A connection broke or is stuck: those to come share nothing with it."""
+
     @abstractmethod
     def place(
         self, host: Host, facts: NodeFacts, *, pack: Pack | None, run_dir: Path, run_id: str, attempt: int
@@ -221,9 +224,15 @@ class AgentLauncher(Launcher, ABC):
         request = {**self._request(plan, Path()), "do": "follow", "local": self.local}
         request["metrics"] = not self.capabilities.shares_run_dir
         argvs = {node.host: self.stream_argv(hosts[node.host]) for node in plan.nodes}
-        return Streams(argvs, lambda offsets: message({**request, **offsets}), emit, metrics_at)
+
+        def again(label: str) -> list[str]:
+            self.go_alone()
+            return self.stream_argv(hosts[label])
+
+        return Streams(argvs, lambda offsets: message({**request, **offsets}), emit, metrics_at, again)
 
     def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
+        self.go_alone()
         which = attempts.prefix(run_key, run_dir)
         request = {"do": "stop", "attempts": which, "registry": self.registry(run_dir), "bar": bar}
         answers = self.ask(request, timeout_s=self.short_s + 8.0)

@@ -80,7 +80,7 @@ class PsshLauncher(AgentLauncher):
         self._connect_s = cluster.connect_timeout_s
         prefix = leftovers.prefix("paceline")
         self._sockets = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # a socket's path has to be short
-        self._shared = self._shared_connection()
+        self._shared = self._sharing = self._shared_connection()
 
     # ------------------------------------------------------------------------- reaching hosts
     def _shared_connection(self) -> dict[str, str]:
@@ -116,6 +116,7 @@ class PsshLauncher(AgentLauncher):
         return argv
 
     def probe(self, pack: Pack | None) -> list[NodeFacts]:
+        self._sharing = self._shared
         facts = super().probe(pack)
         # hosts that have answered answer quickly again, or the others would run on for long after one is lost
         self._connect_s = min(self._connect_s, _RECONNECT_TIMEOUT_S)
@@ -123,7 +124,7 @@ class PsshLauncher(AgentLauncher):
 
     def _options(self, connect_timeout_s: float) -> dict[str, str]:
         return {
-            **self._shared,
+            **self._sharing,
             "BatchMode": "yes",  # ask nothing: nobody could answer for many hosts at once
             "ConnectTimeout": str(max(1, round(connect_timeout_s))),
             "ServerAliveInterval": "1",
@@ -165,6 +166,9 @@ class PsshLauncher(AgentLauncher):
             except PacelineError as error:
                 return {host.label: Answer(value=None, failure=error.what) for host in hosts}
             return {host.label: _answer(folder, host, done.stdout + done.stderr) for host in hosts}
+
+    def go_alone(self) -> None:
+        self._sharing = {}  # what is stuck may be the shared connection; the next probe shares it again
 
     def stream_argv(self, host: Host) -> list[str]:
         options = self._options(self._connect_s)

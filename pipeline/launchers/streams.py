@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from subprocess import Popen
+from typing import IO
 
 from pipeline import shell, threads
 from pipeline.launchers.answers import PREFIX, Beat, Lines, log_line, parse_stream
@@ -25,6 +27,7 @@ class Streams:
 
     Args:
         argvs: host label → the command of a live agent there.
+        again: host label → the command for every connection but the first (None: the same).
         opening: byte offsets to go on from → what the agent reads first.
     """
 
@@ -34,13 +37,15 @@ class Streams:
         opening: Callable[[dict[str, int]], bytes],
         emit: Callable[[Event], None],
         metrics_at: int,
+        again: Callable[[str], list[str]] | None = None,
     ) -> None:
         self._stopping = threading.Event()
         self._pruning = False
         self._closing = threading.Event()
         self._emit = emit
         self._streams = [
-            _Stream(label, argv, opening, emit, self._closing, metrics_at) for label, argv in argvs.items()
+            _Stream(label, argv, opening, emit, self._closing, metrics_at, again or argvs.__getitem__)
+            for label, argv in argvs.items()
         ]
         for stream in self._streams:
             threads.start(stream.read, name=f"follow {stream.label}", on_error=stream.failed)
@@ -94,7 +99,9 @@ class _Stream:
         emit: Callable[[Event], None],
         closing: threading.Event,
         metrics_at: int,
+        again: Callable[[str], list[str]],
     ) -> None:
+        self._again = again
         self.label = label
         self._argv, self._opening, self._emit, self._closing = argv, opening, emit, closing
         self._offsets = {"log": 0, "metrics": metrics_at}
@@ -116,6 +123,7 @@ class _Stream:
             if self._lost_s > LOST_S:
                 break
             self._closing.wait(_RETRY_S)
+            self._argv = self._again(self.label)
         if not self._closing.is_set():
             self._emit(NodeLost(host=self.label, reason=f"no longer answers: {self._said or 'the connection ended'}"))
 
@@ -161,7 +169,7 @@ class _Stream:
             child.stdin.write(self._opening({f"{name}_at": at for name, at in self._offsets.items()}))
             child.stdin.flush()
             self._opened = True
-        yield from child.stdout
+        yield from _lines_of(child, child.stdout)
 
     def _listen(self, child: Popen[bytes]) -> None:
         """Keep the last line of stderr: it says why a connection ended."""
@@ -212,3 +220,21 @@ class _Stream:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
+
+
+def _lines_of(child: Popen[bytes], pipe: IO[bytes]) -> Iterator[bytes]:
+    """Lines until the pipe's end, or until the child is gone: what it shared its pipes with (ssh gives them to the
+    process that holds a shared connection) may hold them open for ever."""
+    rest, poll = b"", select.poll()
+    poll.register(pipe.fileno(), select.POLLIN)
+    while True:
+        if poll.poll(_RETRY_S * 1000):
+            data = os.read(pipe.fileno(), 1 << 18)
+            if not data:
+                break
+            *whole, rest = (rest + data).split(b"\n")
+            yield from (line + b"\n" for line in whole)
+        elif child.poll() is not None:
+            break
+    if rest:
+        yield rest

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import leftovers
 from pipeline import plan as plan_module
 from pipeline.errors import TrainingError
 from pipeline.lab import Lab, cut, mend
@@ -92,6 +93,31 @@ def test_killed_agent_is_noticed_and_its_workers_are_swept(pssh: Bench, lab: Lab
 
     with pytest.raises(TrainingError, match="node1 the node agent was killed"):
         pssh.run(stub, Then(kill_agent))
+    assert pssh.left(stub) == 0
+
+
+def test_stopped_ssh_clients_cost_no_line_also_where_all_share_one(pssh: Bench) -> None:
+    counting = "print('up', flush=True)\nfor i in range(80): print(i, flush=True); time.sleep(0.1)\n"
+    stub = pssh.stub(counting + RUN_TO_END)
+    stopped: list[int] = []
+
+    def freeze() -> None:
+        for pid in processes(f"/tmp/{leftovers.prefix('paceline')}", ""):  # streams and shared connections of this test
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                stopped.append(pid)
+
+    lines = Then(freeze)
+    try:
+        pssh.run(stub, lines)
+    finally:
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+    assert len(stopped) >= 4, "a stream and a shared connection for each host"
+    for rank in (0, 1):
+        numbers = [line.text for line in lines if line.rank == rank and line.text.isdigit()]
+        assert numbers == [str(number) for number in range(80)]
     assert pssh.left(stub) == 0
 
 

@@ -123,6 +123,15 @@ def test_a_supervisor_that_fails_takes_its_tree_along_and_says_why(
     assert list(Path(request["registry"]).iterdir()) == []
 
 
+def test_a_supervisor_that_is_stopped_for_long_is_told_within_fifteen_seconds(tmp_path: Path) -> None:
+    assert agent.FROZEN_S + 2.0 < 15.0
+    beat = agent.Silence(str(tmp_path / "beat"))
+    for _ in range(9):
+        beat.looked -= agent.LOOK_S
+        beat.look()
+    assert beat.seconds > agent.FROZEN_S
+
+
 def test_a_removed_folder_ends_the_tree(node: tuple[dict[str, Any], dict[str, Any]]) -> None:
     request, one = node
     began = time.monotonic()
