@@ -59,10 +59,8 @@ def project(place: Path) -> Setting:
     (root / "mylib" / "scale.py").write_text("from mylib.deeper import BASE\n\nSCALE = BASE * 2.0\n")
     (root / "mylib" / "deeper.py").write_text("BASE = 0.5\n\n\ndef unused(x):\n    return x + 1 if x > 3 else None\n")
     model = root / "trainers" / "models" / "small_cnn.py"
-    text = model.read_text().replace(
-        "\nimport torch\n", "\nimport torch\n\nfrom mylib.scale import SCALE as SCALE\n", 1
-    )
-    model.write_text(text)
+    future = "from __future__ import annotations\n"
+    model.write_text(model.read_text().replace(future, f"{future}\nfrom mylib.scale import SCALE as SCALE\n", 1))
     kinds.arrays(place / "images.npz")
     checked(["git", "add", "-A"], cwd=root)
     checked(["git", "-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "mylib"], cwd=root)
@@ -82,7 +80,7 @@ def trained(base: Setting) -> dict[str, Any]:
     known["name"] = key(base)
     missing = [name for name in ("mylib/scale.py", "mylib/deeper.py") if name not in known["code"]]
     if missing:
-        print(f"MISSED: the key lacks {missing}")
+        sys.exit(f"MISSED: the key lacks {missing}")
     return known
 
 
