@@ -174,7 +174,7 @@ def disturb_and_finish(trial: Trial, fault: Any, case: Case, chance: random.Rand
         missed.append(f"not finished after {typed} commands: {said[-1][:300] if said else ''}")
     if silent_s > SILENT_S:
         missed.append(f"silent for {silent_s:.0f} s")
-    if any("Traceback (most recent call last)" in line for line in said):
+    if any(line.startswith("Traceback (most recent call last)") for line in said):  # a rank's lines begin with its name
         missed.append("a traceback was shown")
     return {"how": how, "typed": typed, "silent_s": round(silent_s, 1), "missed": missed, "said": said, "hit": hit}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -161,6 +162,8 @@ def _finish(trainer: Trainer, test: Evaluation) -> None:
         "checkpoints/final.pt": sha256,
         "predictions.json": write_json(run_dir / "predictions.json", predictions),
     }
+    if trainer.metrics is not None:
+        outputs["metrics.jsonl"] = hashlib.sha256(trainer.metrics.text.encode()).hexdigest()
     summary = {**_summary(trainer, digest), "nodes": nodes, "outputs_sha256": outputs}
     write_sealed(run_dir / "summary.json", summary)
     value = f" ({_SYNTHETIC})" if pack.manifest.synthetic else ""

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.documents import write_sealed
 from pipeline.files import canonical_json, sha256_bytes, sha256_file, sha256_text, write_json
 from pipeline.key import KEY_VERSION, ContentKey, canonical_config
-from pipeline.runfolder import TARGETS, RunFolder
+from pipeline.runfolder import TARGETS, TRAINED, RunFolder
 
 CODE = b"SCALE = 1.0\n"
 PATCH = b"diff --git a/x b/x\n"
@@ -65,7 +65,7 @@ def finished(
     (folder.path / "changes.patch").write_bytes(PATCH)
     origin = {"git_commit": "c" * 40, "patch_sha256": sha256_bytes(PATCH), "overrides": ["experiment=x"]}
     write_json(folder.path / "provenance.json", {**origin, "hosts": ["a"], **(provenance or {})})
-    outputs = {name: sha256_file(folder.path / name) for name in ("checkpoints/final.pt", "predictions.json")}
+    outputs = {name: sha256_file(folder.path / name) for name in TRAINED}
     told = {"state": "FINISHED", "metrics": {"test/accuracy": 0.5}, "outputs_sha256": outputs, **(summary or {})}
     write_sealed(folder.summary, told)
     if result:

@@ -23,7 +23,7 @@ from trainers.weights import digest
 
 FIELDS = {"state", "metrics", "weights_sha256", "steps", "epochs", "nnodes", "world_size", "images_per_s", "train_s"}
 FIELDS |= {"first_step_unix_time", "synthetic", "dataset_digest", "device", "backend", "strategy", "torch", "warm_up_s"}
-FIELDS |= {"outputs_sha256", "nodes"}
+FIELDS |= {"outputs_sha256", "nodes", "precision"}
 
 
 def test_a_run_leaves_every_result_of_the_contract(make_run: MakeRun) -> None:
@@ -37,7 +37,9 @@ def test_a_run_leaves_every_result_of_the_contract(make_run: MakeRun) -> None:
     hits = [a == b for a, b in zip(predictions["targets"], predictions["predictions"], strict=True)]
     assert (predictions["split"], len(hits)) == ("test", 17)
     assert sum(hits) / 17 == summary["metrics"]["test/accuracy"]
-    outputs = {name: sha256_file(run_dir / name) for name in ("checkpoints/final.pt", "predictions.json")}
+    outputs = {
+        name: sha256_file(run_dir / name) for name in ("checkpoints/final.pt", "metrics.jsonl", "predictions.json")
+    }
     assert summary["outputs_sha256"] == outputs
     names = {name for line in metrics_lines(run_dir) for name in line["metrics"]}
     splits = {f"{split}/{value}" for split in ("val", "test") for value in ("loss", "accuracy")}
