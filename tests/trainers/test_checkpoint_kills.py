@@ -40,6 +40,7 @@ class Disk:
 
 def train(folder: Path, keep: int, *, sharded: bool, dies_at: int | None = None) -> tuple[int, list[str]]:
     """Save steps 1 to 3, from the newest good one on. Operations that were done, and the warnings."""
+    folder.mkdir(exist_ok=True)
     disk = Disk(dies_at)
     with pytest.MonkeyPatch.context() as patch:
         for owner, name in ((Path, "replace"), (Path, "unlink"), (os, "truncate"), (shutil, "rmtree")):
