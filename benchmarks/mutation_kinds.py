@@ -269,7 +269,7 @@ def topology_changes() -> Iterator[Change]:
         "ATEN_CPU_CAPABILITY": "default", "DNNL_MAX_CPU_ISA": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2",
         "OMP_NUM_THREADS": "3",
         "MKL_NUM_THREADS": "3", "NVIDIA_TF32_OVERRIDE": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Tree",
-        "NCCL_PROTO": "LL", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1", "MKL_CBWR": "AVX2", "KMP_AFFINITY": "compact",
+        "NCCL_PROTO": "LL", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1", "MKL_CBWR": "AVX2", "KMP_BLOCKTIME": "0",
         "PYTHONHASHSEED": "7", "MY_OWN_SWITCH": "1", "GOMP_SPINCOUNT": "0", "OMP_SCHEDULE": "dynamic",
     }.items():  # fmt: skip
         word = f"cluster.env.{name}='{value}'"
@@ -352,7 +352,7 @@ def harmless_around(root: Path, place: Path) -> Iterator[Change]:
         ["cluster.connect_timeout_s=9"], ["sweep.name=x"], ["tracking.uri=sqlite:////nowhere/m.db"],
         ["cluster.workdir=/somewhere"], ["trainer.epochs=20"], ["trainer.global_batch_size=64"], ["optimizer.lr=1e-1"],
         ["optimizer.lr=0.10"], ["seed=0"], ["++seed=0"], ["dataset=digits"], ["model=small_cnn", "dataset=digits"],
-        ["cluster=local"], ["cluster.nproc_per_node=2"], ["strategy=ddp"], ["schedule=one_cycle"],
+        ["cluster=local"], ["cluster.nproc_per_node=2"], ["+cluster.env.KMP_AFFINITY=compact"], ["+cluster.env.NCCL_DEBUG=INFO"], ["strategy=ddp"], ["schedule=one_cycle"],
     ):  # fmt: skip
         yield Change(" ".join(words), "words", False, with_words(*words))
     for folder in ("a folder", "größe", "deep/er/still", "-dash", "it's"):
