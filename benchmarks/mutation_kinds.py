@@ -352,7 +352,9 @@ def harmless_around(root: Path, place: Path) -> Iterator[Change]:
         ["cluster.connect_timeout_s=9"], ["sweep.name=x"], ["tracking.uri=sqlite:////nowhere/m.db"],
         ["cluster.workdir=/somewhere"], ["trainer.epochs=20"], ["trainer.global_batch_size=64"], ["optimizer.lr=1e-1"],
         ["optimizer.lr=0.10"], ["seed=0"], ["++seed=0"], ["dataset=digits"], ["model=small_cnn", "dataset=digits"],
-        ["cluster=local"], ["cluster.nproc_per_node=2"], ["+cluster.env.KMP_AFFINITY=compact"], ["+cluster.env.NCCL_DEBUG=INFO"], ["strategy=ddp"], ["schedule=one_cycle"],
+        ["cluster=local"], ["cluster.nproc_per_node=2"],
+        ["+cluster.env.KMP_AFFINITY=compact"], ["+cluster.env.NCCL_DEBUG=INFO"],
+        ["strategy=ddp"], ["schedule=one_cycle"],
     ):  # fmt: skip
         yield Change(" ".join(words), "words", False, with_words(*words))
     for folder in ("a folder", "größe", "deep/er/still", "-dash", "it's"):
