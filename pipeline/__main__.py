@@ -18,7 +18,7 @@ import hydra  # noqa: E402
 from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
-from pipeline import masking  # noqa: E402
+from pipeline import interrupt, masking  # noqa: E402
 from pipeline.cli import clone, commands  # noqa: E402
 from pipeline.cli.invocation import Invocation, typed_runs_dir  # noqa: E402
 from pipeline.cli.loader import leave  # noqa: E402
@@ -34,6 +34,7 @@ register()
 @hydra.main(config_path=str(CONF_DIR), config_name=CONFIG_NAME, version_base=HYDRA_VERSION_BASE)
 def main(config: DictConfig) -> None:
     """Fetch, train, evaluate and record one composed configuration."""
+    interrupt.begin()
     overrides = tuple(HydraConfig.get().overrides.task)
     session = Session(Invocation(verb="train", overrides=overrides), composed=config)
     try:

@@ -2,14 +2,54 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
 from pipeline.errors import Killed, PacelineError
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CTRL_C = "stopped by Ctrl-C; the same command goes on"
+
+_came = False
+
+
+def leave_on_ctrl_c() -> None:
+    """Until ``begin``, Ctrl-C ends this process on the spot: nothing is begun that would have to be tidied up, and an
+    exception out of the middle of an import or of the composition can get lost there, or come out as another one."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else nohup, or a shell's background job
+        signal.signal(signal.SIGINT, _leave)
+
+
+def begin() -> None:
+    """From here on Ctrl-C is a KeyboardInterrupt; one that a library has swallowed is noticed by ``check``."""
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, _raise)
+
+
+def check() -> None:
+    """Raise the KeyboardInterrupt that came before but ended nothing."""
+    if _came:
+        raise KeyboardInterrupt
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    with suppress(Exception):  # nobody reads any more, or this very stream was being written
+        sys.stdout.flush()
+        print(CTRL_C, file=sys.stderr, flush=True)
+    signal.raise_signal(number)
+    os._exit(128 + number)  # the signal is blocked
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    global _came
+    _came = True
+    raise KeyboardInterrupt
 
 
 class Interrupted(KeyboardInterrupt):
@@ -47,9 +87,11 @@ class Interruptible:
         self._stopped = False
         self._before: dict[signal.Signals, Any] = {}
         self._held = False
+        self._cleaning = False
         self._first: signal.Signals | None = None
 
     def __enter__(self) -> Interruptible:
+        check()
         if threading.current_thread() is threading.main_thread():
             wanted = [number for number in _NUMBERS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
             self._before = {number: signal.signal(number, self._on_signal) for number in wanted}
@@ -70,10 +112,13 @@ class Interruptible:
 
     def hold(self) -> None:
         """From here on signals wait for the end of the ``with`` block."""
-        self._held = True
+        self._held = self._cleaning = True
 
     def check(self) -> None:
-        """Raise Interrupted when ``stop`` has been told, unless signals are held off."""
+        """Raise Interrupted when ``stop`` has been told, or a signal's own exception got lost on its way; not after
+        ``hold``."""
+        if self._first is not None and not self._cleaning:
+            raise Interrupted
         if self._stop is not None and self._stop.told and not self._held:
             self._held = self._stopped = True
             raise Interrupted

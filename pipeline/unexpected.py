@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pipeline.errors import PacelineError, UsageError, os_reason
+from pipeline.interrupt import CTRL_C, leave_on_ctrl_c
 from pipeline.masking import shown
 
 FOLDER = ".errors"
@@ -32,6 +33,7 @@ def keep_in(runs_dir: Path) -> None:
 def install() -> None:
     """Let this process say so, instead of a page, of whatever nothing else catches, and of Ctrl-C."""
     sys.excepthook = _hook
+    leave_on_ctrl_c()
 
 
 def told(error: BaseException) -> str:
@@ -72,6 +74,6 @@ def exit_code(error: BaseException) -> int:
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     with suppress(OSError):  # whoever read stderr is gone
         if issubclass(kind, KeyboardInterrupt):
-            print("stopped by Ctrl-C; the same command goes on", file=sys.stderr, flush=True)
+            print(CTRL_C, file=sys.stderr, flush=True)
         else:
             print(f"ERROR: {told(error)}", file=sys.stderr, flush=True)

@@ -10,3 +10,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # threads of one process wait for each other without pause: slow where other tests want the same cores. torch reads it
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_finish() -> None:
+    """Importing Paceline's command line lets Ctrl-C end a process at once; pytest has fixtures to tidy up."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -15,7 +15,7 @@ from doit import doit_cmd, plugin  # noqa: E402
 from doit.cmd_base import DodoTaskLoader  # noqa: E402
 from doit.exceptions import InvalidCommand  # noqa: E402
 
-from pipeline import masking  # noqa: E402
+from pipeline import interrupt, masking  # noqa: E402
 from pipeline.cli import clone, invocation  # noqa: E402
 from pipeline.errors import PacelineError, hint  # noqa: E402
 
@@ -68,6 +68,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             if self._invocation.verb is None and self._invocation.overrides and not pos_args:
                 raise InvalidCommand(f"no command is named; doit train {self._invocation.overrides[0]}, for example")
             self._compose()
+            interrupt.begin()
         return tasks
 
     def _compose(self) -> None:

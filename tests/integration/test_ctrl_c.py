@@ -46,6 +46,24 @@ def test_ctrl_c_during_an_import_is_one_line(project: Project, module: str, argv
     assert done.returncode == -signal.SIGINT
 
 
+@pytest.mark.parametrize("argv", [[DOIT, "plan", *WORDS], [*APPLICATION, *WORDS]])
+def test_ctrl_c_in_a_library_that_swallows_its_exception_ends_the_command(project: Project, argv: list[str]) -> None:
+    """A callback of the interpreter's own (a weak reference's, a finalizer) swallows it too, wherever it comes."""
+    (project.folder / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "def swallow(name, args):\n"
+        "    if name == 'import' and args[0] == 'omegaconf':\n"
+        "        try:\n"
+        "            os.kill(os.getpid(), signal.SIGINT); list(range(1000))\n"
+        "        except KeyboardInterrupt:\n"
+        "            pass\n"
+        "sys.addaudithook(swallow)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{project.folder}"}
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.stderr, done.returncode) == ("stopped by Ctrl-C; the same command goes on\n", -signal.SIGINT)
+
+
 @pytest.mark.parametrize("after_s", [0.0, 0.5])
 def test_ctrl_c_at_any_moment_shows_no_traceback(project: Project, after_s: float) -> None:
     child = project.start("train", "experiment=quickstart", "tracking=none", "cluster.nproc_per_node=1")
