@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from pipeline import documents
+from pipeline import result as results
+from pipeline.files import sha256_file
 from tests.integration.commands import ROOT
 
 A = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1", "tracking=none")
@@ -213,18 +216,28 @@ def test_what_cannot_be_made_again_is_said_before_anything_is_trained(trained: C
     assert "run=ffff: no such run" in trained.doit("reproduce", "run=ffff", code=3)
     assert "takes no 'seed=1'" in trained.doit("reproduce", f"run={key}", "seed=1", code=3)
     folder = trained.root / "runs" / key
-    patch, provenance = folder / "changes.patch", folder / "provenance.json"
-    before = patch.read_bytes(), provenance.read_text()
+    patch, provenance, result = (folder / name for name in ("changes.patch", "provenance.json", "result.json"))
+    before = patch.read_bytes(), provenance.read_text(), result.read_bytes()
+    commit = json.loads(before[1])["git_commit"]
     patch.write_bytes(before[0][:-20])
-    assert "changes.patch is altered" in trained.doit("reproduce", f"run={key}", code=1)
+    assert "changes.patch was altered" in trained.doit("reproduce", f"run={key}", code=1)
     patch.write_bytes(before[0])
-    provenance.write_text(before[1].replace(json.loads(before[1])["git_commit"], "f" * 40))
-    said = trained.doit("reproduce", f"run={key}", code=1)
-    provenance.write_text(before[1])
+
+    def of_commit(other: str) -> str:
+        """What is said of a run that was made from another commit."""
+        provenance.write_text(before[1].replace(commit, other))
+        assert "provenance.json was altered" in trained.doit("reproduce", f"run={key}", code=1)
+        known = documents.read_sealed(result)
+        origin = {**known["origin_sha256"], "provenance.json": sha256_file(provenance)}
+        results.write(result, {**known, "origin_sha256": origin})
+        said = trained.doit("reproduce", f"run={key}", code=1)
+        provenance.write_text(before[1])
+        result.write_bytes(before[2])
+        return said
+
+    said = of_commit("f" * 40)
     empty = trained.git("commit-tree", "-m", "empty", "4b825dc642cb6eb9a060e54bf8d69288fbee4904").strip()
-    provenance.write_text(before[1].replace(json.loads(before[1])["git_commit"], empty))
-    unapplied = trained.doit("reproduce", f"run={key}", code=1)
-    provenance.write_text(before[1])
+    unapplied = of_commit(empty)
     assert f"the uncommitted changes of run {key} don't apply to its commit {empty}" in unapplied
     assert "trainers/buffers.py: No such file or directory" in unapplied
     assert trained.git("worktree", "list").count("\n") == 1
