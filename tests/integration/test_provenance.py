@@ -239,7 +239,7 @@ def test_what_cannot_be_made_again_is_said_before_anything_is_trained(trained: C
     empty = trained.git("commit-tree", "-m", "empty", "4b825dc642cb6eb9a060e54bf8d69288fbee4904").strip()
     unapplied = of_commit(empty)
     assert f"the uncommitted changes of run {key} don't apply to its commit {empty}" in unapplied
-    assert "trainers/buffers.py: No such file or directory" in unapplied
+    assert "trainers/buffers.py: does not exist in index" in unapplied
     assert trained.git("worktree", "list").count("\n") == 1
     assert f"commit {'f' * 40} of run {key} is not in this clone" in said
     assert "try: git fetch" in said
