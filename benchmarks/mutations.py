@@ -148,10 +148,10 @@ def typed(setting: Setting, *verb: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **setting.env}
     if str(setting.root) not in env["PYTHONPATH"]:
         env["PYTHONPATH"] = str(setting.root)
-    argv = [*DOIT, *(["--seek-file"] if setting.cwd else []), *verb[:1], *setting.words, *verb[1:]]
+    argv = [*DOIT, *verb[:1], *setting.words, *verb[1:]]
     return subprocess.run(
         argv,
-        cwd=setting.cwd or setting.root,
+        cwd=setting.root,
         env=env,
         stdin=subprocess.DEVNULL,
         capture_output=True,
