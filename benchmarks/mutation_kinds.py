@@ -313,7 +313,7 @@ def _documented(text: str) -> str:
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
 
 
-def harmless_in(files: Sequence[str], chance: random.Random) -> Iterator[Change]:
+def harmless_in(root: Path, files: Sequence[str], chance: random.Random) -> Iterator[Change]:
     """What an editor or a formatter does to a file."""
     edits: dict[str, Callable[[str], str]] = {
         "a comment": lambda text: _commented(text, chance),
@@ -323,8 +323,11 @@ def harmless_in(files: Sequence[str], chance: random.Random) -> Iterator[Change]
         "line ends of Windows": lambda text: text.replace("\n", "\r\n"),
     }
     for name in files:
+        before = (root / name).read_text(encoding="utf-8")
         for what, edit in edits.items():
-            yield Change(f"{name}: {what}", "editing", False, in_file(name, edit))
+            after = edit(before)
+            if after != before:
+                yield Change(f"{name}: {what}", "editing", False, in_file(name, lambda _, after=after: after))
 
 
 def harmless_around(root: Path, place: Path) -> Iterator[Change]:

@@ -98,7 +98,7 @@ def drawn(
     yield from rest
     yield from kinds.code_changes(base.root, code, max(0, count - len(rest)), chance)
     around = list(kinds.harmless_around(base.root, place))
-    edits = list(kinds.harmless_in(code, chance))
+    edits = list(kinds.harmless_in(base.root, code, chance))
     chance.shuffle(edits)
     yield from [*around, *edits[: max(0, harmless - len(around))]]
 
