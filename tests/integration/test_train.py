@@ -53,10 +53,14 @@ NEEDLESS = (
 
 
 def _needless_work(argv: list[str]) -> str:
-    """The exit code of a finished `doit train` and what it imported of ``NEEDLESS``; parsing a source would end it."""
+    """The exit code of a finished `doit train` and what it imported of ``NEEDLESS``.
+
+    Reading what a source imports, or its digest, anew would end it; the settings of the six chosen options are read.
+    """
     words = argv[argv.index("doit") + 1 :]
     code = (
-        f"import ast, sys; from doit.doit_cmd import DoitMain; sys.argv = ['doit', *{words!r}]; ast.parse = None; "
+        f"import sys; from doit.doit_cmd import DoitMain; sys.argv = ['doit', *{words!r}]; "
+        "import pipeline.readings; pipeline.readings._read = None; "
         f"print(DoitMain().run(sys.argv[1:]), [name for name in {NEEDLESS!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
