@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pipeline import attempts, host_versions, launchers, rank_environment, rank_threads
+from pipeline import attempts, earlier, host_versions, launchers, rank_environment, rank_threads
 from pipeline.checkpoints import go_on_from_checkpoint
 from pipeline.errors import HostError, TrainingError
 from pipeline.files import write_json
@@ -171,6 +171,8 @@ def run_attempt(
         host_versions.check(facts, versions or {}, cluster.environment)
         if on_facts is not None:
             on_facts(facts)
+        if outputs.resume and not launcher.capabilities.shares_run_dir:
+            earlier.bring(launcher, facts, run_dir)
         taken = rank_threads.of_checkpoints(run_dir) or threads_per_rank
         if len(taken) != cluster.nnodes:
             taken = ()
@@ -378,12 +380,16 @@ class _Attempt:
         self.signals.left = self.left
 
     def _after(self, *, keep_final: bool) -> None:
-        """Bring the outputs (after a bad end: what a later attempt resumes from), clear the nodes."""
-        try:
-            if self.ends and self._folder_is_ours():
-                self.launcher.collect(self.plan, self.run_dir, final=keep_final)
-        finally:
-            self.launcher.clean(self.plan)
+        """Bring the outputs (after a bad end: what a later attempt resumes from), clear the nodes.
+
+        What could not be brought stays there: the next attempt asks for it (pipeline/earlier.py).
+        """
+        heard = bool(self.ends) and self._folder_is_ours()
+        if heard and not self.launcher.collect(self.plan, self.run_dir, final=keep_final):
+            return
+        self.launcher.clean(self.plan)
+        if heard:
+            earlier.nothing_is_left(self.plan, self.run_dir)
 
 
 def _not_stopped(why: str, lease_s: float) -> str:

@@ -129,9 +129,13 @@ def attached(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
         raise
 
 
-def stream(argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a long-lived child with three pipes, in a session of its own. Raises PacelineError."""
-    return _popen(argv, stdin=subprocess.PIPE, env=None)
+def stream(argv: Sequence[str], *, stdin: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+    """Start a long-lived child with pipes, in a session of its own; it reads the file ``stdin`` instead of a pipe.
+
+    Raises:
+        PacelineError: the program isn't there.
+    """
+    return _popen(argv, stdin=subprocess.PIPE if stdin is None else stdin, env=None)
 
 
 def _popen(argv: Sequence[str], *, stdin: IO[bytes] | int, env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:

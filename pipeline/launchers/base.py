@@ -97,10 +97,11 @@ class Launcher(Protocol):
         """
         ...
 
-    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> None:
+    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
         """Bring rank 0's outputs (``plan.outputs``) into ``run_dir``, verified, whole. Raises TrainingError.
 
-        Not ``final``: only what a later attempt resumes from, as far as it can be had; raises nothing.
+        Not ``final``: only what a later attempt resumes from; raises nothing. False: it could not be had and lies
+        there still.
         """
         ...
 

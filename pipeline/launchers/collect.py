@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import shutil
 import tarfile
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from subprocess import Popen, TimeoutExpired
+from typing import IO, Any, cast
 
-from pipeline import leftovers, shell, threads
+from pipeline import leftovers, shell
 from pipeline.checkpoints import DAMAGE, read_verified
 from pipeline.errors import PacelineError, TrainingError
 from pipeline.launchers.agent_launcher import message
 from pipeline.launchers.answers import parse
 from pipeline.types import TRAINED, Outputs
 
-_RESUME_LIMIT_S = 20.0
+SILENT_S = 10.0
+_LOOK_S = 0.5
+_FAILURES = (OSError, PacelineError, ValueError, tarfile.TarError, EOFError)
 
 
 def receive(
-    argv: list[str], request: dict[str, Any], run_dir: Path, *, host: str, final: bool, outputs: Outputs = TRAINED
-) -> None:
+    argv: list[str],
+    request: dict[str, Any],
+    run_dir: Path,
+    *,
+    host: str,
+    final: bool,
+    outputs: Outputs = TRAINED,
+    again: Callable[[], list[str]] | None = None,
+) -> bool:
     """Ask the agent behind ``argv`` for files and put them into ``run_dir``.
+
+    ``again`` makes the command of a second try, where the first one breaks or brings nothing for ``SILENT_S``.
+    Returns False when the files did not come and lie there still.
 
     Raises:
         TrainingError: when ``final``: nothing came, a digest differs, or a needed file is missing.
@@ -30,7 +46,14 @@ def receive(
     request = {**request, "do": "collect", "patterns": outputs.final if final else outputs.resume}
     temporary = Path(tempfile.mkdtemp(prefix=leftovers.prefix(".collect"), dir=run_dir))
     try:
-        _extract(argv, request, temporary, None if final else _RESUME_LIMIT_S)
+        try:
+            _extract(argv, request, temporary)
+        except _FAILURES:
+            if again is None:
+                raise
+            shutil.rmtree(temporary)
+            temporary.mkdir()
+            _extract(again(), request, temporary)
         damaged = _drop_damaged(temporary)
         pruned = outputs.pruned is not None and (temporary / outputs.pruned).exists()
         needed = (outputs.pruned,) if outputs.pruned and pruned else outputs.needed
@@ -39,39 +62,85 @@ def receive(
             what = f"damaged on the way: {', '.join(damaged)}" if damaged else f"missing: {', '.join(missing)}"
             raise TrainingError(f"{host} ended well, but its outputs could not be collected; {what}")
         _settle(temporary, run_dir, needed[-1])
-    except (OSError, PacelineError, ValueError, tarfile.TarError, EOFError) as error:
+    except _FAILURES as error:
         if final:
             raise TrainingError(f"{host}: its outputs could not be collected: {error}") from error
+        return False
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    return True
 
 
-def _extract(argv: list[str], request: dict[str, Any], folder: Path, limit_s: float | None) -> None:
-    child = shell.stream(argv)
-    timer = threads.after(limit_s, child.kill, name="collect limit") if limit_s else None
+def _extract(argv: list[str], request: dict[str, Any], folder: Path) -> None:
+    with tempfile.TemporaryFile(prefix="paceline-") as asked:
+        asked.write(message(request))
+        asked.seek(0)
+        child = shell.stream(argv, stdin=asked)
+    if child.stdout is None or child.stderr is None:
+        raise RuntimeError("a stream has pipes")
     try:
-        with child:
-            if child.stdin is None or child.stdout is None:
-                raise RuntimeError("a stream has pipes")
-            with contextlib.suppress(BrokenPipeError):  # why it ended shows below
-                child.stdin.write(message(request))
-                child.stdin.close()
-            answers = (value for line in child.stdout if (value := parse(line)) is not None)
-            answer = next((value for value in answers if "tar" in value or "error" in value), None)
-            if answer is None:
-                raise PacelineError(_last_words(child.stderr))
-            if "error" in answer:
-                raise PacelineError(str(answer["error"]))
-            with tarfile.open(fileobj=child.stdout, mode="r|") as archive:
-                archive.extractall(folder, filter="data")
+        came = Patient(child, child.stdout, SILENT_S)
+        answers = (value for line in iter(came.readline, b"") if (value := parse(line)) is not None)
+        answer = next((value for value in answers if "tar" in value or "error" in value), None)
+        if answer is None:
+            raise PacelineError(_last_words(child))
+        if "error" in answer:
+            raise PacelineError(str(answer["error"]))
+        with tarfile.open(fileobj=cast(IO[bytes], came), mode="r|") as archive:
+            archive.extractall(folder, filter="data")
     finally:
-        if timer is not None:
-            timer.cancel()
+        child.kill()  # also one that is stopped; where all has come, it has nothing left to do
+        child.wait()
+        child.stdout.close()
+        child.stderr.close()
 
 
-def _last_words(stderr: Any) -> str:
-    text: str = stderr.read().decode(errors="replace").strip() if stderr else ""
-    return text[-400:] or "no answer"
+class Patient:
+    """Reads the output of a child for as long as something comes, however long it takes."""
+
+    def __init__(self, child: Popen[bytes], pipe: IO[bytes], silent_s: float) -> None:
+        self._child, self._pipe, self._silent_s = child, pipe, silent_s
+        self._rest = b""
+
+    def read(self, size: int = 1 << 16) -> bytes:
+        """At most ``size`` bytes; none at the end. Raises TimeoutError when nothing comes."""
+        data = self._rest or self._next()
+        self._rest = data[size:]
+        return data[:size]
+
+    def readline(self) -> bytes:
+        """A line, or what is left at the end. Raises TimeoutError."""
+        data = b""
+        while b"\n" not in data:
+            more = self.read()
+            if not more:
+                return data
+            data += more
+        end = data.index(b"\n") + 1
+        self._rest = data[end:] + self._rest
+        return data[:end]
+
+    def _next(self) -> bytes:
+        poll, silent_s = select.poll(), 0.0
+        poll.register(self._pipe.fileno(), select.POLLIN)
+        while silent_s < self._silent_s:  # looks are counted: time in which this process was stopped is no silence
+            if poll.poll(_LOOK_S * 1000):
+                return os.read(self._pipe.fileno(), 1 << 16)
+            if self._child.poll() is not None:  # its pipes may be open elsewhere: shared connections of ssh
+                return b""
+            silent_s += _LOOK_S
+        raise TimeoutError(f"nothing came for {self._silent_s:g} s")
+
+
+def _last_words(child: Popen[bytes]) -> str:
+    """What a child that has closed its output said on stderr, as far as it is there."""
+    with contextlib.suppress(TimeoutExpired):
+        child.wait(timeout=_LOOK_S)
+    text = b""
+    if child.stderr is not None:
+        os.set_blocking(child.stderr.fileno(), False)
+        text = child.stderr.read() or b""
+    return text.decode(errors="replace").strip()[-400:] or "no answer"
 
 
 def _drop_damaged(folder: Path) -> list[str]:

@@ -67,5 +67,6 @@ class LocalLauncher(AgentLauncher):
     def close(self) -> None:
         """Nothing is held."""
 
-    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> None:
+    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
         """The outputs lie in the run folder already."""
+        return True

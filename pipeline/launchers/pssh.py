@@ -193,10 +193,22 @@ class PsshLauncher(AgentLauncher):
         return f"{self.workdir}/agents"
 
     # -------------------------------------------------------------------------------- outputs
-    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> None:
+    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
         host = next(host for host in self.cluster.hosts if host.label == plan.nodes[0].host)
-        request = self._request(plan, run_dir)
-        receive(self.stream_argv(host), request, run_dir, host=host.label, final=final, outputs=plan.outputs)
+
+        def again() -> list[str]:
+            self.go_alone()
+            return self.stream_argv(host)
+
+        return receive(
+            self.stream_argv(host),
+            self._request(plan, run_dir),
+            run_dir,
+            host=host.label,
+            final=final,
+            outputs=plan.outputs,
+            again=again,
+        )
 
 
 def pssh_name(host: Host) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import socket
 import sys
+import time
 from os import getuid
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ import pytest
 from pipeline.checkpoints import go_on_from_checkpoint
 from pipeline.errors import TrainingError
 from pipeline.files import canonical_json, sha256_text
+from pipeline.launchers import collect as collecting
 from pipeline.launchers.agent_launcher import BOOTSTRAP
 from pipeline.launchers.collect import receive
+
+AGENT = [sys.executable, "-c", BOOTSTRAP]
 
 
 def node_folder(folder: Path) -> Path:
@@ -37,10 +41,17 @@ def seal(path: Path, metrics: str = "", **more: object) -> None:
 
 
 def collect(node: Path, run_dir: Path, *, final: bool = True) -> None:
-    run_dir.mkdir(exist_ok=True)
+    receive(AGENT, asked(node), make(run_dir), host="node0", final=final)
+
+
+def asked(node: Path) -> dict[str, Any]:
     me = f"{socket.gethostname()} 127.0.0.1:0 uid {getuid()}"
-    request: dict[str, Any] = {"local": True, "nodes": [{"identity": me, "run_dir": str(node)}]}
-    receive([sys.executable, "-c", BOOTSTRAP], request, run_dir, host="node0", final=final)
+    return {"local": True, "nodes": [{"identity": me, "run_dir": str(node)}]}
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def test_everything_comes_and_what_the_node_dropped_goes(tmp_path: Path) -> None:
@@ -79,6 +90,25 @@ def test_a_host_that_answers_nothing_is_an_error_only_at_the_end(tmp_path: Path)
     receive(argv, {}, tmp_path, host="node0", final=False)
     with pytest.raises(TrainingError, match="node0: its outputs could not be collected: gone"):
         receive(argv, {}, tmp_path, host="node0", final=True)
+
+
+STUCK = [sys.executable, "-c", "import time; print('@paceline {\"tar\": true}', flush=True); time.sleep(600)"]
+
+
+def test_a_connection_that_brings_nothing_is_given_up_and_another_one_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "SILENT_S", 1.0)
+    began = time.monotonic()
+    with pytest.raises(TrainingError, match="node0: its outputs could not be collected: nothing came for 1 s"):
+        receive(STUCK, {}, make(tmp_path / "run"), host="node0", final=True)
+    assert receive(STUCK, {}, tmp_path / "run", host="node0", final=False) is False
+    assert time.monotonic() - began < 10
+    run_dir = make(tmp_path / "again")
+    node, request = node_folder(tmp_path / "node"), asked(tmp_path / "node")
+    assert receive(STUCK, request, run_dir, host="node0", final=True, again=lambda: AGENT)
+    assert (run_dir / "summary.json").read_bytes() == (node / "summary.json").read_bytes()
+    assert sorted(path.name for path in run_dir.iterdir() if path.name.startswith(".")) == []
 
 
 ROWS = [json.dumps({"t": 1.0, "step": step, "epoch": 1, "metrics": {}}) + "\n" for step in (1, 2, 3)]
