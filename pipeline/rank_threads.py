@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pipeline.checkpoints import DAMAGE, read_side
 from pipeline.types import LaunchPlan, NodeFacts
 
 VARIABLE = "OMP_NUM_THREADS"
@@ -15,9 +17,13 @@ VARIABLE = "OMP_NUM_THREADS"
 def of_checkpoints(run_dir: Path) -> tuple[int, ...]:
     """Threads of each rank, node by node, in the attempts that the checkpoints in ``run_dir`` come from.
 
-    Empty where there is no checkpoint to go on from, or no readable plan of the attempt that left it.
+    Empty where there is no checkpoint to go on from, or neither what stands beside it nor the plan tells.
     """
-    if not any((run_dir / "checkpoints").glob("step-*.pt")):
+    found = sorted((run_dir / "checkpoints").glob("step-*.pt"), reverse=True)
+    for path in found:
+        with suppress(*DAMAGE):
+            return tuple(max(1, int(node["threads_per_rank"])) for node in read_side(path)["nodes"])
+    if not found:
         return ()
     try:
         plan: Any = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ No random state is stored: every random number is a function of (seed, epoch, sa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainers import node_info
 from trainers.attempt import read_attempt
 from trainers.checkpoint_files import (
     prune,
@@ -93,8 +94,9 @@ class Checkpoint:
 class CheckpointFolder:
     """The checkpoints of a run, used by rank 0 only. Files are written by a thread of their own."""
 
-    def __init__(self, folder: Path, owner: Identity, keep: int) -> None:
-        self._folder, self._owner, self._keep = folder, owner, keep
+    def __init__(self, folder: Path, owner: Identity, keep: int, nodes: Sequence[Mapping[str, Any]] = ()) -> None:
+        """``nodes``: what each node computes with, as ``node_info.of_all_nodes`` tells; kept in the .json."""
+        self._folder, self._owner, self._keep, self._nodes = folder, owner, keep, [dict(node) for node in nodes]
         self._attempt = read_attempt(folder.parent)
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -159,6 +161,8 @@ class CheckpointFolder:
             if side["hardware"] != self._owner.hardware:
                 hardware = f"comes from {side['hardware']}, now it is {self._owner.hardware}"
                 yield f"checkpoint {path.name} {hardware}: {inexact}"
+            for change in node_info.changes(side.get("nodes", []), self._nodes):
+                yield f"checkpoint {path.name} was computed {change}: {inexact.replace('will', 'may')}"
             content = torch.load(path, map_location="cpu", weights_only=True)
             yield Checkpoint(**content, metrics=side["metrics"])
             return
@@ -179,7 +183,7 @@ class CheckpointFolder:
         sha256 = write_atomic(path, lambda file: file.save(content), needed_bytes=_size_bytes(checkpoint))
         place = {"step": checkpoint.step, "epoch": checkpoint.epoch, "position": checkpoint.position}
         side = {"sha256": sha256, "attempt": self._attempt.id, **place, **asdict(self._owner)}
-        side |= {"shards": shards, "metrics": checkpoint.metrics}
+        side |= {"nodes": self._nodes, "shards": shards, "metrics": checkpoint.metrics}
         write_json(path.with_suffix(".json"), sealed(side))
         prune(path, self._keep)
         remove_set_aside(self._folder)

@@ -22,6 +22,7 @@ from trainers.errors import TrainerError
 from trainers.evaluation import Evaluation, evaluate
 from trainers.metrics import Clock, Losses, MetricsFile, Reading, Throughput
 from trainers.network import agree_on_precision, calibrate, make_network
+from trainers.node_info import of_all_nodes
 from trainers.step import Stepper
 
 
@@ -63,6 +64,7 @@ class Trainer:
         row = buffers.row(self._own(), self.node.device)
         table: Tensor | None = None
         metrics = ""
+        self.nodes = of_all_nodes(self.node)
         if self.node.leads:
             owner = checkpoint.identity(
                 self.config,
@@ -71,7 +73,7 @@ class Trainer:
                 hardware=f"{self.node.device.type} in {self.precision}",
                 strategy=layout.name,
             )
-            self.folder = CheckpointFolder(path, owner, self.config.trainer.keep_checkpoints)
+            self.folder = CheckpointFolder(path, owner, self.config.trainer.keep_checkpoints, self.nodes or ())
             table = row.unsqueeze(0)
             for found in self.folder.newest_good():
                 if isinstance(found, str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,20 @@ def own(node: Node) -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads_per_rank": torch.get_num_threads(),
     }
+
+
+def changes(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A text for each node that computes with other instructions than the one in its place did: "on node 0 by …"."""
+    told = zip(then, now, strict=False)  # another number of nodes is told by the ranks
+    pairs = [(number, _instructions(old), _instructions(new)) for number, (old, new) in enumerate(told)]
+    return [f"on node {number} by {old}, now it is {new}" for number, old, new in pairs if old != new]
+
+
+def _instructions(node: Mapping[str, Any]) -> str:
+    """What rounds a node's results: its GPU, or its processor and the instructions that torch takes of it."""
+    if node.get("device") == "cpu":
+        return f"{node.get('cpu')} with {node.get('cpu_capability')}"
+    return str(node.get("device_name"))
 
 
 def of_all_nodes(node: Node) -> list[dict[str, Any]] | None:

@@ -22,7 +22,6 @@ from trainers.evaluation import Evaluation
 from trainers.files import write_atomic, write_json, write_sealed
 from trainers.loop import Trainer
 from trainers.memory import keep_freed_memory
-from trainers.node_info import of_all_nodes
 from trainers.options import load
 
 _SYNTHETIC = "synthetic data: accuracy means nothing"
@@ -145,7 +144,6 @@ def _note_pruned(trainer: Trainer) -> None:
 def _finish(trainer: Trainer, test: Evaluation) -> None:
     """Rank 0 writes the results, summary.json last."""
     final = trainer.stepper.strategy.layout.weights()
-    nodes = of_all_nodes(trainer.node)
     if not trainer.node.leads:
         return
     trainer.attempt.check()
@@ -164,7 +162,7 @@ def _finish(trainer: Trainer, test: Evaluation) -> None:
     }
     if trainer.metrics is not None:
         outputs["metrics.jsonl"] = hashlib.sha256(trainer.metrics.text.encode()).hexdigest()
-    summary = {**_summary(trainer, digest), "nodes": nodes, "outputs_sha256": outputs}
+    summary = {**_summary(trainer, digest), "nodes": trainer.nodes, "outputs_sha256": outputs}
     write_sealed(run_dir / "summary.json", summary)
     value = f" ({_SYNTHETIC})" if pack.manifest.synthetic else ""
     trainer.say(

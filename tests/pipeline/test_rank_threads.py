@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from pipeline.rank_threads import of_checkpoints, shortages
+from tests.pipeline.test_launch_collect import seal
 from tests.pipeline.test_plan import cluster, facts, rendered
 
 
@@ -38,3 +39,19 @@ def test_a_host_with_fewer_cores_than_before_is_named() -> None:
     assert shortages(plan, [facts(0), facts(1)]) == []
     (said,) = shortages(plan, [facts(0), facts(1, cpus=2)])
     assert said.startswith("node1: 1 rank(s) of 8 threads, as before, on 2 core(s)")
+
+
+def test_a_damaged_plan_changes_no_thread_as_the_checkpoint_tells_its_own(tmp_path: Path) -> None:
+    folder = left_behind(tmp_path, "9", "9")
+    seal(folder / "checkpoints" / "step-00000010.pt", nodes=[{"threads_per_rank": 4}, {"threads_per_rank": 2}])
+    assert of_checkpoints(folder) == (4, 2)
+    (folder / "plan.json").write_text("{")
+    assert of_checkpoints(folder) == (4, 2)
+
+
+def test_what_stands_beside_a_checkpoint_counts_only_unaltered(tmp_path: Path) -> None:
+    folder = left_behind(tmp_path, "9")
+    seal(folder / "checkpoints" / "step-00000010.pt", nodes=[{"threads_per_rank": 4}])
+    side = folder / "checkpoints" / "step-00000010.json"
+    side.write_text(side.read_text().replace('"threads_per_rank": 4', '"threads_per_rank": 5'))
+    assert of_checkpoints(folder) == (9,)

@@ -146,3 +146,18 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file is in the way")
     with pytest.raises(TrainerError, match=r"checkpoints/step-00000007.pt could not be written"):
         save(tmp_path / "checkpoints", 7)
+
+
+def test_a_checkpoint_of_a_processor_with_other_instructions_is_taken_up_with_a_warning(tmp_path: Path) -> None:
+    then = [{"device": "cpu", "cpu": "Xeon 8480", "cpu_capability": "AVX512"}] * 2
+    now = [then[0], {**then[1], "cpu": "EPYC 7302", "cpu_capability": "AVX2"}]
+    checkpoints = CheckpointFolder(tmp_path, OWNER, 3, then)
+    checkpoints.save(checkpoint(1))
+    checkpoints.wait()
+    assert len(list(CheckpointFolder(tmp_path, OWNER, 3, then).newest_good())) == 1
+    warning, found = CheckpointFolder(tmp_path, OWNER, 3, now).newest_good()
+    assert warning == (
+        "checkpoint step-00000001.pt was computed on node 1 by Xeon 8480 with AVX512, now it is EPYC 7302 with AVX2: "
+        "the weights may not be bit-identical to an undisturbed run"
+    )
+    assert isinstance(found, Checkpoint)
