@@ -53,6 +53,8 @@ LOOK_S = 1.5  # of one look at a silent file to the next: what is beyond, this p
 RESERVE_BYTES = 64 << 10  # room for exit.json where the disk fills up
 REMOVED = "the run's folder %s was removed while the run was going on; the same command goes on with what is left"
 LONGEST_START_S = 3600.0
+KEPT_S = 7 * 86400.0  # how long a host keeps what a dead attempt left, whose own command may still fetch it
+FOREIGN_S = 86400.0
 DEAF_S = 8.0
 LONGEST_LINE_BYTES = 65536
 CUT = " [cut: the line is longer, it goes on below]"
@@ -428,6 +430,46 @@ def remove_ours(folders: list[str]) -> None:
                 os.rmdir(os.path.dirname(folder))
 
 
+def remove_left(request: Json, node: Json) -> None:
+    """Remove below the workdir what nobody needs: what was half unpacked by a process that is gone, the folders of
+    earlier attempts of this run, and those of other runs' dead attempts after KEPT_S."""
+    runs = os.path.dirname(os.path.dirname(node["run_dir"]))
+    places = [os.path.join(os.path.dirname(runs), "data"), *glob.glob(os.path.join(glob.escape(runs), "*"))]
+    left = []
+    for place in places:
+        found = glob.glob(os.path.join(glob.escape(place), ".staging-*"))
+        left += [folder for folder in found if not is_unpacking(folder)]
+    for folder in glob.glob(os.path.join(glob.escape(runs), "*", "node*")):
+        run_id = os.path.basename(os.path.dirname(folder))
+        earlier = run_id.startswith(request["attempts"]) and run_id != request["run_id"]
+        left += [folder] if earlier or idle_s(folder) > KEPT_S else []
+    for folder in left:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # it isn't empty
+            os.rmdir(os.path.dirname(folder))
+    for path, entry in entries(request):
+        if born(entry["pid"]) != entry["born"] and not os.path.isdir(entry["state_dir"]):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
+def is_unpacking(folder: str) -> bool:
+    """Whether the process that makes this folder lives, as its name tells; of another host's only the age is known."""
+    named = re.fullmatch(r"\.staging-(.+)-(\d+)-([^-]+)-\w+", os.path.basename(folder))
+    if named and named.group(1) == socket.gethostname():
+        return born(int(named.group(2))) == named.group(3)
+    return idle_s(folder) < FOREIGN_S
+
+
+def idle_s(folder: str) -> float:
+    """Seconds since something was last written there: a supervisor that lives writes twice a second."""
+    times = [0.0]
+    for name in ("", "agent", "agent/beat", "checkpoints"):
+        with contextlib.suppress(OSError):
+            times.append(os.path.getmtime(os.path.join(folder, name)))
+    return time.time() - max(times)
+
+
 # ---------------------------------------------------------------------------------------- start
 def own_node(request: Json) -> Json:
     me = identity(request)
@@ -441,7 +483,9 @@ def unpack(stream: BinaryIO, folder: str) -> None:
     """Extract a tar into ``folder``, which then appears whole or not at all."""
     parent = os.path.dirname(folder)
     os.makedirs(parent, exist_ok=True)
-    temporary = tempfile.mkdtemp(prefix=".staging-", dir=parent)
+    temporary = tempfile.mkdtemp(
+        prefix=f".staging-{socket.gethostname()}-{os.getpid()}-{born(os.getpid())}-", dir=parent
+    )
     try:
         os.chmod(temporary, 0o755)
         with tarfile.open(fileobj=stream, mode="r|*") as archive:
@@ -505,6 +549,7 @@ def start(request: Json) -> None:
     for _, entry in before:
         remove_ours(entry["remove"])
     if request["stage"]:
+        remove_left(request, node)
         unpack(sys.stdin.buffer, node["run_dir"])
     if request["pack_digest"]:  # a diagnosis may need no data
         settle_pack(node["run_dir"], node["data_dir"], request["pack_digest"])

@@ -6,6 +6,7 @@ import ast
 import errno
 import io
 import os
+import socket
 import subprocess
 import sys
 import tarfile
@@ -211,3 +212,29 @@ def test_clean_removes_only_folders_that_start_made(tmp_path: Path) -> None:
     agent.remove_ours([str(ours), str(other)])
     assert not ours.exists()
     assert other.exists()
+
+
+def test_a_start_removes_what_no_process_owns_and_keeps_what_a_command_may_still_fetch(tmp_path: Path) -> None:
+    runs, gone = tmp_path / "runs", subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    me = f"{socket.gethostname()}-{os.getpid()}-{agent.born(os.getpid())}"
+    names = {
+        "data/.staging-" + f"{socket.gethostname()}-{gone.pid}-77-abcdefgh": False,
+        f"data/.staging-{me}-abcdefgh": True,
+        "data/.staging-other-host-12-34-abcdefgh": True,  # of a host that shares the home
+        "data/9cf2": True,
+        "runs/k1-f00-1-aaa/node0": False,  # of an earlier attempt of this run
+        "runs/k1-f00-2-bbb/node1": True,  # of this attempt, on a host that shares the home
+        "runs/k2-f00-1-ccc/node0": True,  # of another run's attempt, dead since yesterday
+        "runs/k3-f00-1-ddd/node0": False,  # dead since eight days
+    }
+    for name in names:
+        (tmp_path / name).mkdir(parents=True)
+    for name, days in (("k2-f00-1-ccc", 1.0), ("k3-f00-1-ddd", 8.0)):
+        then = time.time() - days * 86400
+        os.utime(runs / name / "node0", (then, then))
+    node = {"run_dir": str(runs / "k1-f00-2-bbb" / "node0"), "data_dir": str(tmp_path / "data" / "9cf2")}
+    request = {"registry": str(tmp_path / "agents"), "attempts": "k1-f00-", "run_id": "k1-f00-2-bbb", "local": True}
+    agent.remove_left(request, node)
+    assert {name: (tmp_path / name).exists() for name in names} == names
+    assert sorted(path.name for path in runs.iterdir()) == ["k1-f00-2-bbb", "k2-f00-1-ccc"]
