@@ -388,7 +388,7 @@ class _Attempt:
         if heard and not self.launcher.collect(self.plan, self.run_dir, final=keep_final):
             return
         self.launcher.clean(self.plan)
-        if heard:
+        if heard and not self.launcher.capabilities.shares_run_dir:
             earlier.nothing_is_left(self.plan, self.run_dir)
 
 

@@ -129,13 +129,14 @@ def attached(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
         raise
 
 
-def stream(argv: Sequence[str], *, stdin: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-    """Start a long-lived child with pipes, in a session of its own; it reads the file ``stdin`` instead of a pipe.
+def stream(argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a long-lived child with three pipes, in a session of its own. Raises PacelineError."""
+    return _popen(argv, stdin=subprocess.PIPE, env=None)
 
-    Raises:
-        PacelineError: the program isn't there.
-    """
-    return _popen(argv, stdin=subprocess.PIPE if stdin is None else stdin, env=None)
+
+def answering(argv: Sequence[str], *, stdin: IO[bytes]) -> subprocess.Popen[bytes]:
+    """The same, but it reads the file ``stdin`` from where that stands: no write can get stuck."""
+    return _popen(argv, stdin=stdin, env=None)
 
 
 def _popen(argv: Sequence[str], *, stdin: IO[bytes] | int, env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:

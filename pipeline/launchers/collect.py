@@ -75,7 +75,7 @@ def _extract(argv: list[str], request: dict[str, Any], folder: Path) -> None:
     with tempfile.TemporaryFile(prefix="paceline-") as asked:
         asked.write(message(request))
         asked.seek(0)
-        child = shell.stream(argv, stdin=asked)
+        child = shell.answering(argv, stdin=asked)
     if child.stdout is None or child.stderr is None:
         raise RuntimeError("a stream has pipes")
     try:
