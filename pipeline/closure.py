@@ -42,20 +42,23 @@ class Closure:
     versions: Mapping[str, str]
 
 
-def import_closure(root: Path, entries: str | Collection[str], behind: Sequence[str] = ()) -> Closure:
+def import_closure(
+    root: Path, entries: str | Collection[str], behind: Sequence[str] = (), given: Collection[str] = ()
+) -> Closure:
     """Everything that ``python -m entry`` can import, found from its source.
 
     Args:
         root: the project.
         entries: dotted name of the entry, for example ``trainers.classifier``; or several, as with a run's options.
         behind: the folders of ``cluster.env.PYTHONPATH``.
+        given: modules that don't count, nor what only they import.
 
     Raises:
         UsageError: an entry isn't there, a module can't be parsed, or an import leads to nothing that is in the key.
     """
     _refuse_working_tree(root, behind)
     names = [entries] if isinstance(entries, str) else [*entries]
-    walk = _Walk(root=root, installed=Installed(root, behind), readings=Readings(root))
+    walk = _Walk(root=root, installed=Installed(root, behind), readings=Readings(root), _seen={*given})
     walk.apart = () if any(name.partition(".")[0] in _CONTROLLER for name in names) else _CONTROLLER
     for name in names:
         if walk.file_of(name) is None:

@@ -1,4 +1,9 @@
-"""What a pack is made of, known before it is made: the name of its folder, and the local files that it is read from."""
+"""What a pack is made of, known before it is made: the name of its folder, and the local files that it is read from.
+
+The code counts that reads and packs the images: the data set's module and what it imports of the project, up to what
+can't change an image. So a module that was edited makes another pack; where that holds the same images its digest is
+the same, and no run is another's for it.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +14,26 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pipeline.data import manifest
+from pipeline.closure import import_closure
+from pipeline.data import datasets, manifest
 from pipeline.data.base import DatasetModule
 from pipeline.data.manifest import Stamp
 from pipeline.data.source import local_path
 from pipeline.errors import DataError
 from pipeline.files import canonical_json, sha256_file, sha256_text, write_json
+from pipeline.options import ROOT
 from pipeline.redact import hide
 from trainers.config import DatasetConfig
 
 # applied by the nodes; any other field counts
 _TRAINING_ONLY = ("crop_padding", "crop_border", "flip", "alternate_flip", "cutout", "normalise")
+_PACKING = "pipeline.data.packing"
+# decides no image: it moves bytes, says or checks something; the layout of a pack counts by manifest.VERSION
+_GIVEN = (
+    "pipeline", "pipeline.data", "pipeline.data.base", "pipeline.data.datasets", "pipeline.data.disk",
+    "pipeline.data.download", "pipeline.data.manifest", "pipeline.data.progress", "pipeline.data.transports",
+    "pipeline.errors", "pipeline.files", "pipeline.leftovers", "pipeline.redact", "trainers", "trainers.config",
+)  # fmt: skip
 _FINGERPRINTS = ".fingerprints.json"
 _TICK_S = 0.02  # a file system's clock moves on in steps of up to 10 ms: two writes within one leave the same stamp
 
@@ -48,6 +62,7 @@ def request(config: DatasetConfig, module: DatasetModule, data_dir: Path) -> Req
     Raises:
         DataError: a local source is missing, no regular file, or was changed while it was hashed.
         OSError: it can't be read.
+        UsageError: the data set's module imports what isn't there.
     """
     wanted = {name: value for name, value in asdict(config).items() if name not in _TRAINING_ONLY}
     known = _fingerprints(module.local_inputs(config), data_dir)
@@ -58,6 +73,8 @@ def request(config: DatasetConfig, module: DatasetModule, data_dir: Path) -> Req
         wanted["source"] = hide(config.source)
     wanted["inputs"] = {str(number): sha256 for number, (_, sha256) in enumerate(known.values())}
     wanted["version"] = manifest.VERSION
+    code = import_closure(ROOT, (f"{datasets.DATASETS.package}.{config.name}", _PACKING), given=_GIVEN)
+    wanted["code"] = dict(code.digests)
     name = f"{config.name}-{sha256_text(canonical_json(wanted))[:12]}"
     return Request(name=name, stamps={path: stamp for path, (stamp, _) in known.items()})
 

@@ -18,8 +18,9 @@ import pytest
 from data_fixtures import make_mnist, random_images
 from data_server import Server
 
-from pipeline.data import Pack, disk, fetch, find, manifest, packing
+from pipeline.data import Pack, datasets, disk, fetch, find, manifest, packing
 from pipeline.data.datasets.synthetic import SyntheticConfig
+from pipeline.data.request import request
 from pipeline.errors import DataError
 from tests.small_disk import mounted
 from trainers.config import DatasetConfig
@@ -306,3 +307,32 @@ def test_a_disk_that_fills_up_while_packing(small_disk: Path, monkeypatch: pytes
         fetch(LARGE, small_disk)
     assert sorted(path.name for path in small_disk.iterdir()) == [".synthetic.lock"]
     assert fetch(CONFIG, small_disk).manifest.count == 250
+
+
+def test_the_code_of_a_data_set_counts_for_its_packs_and_a_comment_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "clone"
+    for name in ("pipeline", "trainers"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr("pipeline.data.request.ROOT", root)
+    module = root / "pipeline/data/datasets/synthetic.py"
+
+    def edit(path: Path, old: str, new: str) -> str:
+        path.write_text(path.read_text().replace(old, new))
+        return name_of("synthetic")
+
+    def name_of(name: str) -> str:
+        return request(datasets.DATASETS.settings(name)(), datasets.module(name), tmp_path).name
+
+    first, other = name_of("synthetic"), name_of("mnist")
+    line = "from trainers.config import"
+    assert edit(module, line, f"# a comment\n{line}") == first
+    assert edit(root / "pipeline/errors.py", "class DataError", "FINE = 1\n\n\nclass DataError") == first
+    (root / "mylib.py").write_text("SCALE = 1.0\n")
+    second = edit(module, line, f"from mylib import SCALE\n{line}")
+    third = edit(root / "mylib.py", "1.0", "7.0")
+    fourth = edit(root / "pipeline/data/splits.py", "def assign", "SALT = 1\n\n\ndef assign")
+    assert len({first, second, third, fourth}) == 4
+    edit(root / "pipeline/data/splits.py", "SALT = 1\n\n\n", "")
+    assert name_of("mnist") == other
