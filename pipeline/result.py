@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ _OF_THE_CONTROLLER = (
     "key", "digest", "what", "nproc_per_node", "hosts", "attempts", "unix_time", "duration_s", "mlflow_run_id",
     "origin_sha256", "files",
 )  # fmt: skip
+_STAMP = ("mtime_ns", "inode", "ctime_ns")
 _T = TypeVar("_T")
 
 
@@ -26,11 +28,12 @@ class AlteredError(PacelineError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fingerprint:
-    """A target as it was when result.json vouched for it. ``mtime_ns`` is unix time in nanoseconds."""
+    """A target as it was when result.json vouched for it. ``stamp`` is its modification time, inode and change time
+    (unix times in ns): what tells that nobody wrote to it since, also not with the old modification time."""
 
     sha256: str
     bytes: int
-    mtime_ns: int
+    stamp: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +130,9 @@ def _typed(raw: dict[str, Any], *, sealed: bool) -> Result:
 def _fingerprint(raw: Any) -> Fingerprint:
     known = _a(dict, raw)
     return Fingerprint(
-        sha256=_a(str, known["sha256"]), bytes=_a(int, known["bytes"]), mtime_ns=_a(int, known["mtime_ns"])
+        sha256=_a(str, known["sha256"]),
+        bytes=_a(int, known["bytes"]),
+        stamp=tuple(_a(int, known[name]) for name in _STAMP if name in known),  # older versions knew the first alone
     )
 
 
@@ -151,13 +156,17 @@ def _optional_number(value: Any) -> float | None:
 def fingerprint(path: Path) -> dict[str, Any]:
     """As it stands in ``files``. Raises OSError."""
     stat = path.stat()
-    return {"sha256": sha256_file(path), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    return {"sha256": sha256_file(path), "bytes": stat.st_size, **dict(zip(_STAMP, _stamp(stat), strict=True))}
+
+
+def _stamp(stat: os.stat_result) -> tuple[int, ...]:
+    return stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns
 
 
 def changed(path: Path, expected: Fingerprint) -> str | None:
     """What happened to a target since its fingerprint was taken, or None.
 
-    Size first, then the bytes unless the time stamp is the recorded one (hashing 90 MB on every call is dear).
+    Size first, then the bytes unless the stamp is the recorded one (hashing 90 MB on every call is dear).
     """
     try:
         stat = path.stat()
@@ -165,6 +174,6 @@ def changed(path: Path, expected: Fingerprint) -> str | None:
         return "is missing"
     if stat.st_size != expected.bytes:
         return f"has {stat.st_size} bytes, {expected.bytes} were written"
-    if stat.st_mtime_ns != expected.mtime_ns and sha256_file(path) != expected.sha256:
+    if _stamp(stat) != expected.stamp and sha256_file(path) != expected.sha256:
         return "was altered"
     return None

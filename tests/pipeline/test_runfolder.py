@@ -49,6 +49,25 @@ def test_a_damaged_target_is_found(finished: RunFolder, name: str, damage: Calla
     assert finished.stale_because(KEY) == f"{name} {reason.format(size)}"
 
 
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_target_written_again_with_its_old_time_is_found_and_an_equal_one_is_not(
+    finished: RunFolder, name: str
+) -> None:
+    path = finished.path / name
+    before, content = path.stat(), path.read_bytes()
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert finished.stale_because(KEY) is None
+    _altered(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert finished.stale_because(KEY) == f"{name} was altered"
+
+
+def test_an_untouched_target_is_not_hashed_again(finished: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.result.sha256_file", lambda path: pytest.fail(f"hashed {path}"))
+    assert finished.stale_because(KEY) is None
+
+
 def test_a_training_counts_as_done_only_with_the_outputs_it_left(finished: RunFolder) -> None:
     assert finished.training_done(KEY)
     assert not finished.training_done(ContentKey(digest="f" * 64, parts={}))
