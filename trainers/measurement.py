@@ -1,8 +1,7 @@
-"""How fast the Trainer trains: ``torchrun … -m trainers.measure --config RUN_DIR/config.json``.
+"""How fast the Trainer trains, measured by ``trainers.measure``.
 
 Blocks of the Trainer's own steps and of a plain PyTorch loop (trainers.yardstick) take turns in one process, pair
-by pair; then some steps are taken apart. Rank 0 writes RUN_DIR/measure.json. config.json is a training's, with a
-section ``measure`` beside it: {"pairs": n, "block_s": seconds}.
+by pair; then some steps are taken apart.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from trainers.config import TrainConfig
 from trainers.cores import take_cores
 from trainers.data import Pack, open_pack, place
 from trainers.distributed import Node, connect, read_ranks
-from trainers.entry import leave, start
 from trainers.files import write_json
 from trainers.loop import Trainer
 from trainers.network import fresh_network
@@ -174,8 +172,3 @@ def _surroundings(config: TrainConfig, pack: Pack, node: Node, trainer: Trainer)
         "hardware": hardware.describe(node.device, trainer.precision),
         "flop_per_image": flop_per_image(config, pack, node),
     }
-
-
-if __name__ == "__main__":
-    start("trainers.measure", run)
-    leave()

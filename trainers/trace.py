@@ -1,9 +1,4 @@
-"""A trace of a few training steps: ``torchrun … -m trainers.profiling --config RUN_DIR/config.json``.
-
-Every rank trains, rank 0 is traced. It writes RUN_DIR/trace.json.gz (for ui.perfetto.dev or chrome://tracing) and
-RUN_DIR/profile.json with the operations that took longest. config.json is a training's, with a section
-``profile`` beside it: {"steps": n}.
-"""
+"""A trace of a few training steps, taken by ``trainers.profiling``: every rank trains, rank 0 is traced."""
 
 from __future__ import annotations
 
@@ -19,10 +14,9 @@ from trainers import bandwidth, hardware
 from trainers.cores import take_cores
 from trainers.data import open_pack, place
 from trainers.distributed import connect, read_ranks
-from trainers.entry import leave, start
 from trainers.files import write_json
 from trainers.loop import Trainer
-from trainers.measure import WARM_UP, OwnLoop
+from trainers.measurement import WARM_UP, OwnLoop
 from trainers.options import load
 
 RESULT, TRACE = "profile.json", "trace.json.gz"
@@ -82,8 +76,3 @@ def _longest(tracer: profile, device: torch.device, steps: int) -> list[dict[str
 
 def _line(row: dict[str, Any]) -> str:
     return f"{row['name'][:46]:<48}{row['calls_a_step']:>14,.1f}{row['self_s'] * 1e3:>12,.3f}"
-
-
-if __name__ == "__main__":
-    start("trainers.profiling", run)
-    leave()

@@ -15,8 +15,8 @@ from trainers.data import open_pack
 from trainers.distributed import Node, Ranks
 from trainers.gradients import GradientAverager
 from trainers.loop import Trainer
-from trainers.measure import OwnLoop, flop_per_image
-from trainers.measure import run as measure
+from trainers.measurement import OwnLoop, flop_per_image
+from trainers.measurement import run as measure
 from trainers.options import load
 from trainers.stopwatch import PARTS, watching
 from trainers.yardstick import PlainLoop
