@@ -482,7 +482,10 @@ def own_node(request: Json) -> Json:
 def unpack(stream: BinaryIO, folder: str) -> None:
     """Extract a tar into ``folder``, which then appears whole or not at all."""
     parent = os.path.dirname(folder)
-    os.makedirs(parent, exist_ok=True)
+    try:
+        os.makedirs(parent, exist_ok=True)
+    except (FileNotFoundError, FileExistsError, NotADirectoryError) as error:
+        raise SystemExit(f"can't make the folder {parent} there ({error.strerror}); set cluster.workdir") from error
     temporary = tempfile.mkdtemp(
         prefix=f".staging-{socket.gethostname()}-{os.getpid()}-{born(os.getpid())}-", dir=parent
     )

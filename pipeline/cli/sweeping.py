@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pipeline import leftovers
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.errors import Killed, PacelineError, UsageError, os_reason
+from pipeline.heartbeat import Heartbeat
 from pipeline.result import AlteredError
 from pipeline.runs import ALTERED
 from pipeline.types import State
@@ -117,22 +118,30 @@ def alone(folder: SweepFolder) -> Iterator[None]:
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        what = f"sweep {folder.name} can't be kept in {folder.path}: {os_reason(error)}"
-        raise PacelineError(what, try_="mend its permissions, or paths.runs=<another folder>") from error
+        raise _cannot_keep(folder, error) from error
     lock = FileLock(folder.lock)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         say(f"another command is running sweep {folder.name}; waiting for it")
-        lock.acquire(poll_interval=0.2)
+        with Heartbeat(say) as heartbeat:
+            heartbeat.doing(f"waiting for the command that runs sweep {folder.name}")
+            lock.acquire(poll_interval=0.2)
     try:
         leftovers.remove([folder.path])
         yield
+    except OSError as error:
+        raise _cannot_keep(folder, error) from error
     except Killed as error:
         text = f"KILLED sweep {folder.name}: {error}"
         raise Killed(text, try_="the same command again; it goes on where this one was") from error
     finally:
         lock.release()
+
+
+def _cannot_keep(folder: SweepFolder, error: OSError) -> PacelineError:
+    what = f"sweep {folder.name} can't be kept in {folder.path}: {os_reason(error)}"
+    return PacelineError(what, try_="make room or mend its permissions, then the same command; or paths.runs=<another>")
 
 
 def _headline(space: Space, folder: SweepFolder) -> str:

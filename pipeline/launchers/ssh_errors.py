@@ -19,6 +19,10 @@ def explain(host: Host, failure: str, ssh_config: str | None) -> tuple[str, str 
     """(what is wrong with the value seen, the command that mends it)."""
     ssh = ssh_words(host, ssh_config)
     last = failure.strip().splitlines()[-1] if failure.strip() else "no message"
+    if "has a full disk" in failure:
+        return failure.strip(), f"{ssh} df -h"
+    if "set cluster.workdir" in failure:  # the agent's own word, so ssh itself works
+        return failure.strip(), "cluster.workdir=/path/to/a/folder/there"
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in failure:
         where = _OFFENDING.search(failure)
         file = f" -f {shlex.quote(where.group(1))}" if where else ""
@@ -48,8 +52,6 @@ def explain(host: Host, failure: str, ssh_config: str | None) -> tuple[str, str 
             f"its Python is too old for the node agent (3.9): {last}",
             "cluster.python=/path/to/newer/python",
         )
-    if "has a full disk" in failure:
-        return failure.strip(), f"{ssh} df -h"
     unreachable = _UNREACHABLE.search(failure)
     if unreachable:
         return f"unreachable: {unreachable.group(1).strip()}", f"{ssh} true"

@@ -1,0 +1,45 @@
+"""One command at a time runs a sweep: what the others say, and what a disk that can't take its folder means."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from pipeline import heartbeat
+from pipeline.cli import sweeping
+from pipeline.errors import PacelineError
+from pipeline.sweep.folder import SweepFolder
+
+
+def test_a_full_disk_in_the_middle_of_a_sweep_is_told_with_its_mend(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "sweep.json")
+    said = r"sweep abc can't be kept in .*: No space left on device"
+    with pytest.raises(PacelineError, match=said) as told, sweeping.alone(SweepFolder(tmp_path / "abc")):
+        raise full
+    assert "make room" in str(told.value)
+
+
+def test_who_waits_for_another_sweep_is_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(heartbeat.Heartbeat.__init__, "__defaults__", (0.1,))
+    folder = SweepFolder(tmp_path / "abc")
+    folder.path.mkdir()
+    taken = threading.Event()
+
+    def other() -> None:
+        with FileLock(folder.lock):
+            taken.set()
+            time.sleep(1.0)
+
+    threading.Thread(target=other).start()
+    taken.wait()
+    with sweeping.alone(folder):
+        pass
+    assert "still waiting for the command that runs sweep abc" in capsys.readouterr().out
