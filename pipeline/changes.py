@@ -31,12 +31,15 @@ class Changes:
     left_out: tuple[str, ...]
 
 
-def collect(root: Path, outputs: Sequence[str], secrets: Collection[str] = ()) -> Changes:
+def collect(
+    root: Path, outputs: Sequence[str], secrets: Collection[str] = (), imported: Collection[Path] = ()
+) -> Changes:
     """What the checkout at ``root`` has besides its commit. Its index and objects stay as they are.
 
     Args:
         outputs: folders of results, relative to ``root``: no sources.
         secrets: texts that may stand in no file: a changed file that holds one is left out.
+        imported: sources of the run; those of the repository count that lie outside of ``root``, too.
     """
     objects = git.answer(root, "rev-parse", "--path-format=absolute", "--git-path", "objects")
     with tempfile.TemporaryDirectory(prefix=of_system("git")) as folder:
@@ -48,7 +51,7 @@ def collect(root: Path, outputs: Sequence[str], secrets: Collection[str] = ()) -
             "GIT_LITERAL_PATHSPECS": "1",
         }
         try:
-            return _Index(root, env).changes(outputs, secrets, Path(folder) / "patch")
+            return _Index(root, env, imported).changes(outputs, secrets, Path(folder) / "patch")
         except PacelineError as error:
             return Changes(patch=b"", left_out=(f"all changes: {error.what}",))
 
@@ -56,12 +59,13 @@ def collect(root: Path, outputs: Sequence[str], secrets: Collection[str] = ()) -
 class _Index:
     """A throw-away index that begins as the commit: marks in the user's own (assume-unchanged, …) hide nothing."""
 
-    def __init__(self, root: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, root: Path, env: Mapping[str, str], imported: Collection[Path]) -> None:
         self._env = env
         self._top = Path(_line(root, "--show-toplevel"))  # all names are relative to it
         self._prefix = _line(root, "--show-prefix")  # the project's folder in it
         self._sparse = ("--sparse",) if git.answer(root, "config", "--bool", "core.sparseCheckout") == "true\n" else ()
         self._left_out: dict[str, str] = {}
+        self._beside = sorted(_beside(root.resolve(), self._top, imported))
 
     def changes(self, outputs: Sequence[str], secrets: Collection[str], target: Path) -> Changes:
         self._git("read-tree", "HEAD")
@@ -85,7 +89,8 @@ class _Index:
         return {row[2:] for row in rows if row.startswith("S ") and not (self._top / row[2:]).exists()}
 
     def _take_tracked(self) -> None:
-        done = self._try("add", "--update", *self._sparse, "--ignore-errors", "--", self._prefix or ".")
+        known = self._names("ls-files", "-z", "--", *self._beside) if self._beside else []
+        done = self._try("add", "--update", *self._sparse, "--ignore-errors", "--", self._prefix or ".", *known)
         if done is None:
             return
         self._try("update-index", "-q", "--refresh")
@@ -95,7 +100,8 @@ class _Index:
     def _take_untracked(self, outputs: Sequence[str]) -> None:
         taken = []
         inside = [f"{self._prefix}{output}/" for output in outputs]
-        for name in self._names("ls-files", "--others", "--exclude-standard", "-z", "--", self._prefix or "."):
+        places = (self._prefix or ".", *self._beside)
+        for name in self._names("ls-files", "--others", "--exclude-standard", "-z", "--", *places):
             if any(f"{name}/".startswith(output) for output in inside):
                 continue
             why = _unfit(self._top / name)
@@ -169,6 +175,14 @@ class _Index:
 def _line(root: Path, about: str) -> str:
     done = git.git(root, "rev-parse", about, errors="surrogateescape")
     return done.stdout.removesuffix("\n") if done is not None else ""
+
+
+def _beside(root: Path, top: Path, sources: Collection[Path]) -> Iterator[str]:
+    """The names of those that are the repository's and lie outside of the project's folder in it."""
+    for source in sources:
+        path = source.resolve()
+        if path.is_relative_to(top) and not path.is_relative_to(root):
+            yield str(path.relative_to(top))
 
 
 def _unfit(path: Path) -> str | None:

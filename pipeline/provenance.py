@@ -56,15 +56,17 @@ def collect(
     data_digest: str,
     unix_time: float,
     secrets: Collection[str] = (),
+    imported: Collection[Path] = (),
 ) -> tuple[Provenance, bytes]:
     """The provenance and the binary patch (untracked files included) that turns the commit into this tree.
 
     ``outputs`` are folders of results: what lies there is no source. What no patch can keep, and files in which one of
-    ``secrets`` stands, are named in ``left_out``.
+    ``secrets`` stands, are named in ``left_out``. Of a larger repository the project's folder counts, and what lies
+    outside of it of ``imported``.
     """
     commit = git.answer(root, "rev-parse", "--verify", "--quiet", "HEAD")
     inside = [str(path.relative_to(root)) for path in outputs if path.is_relative_to(root) and path != root]
-    found = changes.collect(root, inside, secrets) if commit is not None else _without_commit(root)
+    found = changes.collect(root, inside, secrets, imported) if commit is not None else _without_commit(root)
     prefix = git.answer(root, "rev-parse", "--show-prefix") if commit is not None else None
     provenance = Provenance(
         git_commit=commit.strip() if commit is not None else None,

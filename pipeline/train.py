@@ -239,6 +239,7 @@ def collect_provenance(run: Run, argv: Sequence[str], now: float, say: Say) -> t
         data_digest=run.pack.digest,
         unix_time=now,
         secrets=run.config.secrets,
+        imported=[*run.sources.values()],
     )
     if origin.left_out:
         more = f", and {len(origin.left_out) - 3} more (provenance.json)" if len(origin.left_out) > 3 else ""

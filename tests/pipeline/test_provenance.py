@@ -293,3 +293,19 @@ def test_code_that_git_does_not_have_is_taken_from_the_runs_own_copy(repository:
     with checkout(made, root=repository, place=tmp_path / "again", keep=False, say=said.append) as project:
         assert (project / "local.py").read_text() == "x = 1\n"
     assert said == ["  snapshot     local.py is the run's own copy: its commit and patch have another, or none"]
+
+
+def test_a_file_outside_of_the_project_that_the_run_imports_is_in_the_patch(repository: Path) -> None:
+    for name in ("proj/own.py", "shared/lib.py", "shared/other.py"):
+        (repository / name).parent.mkdir(exist_ok=True)
+        (repository / name).write_text("x = 1\n")
+    git(repository, "add", "-A")
+    git(repository, *AUTHOR, "commit", "-qm", "two")
+    told = {"argv": [], "overrides": [], "hosts": [], "data_digest": "d", "unix_time": 1.0, "outputs": []}
+    imported = [repository / name for name in ("proj/own.py", "shared/lib.py", "shared/new.py", "../elsewhere.py")]
+    clean, _ = collect(root=repository / "proj", imported=imported, **told)  # type: ignore[arg-type]
+    assert (clean.git_dirty, clean.left_out) == (False, ())
+    for name in ("shared/lib.py", "shared/new.py", "shared/other.py"):
+        (repository / name).write_text("x = 2\n")
+    found, patch = collect(root=repository / "proj", imported=imported, **told)  # type: ignore[arg-type]
+    assert (found.git_dirty, changed_in(patch)) == (True, ["shared/lib.py", "shared/new.py"])
