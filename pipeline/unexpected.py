@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 import tempfile
 import time
@@ -17,8 +18,8 @@ from pipeline.interrupt import CTRL_C, leave_on_ctrl_c
 from pipeline.masking import shown
 
 FOLDER = ".errors"
-EXIT_FAILED, EXIT_BROKE, EXIT_USAGE = 1, 2, 3
-"""doit's exit codes: a task failed, a task broke, an error before any task started."""
+EXIT_FAILED, EXIT_BROKE, EXIT_USAGE, EXIT_UNREAD = 1, 2, 3, 141
+"""doit's exit codes: a task failed, a task broke, an error before any task started; a shell's for SIGPIPE."""
 
 _LONGEST = 300  # characters of an error's own text; the file has all of it
 _places = [Path(tempfile.gettempdir())]
@@ -34,6 +35,15 @@ def install() -> None:
     """Let this process say so, instead of a page, of whatever nothing else catches, and of Ctrl-C."""
     sys.excepthook = _hook
     leave_on_ctrl_c()
+
+
+def nobody_reads(error: BaseException) -> bool:
+    """Whether ``error`` says that the reader of stdout has left, as ``| head`` does: nothing failed."""
+    if not isinstance(error, BrokenPipeError):
+        return False
+    asked = select.poll()
+    asked.register(1, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in asked.poll(0))
 
 
 def told(error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -107,5 +108,8 @@ def _no_entry_points(group: str) -> tuple[()]:
 
 def leave(error: BaseException) -> NoReturn:
     """End with one message and the exit code that stands for it."""
+    if unexpected.nobody_reads(error):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what still waits to be written, too
+        raise SystemExit(unexpected.EXIT_UNREAD)
     sys.stderr.write(f"ERROR: {unexpected.told(error)}\n")
     raise SystemExit(unexpected.exit_code(error))

@@ -65,6 +65,8 @@ def _action(verb: str) -> Callable[[], Any]:
         except PacelineError as error:
             return TaskFailed(str(error))
         except Exception as error:  # doit would print its traceback
+            if unexpected.nobody_reads(error):
+                leave(error)
             return TaskError(unexpected.told(error))
         return None
 

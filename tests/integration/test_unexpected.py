@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.integration.commands import ROOT
 from tests.integration.test_clone import DOIT, WORDS, call
 from tests.integration.test_provenance import Checkout, copied
 
@@ -89,3 +92,17 @@ def test_where_no_folder_of_runs_can_be_made_the_traceback_lies_in_tmp(project: 
     assert done.returncode == 2
     assert found is not None, done.stdout + done.stderr
     Path(found[1]).unlink()
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+    """As in ``doit why … | head -1``."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = ["why", "experiment=quickstart", f"paths.runs={tmp_path}/runs", f"paths.data={tmp_path}/data"]
+    done = subprocess.run(
+        [sys.executable, "-m", "doit", *words],
+        cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+    assert not (tmp_path / "runs/.errors").exists()
