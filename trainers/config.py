@@ -24,6 +24,9 @@ def choice(name: str, value: str, options: tuple[str, ...]) -> None:
         raise ConfigError(f"{name}={value!r} is not an option; choose one of: {', '.join(options)}")
 
 
+_LARGEST_SEED = 2**63 - 1  # what a generator of torch takes
+
+
 def at_least(name: str, value: float, low: float) -> None:
     """Raises ConfigError where the value of the field ``name`` is below ``low``."""
     if value < low:
@@ -196,6 +199,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         at_least("seed", self.seed, 0)
+        if self.seed > _LARGEST_SEED:
+            raise ConfigError(f"seed={self.seed} must be at most {_LARGEST_SEED}")
         for option in (self.dataset, self.model, self.optimizer, self.schedule, self.strategy):
             option.check(self)
 

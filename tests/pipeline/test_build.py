@@ -62,6 +62,7 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
         ),
         (["trainer.precision=fp8"], "choose one of: auto, fp32, bf16, fp16"),
         (["trainer.epochs=0"], "trainer.epochs=0 must be at least 1"),
+        (["seed=9223372036854775808"], "seed=9223372036854775808 must be at most 9223372036854775807"),
         (["cluster.launcher=psh"], "did you mean pssh?"),
         (["cluster.nproc_per_node=0"], "must be a whole number from 1 or auto"),
         (["cluster=two_node", "cluster.nproc_per_node=auto"], "auto only for cluster=local"),
