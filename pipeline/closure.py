@@ -13,6 +13,7 @@ each time.
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from pipeline.readings import Reading, Readings
 
 ABSENT = "absent"
 _SUFFIXES = (*(f"/__init__{end}" for end in (*EXTENSION_SUFFIXES, ".py")), *EXTENSION_SUFFIXES, ".py")  # Python's order
+_LIBRARY = re.compile(r"lib.+\.(so|dylib)(\.\d+)*|.+\.dll")
 _CONTROLLER = ("pipeline", "hydra_plugins", "dodo")
 
 
@@ -151,6 +153,9 @@ class _Walk:
                 )
             return False
         bases, found = self._top(top)
+        if counts and found is not None and (library := self._library(found.bases)):
+            where = f"its sources link {library}, a shared library, which a run's copy of the code lacks"
+            raise _refused(path, item, where, "pip install its project without -e, then the same command")
         if bases and (self.file_of(item.name) or self._folder_of(item.name)):
             return True
         if item.kind == "named":
@@ -163,6 +168,18 @@ class _Walk:
         elif counts and not self._is_made_at_run_time(item.name):
             self._missing(item, path)
         return False
+
+    def _library(self, bases: Sequence[str]) -> str | None:
+        """What a source tree with compiled modules has for them to link, as torch does: in its package or a folder there."""
+        for base in bases:
+            names = self._names(base)
+            if not any(name.endswith(tuple(EXTENSION_SUFFIXES)) for name in names):
+                continue
+            for folder in (base, *(f"{base}/{name}" for name in sorted(names) if "lib" in name)):
+                for name in sorted(self._names(folder)):
+                    if _LIBRARY.fullmatch(name):
+                        return f"{folder}/{name}"
+        return None
 
     def _is_own(self, top: str) -> bool:
         return not {top, f"{top}.py"}.isdisjoint(self._names(str(self.root)))
