@@ -170,7 +170,7 @@ class _Walk:
         return False
 
     def _library(self, bases: Sequence[str]) -> str | None:
-        """What a source tree with compiled modules has for them to link, as torch does: in its package or a folder there."""
+        """A shared library that compiled modules of a source tree have to link: in its package or a folder there."""
         for base in bases:
             names = self._names(base)
             if not any(name.endswith(tuple(EXTENSION_SUFFIXES)) for name in names):
