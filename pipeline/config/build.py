@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,6 +169,7 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     launcher = str(raw["launcher"])
     settings = LAUNCHERS.settings(launcher)
     _check_rendezvous(raw["rendezvous"], raw["rendezvous_dir"])
+    _check_numbers(raw)
     device = _device(raw.get("device", "auto"), launcher, raw["env"], local_gpus)
     nproc = _nproc(raw["nproc_per_node"], launcher, local_gpus if device == "cuda" else 0)
     secrets = secret_values({"cluster": raw})
@@ -202,6 +204,13 @@ def _typed(settings: type[Any], raw: Mapping[str, Any]) -> Any:
         return settings(**{name: value for name, value in raw.items() if name in known})
     except node.ConfigError as error:
         raise UsageError(str(error)) from error
+
+
+def _check_numbers(raw: Mapping[str, Any]) -> None:
+    """NaN is less than nothing, and an endless lease would keep a lost host busy for ever. Raises UsageError."""
+    for name, least in (("connect_timeout_s", 0.1), ("lease_s", 5.0), ("max_restarts", 0)):
+        if not least <= raw[name] < math.inf:
+            raise UsageError(f"cluster.{name}={raw[name]:g} must be a finite number from {least:g}")
 
 
 def _check_rendezvous(kind: str, folder: str | None) -> None:

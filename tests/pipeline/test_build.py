@@ -154,3 +154,17 @@ def test_a_control_character_in_a_value_is_refused_with_its_field(word: str) -> 
 def test_a_folder_that_cannot_be_is_refused_before_anything_starts(word: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         configured(word)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("cluster.lease_s=nan", r"cluster\.lease_s=nan must be a finite number from 5"),
+        ("cluster.lease_s=inf", r"cluster\.lease_s=inf must be"),
+        ("cluster.connect_timeout_s=-1", r"cluster\.connect_timeout_s=-1 must be a finite number from 0\.1"),
+        ("cluster.max_restarts=-1", r"cluster\.max_restarts=-1 must be a finite number from 0"),
+    ],
+)
+def test_a_time_or_count_of_the_cluster_that_cannot_be_is_refused(word: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        configured(word)
