@@ -175,17 +175,27 @@ def test_streams_killed_at_twenty_random_moments_cost_no_line_of_a_loud_run(
 
     monkeypatch.setattr(shell, "stream", stream)
     over, moments, kills = threading.Event(), random.Random(22), []
+    lines: list[LogLine] = []
+    killed_at: dict[str, int] = {}  # lines of a host that had come: where none does between two kills it counts as lost
+
+    def host_of(child: subprocess.Popen[bytes]) -> str:
+        words = " ".join(map(str, child.args)) if isinstance(child.args, list) else ""
+        return next((host.label for host in bench.cluster.hosts if host.label in words), "")
+
+    def heard(host: str) -> int:
+        return sum(host in (line.host, "") for line in list(lines))
 
     def kill() -> None:
         while len(kills) < 20 and not over.wait(moments.uniform(0.05, 0.6)):
             alive = [child for child in children if child.poll() is None]
-            if alive:
-                child = moments.choice(alive)
+            due = [child for child in alive if heard(host_of(child)) > killed_at.get(host_of(child), 0)]
+            if due:
+                child = moments.choice(due)
+                killed_at[host_of(child)] = heard(host_of(child))
                 child.kill()
                 kills.append(child.pid)
 
     killer = threading.Thread(target=kill)
-    lines: list[LogLine] = []
     stub = bench.stub(LOUD)
     killer.start()
     try:

@@ -85,15 +85,15 @@ from pipeline.config.build import build
 from pipeline.config.compose import compose_config, resolve
 from pipeline.errors import PacelineError
 from pipeline.key import canonical_config, topology
-from pipeline.run import sources
+from pipeline.run import sources, versions
 
 def told(words):
     try:
         made = build(resolve(compose_config(words)), tuple(words), root=Path.cwd(), local_gpus=0)
     except PacelineError as error:
         return str(error)
-    code, versions = sources(Path.cwd())(made.chosen)
-    return [canonical_config(made.resolved), dict(code.digests), versions, topology(made.cluster)]
+    code = sources(Path.cwd())(made.chosen, made.cluster.python_path)
+    return [canonical_config(made.resolved), dict(code.digests), versions(made, code), topology(made.cluster)]
 
 answers = [told(words) for words in json.loads(sys.argv[1])]
 print(json.dumps({"answers": answers, "heavy": sorted({"torch", "optuna", "numpy"} & {*sys.modules})}))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pipeline import result as results
 from pipeline.config import compose
 from pipeline.config.trials import jobs
 from pipeline.errors import PacelineError, UsageError
@@ -51,7 +52,8 @@ def epoch(trial: Trial, number: int, value: float) -> None:
 def result(trial: Trial, **fields: Any) -> None:
     assert trial.run is not None
     trial.run.folder.path.mkdir(parents=True, exist_ok=True)
-    trial.run.folder.result.write_text(json.dumps(fields))
+    told = {"key": trial.run.key.short, "digest": trial.run.key.digest, "state": "FINISHED", **fields}
+    results.write(trial.run.folder.result, told)
 
 
 @pytest.mark.usefixtures("hydra")
