@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import os
 import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -122,14 +124,50 @@ def check_digests(pack: Pack) -> None:
     for name, wanted in pack.manifest.sha256.items():
         try:
             with (pack.folder / name).open("rb") as file:
-                seen = hashlib.file_digest(file, "sha256").hexdigest()
+                _check_content(pack.folder, name, file, wanted)
         except OSError as error:
             raise DamagedPackError(pack.folder, f"{pack.folder / name} cannot be read ({error.strerror})") from error
-        if seen != wanted:
-            raise DamagedPackError(
-                pack.folder,
-                f"{pack.folder / name} was altered: its sha256 is {seen[:12]}, the manifest says {wanted[:12]}",
-            )
+
+
+def _check_content(folder: Path, name: str, file: BufferedReader, wanted: str) -> None:
+    seen = hashlib.file_digest(file, "sha256").hexdigest()
+    if seen != wanted:
+        raise DamagedPackError(
+            folder,
+            f"{folder / name} was altered: its sha256 is {seen[:12]}, the manifest says {wanted[:12]}",
+        )
+
+
+class PackWatch:
+    """Notices when the files of an open pack are written to: a mapping shows that to a training under way.
+
+    Made before the digests are checked. It keeps the files open, so that one that was replaced, of which the training
+    sees nothing, isn't taken for an altered one.
+    """
+
+    def __init__(self, pack: Pack) -> None:
+        self._pack = pack
+        self._files = {name: os.open(pack.folder / name, os.O_RDONLY) for name in pack.manifest.sha256}
+        self._seen = self._stamps()
+
+    def damage(self) -> DamagedPackError | None:
+        """What was altered since. Two system calls where nothing was; hashed where a stamp has changed."""
+        stamps = self._stamps()
+        if stamps == self._seen:
+            return None
+        for name, descriptor in self._files.items():
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            with os.fdopen(os.dup(descriptor), "rb") as file:
+                try:
+                    _check_content(self._pack.folder, name, file, self._pack.manifest.sha256[name])
+                except DamagedPackError as damage:
+                    return damage
+        self._seen = stamps
+        return None
+
+    def _stamps(self) -> list[tuple[int, int, int]]:
+        found = [os.fstat(descriptor) for descriptor in self._files.values()]
+        return [(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in found]
 
 
 def set_aside(damage: DamagedPackError) -> TrainerError:

@@ -16,7 +16,7 @@ from trainers.augment import EpochPlan, normaliser, plan_epoch
 from trainers.batches import plan_steps
 from trainers.checkpoint import Checkpoint, CheckpointFolder
 from trainers.config import TrainConfig
-from trainers.data import Pack
+from trainers.data import Pack, PackWatch, set_aside
 from trainers.distributed import Node
 from trainers.errors import TrainerError
 from trainers.evaluation import Evaluation, evaluate
@@ -52,6 +52,7 @@ class Trainer:
         self.throughput = Throughput(self.steps.global_batch_size)
         self.clock = Clock()
         self.saved_step = 0
+        self.watch: PackWatch | None = None  # of the data files on this node
         self.pruned = False  # the controller has ended the run early, at the end of an epoch
         self._saved_at = time.monotonic()
         self.metrics: MetricsFile | None = None
@@ -218,15 +219,26 @@ class Trainer:
         self._keep_best(result)
         return result.accuracy
 
+    def check_data(self) -> None:
+        """Before anything computed from the data is kept. Raises TrainerError: a node's data was written to."""
+        damage = self.watch.damage() if self.watch is not None else None
+        whole = self.node.smallest(int(damage is None))
+        if damage is not None:
+            raise set_aside(damage)
+        if not whole:
+            raise TrainerError("the data of another rank were altered during the training; the same command mends it")
+
     def _keep_best(self, result: Evaluation) -> None:
         """The first of equals stays. Written before the checkpoint that knows of it."""
         if self.config.trainer.keep_best and result.accuracy > self.progress.get("best_accuracy", -1.0):
+            self.check_data()
             self.progress["best_accuracy"] = result.accuracy
             weights = self.stepper.strategy.layout.weights()
             if self.folder is not None:
                 self.folder.save_best(weights, {"step": self.step, **result.metrics("val")})
 
     def _save(self, epoch: int, position: int) -> None:
+        self.check_data()
         table = self.node.collect(buffers.row(self._own(), self.node.device))
         layout, state = self.stepper.strategy.layout, self.stepper.state()
         shards = layout.save(self.run_dir / "checkpoints", self.step, state)

@@ -15,7 +15,7 @@ from trainers.batches import Steps
 from trainers.checkpoint_files import sealed
 from trainers.config import TrainConfig
 from trainers.cores import take_cores
-from trainers.data import DamagedPackError, Manifest, Pack, check_digests, open_pack, place, set_aside
+from trainers.data import DamagedPackError, Manifest, Pack, PackWatch, check_digests, open_pack, place, set_aside
 from trainers.distributed import Ranks, connect, read_ranks
 from trainers.errors import TrainerError
 from trainers.evaluation import Evaluation
@@ -44,6 +44,7 @@ def run(path: Path) -> None:
     except DamagedPackError as damage:
         raise set_aside(damage) from damage
     _refuse_empty_splits(config, pack.manifest)
+    watch = PackWatch(pack)
     check = DigestCheck(pack, read_ranks())
     keep_freed_memory()
     node = connect(config.strategy.backend)
@@ -51,6 +52,7 @@ def run(path: Path) -> None:
         stack.callback(node.close)
         trainer = Trainer(config, place(pack, node.device), node, run_dir)
         stack.callback(trainer.close)
+        trainer.watch = watch
         trainer.say(_first_line(config, trainer))
         if pack.manifest.synthetic:
             trainer.say(_SYNTHETIC)
@@ -60,7 +62,9 @@ def run(path: Path) -> None:
         if trainer.pruned:
             _note_pruned(trainer)
         else:
-            _finish(trainer, trainer.test())
+            test = trainer.test()
+            trainer.check_data()
+            _finish(trainer, test)
 
 
 class DigestCheck:

@@ -9,8 +9,9 @@ import torch
 
 from tests.trainers.tiny_runs import MakeRun, write_pack
 from trainers.augment import normaliser
-from trainers.data import DamagedPackError, check_digests, open_pack, read_manifest, set_aside
+from trainers.data import DamagedPackError, PackWatch, check_digests, open_pack, read_manifest, set_aside
 from trainers.errors import TrainerError
+from trainers.loop import Trainer
 from trainers.session import run
 
 
@@ -125,3 +126,45 @@ def test_a_bad_pack_that_cannot_be_set_aside_is_to_be_removed(tmp_path: Path, mo
     assert told.startswith(
         f"images.bin was altered; remove {tmp_path} there (Permission denied), then the same command"
     )
+
+
+def flip(path: Path) -> None:
+    """One bit, in place, with the old time stamp."""
+    stat = path.stat()
+    with path.open("r+b") as file:
+        first = file.read(1)[0]
+        file.seek(0)
+        file.write(bytes([first ^ 1]))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def test_a_pack_that_is_written_to_is_noticed_and_one_that_is_touched_or_replaced_is_not(tmp_path: Path) -> None:
+    watch = PackWatch(open_pack(write_pack(tmp_path)))
+    path = tmp_path / "images.bin"
+    assert watch.damage() is None
+    path.touch()
+    assert watch.damage() is None
+    (tmp_path / "other").write_bytes(bytes(path.stat().st_size))
+    (tmp_path / "other").replace(path)  # the mapping has the old file
+    assert watch.damage() is None
+    flip(tmp_path / "labels.bin")
+    assert "labels.bin was altered" in str(watch.damage())
+
+
+def test_nothing_is_kept_of_what_was_computed_from_data_that_changed_under_the_training(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = make_run(trainer__epochs=3)
+    log = Trainer._log
+
+    def altering(self: Trainer, epoch: int) -> object:
+        if self.steps.place(self.step)[0] == 2 and self.saved_step:
+            flip(run_dir / "data" / "images.bin")
+        return log(self, epoch)
+
+    monkeypatch.setattr(Trainer, "_log", altering)
+    with pytest.raises(TrainerError, match=r"images\.bin was altered.* is set aside: the same command"):
+        run(run_dir / "config.json")
+    steps = sorted(int(path.stem[5:]) for path in (run_dir / "checkpoints").glob("step-*.pt"))
+    assert steps == [5]
+    assert not (run_dir / "summary.json").exists()
