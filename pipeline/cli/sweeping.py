@@ -141,7 +141,9 @@ def alone(folder: SweepFolder) -> Iterator[None]:
 
 def _cannot_keep(folder: SweepFolder, error: OSError) -> PacelineError:
     what = f"sweep {folder.name} can't be kept in {folder.path}: {os_reason(error)}"
-    return PacelineError(what, try_="make room or mend its permissions, then the same command; or paths.runs=<another>")
+    return PacelineError(
+        what, try_="make room or mend its permissions, then the same command; or paths.runs=<another folder>"
+    )
 
 
 def _headline(space: Space, folder: SweepFolder) -> str:
