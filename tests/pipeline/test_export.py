@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import random
 import tarfile
@@ -120,10 +121,11 @@ def test_no_single_flipped_bit_of_an_archive_passes(folder: RunFolder, tmp_path:
             back = export.unpack(archive, place, root=tmp_path)
         except UsageError as error:
             refused.append((f"run={archive}" in str(error), place.exists()))
-        else:  # gzip's own flags, time, level and system: nothing of the run
+        else:  # gzip's own flags, time, level and system, or another spelling of the same bytes: nothing of the run
             passed.append(at // 8)
             assert files_of(back) == files
-    assert set(passed) <= set(range(3, 10))
+            assert gzip.decompress(archive.read_bytes()) == gzip.decompress(whole)
+    assert len(passed) <= 20  # of 200: no check that lets everything pass
     assert set(refused) == {(True, False)}
 
 
