@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from pipeline import documents, git, leftovers
+from pipeline import documents, git, leftovers, submodules
 from pipeline.agreement import check_parts
 from pipeline.errors import PacelineError, UsageError
 from pipeline.files import sha256_bytes, write_atomic
@@ -177,14 +177,25 @@ def _without_logins(content: bytes) -> bytes:
 
 
 def _source(root: Path, commit: str) -> bytes:
-    """``git archive`` of the whole repository at that commit."""
-    top = git.answer(root, "rev-parse", "--show-toplevel") or str(root)
+    """``git archive`` of the whole repository at that commit, with the submodules that are here."""
+    repository, top = git.common_folder(root) or root, git.top_of(root)
     with tempfile.TemporaryDirectory(prefix=leftovers.of_system("git")) as scratch:
-        path = Path(scratch) / SOURCE
-        done = git.git(Path(top.removesuffix("\n")), "archive", "--format=tar", f"--output={path}", commit)
-        if done is None or done.code != 0:
-            raise PacelineError(f"git archive {commit} failed: {done.stderr.strip() if done else 'no git'}")
+        path, part = Path(scratch) / SOURCE, Path(scratch) / "part.tar"
+        _archive(repository, commit, path)
+        for item in submodules.recorded(repository, commit, top):
+            if item.repository is not None:
+                _archive(item.repository, item.commit, part, f"--prefix={item.path}/")
+                with tarfile.open(part) as more, tarfile.open(path, "a") as whole:
+                    for member in more:
+                        whole.addfile(member, more.extractfile(member) if member.isreg() else None)
         return path.read_bytes()
+
+
+def _archive(repository: Path, commit: str, to: Path, *words: str) -> None:
+    words = ("archive", "--format=tar", f"--output={to}", *words, commit)
+    done = git.git(repository, *words, env=git.without_checkout(repository))
+    if done is None or done.code != 0:
+        raise PacelineError(f"git archive {commit} failed: {done.stderr.strip() if done else 'no git'}")
 
 
 def _packed(key: str, members: dict[str, bytes]) -> bytes:

@@ -51,3 +51,21 @@ def environment() -> dict[str, str]:
 
 def has_commit(folder: Path, commit: str) -> bool:
     return answer(folder, "cat-file", "-e", f"{commit}^{{commit}}") is not None
+
+
+def common_folder(checkout: Path) -> Path | None:
+    """The git folder of the repository that ``checkout`` is of, the same for all of its worktrees."""
+    told = answer(checkout, "rev-parse", "--path-format=absolute", "--git-common-dir")
+    return Path(told.removesuffix("\n")) if told else None
+
+
+def top_of(folder: Path) -> Path:
+    """The checkout that ``folder`` lies in, or the folder itself where it lies in none."""
+    told = answer(folder, "rev-parse", "--show-toplevel")
+    return Path(told.removesuffix("\n")) if told else folder
+
+
+def without_checkout(repository: Path) -> dict[str, str]:
+    """The variables by which git works in the git folder alone: that of a submodule names a work tree, which may be
+    gone."""
+    return {"GIT_DIR": str(repository), "GIT_WORK_TREE": str(repository)}

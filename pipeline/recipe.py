@@ -1,6 +1,7 @@
 """What a finished run was made of, and its code brought back: the commit in a detached worktree, with the patch.
 
-The user's checkout is never touched. Where the clone lacks the commit, an exported run brings its files along.
+The user's checkout is never touched; submodules come from the git folders that it has of them. Where the clone lacks
+the commit, an exported run brings its files along.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import acceptance, git
+from pipeline import acceptance, git, git_clone, submodules
 from pipeline.agreement import check_parts
 from pipeline.errors import PacelineError
 from pipeline.export import SOURCE
@@ -83,8 +84,9 @@ def checkout(
     shutil.rmtree(place, ignore_errors=True)  # an earlier, killed call may have left it
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
-        if git.has_commit(root, recipe.commit):
-            _clone(root, place, recipe.commit)
+        repository = git.common_folder(root) if git.has_commit(root, recipe.commit) else None
+        if repository is not None:
+            git_clone.clone(repository, place, recipe.commit)
         elif (recipe.folder.path / SOURCE).is_file():
             with tarfile.open(recipe.folder.path / SOURCE) as archive:
                 archive.extractall(place, filter="data")
@@ -94,6 +96,8 @@ def checkout(
                 try_="git fetch --all (or git fetch from the clone that has it), then the same command",
             )
         _apply(recipe, place)
+        for line in submodules.fill(place, root if repository is not None else None, recipe.commit):
+            say(f"  submodule    {line}")
         project = place / recipe.provenance.get("git_prefix", "")
         for name in _from_snapshot(recipe, project):
             say(f"  snapshot     {name} is the run's own copy: its commit and patch have another, or none")
@@ -103,32 +107,12 @@ def checkout(
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _clone(root: Path, place: Path, commit: str) -> None:
-    """The commit in a repository of its own that borrows the objects of the project's, into which nothing is written.
-
-    In the index alone: a patch is made of what git keeps, which filters and line ends of a checkout may alter.
-
-    Raises:
-        PacelineError: git refuses.
-    """
-    repository = (git.answer(root, "rev-parse", "--path-format=absolute", "--git-common-dir") or "").strip()
-    cloning = ("clone", "--quiet", "--shared", "--no-checkout", repository, str(place))
-    at_commit = (place, ("update-ref", "--no-deref", "HEAD", commit)), (place, ("read-tree", commit))
-    for folder, words in ((root, cloning), *at_commit):
-        done = git.git(folder, *words)
-        if done is None or done.code != 0:
-            why = done.stderr.strip() if done else "git is missing"
-            raise PacelineError(f"git {words[0]} of {commit[:10]} into {place} failed: {why}")
-
-
 def _apply(recipe: Recipe, place: Path) -> None:
     cloned = (place / ".git").exists()
     if recipe.patch:
         _patch(recipe, place, ("--cached",) if cloned else ())
     if cloned:
-        done = git.git(place, "checkout-index", "--all", "--force", "--index", "--quiet")
-        if done is None or done.code != 0:
-            raise PacelineError(f"git checkout-index in {place} failed: {done.stderr.strip() if done else 'no git'}")
+        git_clone.check_out(place)
 
 
 def _from_snapshot(recipe: Recipe, project: Path) -> list[str]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from pipeline import export
 from pipeline.provenance import Provenance, collect
 from pipeline.recipe import Recipe, checkout
 from pipeline.runfolder import RunFolder
@@ -44,7 +48,7 @@ def changed_in(patch: bytes) -> list[str]:
     return [line.rpartition(" b/")[2] if '"' not in line else line.rpartition(' "b/')[2][:-1] for line in heads]
 
 
-def brought_back(repository: Path, patch: bytes, place: Path) -> Path:
+def brought_back(repository: Path, patch: bytes, place: Path, say: Callable[[str], None] = print) -> Path:
     """A clone of the commit with the patch, as `doit reproduce` lays it out."""
     root = place / "run" / "0123456789ab"
     root.mkdir(parents=True)
@@ -53,7 +57,7 @@ def brought_back(repository: Path, patch: bytes, place: Path) -> Path:
     made = Recipe(
         folder=RunFolder(root), result={}, parts={"code": {}}, config={}, provenance={"git_commit": commit}, patch=patch
     )
-    with checkout(made, root=repository, place=place / "again", keep=True) as project:
+    with checkout(made, root=repository, place=place / "again", keep=True, say=say) as project:
         return project
 
 
@@ -309,3 +313,68 @@ def test_a_file_outside_of_the_project_that_the_run_imports_is_in_the_patch(repo
         (repository / name).write_text("x = 2\n")
     found, patch = collect(root=repository / "proj", imported=imported, **told)  # type: ignore[arg-type]
     assert (found.git_dirty, changed_in(patch)) == (True, ["shared/lib.py", "shared/new.py"])
+
+
+@pytest.fixture
+def nested(repository: Path, tmp_path: Path) -> Path:
+    """The repository with a submodule ``lib/outer`` that has one itself, committed and checked out."""
+    for name in ("inner", "outer"):
+        (tmp_path / name).mkdir()
+        git(tmp_path / name, "init", "-q")
+        (tmp_path / name / f"{name}.py").write_text(f"of = {name!r}\n")
+        git(tmp_path / name, "add", "-A")
+        git(tmp_path / name, *AUTHOR, "commit", "-qm", "one")
+    git(tmp_path / "outer", *ALLOWED, "submodule", "--quiet", "add", str(tmp_path / "inner"), "in")
+    git(tmp_path / "outer", *AUTHOR, "commit", "-qm", "two")
+    git(repository, *ALLOWED, "submodule", "--quiet", "add", str(tmp_path / "outer"), "lib/outer")
+    git(repository, *ALLOWED, "submodule", "--quiet", "update", "--init", "--recursive")
+    git(repository, *AUTHOR, "commit", "-qm", "with a submodule")
+    return repository
+
+
+def test_submodules_come_back_at_their_commits_from_the_git_folders_that_are_here(nested: Path, tmp_path: Path) -> None:
+    for name in ("inner", "outer"):  # their addresses can't be reached any more
+        shutil.rmtree(tmp_path / name)
+    (nested / "lib/outer/outer.py").write_text("of = 'a later commit'\n")
+    git(nested / "lib/outer", *AUTHOR, "commit", "-qam", "later")
+    again = brought_back(nested, b"", tmp_path / "a")
+    assert (again / "lib/outer/outer.py").read_text() == "of = 'outer'\n"
+    assert (again / "lib/outer/in/inner.py").read_text() == "of = 'inner'\n"
+    git(nested, "submodule", "--quiet", "deinit", "--force", "--all")
+    assert (brought_back(nested, b"", tmp_path / "b") / "lib/outer/in/inner.py").is_file()
+    git(nested, "worktree", "add", "-q", str(tmp_path / "tree"))
+    assert (brought_back(tmp_path / "tree", b"", tmp_path / "c") / "lib/outer/in/inner.py").is_file()
+
+
+def test_a_submodule_that_is_not_here_is_named_with_the_command_that_gets_it(nested: Path, tmp_path: Path) -> None:
+    commit = git(nested, "rev-parse", "HEAD:lib/outer").strip()
+    copy = tmp_path / "a copy"
+    git(tmp_path, "clone", "-q", str(nested), str(copy))
+    said: list[str] = []
+    brought_back(copy, b"", tmp_path / "a", said.append)
+    head, _, mend = said[0].partition(": ")
+    assert (len(said), head) == (1, f"  submodule    lib/outer at {commit[:10]} isn't here; if the run needs it")
+    words = shlex.split(mend.removesuffix(", then the same command"))
+    assert words[:3] == ["git", "-C", str(copy)]
+    git(copy, *ALLOWED, *words[3:])
+    assert (brought_back(copy, b"", tmp_path / "b") / "lib/outer/in/inner.py").is_file()
+
+
+def test_an_archive_brings_its_submodules_and_says_which_it_lacks(nested: Path, tmp_path: Path) -> None:
+    commit, folder = git(nested, "rev-parse", "HEAD").strip(), RunFolder(tmp_path / "run" / "0123456789ab")
+    folder.path.mkdir(parents=True)
+    elsewhere = tmp_path / "elsewhere"
+    git(tmp_path, "init", "-q", str(elsewhere))
+    made = Recipe(folder=folder, result={}, parts={"code": {}}, config={}, provenance={"git_commit": commit}, patch=b"")
+
+    def unpacked() -> tuple[bool, list[str]]:
+        said: list[str] = []
+        (folder.path / export.SOURCE).write_bytes(export._source(nested, commit))
+        with checkout(made, root=elsewhere, place=tmp_path / "again", keep=False, say=said.append) as project:
+            return (project / "lib/outer/in/inner.py").is_file(), said
+
+    assert unpacked() == (True, [])
+    git(nested, "submodule", "--quiet", "deinit", "--force", "--all")
+    shutil.rmtree(nested / ".git" / "modules")
+    lacks = "  submodule    lib/outer isn't in the archive: it wasn't there when the run was exported"
+    assert unpacked() == (False, [lacks])
