@@ -256,10 +256,69 @@ def packages() -> dict[str, str]:
     found: dict[str, str] = {}
     for folder in reversed([path for path in sys.path if os.path.isdir(path)]):  # the first on the path counts
         for name in os.listdir(folder):
-            if name.endswith(".dist-info"):
-                project, _, version = name[: -len(".dist-info")].rpartition("-")
-                found[re.sub(r"[-_.]+", "-", project).lower()] = version
+            project, version = distribution_of(name)
+            if version:
+                found[normal(project)] = version
     return dict(sorted(found.items()))
+
+
+def distribution_of(name: str) -> tuple[str, str]:
+    """Project and version of a folder that says what is installed; Debian's packages have x-1.0.egg-info."""
+    if name.endswith(".dist-info"):
+        project, _, version = name[: -len(".dist-info")].rpartition("-")
+        return project, version
+    legacy = re.fullmatch(r"([^-]+)-([^-]+)(-py[\d.]+)?\.egg-info", name)
+    return (legacy.group(1), legacy.group(2)) if legacy else ("", "")
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def modules(names: list[str], behind: list[str]) -> dict[str, str]:
+    """Which of ``names`` (dotted) a rank could import here → the version of the distribution that has it.
+
+    Nothing is imported. ``behind`` are the folders of the ranks' PYTHONPATH.
+    """
+    path = [*behind, *(entry for entry in sys.path if is_installed(entry))]
+    return {name: version_of_module(name, path) for name in names if is_importable(name, path)}
+
+
+def is_installed(entry: str) -> bool:
+    """Whether ranks keep this entry of sys.path: trainers/isolation.py takes the others off."""
+    import site
+    import sysconfig
+
+    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    place = os.path.realpath(entry)
+    if any(f"{place}/".startswith(f"{os.path.realpath(folder)}/") for folder in folders):
+        return True
+    return bool(entry) and bool(glob.glob(os.path.join(glob.escape(place), "*.dist-info")))
+
+
+def is_importable(name: str, path: list[str]) -> bool:
+    from importlib.machinery import PathFinder
+
+    for part in name.split("."):  # by its last part alone: for a dotted name the parent would have to be imported
+        spec = PathFinder.find_spec(part, path)
+        if spec is None:
+            return False
+        path = list(spec.submodule_search_locations or [])
+    return True
+
+
+def version_of_module(name: str, path: list[str]) -> str:
+    """From the lists of files of what is installed; ``unknown`` where none has it."""
+    from importlib.metadata import distributions
+
+    begin = name.replace(".", "/")
+    for found in distributions(path=path):
+        files = found.read_text("RECORD") or ""
+        told = (found.read_text("top_level.txt") or "").split()
+        if re.search(rf"^{re.escape(begin)}[/.]", files, re.MULTILINE) or (not files and name in told):
+            return found.version
+    return "unknown"
 
 
 def hardware() -> Json:
@@ -320,6 +379,7 @@ def probe(request: Json) -> None:
     workdir = os.path.expanduser(request["workdir"])
     digest = request.get("pack_digest", "")
     places = [*request.get("pack_places", []), os.path.join(workdir, "data", digest)] if digest else []
+    installed = packages()
     say(
         identity=identity(request),
         hostname=socket.gethostname(),
@@ -343,7 +403,11 @@ def probe(request: Json) -> None:
             "interfaces": holding,
             "env": from_environment(request.get("env_names", [])),
             "left_behind": from_environment(request.get("env_families", []), but=request.get("env_passed", [])),
-            "packages": packages(),
+            "packages": installed,
+            "modules": modules(
+                [name for name in request.get("modules", []) if normal(name) not in installed],
+                request.get("python_path", []),
+            ),
             "hardware": hardware(),
         },
     )

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 
+from pipeline.closure import ABSENT
 from pipeline.errors import HostError
+from pipeline.hydra_value import hydra_value
 from pipeline.types import NodeFacts
 
 Versions = Mapping[str, str]
+
+_UNKNOWN = "unknown"  # of a module that no installed distribution lists among its files
+_BARE = re.compile(r"\d[\w+-]*(\.[\w+-]+){2,}")  # more than one dot: Hydra takes it for no number
 
 
 def check(facts: Sequence[NodeFacts], key: Versions, told: Versions) -> None:
@@ -33,13 +39,29 @@ def check(facts: Sequence[NodeFacts], key: Versions, told: Versions) -> None:
     raise HostError("\n".join(["the hosts differ from the run's key:", *lines]), try_=_mend(found, told))
 
 
+def asked(key: Versions) -> list[str]:
+    """What a probe has to look for by name: an import that the key calls absent may be there on a host."""
+    return [name for name in key if name != "python"]
+
+
 def differing(fact: NodeFacts, key: Versions) -> dict[str, str]:
-    """What one host has otherwise than the key: name → the version there. What its probe can't tell is left out."""
-    there = {"torch": fact.torch_version, **fact.extra.get("packages", {}), "python": fact.python_version}
-    found = {name: there.get(_normal(name)) for name in key}
+    """What one host has otherwise than the key: name → the version there, or ``absent``. What its probe can't tell is
+    left out."""
+    found = {name: _there(fact, name) for name in key}
     return {
-        name: version for name, version in found.items() if version and _comparable(version) != _comparable(key[name])
+        name: version
+        for name, version in found.items()
+        if version and _comparable(version) != _comparable(key[name]) and (version != _UNKNOWN or key[name] == ABSENT)
     }
+
+
+def _there(fact: NodeFacts, name: str) -> str | None:
+    """The version of a distribution, or of what has a module that the key calls absent; None where nobody can say."""
+    if name == "python":
+        return fact.python_version
+    there = {"torch": fact.torch_version, **fact.extra.get("packages", {})}
+    modules = fact.extra.get("modules")
+    return there.get(_normal(name)) or (modules.get(name, ABSENT) if modules is not None else None)
 
 
 def _mend(found: Mapping[str, dict[str, str]], told: Versions) -> str:
@@ -48,9 +70,16 @@ def _mend(found: Mapping[str, dict[str, str]], told: Versions) -> str:
     others = "install the key's versions there, or cluster.python=<an interpreter that has them>"
     if not same:
         return f"hosts of one run need the same versions: {others}"
-    words = {**told, **next(iter(found.values()))}
-    listed = ", ".join(f"{name}: {version}" for name, version in sorted(words.items()))
-    return f"cluster.environment='{{{listed}}}', which is the key of a run on such hosts; or {others}"
+    versions = next(iter(found.values()))
+    listed = ", ".join(f"{name}: {_value(version)}" for name, version in sorted({**told, **versions}.items()))
+    word = f"cluster.environment={shlex.quote(f'{{{listed}}}')}"
+    lacking = [name for name, version in versions.items() if version == ABSENT]
+    but = f" (whose code can do without {', '.join(lacking)})" if lacking else ""
+    return f"{word}, which is the key of a run on such hosts{but}; or {others}"
+
+
+def _value(version: str) -> str:
+    return version if _BARE.fullmatch(version) else hydra_value(version)
 
 
 def _normal(name: str) -> str:

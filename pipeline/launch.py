@@ -7,7 +7,7 @@ import json
 import queue
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +73,7 @@ class Hosts:
         self._launcher: Launcher | None = None
         self._facts: list[NodeFacts] = []
         self._about: Pack | None = None
+        self._modules: frozenset[str] = frozenset()
         self._ports: list[int] = []
         self._told: set[str] = set()
 
@@ -83,10 +84,15 @@ class Hosts:
             self._launcher = launchers.create(self.cluster)
         return self._launcher
 
-    def facts(self, pack: Pack | None) -> list[NodeFacts]:
-        """Raises HostError. Asked again while a host lacks the pack: after the next start it has it."""
-        if not self._facts or self._about != pack or (pack is not None and any(not f.pack_path for f in self._facts)):
-            self._facts, self._about = self.launcher.probe(pack), pack
+    def facts(self, pack: Pack | None, modules: Collection[str] = ()) -> list[NodeFacts]:
+        """Raises HostError. Asked again while a host lacks the pack: after the next start it has it.
+
+        ``modules``: what is to be looked for among what is installed there.
+        """
+        lacking = pack is not None and any(not fact.pack_path for fact in self._facts)
+        if not self._facts or self._about != pack or lacking or not self._modules.issuperset(modules):
+            self._modules |= frozenset(modules)
+            self._facts, self._about = self.launcher.probe(pack, sorted(self._modules)), pack
             self._ports = list(self._facts[0].extra.get("free_ports", [self._facts[0].free_port]))
         return self._facts
 
@@ -159,7 +165,7 @@ def run_attempt(
         nullcontext(hosts) if hosts is not None else closing(Hosts(cluster)) as reached,
     ):
         signals.check()
-        launcher, facts = reached.launcher, reached.facts(pack)
+        launcher, facts = reached.launcher, reached.facts(pack, host_versions.asked(versions or {}))
         settings = config.get("trainer", {}), config.get("strategy", {})
         validate(
             cluster,

@@ -19,7 +19,7 @@ def check(
         UsageError: the ranks can't share the global batch.
     """
     with closing(launchers.create(cluster)) as launcher:
-        facts = launcher.probe(None)
+        facts = launcher.probe(None, host_versions.asked(versions or {}))
     plan.validate(cluster, facts, global_batch_size=global_batch_size, backend=backend)
     host_versions.check(facts, versions or {}, cluster.environment)
     return facts

@@ -138,13 +138,15 @@ class AgentLauncher(Launcher, ABC):
         """Time limit of a short command."""
         return self.cluster.connect_timeout_s + 8.0
 
-    def probe(self, pack: Pack | None) -> list[NodeFacts]:
+    def probe(self, pack: Pack | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
         request = {
             "do": "probe",
             "workdir": self.workdir,
             "env_names": ENV_NAMES,
             "env_families": rank_environment.FAMILIES,
             "env_passed": rank_environment.PASSED,
+            "modules": modules,
+            "python_path": self.cluster.python_path,
             "pack_digest": pack.digest if pack else "",
             "pack_places": [str(pack.path)] if pack else [],
         }

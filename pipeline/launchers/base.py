@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -69,8 +69,11 @@ class Launcher(Protocol):
 
     capabilities: Capabilities
 
-    def probe(self, pack: Pack | None) -> list[NodeFacts]:
-        """Facts of every host, in the cluster's order. Raises HostError that lists every host that failed."""
+    def probe(self, pack: Pack | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
+        """Facts of every host, in the cluster's order; ``modules`` are names to look for among what is installed there.
+
+        Raises HostError that lists every host that failed.
+        """
         ...
 
     def place(

@@ -115,9 +115,9 @@ class PsshLauncher(AgentLauncher):
         argv += ["-p", str(host.port)] if host.port else []
         return argv
 
-    def probe(self, pack: Pack | None) -> list[NodeFacts]:
+    def probe(self, pack: Pack | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
         self._sharing = self._shared
-        facts = super().probe(pack)
+        facts = super().probe(pack, modules)
         # hosts that have answered answer quickly again, or the others would run on for long after one is lost
         self._connect_s = min(self._connect_s, _RECONNECT_TIMEOUT_S)
         return facts

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
+from pipeline import agent, preflight
+from pipeline.cluster import Cluster, Host
 from pipeline.config.compose import compose_config, resolve
 from pipeline.errors import HostError
 from pipeline.host_versions import check, differing
@@ -15,10 +19,17 @@ from tests.pipeline.test_plan import facts
 KEY = {"python": "3.12.1", "torch": "2.15.0+cpu"}
 
 
-def refused(*found: NodeFacts, told: dict[str, str] | None = None) -> str:
+def refused(*found: NodeFacts, told: dict[str, str] | None = None, key: dict[str, str] = KEY) -> str:
     with pytest.raises(HostError) as caught:
-        check(found, KEY, told or {})
+        check(found, key, told or {})
     return str(caught.value)
+
+
+def word_of(text: str) -> dict[str, str]:
+    """What cluster.environment becomes when the word of a message is typed."""
+    (word,) = shlex.split(text.partition("try: ")[2].partition(", which")[0])
+    environment: dict[str, str] = resolve(compose_config((word,)))["cluster"]["environment"]
+    return environment
 
 
 def test_hosts_as_the_key_says_pass() -> None:
@@ -29,8 +40,7 @@ def test_all_differences_stand_in_one_message_whose_word_works_when_it_is_typed(
     other = {"python_version": "3.11.9", "torch_version": "2.9.1"}
     text = refused(facts(0, **other), facts(1, **other))
     assert "  node0, node1: python 3.11.9 (the key says 3.12.1), torch 2.9.1 (the key says 2.15.0+cpu)" in text
-    (word,) = shlex.split(text.partition("try: ")[2].partition(", which")[0])
-    assert resolve(compose_config((word,)))["cluster"]["environment"] == {"python": "3.11.9", "torch": "2.9.1"}
+    assert word_of(text) == {"python": "3.11.9", "torch": "2.9.1"}
 
 
 def test_another_build_of_one_release_is_another_version() -> None:
@@ -57,3 +67,55 @@ def test_what_the_probe_cannot_tell_is_no_difference_and_names_are_compared_as_p
 def test_the_metadata_of_torch_counts_as_it_does_in_the_key() -> None:
     fact = facts(0, torch_version="2.15.0+cu128", extra={"packages": {"torch": "2.15.0"}})
     assert differing(fact, {"torch": "2.15.0"}) == {}
+
+
+def installed(site: Path, name: str, number: str, *files: str) -> None:
+    """A distribution as pip leaves it."""
+    (site / f"{name}-{number}.dist-info").mkdir(parents=True)
+    (site / f"{name}-{number}.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: {number}\n")
+    (site / f"{name}-{number}.dist-info" / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+    for file in files:
+        (site / file).parent.mkdir(parents=True, exist_ok=True)
+        (site / file).write_text("raise SystemExit('imported')\n")
+
+
+def test_an_import_that_the_key_calls_absent_is_found_on_a_host_with_the_version_of_what_has_it(tmp_path: Path) -> None:
+    installed(tmp_path, "opencv_python", "4.10", "cv2/__init__.py")
+    installed(tmp_path, "google_cloud_storage", "2.18.0", "google/cloud/storage/__init__.py")
+    (tmp_path / "bare.py").write_text("")
+    names = ["cv2", "cv2.gapi", "google.cloud.storage", "google.cloud.spanner", "flash_attn", "bare"]
+    found = agent.modules(names, [str(tmp_path)])
+    assert found == {"cv2": "4.10", "google.cloud.storage": "2.18.0", "bare": "unknown"}
+    key = {**KEY, **dict.fromkeys(names, "absent")}
+    assert "hosts of one run need the same versions" in refused(facts(0), facts(1, extra={"modules": found}), key=key)
+    text = refused(*(facts(number, extra={"modules": found}) for number in range(2)), key=key)
+    assert "  node0, node1: cv2 4.10 (the key says absent), google.cloud.storage 2.18.0 (the key says absent)" in text
+    told = word_of(text)
+    assert told == {"cv2": "4.10", "google.cloud.storage": "2.18.0", "bare": "unknown"}
+    check([facts(0, extra={"modules": found})], {**key, **told}, told)
+
+
+def test_what_the_key_has_and_a_host_lacks_is_refused(tmp_path: Path) -> None:
+    key = {**KEY, "flash-attn": "2.8.3"}
+    lacking = facts(0, extra={"packages": {}, "modules": {}})
+    text = refused(lacking, key=key)
+    assert "  node0: flash-attn absent (the key says 2.8.3)" in text
+    assert "which is the key of a run on such hosts (whose code can do without flash-attn)" in text
+    check([lacking], {**key, **word_of(text)}, {})
+    check([facts(0, extra={"packages": {}, "modules": {"flash-attn": "unknown"}})], key, {})
+
+
+def test_a_real_host_is_asked_for_what_the_key_calls_absent() -> None:
+    here = Cluster(launcher="local", hosts=(Host(name="localhost"),))
+    found = preflight.check(here, global_batch_size=1)[0]
+    key = {"python": found.python_version, "torch": version("torch"), "no_such_module": "absent"}
+    assert preflight.check(here, global_batch_size=1, versions=key)
+    with pytest.raises(HostError, match=rf"localhost: yaml {version('PyYAML')} \(the key says absent\)"):
+        preflight.check(here, global_batch_size=1, versions={**key, "yaml": "absent"})
+
+
+def test_packages_of_debian_count() -> None:
+    assert agent.distribution_of("PyYAML-6.0.egg-info") == ("PyYAML", "6.0")
+    assert agent.distribution_of("six-1.16.0-py3.11.egg-info") == ("six", "1.16.0")
+    assert agent.distribution_of("flash_attn-2.8.3.dist-info") == ("flash_attn", "2.8.3")
+    assert agent.distribution_of("project.egg-info") == agent.distribution_of("README.md") == ("", "")
