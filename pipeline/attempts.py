@@ -36,7 +36,7 @@ def known(run_dir: Path) -> list[str]:
     """The run ids of all starts so far, the newest last; none where the file is missing or damaged."""
     try:
         value = json.loads((run_dir / FILE).read_text(encoding="utf-8"))["attempts"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 

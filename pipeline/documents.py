@@ -10,6 +10,7 @@ import json
 import os
 import re
 import stat
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,10 @@ def parse(data: bytes) -> dict[str, Any]:
         value = json.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise DamagedError(f"is not UTF-8 text (byte {error.start})") from error
-    except (ValueError, RecursionError) as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise DamagedError(f"is cut off or no JSON ({error})") from error
+    except ValueError as error:  # Python reads no more
+        raise DamagedError(f"holds a number of more than {sys.get_int_max_str_digits():,} digits") from error
     if not isinstance(value, dict):
         raise DamagedError(f"holds {json.dumps(value)[:40]}, not an object")
     return value
@@ -60,13 +63,21 @@ def _too_deep(data: bytes) -> bool:
 
 
 def content(path: Path) -> bytes:
-    """The bytes of a file; none of a pipe or a device. Raises OSError, DamagedError: it is far too large."""
+    """The bytes of a file; none of a pipe or a device.
+
+    Raises OSError, DamagedError: it is a directory, or far too large.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would be waited for
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
+    try:
         about = os.fstat(descriptor)
+        if stat.S_ISDIR(about.st_mode):
+            raise DamagedError("is a directory, not a file")
         if about.st_size > _LARGEST_BYTES:
             raise DamagedError(f"has {about.st_size:,} bytes, more than any file of its kind")
-        return file.read() or b"" if stat.S_ISREG(about.st_mode) else b""
+        with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
+            return file.read() or b"" if stat.S_ISREG(about.st_mode) else b""
+    finally:
+        os.close(descriptor)
 
 
 def read(path: Path) -> dict[str, Any]:

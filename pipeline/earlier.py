@@ -43,7 +43,7 @@ def _left(run_dir: Path) -> LaunchPlan | None:
     """The plan of the newest attempt, unless all that it left is here; None where it can't be told."""
     try:
         plan = _read(json.loads((run_dir / "plan.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     if not plan.nodes or attempts.known(run_dir)[-1:] != [plan.run_id]:
         return None

@@ -27,7 +27,7 @@ def made_of(root: Path, predictions_sha256: str) -> dict[str, Any]:
 def made_of_run(folder: RunFolder, root: Path) -> dict[str, Any]:
     """The same for a run whose report is about to be made."""
     path = folder.path / TRAINED[2]
-    return made_of(root, sha256_file(path) if path.exists() else "")
+    return made_of(root, sha256_file(path) if path.is_file() else "")
 
 
 @cache

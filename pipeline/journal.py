@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline import documents
 from pipeline.types import State
 
 
@@ -47,16 +48,20 @@ def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
 
 def read(path: Path) -> list[Entry]:
     """All lines that make sense, in their order; one that was torn or altered is left out and costs no other."""
-    return [entry for line in _lines(path) if (entry := _parsed(line)) is not None]
+    return [entry for line in lines(path) if (entry := _parsed(line)) is not None]
 
 
 def torn(path: Path) -> list[tuple[int, str]]:
     """The lines that ``read`` leaves out: their numbers (from 1) and what they say."""
-    return [(number, line) for number, line in enumerate(_lines(path), start=1) if line and _parsed(line) is None]
+    return [(number, line) for number, line in enumerate(lines(path), start=1) if line and _parsed(line) is None]
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+def lines(path: Path) -> list[str]:
+    """Its text; none of a missing file, nor of a directory in its place. Raises OSError."""
+    try:
+        return documents.content(path).decode(errors="replace").splitlines()
+    except (FileNotFoundError, documents.DamagedError):
+        return []
 
 
 def _parsed(line: str) -> Entry | None:

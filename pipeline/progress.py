@@ -101,13 +101,13 @@ def _held(folder: RunFolder) -> bool:
 
 def _bad_metrics(folder: RunFolder) -> list[tuple[int, str]]:
     path = folder.path / "metrics.jsonl"
-    return [(number, "") for number in metrics_file.bad_lines(path)] if path.exists() else []
+    return [(number, "") for number in metrics_file.bad_lines(path)] if path.is_file() else []
 
 
 def _last_metrics(folder: RunFolder) -> tuple[int | None, int | None, dict[str, float]]:
     """Step and epoch of the last line, and the newest value of each metric among the last lines."""
     path = folder.path / "metrics.jsonl"
-    if not path.exists():
+    if not path.is_file():
         return None, None, {}
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))

@@ -28,7 +28,7 @@ def of_checkpoints(run_dir: Path) -> tuple[int, ...]:
     try:
         plan: Any = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
         return tuple(max(1, int(node["env"][VARIABLE])) for node in plan["nodes"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ()
 
 

@@ -64,7 +64,7 @@ def read(folder: RunFolder, root: Path) -> Recipe:
         )
     check_parts(folder, key, result if result.key == folder.key else None, root)
     path = folder.path / "changes.patch"
-    patch = path.read_bytes() if path.exists() else b""
+    patch = path.read_bytes() if path.is_file() else b""
     if sha256_bytes(patch) != provenance.get("patch_sha256", sha256_bytes(patch)):
         raise PacelineError(
             f"{path} is {'altered' if path.exists() else 'missing'}: the uncommitted changes of run {folder.key} "

@@ -49,7 +49,7 @@ class Remembered:
         try:
             stat = self._path.stat()
             return _read(self._path, stat.st_mtime_ns, stat.st_size, stat.st_ino)
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
 
 

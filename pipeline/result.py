@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,12 +156,20 @@ def _optional_number(value: Any) -> float | None:
 
 def fingerprint(path: Path) -> dict[str, Any]:
     """As it stands in ``files``. Raises OSError."""
-    stat = path.stat()
-    return {"sha256": sha256_file(path), "bytes": stat.st_size, **dict(zip(_STAMP, _stamp(stat), strict=True))}
+    found = path.stat()
+    return {"sha256": sha256_file(path), "bytes": found.st_size, **dict(zip(_STAMP, _stamp(found), strict=True))}
 
 
-def _stamp(stat: os.stat_result) -> tuple[int, ...]:
-    return stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns
+def _stamp(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_mtime_ns, found.st_ino, found.st_ctime_ns
+
+
+def stamp(path: Path) -> tuple[int, ...] | None:
+    """That of a file now; None where there is none."""
+    try:
+        return _stamp(path.stat())
+    except OSError:
+        return None
 
 
 def changed(path: Path, expected: Fingerprint) -> str | None:
@@ -169,11 +178,13 @@ def changed(path: Path, expected: Fingerprint) -> str | None:
     Size first, then the bytes unless the stamp is the recorded one (hashing 90 MB on every call is dear).
     """
     try:
-        stat = path.stat()
+        found = path.stat()
     except OSError:
         return "is missing"
-    if stat.st_size != expected.bytes:
-        return f"has {stat.st_size} bytes, {expected.bytes} were written"
-    if _stamp(stat) != expected.stamp and sha256_file(path) != expected.sha256:
+    if not stat.S_ISREG(found.st_mode):
+        return "is a directory, not a file" if stat.S_ISDIR(found.st_mode) else "is no file any more"
+    if found.st_size != expected.bytes:
+        return f"has {found.st_size} bytes, {expected.bytes} were written"
+    if _stamp(found) != expected.stamp and sha256_file(path) != expected.sha256:
         return "was altered"
     return None

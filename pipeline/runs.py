@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline import acceptance, journal
 from pipeline.errors import UsageError, hint
-from pipeline.key import KEY_LENGTH
+from pipeline.key import KEY_LENGTH, KEY_VERSION
 from pipeline.result import AlteredError
 from pipeline.runfolder import RunFolder, is_newer, topology_of, what
 
@@ -112,10 +112,11 @@ def _row(folder: RunFolder) -> Row:
 
 
 def _begins_newer(folder: RunFolder) -> bool:
-    """From the first bytes of key.json, where its version stands."""
+    """From the first bytes of key.json, where its version stands; a damaged one tells no version."""
     with (folder.path / "key.json").open("rb") as file:
         version = re.search(rb'"version": *([^,\s]+)', file.read(256))
-    return version is not None and (not version[1].isdigit() or is_newer({"version": int(version[1])}))
+    known = version is not None and version[1].isdigit() and int(version[1]) <= KEY_VERSION
+    return version is not None and not known and is_newer(folder.read_json("key.json") or {})
 
 
 def _row_in_full(folder: RunFolder, altered: str = "") -> Row:

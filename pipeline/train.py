@@ -18,6 +18,7 @@ from pipeline import (
     evaluation_key,
     journal,
     leftovers,
+    misplaced,
     progress,
     provenance,
     rank_environment,
@@ -134,6 +135,8 @@ def locked(folder: RunFolder, say: Say, stop: Stop | None = None) -> Iterator[No
         inside = (folder.path / name for name in _WRITTEN_IN)
         leftovers.remove([runs_dir, runs_dir / remembered.FOLDER, folder.path, *inside])
         leftovers.remove_of_system()
+        for line in misplaced.set_aside(folder.path):
+            say(line)
         yield
     finally:
         lock.release()

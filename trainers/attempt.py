@@ -57,5 +57,5 @@ def _read(run_dir: Path) -> list[str] | None:
         return [str(item) for item in ids]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []

@@ -93,7 +93,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise _unreadable(path, error) from error
     except KeyError as error:
         raise DamagedPackError(path.parent, f"{path} has no field {error}") from error
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise DamagedPackError(path.parent, f"{path} is not a data manifest ({error})") from error
 
 

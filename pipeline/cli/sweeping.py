@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pipeline import leftovers
+from pipeline import leftovers, misplaced
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.errors import Killed, PacelineError, UsageError, os_reason
 from pipeline.heartbeat import Heartbeat
@@ -129,6 +129,8 @@ def alone(folder: SweepFolder) -> Iterator[None]:
             lock.acquire(poll_interval=0.2)
     try:
         leftovers.remove([folder.path])
+        for line in misplaced.set_aside(folder.path):
+            say(line)
         yield
     except OSError as error:
         raise _cannot_keep(folder, error) from error

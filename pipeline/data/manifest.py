@@ -95,7 +95,7 @@ def read(folder: Path) -> Pack | None:
         manifest = parse(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
         if manifest is None or not _unaltered(folder, manifest):
             return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # absent, cut off or another shape
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # absent, cut off, another shape
         return None
     return Pack(folder, manifest)
 
@@ -116,7 +116,7 @@ def _unaltered(folder: Path, manifest: Manifest) -> bool:
 def _stamps(folder: Path) -> dict[str, Any]:
     try:
         noted = json.loads((folder / STAMPS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return noted if isinstance(noted, dict) else {}
 

@@ -116,7 +116,7 @@ def _changing(path: Path) -> DataError:
 def _read_cache(path: Path) -> dict[str, list[int | str]]:
     try:
         noted = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     rows = noted.items() if isinstance(noted, dict) else ()
     return {name: row for name, row in rows if isinstance(row, list) and len(row) == len(Stamp._fields) + 1}

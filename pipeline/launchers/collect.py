@@ -168,7 +168,7 @@ def _settle(temporary: Path, run_dir: Path, last: str) -> None:
         checkpoints = run_dir / "checkpoints"
         for old in [*checkpoints.glob("step-*"), *checkpoints.glob("shards-*/*")]:
             if old.relative_to(run_dir) not in came:
-                old.unlink()
+                shutil.rmtree(old) if old.is_dir() else old.unlink()  # one that was set aside may be anything
         for folder in checkpoints.glob("shards-*"):
             with contextlib.suppress(OSError):  # it isn't empty
                 folder.rmdir()

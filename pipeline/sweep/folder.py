@@ -75,7 +75,8 @@ class SweepFolder:
             why = error.strerror if isinstance(error, OSError) else error
             raise UsageError(
                 f"{path} was altered: it {why}",
-                try_=f"rm {shlex.quote(str(path))}; the same doit sweep makes it anew, finished trials stay finished",
+                try_=f"rm {'-r ' if path.is_dir() else ''}{shlex.quote(str(path))}; the same doit sweep makes it anew, "
+                "finished trials stay finished",
             ) from error
         return raw
 
@@ -91,10 +92,8 @@ class SweepFolder:
 
     def entries(self) -> tuple[list[TrialEntry], list[str]]:
         """All lines of the journal that make sense, and those that don't."""
-        if not self.journal.exists():
-            return [], []
         good, bad = [], []
-        for line in self.journal.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in journal.lines(self.journal):
             try:
                 raw = json.loads(line)
                 entry = TrialEntry(**{**raw, "state": State(raw["state"]), "number": int(raw["number"])})

@@ -188,7 +188,7 @@ class _Epochs:
                 self._at = self._at if self._at <= self._path.stat().st_size else 0
                 file.seek(self._at)
                 part = file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             return
         whole = part[: part.rfind(b"\n") + 1]
         self._at += len(whole)

@@ -37,7 +37,7 @@ def read_points(path: Path, start_bytes: int, limit: int) -> Chunk:
     bad = 0
     try:
         file = path.open("rb")
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return Chunk((), 0, 0)
     with file:
         end = start_bytes if start_bytes <= path.stat().st_size else 0

@@ -12,12 +12,13 @@ import finished_folder
 import pytest
 from finished_folder import key_of
 
-from pipeline import journal, runs
+from pipeline import journal, misplaced, runs
 from pipeline.errors import UsageError, os_reason
 from pipeline.files import write_json
-from pipeline.key import ContentKey
+from pipeline.key import KEY_VERSION, ContentKey
+from pipeline.progress import status
 from pipeline.result import AlteredError
-from pipeline.runfolder import DESCRIBED, TARGETS, RunFolder
+from pipeline.runfolder import DESCRIBED, ORIGIN, TARGETS, RunFolder
 from pipeline.types import State
 
 KEY = key_of()
@@ -229,3 +230,53 @@ def test_a_run_is_found_by_the_beginning_of_its_key(finished: RunFolder) -> None
     ]
     with pytest.raises(UsageError, match="run=zz: no such run"):
         runs.find(finished.path.parent, "zz")
+
+
+FILES = (*TARGETS, *ORIGIN, "result.json", "journal.jsonl", "plan.json", "attempts.json", "tracking.json")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_directory_in_the_place_of_a_file_is_a_damaged_file_until_a_command_writes(
+    finished: RunFolder, name: str
+) -> None:
+    other = finished_folder.finished(finished.path.parent, key_of(torch="2.15.0"))
+    path = finished.path / name
+    path.unlink(missing_ok=True)
+    path.mkdir(parents=True)
+    (path / "notes").write_text("somebody's")
+    if name in (*TARGETS, "result.json"):
+        assert finished.stale_because(KEY) in (
+            f"{name} is a directory, not a file",
+            "result.json was altered: it is a directory, not a file",
+        )
+    assert other.key in [row.key for row in runs.rows(finished.path.parent)]
+    assert status(finished)
+    (said,) = misplaced.set_aside(finished.path)
+    assert said == f"WARNING: {path} was a directory, which it never is in a run folder; it is {path.name}.bad now"
+    assert (path.with_name(f"{path.name}.bad") / "notes").read_text() == "somebody's"
+    path.write_text("{}")
+    assert list(misplaced.set_aside(finished.path)) == []
+
+
+def test_what_is_set_aside_twice_is_kept_twice_and_what_belongs_there_stays(finished: RunFolder) -> None:
+    for name in ("checkpoints/shards-00000007", "attempts/1/core.d", "code/pkg.json", "notes"):
+        (finished.path / name).mkdir(parents=True)
+    (finished.path / "attempts/1/node0.log").mkdir()
+    (finished.path / "data").mkdir()
+    before = set(finished.path.rglob("*"))
+    assert len(list(misplaced.set_aside(finished.path))) == 2
+    (finished.path / "data").write_text("a file")
+    (finished.path / "attempts/1/node0.log").mkdir()
+    assert len(list(misplaced.set_aside(finished.path))) == 2
+    added = {str(path.relative_to(finished.path)) for path in {*finished.path.rglob("*")} - before}
+    assert added == {"data.bad", "data.1.bad", "attempts/1/node0.log.bad", "attempts/1/node0.log.1.bad"}
+
+
+@pytest.mark.parametrize("number", ["9" * 200, "9" * 5000, "[" * 5000, '{"a":' * 5000])
+def test_a_key_file_that_nobody_can_parse_hides_no_figure_and_no_other_run(finished: RunFolder, number: str) -> None:
+    text = (finished.path / "key.json").read_text()
+    (finished.path / "key.json").write_text(text.replace(f'"version": {KEY_VERSION}', f'"version": {number}'))
+    (row,) = runs.rows(finished.path.parent)
+    newer = number == "9" * 200  # a number like any other
+    assert (row.state, row.accuracy) == (("NEWER", None) if newer else ("FINISHED", 0.5))
+    assert finished.read_json("key.json") is None or newer

@@ -126,8 +126,15 @@ def test_an_altered_sweep_is_told_with_a_mend_and_one_of_an_older_version_is_rea
         path.write_text(damage)
         with pytest.raises(UsageError, match=r"sweep\.json was altered: it .*\n  try: rm .*sweep\.json; the same doit"):
             folder.about()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UsageError, match=r"it is a directory, not a file\n  try: rm -r .*sweep\.json; the same doit"):
+        folder.about()
+    path.rmdir()
     path.write_text(json.dumps(old))
     assert folder.about() == old
+    folder.journal.mkdir()
+    assert folder.entries() == ([], [])
 
 
 def test_a_sweep_is_found_by_the_beginning_of_its_name_or_as_the_latest(root: Path, tmp_path: Path) -> None:
