@@ -18,6 +18,7 @@ from pipeline.errors import UsageError
 from pipeline.files import sha256_file, write_atomic, write_json
 from pipeline.key import KEY_VERSION, ContentKey
 from pipeline.result import AlteredError, Result, changed
+from pipeline.stamps import Stamps
 
 TRAINED = ("checkpoints/final.pt", "metrics.jsonl", "predictions.json")
 """What the node half leaves behind."""
@@ -292,10 +293,12 @@ class RunFolder:
             return "not finished yet"
         if result.digest != key.digest or not result.sealed:
             return f"{results.FILE} belongs to another key"
+        stamps = Stamps(self.path)
         for name, expected in files.items():
-            reason = changed(self.path / name, expected)
+            reason = stamps.changed(name, expected)
             if reason:
                 return f"{name} {reason}"
+        stamps.keep()
         return None
 
 
