@@ -20,6 +20,7 @@ import contextlib
 import errno
 import fnmatch
 import glob
+import hashlib
 import json
 import os
 import re
@@ -251,15 +252,32 @@ def torch_version() -> str | None:
     return None
 
 
-def packages() -> dict[str, str]:
-    """Name → version of what this interpreter has installed, from the folders' names alone (reading takes long)."""
+def packages(named: list[str]) -> dict[str, str]:
+    """Name → version of what this interpreter has installed, from the folders' names alone (reading takes long).
+
+    Of ``named``, what no index gave has the digest of its content behind the version, as in the run's key.
+    """
     found: dict[str, str] = {}
+    wanted = {normal(name) for name in named}
     for folder in reversed([path for path in sys.path if os.path.isdir(path)]):  # the first on the path counts
         for name in os.listdir(folder):
             project, version = distribution_of(name)
+            label = normal(project)
             if version:
-                found[normal(project)] = version
+                found[label] = version + (content(os.path.join(folder, name)) if label in wanted else "")
     return dict(sorted(found.items()))
+
+
+def content(folder: str) -> str:
+    """Of a distribution that came from a folder or a repository, as pipeline/installed.py has it; '' of all others."""
+    if not os.path.exists(os.path.join(folder, "direct_url.json")):
+        return ""
+    lines: list[str] = []
+    with contextlib.suppress(OSError), open(os.path.join(folder, "RECORD"), encoding="utf-8") as file:
+        lines = file.read().splitlines()
+    told = sorted(line for line in lines if not re.match(r"\.\.|/|[^,]*(\.dist-info/|\.pyc,)", line))
+    digest = hashlib.sha256("\n".join(told).encode()).hexdigest()
+    return f" (content {digest[:12]})"
 
 
 def distribution_of(name: str) -> tuple[str, str]:
@@ -379,7 +397,8 @@ def probe(request: Json) -> None:
     workdir = os.path.expanduser(request["workdir"])
     digest = request.get("pack_digest", "")
     places = [*request.get("pack_places", []), os.path.join(workdir, "data", digest)] if digest else []
-    installed = packages()
+    names = request.get("modules", [])
+    installed = packages(names)
     say(
         identity=identity(request),
         hostname=socket.gethostname(),
@@ -405,8 +424,7 @@ def probe(request: Json) -> None:
             "left_behind": from_environment(request.get("env_families", []), but=request.get("env_passed", [])),
             "packages": installed,
             "modules": modules(
-                [name for name in request.get("modules", []) if normal(name) not in installed],
-                request.get("python_path", []),
+                [name for name in names if normal(name) not in installed], request.get("python_path", [])
             ),
             "hardware": hardware(),
         },

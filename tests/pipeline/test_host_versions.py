@@ -13,6 +13,7 @@ from pipeline.cluster import Cluster, Host
 from pipeline.config.compose import compose_config, resolve
 from pipeline.errors import HostError
 from pipeline.host_versions import check, differing
+from pipeline.installed import version as of_key
 from pipeline.types import NodeFacts
 from tests.pipeline.test_plan import facts
 
@@ -112,6 +113,19 @@ def test_a_real_host_is_asked_for_what_the_key_calls_absent() -> None:
     assert preflight.check(here, global_batch_size=1, versions=key)
     with pytest.raises(HostError, match=rf"localhost: yaml {version('PyYAML')} \(the key says absent\)"):
         preflight.check(here, global_batch_size=1, versions={**key, "yaml": "absent"})
+
+
+def test_what_no_index_gave_is_compared_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(tmp_path, "mine", "1.0", "mine/__init__.py", "mine/x.py")
+    (tmp_path / "mine-1.0.dist-info" / "direct_url.json").write_text('{"url": "file:///mine", "dir_info": {}}')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    key = {"mine": str(of_key("mine", [str(tmp_path)]))}
+    assert key["mine"].startswith("1.0 (content ")
+    check([facts(0, extra={"packages": agent.packages(["mine"])})], key, {})
+    (tmp_path / "mine-1.0.dist-info" / "RECORD").write_text("mine/__init__.py,sha256=other,1\n")
+    other = facts(0, extra={"packages": agent.packages(["mine"])})
+    assert f"(the key says {key['mine']})" in refused(other, key=key)
+    check([other], {**key, **word_of(refused(other, key=key))}, {})
 
 
 def test_packages_of_debian_count() -> None:
