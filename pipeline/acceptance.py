@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import documents
+from pipeline import result as results
 from pipeline.key import ContentKey
 from pipeline.result import Result
 from pipeline.runfolder import RunFolder
@@ -23,6 +24,9 @@ from pipeline.why import Difference
 FILE = "accepted.json"
 HELD = "accepted_as.json"
 """In the folder of the finished run: the keys that it was accepted for, for its record in MLflow."""
+
+CARRIED = "accepted_result.json"
+"""In an exported run: the result of the finished run, whose folder isn't there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +114,22 @@ def standing(folder: RunFolder) -> tuple[Result | None, Acceptance | None]:
     accepted = read(folder) if own is None else None
     if accepted is None:
         return own, None
+    if (folder.path / CARRIED).exists():
+        return _carried(folder, accepted), accepted
     if stale_because(folder, accepted, ContentKey(digest=accepted.digest, parts={})) is not None:
         return None, None
     return base_of(folder, accepted).read_result(), accepted
+
+
+def _carried(folder: RunFolder, accepted: Acceptance) -> Result:
+    """Of an unpacked archive. Raises AlteredError."""
+    try:
+        result = results.read(folder.path / CARRIED)
+    except documents.DamagedError as error:
+        raise folder.altered(CARRIED, str(error)) from error
+    if result is None or (result.key, result.digest) != (accepted.run, accepted.run_digest):
+        raise folder.altered(CARRIED, f"is not that of run {accepted.run}")
+    return result
 
 
 def _note(folder: RunFolder, acceptance: Acceptance, *, withdrawn: bool = False) -> None:

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from pipeline import documents, git, leftovers, submodules
+from pipeline import acceptance, documents, git, leftovers, submodules
 from pipeline.agreement import check_parts
 from pipeline.errors import PacelineError, UsageError
 from pipeline.files import sha256_bytes, write_atomic
@@ -58,6 +58,7 @@ def export(folder: RunFolder, *, root: Path, to: Path, weights: bool) -> int:
     if weights and not (folder.path / _WEIGHTS[0]).is_file():
         raise PacelineError(f"{folder.path / _WEIGHTS[0]} is missing", try_="leave weights=1 away")
     members = dict(_members(folder, (*_KEPT, *(_WEIGHTS if weights else ()))))
+    members |= _accepted(folder)
     commit = provenance.get("git_commit")
     if SOURCE not in members and commit is not None and git.has_commit(root, commit):
         members[SOURCE] = _source(root, commit)
@@ -94,6 +95,7 @@ def unpack(archive: Path, place: Path, *, root: Path) -> RunFolder:
         if key is None:
             raise UsageError(f"run={archive} is no exported run: key.json is missing")
         check_parts(folder, key, result, root)
+        acceptance.standing(folder)
     except AlteredError as error:
         raise UsageError(f"run={archive}: {error.what.replace(f'{place}/', '')}", try_=_AGAIN) from error
     return folder
@@ -107,6 +109,19 @@ def _read_through(archive: Path) -> None:
             total += len(block)
             if total > _LARGEST_BYTES:
                 raise ValueError(f"it unpacks to more than {_LARGEST_BYTES >> 30} GiB")
+
+
+def _accepted(folder: RunFolder) -> dict[str, bytes]:
+    """By whose word another run holds for this one, and that run's result. Raises AlteredError."""
+    result, accepted = acceptance.standing(folder)
+    if accepted is None or result is None:
+        return {}
+    base = acceptance.base_of(folder, accepted)
+    own = folder.path / acceptance.CARRIED
+    return {
+        acceptance.FILE: (folder.path / acceptance.FILE).read_bytes(),
+        acceptance.CARRIED: (own if own.exists() else base.result).read_bytes(),
+    }
 
 
 def _manifest(folder: RunFolder, members: Mapping[str, bytes]) -> bytes:

@@ -40,7 +40,8 @@ class Step:
 class Trial:
     """One configuration: its steps, and what would be launched. ``key`` is None while its data isn't fetched.
 
-    ``chosen`` are those of the overrides that a sweep chose for it.
+    ``chosen`` are those of the overrides that a sweep chose for it; ``accepted`` says by whose word a run of another
+    key holds for it.
     """
 
     key: str | None
@@ -48,6 +49,7 @@ class Trial:
     overrides: tuple[str, ...]
     steps: tuple[Step, ...]
     launch: LaunchPlan
+    accepted: str | None = None
 
     @property
     def to_run(self) -> bool:
@@ -62,7 +64,12 @@ def trial(config: RunConfig, pack: Pack | None, run: Run | None, *, root: Path, 
         overrides=config.overrides,
         steps=steps(config, pack, run, root=root),
         launch=launch_plan(config, run),
+        accepted=_accepted(run),
     )
+
+
+def _accepted(run: Run | None) -> str | None:
+    return str(run.accepted) if run is not None and run.accepted is not None and run.reason is None else None
 
 
 # ------------------------------------------------------------------------------------------- steps
@@ -78,8 +85,8 @@ def steps(config: RunConfig, pack: Pack | None, run: Run | None, *, root: Path) 
         waiting = tuple(Step(name=name, done=False, why=why) for name, why in rest)
         return (fetch, *waiting, _record(config, None, "after evaluate", root))
     run.folder.refuse_newer()
-    if run.accepted is not None and run.reason is None:
-        done = tuple(Step(name=name, done=True, why=str(run.accepted)) for name in ("train", "evaluate", "record"))
+    if (accepted := _accepted(run)) is not None:
+        done = tuple(Step(name=name, done=True, why=accepted) for name in ("train", "evaluate", "record"))
         return (fetch, *done)
     stale = run.reason if run.accepted is not None else run.folder.stale_because(run.key)
     train = _train(run, stale)
@@ -208,7 +215,7 @@ def _many(trials: Sequence[Trial]) -> list[str]:
     rows = [f"{len(trials)} trials: {len(trials) - to_run} done, {to_run} to run"]
     for item in trials:
         open_step = next((step for step in item.steps if not step.done), None)
-        state = f"to run  {open_step.name}: {open_step.why}" if open_step else "done"
+        state = f"to run  {open_step.name}: {open_step.why}" if open_step else item.accepted or "done"
         rows.append(f"  {item.key or '<key>':<12}  {' '.join(item.chosen)}  {state}")
     return rows
 

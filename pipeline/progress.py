@@ -21,7 +21,10 @@ def status(folder: RunFolder) -> str:
     config, plan = folder.read_json("config.json") or {}, folder.read_json("plan.json") or {}
     last = entries[-1] if entries else None
     lines = [f"{folder.key}  {what(config)}"]
-    if last is None:
+    accepted, altered = _accepted(folder)
+    if accepted is not None:
+        lines.append("  state    ACCEPTED")
+    elif last is None:
         lines.append("  state    PLANNED, not started")
     else:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.time))
@@ -38,7 +41,9 @@ def status(folder: RunFolder) -> str:
     if step is not None:
         lines.append(f"  step     {step}, epoch {epoch}")
         lines += [f"  {name:<20} {value:.6g}" for name, value in sorted(metrics.items())]
-    lines += _altered(folder) + _accepted(folder)
+    lines += _altered(folder) + altered
+    if accepted is not None:
+        lines += [f"  {accepted}", *(f"    {item}" for item in accepted.differences)]
     torn = [(number, f": {text}") for number, text in journal.torn(folder.journal)]
     for path, bad in ((folder.journal, torn), (folder.path / "metrics.jsonl", _bad_metrics(folder))):
         lines += [f"  {path.name} line {number} is not readable and was left out{text}" for number, text in bad]
@@ -66,13 +71,12 @@ def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
                 yield from (line.rstrip("\n") for line in file)
 
 
-def _accepted(folder: RunFolder) -> list[str]:
-    """The run that holds for this one by a person's word, and what differs."""
+def _accepted(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str]]:
+    """By whose word another run holds for this one; and what is said where that word was altered."""
     try:
-        _, found = acceptance.standing(folder)
+        return acceptance.standing(folder)[1], []
     except AlteredError as error:
-        return [f"  {error.what}"] if acceptance.FILE in error.what else []
-    return [] if found is None else [f"  {found}", *(f"    {item}" for item in found.differences)]
+        return None, [f"  {error.what}"] if acceptance.FILE in error.what else []
 
 
 def _altered(folder: RunFolder) -> list[str]:

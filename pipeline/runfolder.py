@@ -89,9 +89,7 @@ class RunFolder:
         """
         self._write_key(key)
         self._write_config(config, config_yaml)
-        shutil.rmtree(self.code, ignore_errors=True)
-        for name, source in sources.items():
-            write_atomic(self.code / name, source.read_bytes())
+        self._write_code(sources)
         link = self.path / "data"
         if link.is_symlink():
             link.unlink()
@@ -105,10 +103,12 @@ class RunFolder:
         config_yaml: str,
         provenance: Mapping[str, Any],
         patch: bytes,
+        sources: Mapping[str, Path],
     ) -> None:
         """What a run is made of, without one: for a key that another run was accepted for. Raises OSError."""
         self._write_key(key)
         self._write_config(config, config_yaml)
+        self._write_code(sources)
         write_json(self.path / "provenance.json", provenance)
         write_atomic(self.path / "changes.patch", patch)
 
@@ -118,6 +118,11 @@ class RunFolder:
     def _write_config(self, config: Mapping[str, Any], config_yaml: str) -> None:
         write_json(self.path / "config.json", config)
         write_atomic(self.path / "config.yaml", config_yaml)
+
+    def _write_code(self, sources: Mapping[str, Path]) -> None:
+        shutil.rmtree(self.code, ignore_errors=True)
+        for name, source in sources.items():
+            write_atomic(self.code / name, source.read_bytes())
 
     def restore(self, *, key: ContentKey, config: Mapping[str, Any], config_yaml: str) -> None:
         """Write again what describes a finished training, where it was altered since. Raises OSError."""

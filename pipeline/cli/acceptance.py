@@ -10,6 +10,7 @@ from pipeline.cli.session import ROOT, Session, session
 from pipeline.errors import PacelineError, UsageError
 
 if TYPE_CHECKING:
+    from pipeline.acceptance import Acceptance
     from pipeline.key import ContentKey
     from pipeline.run import Run
     from pipeline.runfolder import RunFolder
@@ -45,6 +46,7 @@ def accept() -> None:
             config_yaml=current.config_yaml,
             provenance=origin.as_json(),
             patch=patch,
+            sources=run.sources,
         )
         acceptance.write(run.folder, accepted)
     _say(f"{run.key.short} is {accepted}; it differs in:")
@@ -125,14 +127,36 @@ def settle(folder: RunFolder, *, equal: bool, again: str) -> str:
         return ""
     if again != folder.key:
         raise PacelineError(f"{folder.key} can't be proven here: made again, its key is {again}; it stays {found}")
+    here = _of_this_clone(folder, found)
     if equal:
-        proven = replace(found, proven=True)
-        acceptance.write(folder, proven)
-        _record(session(), acceptance.base_of(folder, found))
-        return f"{folder.key} is {proven}"
-    acceptance.withdraw(folder, found)
-    _record(session(), acceptance.base_of(folder, found))
+        found = replace(found, proven=True)
+    if here is not None:
+        (acceptance.write if equal else acceptance.withdraw)(here, found)
+        _record(session(), acceptance.base_of(here, found))
+    elsewhere = "" if here is not None else "; no run folder here was accepted so, and the archive stays as it is"
+    if equal:
+        return f"{folder.key} is {found}{elsewhere}"
+    if here is None:
+        return f"{folder.key} was {found}; it came out otherwise{elsewhere}"
     return f"{folder.key} was {found}; it came out otherwise, so the acceptance is withdrawn: doit train makes the run"
+
+
+def _of_this_clone(folder: RunFolder, found: Acceptance) -> RunFolder | None:
+    """The run folder that the proof is of: what an archive brings may be accepted here, for equal weights."""
+    from pipeline import acceptance
+    from pipeline.result import AlteredError
+    from pipeline.runfolder import RunFolder
+
+    if not (folder.path / acceptance.CARRIED).exists():
+        return folder
+    here = RunFolder(session().config.runs_dir / folder.key)
+    try:
+        (mine, known), (theirs, _) = acceptance.standing(here), acceptance.standing(folder)
+    except AlteredError:
+        return None
+    if mine is None or theirs is None or known is None or known.run_digest != found.run_digest:
+        return None
+    return here if mine.fields.get("weights_sha256") == theirs.fields.get("weights_sha256") else None
 
 
 def _record(current: Session, base: RunFolder) -> None:

@@ -106,8 +106,8 @@ def _named_or_newest() -> RunFolder:
 
 
 def export() -> None:
+    from pipeline import acceptance, git, recipe
     from pipeline import export as exports
-    from pipeline import git, recipe
 
     folder = session().folder()
     asked = session().asked.options.get("to")
@@ -116,6 +116,9 @@ def export() -> None:
     )
     size = exports.export(folder, root=ROOT, to=to, weights=_yes("weights"))
     _say(f"{folder.key}: {relative(to)}, {size / 1e6:.1f} MB")
+    _, accepted = acceptance.standing(folder)
+    if accepted is not None:
+        _say(f"  {folder.key} is {accepted}")
     try:
         made_of = recipe.read(folder, ROOT)
     except PacelineError as error:
@@ -158,7 +161,7 @@ def reproduce() -> None:
             keep=_yes("keep"),
             say=_say,
         )
-    settled = settle(folder, equal=verdict.reproduced, again=verdict.again)
+        settled = settle(folder, equal=verdict.reproduced, again=verdict.again)
     if settled:
         _say(settled)
     if not verdict.reproduced:

@@ -234,7 +234,7 @@ def standing(trial: Trial, entries: Mapping[str, TrialEntry], retry_failed: bool
     except UsageError as error:  # a newer Paceline wrote its folder
         return "failed", error.what
     if reason is None:
-        return "done", ""
+        return "done", str(trial.run.accepted or "")
     known = entries.get(trial.run.key.short)
     if known is not None and known.state is State.FAILED and known.cause == "code" and not retry_failed:
         return "failed", f"{known.detail} (retry_failed=1 tries again)"

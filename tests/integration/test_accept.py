@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.integration.test_provenance import A, copied
+from tests.integration.test_provenance import A, Checkout, copied
+
+
+def said_everywhere(checkout: Checkout, key: str, words: str) -> None:
+    """Who looks at the key by any verb reads by whose word it holds."""
+    assert "state    ACCEPTED\n" in (status := checkout.doit("status", f"run={key}"))
+    assert f"  {words}" in status
+    assert f"train     done   {words}" in checkout.doit("plan", *A)
+    assert f"  {key}  seed=0  {words}" in checkout.doit("plan", *A, "seed=0,1")
+    assert f"{key}  done    {words}" in checkout.doit("sweep", *A, "seed=0,1", "dry_run=1")
 
 
 def test_a_harmless_edit_is_accepted_then_proven_and_a_harmful_one_is_withdrawn(tmp_path: Path) -> None:
@@ -27,10 +36,14 @@ def test_a_harmless_edit_is_accepted_then_proven_and_a_harmful_one_is_withdrawn(
     assert f"{key} is accepted, not proven: as {base}" in checkout.doit("train", *A)
     assert f"{key}: accepted, not proven: as {base}" in checkout.doit("why", *A)
     assert f"{key}  ACCEPTED" in checkout.doit("runs")
+    said_everywhere(checkout, key, f"accepted, not proven: as {base}")
+    archive = tmp_path / "run.tar.gz"
+    assert f"{key} is accepted, not proven: as {base}" in checkout.doit("export", f"run={key}", f"to={archive}")
     assert checkout.launches() == 1
     assert f"is itself accepted, not proven: as {base}" in checkout.doit("accept", *A, "seed=1", f"run={key}", code=3)
 
-    assert f"{key} is accepted and proven equal: as {base}" in checkout.doit("reproduce", f"run={key}")
+    assert f"{key} is accepted and proven equal: as {base}" in checkout.doit("reproduce", f"run={archive}")
+    said_everywhere(checkout, key, f"accepted and proven equal: as {base}")
     assert f"{key} is accepted and proven equal" in checkout.doit("train", *A)
     assert "it is no longer" in checkout.doit("accept", *A, "undo=1")
     assert checkout.why(*A)["reason"] == "not finished yet"

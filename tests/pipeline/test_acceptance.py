@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from finished_folder import CONFIG, finished, key_of
 
-from pipeline import acceptance, runs
+from pipeline import acceptance, export, runs
 from pipeline.result import AlteredError
 from pipeline.runfolder import RunFolder
 from pipeline.tracking.description import describe
@@ -26,7 +27,7 @@ def base(tmp_path: Path) -> RunFolder:
 def folder(base: RunFolder) -> RunFolder:
     """Of the new key, for which the finished run was accepted."""
     key, folder = key_of(), RunFolder(base.path.with_name(NEW.short))
-    folder.describe(key=NEW, config=CONFIG, config_yaml="", provenance={}, patch=b"")
+    folder.describe(key=NEW, config=CONFIG, config_yaml="", provenance={}, patch=b"", sources={})
     found = acceptance.by_this_person(NEW, key, differences(key.parts, NEW.parts))
     acceptance.write(folder, found)
     return folder
@@ -61,9 +62,28 @@ def test_mlflow_shows_with_the_finished_run_what_it_was_accepted_for_until_that_
     assert f"{NEW.short}: accepted, not proven: as {base.key}" in tags["paceline.accepted_for"]
     assert f"**Accepted, not proven** for the key {NEW.short}" in tags["mlflow.note.content"]
     assert "- torch 2.14.0 → 2.15.0" in tags["mlflow.note.content"]
+    acceptance.write(folder, replace(accepted(folder), proven=True))
+    tags = describe(base.path).tags
+    assert f"{NEW.short}: accepted and proven equal: as {base.key}" in tags["paceline.accepted_for"]
+    assert f"**Accepted and proven equal** for the key {NEW.short}" in tags["mlflow.note.content"]
     acceptance.withdraw(folder, accepted(folder))
     assert acceptance.standing(folder) == (None, None)
     assert {"paceline.accepted_for", "mlflow.note.content"} & describe(base.path).tags.keys() == set()
+
+
+def test_an_archive_carries_the_word_and_the_result_that_is_to_be_proven(
+    base: RunFolder, folder: RunFolder, tmp_path: Path
+) -> None:
+    export.export(folder, root=tmp_path, to=tmp_path / "a.tar.gz", weights=False)
+    there = export.unpack(tmp_path / "a.tar.gz", tmp_path / "there", root=tmp_path)
+    result, found = acceptance.standing(there)
+    assert (result, found) == (base.read_result(), accepted(folder))
+    (there.path / acceptance.CARRIED).write_bytes(finished(tmp_path / "other", NEW).result.read_bytes())
+    with pytest.raises(AlteredError, match=f"accepted_result.json was altered: it is not that of run {base.key}"):
+        acceptance.standing(there)
+    (base.path / "checkpoints" / "final.pt").unlink()  # it holds no longer, and isn't carried on
+    export.export(folder, root=tmp_path, to=tmp_path / "b.tar.gz", weights=False)
+    assert acceptance.standing(export.unpack(tmp_path / "b.tar.gz", tmp_path / "b", root=tmp_path)) == (None, None)
 
 
 @pytest.mark.parametrize("name", ["checkpoints/final.pt", "result.json", "evaluation/report.json"])
