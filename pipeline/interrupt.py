@@ -78,7 +78,7 @@ class Interruptible:
 
     After ``hold()`` signals are only noted: a second Ctrl-C must not cut the clean-up short and orphan
     what is still being ended. Outside the main thread Python delivers no signals; there ``check`` looks at ``stop``.
-    ``left`` is what the clean-up could not make sure of, and stands in the error.
+    ``left`` is how things stand (what the clean-up could not make sure of), and goes into the error.
     """
 
     def __init__(self, stop: Stop | None = None) -> None:
@@ -100,15 +100,24 @@ class Interruptible:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._held = True  # a signal while the handlers are put back is noted as well
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        killed = self.killed(error)
+        if killed is not None and killed is not error:
+            raise killed from None
+
+    def killed(self, error: BaseException | None) -> Killed | None:
+        """What leaves the ``with`` block when ``error`` ends its body; None: no signal has ended it."""
+        if isinstance(error, Killed):  # another such block, inside of this one, has said it
+            return error
         if self._first is None and not self._stopped:
-            return
+            return None
         by = self._first.name if self._first is not None else self._stop.by if self._stop is not None else ""
         what = f"stopped by {by}{self.left or '; no process of the run is left'}"
         if isinstance(error, PacelineError):
             what += f", after this: {error.what}"
-        raise Killed(what) from None
+        return Killed(what)
 
     def hold(self) -> None:
         """From here on signals wait for the end of the ``with`` block."""

@@ -373,7 +373,8 @@ class _Attempt:
             self.ends[event.host] = event
             self.order.append(event.host)
             kind = {"event": type(event).__name__}
-            write_json(self.log_dir / f"{event.host}.exit.json", {**kind, **dataclasses.asdict(event)})
+            if self._folder_is_ours():  # nor is it made anew for this where it was removed
+                write_json(self.log_dir / f"{event.host}.exit.json", {**kind, **dataclasses.asdict(event)})
 
     def _end_everything(self) -> None:
         """What the streams could not end is ended by a stop command of its own; that also bars a late start."""

@@ -10,12 +10,13 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsRow:
-    """One line: ``time_s`` in unix seconds, ``step`` counts finished steps, ``epoch`` from 1."""
+    """One line: ``time_s`` in unix seconds, ``step`` counts finished steps, ``epoch`` from 1; ``attempt`` wrote it."""
 
     time_s: float
     step: int
     epoch: int
     metrics: dict[str, float]
+    attempt: str = ""
 
 
 def parse(line: bytes) -> MetricsRow | None:
@@ -25,7 +26,8 @@ def parse(line: bytes) -> MetricsRow | None:
         metrics = {str(name): float(value) for name, value in raw["metrics"].items() if _is_number(value)}
         time_s, step, epoch = float(raw["t"]), raw["step"], raw["epoch"]
         if type(step) is int and type(epoch) is int and math.isfinite(time_s):
-            return MetricsRow(time_s=time_s, step=step, epoch=epoch, metrics=metrics)
+            attempt = str(raw.get("attempt", ""))
+            return MetricsRow(time_s=time_s, step=step, epoch=epoch, metrics=metrics, attempt=attempt)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         pass
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from pipeline import acceptance, journal, metrics_file
+from pipeline import acceptance, attempts, journal, metrics_file, runlock
 from pipeline.errors import UsageError, hint
 from pipeline.result import AlteredError
 from pipeline.runfolder import RunFolder, what
@@ -28,7 +28,7 @@ def status(folder: RunFolder) -> str:
         lines.append("  state    PLANNED, not started")
     else:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.time))
-        orphaned = last.state in _UNDER_WAY and not _held(folder)
+        orphaned = last.state in _UNDER_WAY and not runlock.is_held(folder)
         lost = "; no command is attached: the same doit train goes on with it" if orphaned else ""
         lines.append(f"  state    {last.state} since {when}, attempt {last.attempt}{lost}")
         if last.detail:
@@ -50,9 +50,20 @@ def status(folder: RunFolder) -> str:
     return "\n".join(lines)
 
 
-def last_step(folder: RunFolder) -> int | None:
-    """The step of the last metrics that came; None before the first ones."""
-    return _last_metrics(folder)[0]
+def under_way(folder: RunFolder) -> str:
+    """What the ranks of the newest attempt are at, as rank 0's last metrics tell: words that follow "still".
+
+    Until they have written any, the metrics are those of an attempt before, perhaps of later steps than its checkpoint.
+    """
+    rows = _last_rows(folder)
+    if rows and rows[-1].attempt in attempts.known(folder.path)[-1:]:
+        return f"training, the last word was of step {rows[-1].step}"
+    if not rows:
+        return "waiting for the first step; the ranks import torch and read the data"
+    stems = [path.stem.removeprefix("step-") for path in (folder.path / "checkpoints").glob("step-*.pt")]
+    steps = [int(stem) for stem in stems if stem.isdecimal()]
+    start = f"checkpoint of step {max(steps)}" if steps else "beginning"
+    return f"starting again from the {start}; the ranks import torch and read the data"
 
 
 def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
@@ -90,19 +101,6 @@ def _altered(folder: RunFolder) -> list[str]:
     return lines
 
 
-def _held(folder: RunFolder) -> bool:
-    """Whether a command holds the run's lock."""
-    from filelock import FileLock, Timeout
-
-    if not folder.lock.exists():
-        return False
-    try:
-        with FileLock(folder.lock, timeout=0):
-            return False
-    except Timeout:
-        return True
-
-
 def _bad_metrics(folder: RunFolder) -> list[tuple[int, str]]:
     path = folder.path / "metrics.jsonl"
     return [(number, "") for number in metrics_file.bad_lines(path)] if path.is_file() else []
@@ -110,12 +108,16 @@ def _bad_metrics(folder: RunFolder) -> list[tuple[int, str]]:
 
 def _last_metrics(folder: RunFolder) -> tuple[int | None, int | None, dict[str, float]]:
     """Step and epoch of the last line, and the newest value of each metric among the last lines."""
+    rows = _last_rows(folder)
+    metrics = {name: value for row in rows for name, value in row.metrics.items()}
+    return (rows[-1].step, rows[-1].epoch, metrics) if rows else (None, None, {})
+
+
+def _last_rows(folder: RunFolder) -> list[metrics_file.MetricsRow]:
     path = folder.path / "metrics.jsonl"
     if not path.is_file():
-        return None, None, {}
+        return []
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         rows = [metrics_file.parse(line) for line in file.read().splitlines()]
-    found = [row for row in rows if row is not None]  # the first may be cut, and the last still being written
-    metrics = {name: value for row in found for name, value in row.metrics.items()}
-    return (found[-1].step, found[-1].epoch, metrics) if found else (None, None, {})
+    return [row for row in rows if row is not None]  # the first may be cut, and the last still being written

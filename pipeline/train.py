@@ -11,37 +11,30 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline import (
     acceptance,
     evaluation_key,
     journal,
     leftovers,
-    misplaced,
     progress,
     provenance,
     rank_environment,
-    remembered,
     shell,
+    threads,
 )
 from pipeline.closure import matches
 from pipeline.errors import Killed, PacelineError, Pruned, TrainingError, os_reason
 from pipeline.files import write_atomic, write_json
 from pipeline.heartbeat import Heartbeat
-from pipeline.interrupt import Stop
+from pipeline.interrupt import Interruptible, Stop
 from pipeline.launch import Hosts, run_attempt
 from pipeline.recorder import Recorder
 from pipeline.result import Result, changed
 from pipeline.run import ENTRY, Run
 from pipeline.runfolder import EVALUATED, TRAINED, RunFolder
+from pipeline.runlock import RunLock, locked
 from pipeline.types import PRUNE, PRUNED, NodeFacts, State
-
-if TYPE_CHECKING:
-    from filelock import FileLock
-
-_LOCK_POLL_S = 0.2
-_WRITTEN_IN = ("evaluation", "checkpoints")
 
 Say = Callable[[str], None]
 
@@ -102,94 +95,133 @@ def _folder_errors_explained(run: Run) -> Iterator[None]:
         ) from error
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """One command's work on one run, behind the run's lock; ``started`` in unix seconds."""
+
+    run: Run
+    lock: RunLock
+    recorder: Recorder
+    config_yaml: str
+    argv: Sequence[str]
+    say: Heartbeat
+    means: Means
+    started: float
+
+
 def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Heartbeat, means: Means) -> Result:
     """Behind the lock of the run's key."""
     say.doing(f"waiting for the command that trains {run.key.short}")
-    with locked(run.folder, say, means.stop):
+    with locked(run.folder, say, means.stop) as lock:
         if run.reason is None:
             say(f"{run.key.short} was finished by the other command")
         else:
             leftovers.remove([run.config.data_dir, *run.folder.path.glob("attempts/*")])
-            _finish(run, config_yaml=config_yaml, argv=argv, say=say, means=means)
+            _finish(
+                _Work(
+                    run=run,
+                    lock=lock,
+                    recorder=means.recorder(run),
+                    config_yaml=config_yaml,
+                    argv=argv,
+                    say=say,
+                    means=means,
+                    started=time.time(),
+                )
+            )
     result, _ = acceptance.standing(run.folder)
     if result is None:
         raise TrainingError(f"{run.folder.result} is missing after the run")
     return result
 
 
-@contextmanager
-def locked(folder: RunFolder, say: Say, stop: Stop | None = None) -> Iterator[None]:
-    """The only one to write into the folder. The kernel frees the lock when its holder dies, however it dies."""
-    from filelock import FileLock, Timeout
-
-    folder.refuse_newer()
-    folder.path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder.lock)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        say(f"another command is training {folder.key}; waiting for it")
-        _wait_for(lock, stop)
-    try:
-        runs_dir = folder.path.parent
-        inside = (folder.path / name for name in _WRITTEN_IN)
-        leftovers.remove([runs_dir, runs_dir / remembered.FOLDER, folder.path, *inside])
-        leftovers.remove_of_system()
-        for line in misplaced.set_aside(folder.path):
-            say(line)
-        yield
-    finally:
-        lock.release()
-
-
-def _wait_for(lock: FileLock, stop: Stop | None) -> None:
-    """Until the other command is done. Raises Killed when ``stop`` is told."""
-    from filelock import Timeout
-
-    while True:
+def _finish(work: _Work) -> None:
+    """Bring the run to result.json. Whatever ends that early stands in the journal and in the record."""
+    with Interruptible(work.means.stop) as signals:
         try:
-            lock.acquire(timeout=1.0, poll_interval=_LOCK_POLL_S)
-            return
-        except Timeout:
-            if stop is not None and stop.told:
-                raise Killed(f"stopped by {stop.by} while it waited for another command") from None
+            _launch_unless_done(work)
+            signals.check()
+            _complete(work, signals)
+        except Pruned:
+            raise
+        except BaseException as error:
+            signals.hold()
+            killed = signals.killed(error)
+            _note_end(work, killed or error)
+            if killed is not None:
+                key = work.run.key.short
+                raise Killed(f"KILLED {key}: {killed.what}", try_=_goes_on(work.run)) from None
+            work.lock.check()  # that says more than what came of it
+            raise
 
 
-def _finish(run: Run, *, config_yaml: str, argv: Sequence[str], say: Heartbeat, means: Means) -> None:
-    """Whatever is still to do: launch, evaluation, record, result.json."""
-    started = time.time()
-    recorder = means.recorder(run)
-    if not run.folder.training_done(run.key):
-        say.doing("noting where the run comes from")
-        _lay_out(run, config_yaml=config_yaml, argv=argv, now=started, say=say, means=means)
-        _attempts(run, recorder, say, means)
-        _leave_if_pruned(run, recorder, say)
-    else:
-        run.folder.restore(key=run.key, config=run.config.resolved, config_yaml=config_yaml)
+def _launch_unless_done(work: _Work) -> None:
+    """Until the node half has ended well, here or in a command before."""
+    run, means = work.run, work.means
+    if run.folder.training_done(run.key):
+        run.folder.restore(key=run.key, config=run.config.resolved, config_yaml=work.config_yaml)
         if means.on_trained is not None:
             means.on_trained()
+        return
+    work.say.doing("noting where the run comes from")
+    _lay_out(work)
+    _attempts(work)
+    _leave_if_pruned(run, work.recorder, work.say)
+
+
+def _complete(work: _Work, signals: Interruptible) -> None:
+    """What follows the training: report, last state, record, result.json."""
+    run, say = work.run, work.say
+    work.lock.check()
     summary = run.folder.read_summary()
     if summary is None:
         raise TrainingError(f"{run.folder.summary} is missing though every node ended well")
-    number = journal.attempts(run.folder.journal)
     say.doing("making the evaluation report")
-    try:
-        means.evaluate(run.folder, run.root)
-    except PacelineError as error:
-        _failed(run, recorder, number, error, say)
-        raise
-    duration_s = _took_before(run) or time.time() - started
+    work.means.evaluate(run.folder, run.root)
+    signals.check()
+    work.lock.check()
+    number = journal.attempts(run.folder.journal)
     _note(run, State.FINISHED, number)
     say.doing("recording in MLflow")
-    mlflow_run_id = recorder.finish(say)
+    mlflow_run_id = work.recorder.finish(say)
+    signals.hold()  # what is left takes a moment, and is the end of it
+    work.lock.check()
     run.folder.write_result(
         key=run.key,
         summary=summary,
         hosts=_hosts(run),
         attempts=number,
-        duration_s=duration_s,
+        duration_s=_duration_s(run, work.started),
         mlflow_run_id=mlflow_run_id,
     )
+    signals.left = f"; run {run.key.short} is finished"
+
+
+def _note_end(work: _Work, error: BaseException) -> None:
+    """Into the journal and the record. A disk that takes neither must not hide what went wrong."""
+    work.say.doing("recording how it ended")
+    run = work.run
+    with suppress(OSError):
+        number = journal.attempts(run.folder.journal)
+        if number == 0 or work.lock.lost():  # nothing was started; or the folder may be another command's by now
+            return
+        state = State.KILLED if isinstance(error, Killed | KeyboardInterrupt) else State.FAILED
+        _note(run, state, number, _reason(error))
+        work.recorder.finish(work.say)
+
+
+def _reason(error: BaseException) -> str:
+    """A line for the journal."""
+    if isinstance(error, PacelineError):
+        return error.what
+    return os_reason(error) if isinstance(error, OSError) else threads.described(error)
+
+
+def _goes_on(run: Run) -> str:
+    """What the same command does after a signal."""
+    if run.folder.summary.exists():
+        return "the same command again; the training is done and is not repeated"
+    return "the same command again; it goes on from the last checkpoint"
 
 
 def _hosts(run: Run) -> list[str]:
@@ -198,29 +230,34 @@ def _hosts(run: Run) -> list[str]:
     return known if isinstance(known, list) else [host.label for host in run.config.cluster.hosts]
 
 
-def _took_before(run: Run) -> float | None:
-    """Seconds that the last attempt took, where it had ended before this command."""
+def _duration_s(run: Run, started: float) -> float:
+    """Seconds of the last attempt until its report was made; those between an earlier command and this one, which
+    ``started`` at that unix time, don't count."""
     entries = journal.read(run.folder.journal)
-    if not entries or entries[-1].state is not State.FINISHED:
-        return None
-    return entries[-1].time - min(entry.time for entry in entries if entry.attempt == entries[-1].attempt)
+    last = [entry for entry in entries if entry.attempt == entries[-1].attempt]
+    finished = next(entry.time for entry in last if entry.state is State.FINISHED)
+    before = [entry.time for entry in last if entry.time < started]
+    if finished < started:
+        return finished - before[0]
+    return finished - started + (before[-1] - before[0] if before else 0.0)
 
 
-def _lay_out(run: Run, *, config_yaml: str, argv: Sequence[str], now: float, say: Say, means: Means) -> None:
+def _lay_out(work: _Work) -> None:
+    run = work.run
     if (accepted := run.accepted) is not None:  # what holds no longer, or is proven by this training
         acceptance.withdraw(run.folder, accepted)
     for name in (run.folder.result, run.folder.summary, run.folder.path / PRUNE, run.folder.path / PRUNED):
         name.unlink(missing_ok=True)
     run.folder.prepare(
-        sources=means.code or run.sources,
+        sources=work.means.code or run.sources,
         key=run.key,
         config=run.config.resolved,
-        config_yaml=config_yaml,
+        config_yaml=work.config_yaml,
         pack_path=run.pack.path,
     )
     if not matches(run.root, run.folder.code, run.key.parts["code"]):
         raise PacelineError("its code was edited while the run was being prepared", try_="the same command again")
-    origin, patch = means.provenance(run, argv, now, say)
+    origin, patch = work.means.provenance(run, work.argv, work.started, work.say)
     write_json(run.folder.path / "provenance.json", origin.as_json())
     write_atomic(run.folder.path / "changes.patch", patch)
     provenance.keep_lock(run.root, run.folder.path)
@@ -262,11 +299,13 @@ def _leave_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
     raise Pruned(f"PRUNED {run.key.short} {detail}", try_=mend)
 
 
-def _attempts(run: Run, recorder: Recorder, say: Heartbeat, means: Means) -> None:
+def _attempts(work: _Work) -> None:
     """Attempt after attempt, each from the last checkpoint, until one ends well or none is left."""
+    run, say, means = work.run, work.say, work.means
     first = journal.attempts(run.folder.journal) + 1
     last = first + run.config.cluster.max_restarts
     for number in range(first, last + 1):
+        work.lock.check()
         _note(run, State.PLANNED, number)
         say.doing("asking the hosts")
         try:
@@ -279,8 +318,8 @@ def _attempts(run: Run, recorder: Recorder, say: Heartbeat, means: Means) -> Non
                 attempt=number,
                 trainer=ENTRY,
                 on_line=lambda line: say(f"{line.host}:{'-' if line.rank is None else line.rank} | {line.text}"),
-                on_start=partial(_on_start, run, recorder, number, say),
-                on_facts=partial(_on_facts, run, say),
+                on_start=partial(_on_start, work, number),
+                on_facts=partial(_on_facts, work),
                 on_end=partial(_on_end, say, means),
                 on_note=say if number == first else None,
                 hosts=means.hosts,
@@ -289,47 +328,18 @@ def _attempts(run: Run, recorder: Recorder, say: Heartbeat, means: Means) -> Non
                 versions=run.key.parts["environment"],
             )
             return
-        except Killed as error:
-            _failed(run, recorder, number, error, say, State.KILLED)
-            text = f"KILLED {run.key.short}: {error}"
-            raise Killed(text, try_="the same command again; it goes on from the last checkpoint") from error
         except TrainingError as error:
-            if number == last or not (run.folder.path / "config.json").exists():  # somebody has removed the folder
-                _failed(run, recorder, number, error, say)
+            removed = work.lock.lost() or not (run.folder.path / "config.json").exists()
+            if number == last or removed:
                 raise
             _note(run, State.FAILED, number, error.what)
             say(f"{error}\nattempt {number} failed; starting attempt {number + 1} of {last} from the last checkpoint")
-        except (PacelineError, OSError) as error:
-            _failed(run, recorder, number, error, say)
-            raise
 
 
-def _failed(
-    run: Run,
-    recorder: Recorder,
-    number: int,
-    error: PacelineError | OSError,
-    say: Say,
-    state: State = State.FAILED,
-) -> None:
-    """Into the journal and the record. A disk that takes neither must not hide what went wrong."""
-    with suppress(OSError):
-        _note(run, state, number, error.what if isinstance(error, PacelineError) else os_reason(error))
-        recorder.finish(say)
-
-
-def _on_start(run: Run, recorder: Recorder, number: int, say: Heartbeat) -> None:
-    _note(run, State.RUNNING, number)
-    recorder.start()
-    say.doing(partial(_training, run))
-
-
-def _training(run: Run) -> str:
-    """What the ranks are at, as rank 0's last metrics tell."""
-    step = progress.last_step(run.folder)
-    if step is None:
-        return "waiting for the first step; the ranks import torch and read the data"
-    return f"training, the last word was of step {step}"
+def _on_start(work: _Work, number: int) -> None:
+    _note(work.run, State.RUNNING, number)
+    work.recorder.start()
+    work.say.doing(partial(progress.under_way, work.run.folder))
 
 
 def _on_end(say: Heartbeat, means: Means) -> None:
@@ -338,12 +348,14 @@ def _on_end(say: Heartbeat, means: Means) -> None:
         means.on_trained()
 
 
-def _on_facts(run: Run, say: Heartbeat, facts: Sequence[NodeFacts]) -> None:
+def _on_facts(work: _Work, facts: Sequence[NodeFacts]) -> None:
     """What each host has installed, into provenance.json."""
-    say.doing("sending code and data to the hosts and starting torchrun there")
-    known = run.folder.read_json("provenance.json") or {}
+    work.lock.check()
+    work.say.doing("sending code and data to the hosts and starting torchrun there")
+    folder = work.run.folder
+    known = folder.read_json("provenance.json") or {}
     told = {fact.host: provenance.environment(fact) for fact in facts}
-    write_json(run.folder.path / "provenance.json", {**known, "environments": told})
+    write_json(folder.path / "provenance.json", {**known, "environments": told})
 
 
 def _note(run: Run, state: State, attempt: int, detail: str = "") -> None:

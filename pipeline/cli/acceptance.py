@@ -22,6 +22,7 @@ _NEEDS_WORD = ("config", "data", "topology")  # what decides the weights as a ru
 def accept() -> None:
     """Raises UsageError, PacelineError: there is nothing to accept, or it has to be said which run."""
     from pipeline import acceptance, train
+    from pipeline.runlock import locked
 
     current = session()
     run = current.run
@@ -30,7 +31,7 @@ def accept() -> None:
     undo = current.asked.options.get("undo", "0")
     if undo not in ("0", "1"):
         raise UsageError(f"undo={undo} must be 1 or 0")
-    with train.locked(run.folder, _say):
+    with locked(run.folder, _say):
         if undo == "1":
             _undo(current, run)
             return

@@ -18,6 +18,7 @@ from pipeline.errors import HostError, Killed, PacelineError, Pruned, UsageError
 from pipeline.interrupt import Interruptible, Stop
 from pipeline.launch import stop_run
 from pipeline.run import Run
+from pipeline.runlock import RunLock
 from pipeline.sweep import folder as folders
 from pipeline.sweep.companions import was_missed
 from pipeline.sweep.folder import SweepFolder, TrialEntry
@@ -301,18 +302,18 @@ def end_leftovers(run: Run, say: Say) -> None:
 
     Nothing is ended while another command holds the run: that one is alive.
     """
-    from filelock import FileLock, Timeout
-
     entries = journal.read(run.folder.journal)
     if not entries or entries[-1].state not in (State.PLANNED, State.RUNNING):
         return
-    try:
-        with FileLock(run.folder.lock, timeout=0):
-            stop_run(_recorded_cluster(run), run.folder.path, run.key.short)
-    except Timeout:
+    lock = RunLock(run.folder)
+    if not lock.take():
         return
+    try:
+        stop_run(_recorded_cluster(run), run.folder.path, run.key.short)
     except HostError as error:
         say(f"WARNING: {error}")
+    finally:
+        lock.release()
 
 
 def _recorded_cluster(run: Run) -> Cluster:

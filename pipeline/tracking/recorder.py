@@ -81,8 +81,21 @@ def _alone(run_dir: Path, wait_s: float) -> Iterator[None]:
         lock.release()
 
 
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """What sets a folder apart from another one at its path; None: there is none."""
+    try:
+        stat = folder.stat()
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino
+
+
 class _SlowError(Exception):
     """The run has ended and the store has had its time."""
+
+
+class _RemovedError(Exception):
+    """The run folder isn't the one that was recorded."""
 
 
 class _Recording:
@@ -95,6 +108,7 @@ class _Recording:
         self.follow = follow
         self.give_up_s = give_up_s
         self.parent_pid = parent_pid
+        self.folder = _identity(run_dir)
         self.began = self.last_success = time.monotonic()
         self.ended_at: float | None = None
         self.refused = False  # the last time, for a reason that waiting does not mend
@@ -139,6 +153,8 @@ class _Recording:
         except StoreError as error:
             self.refused = error.final
             return str(error)
+        except _RemovedError:
+            return None  # noticed again by the caller
         except _SlowError:
             return f"too slow: not everything was taken within {_TAIL_S:g} s"
         return None
@@ -159,11 +175,15 @@ class _Recording:
 
     def _succeeded(self) -> None:
         self.last_success = time.monotonic()
+        if _identity(self.run_dir) != self.folder:
+            raise _RemovedError
         if self._too_slow():
             raise _SlowError
 
     def _abandoned(self) -> bool:
-        return self.parent_pid is not None and os.getppid() != self.parent_pid
+        """The command that wants the record is gone, or the run folder was removed: another one may stand there."""
+        orphaned = self.parent_pid is not None and os.getppid() != self.parent_pid
+        return orphaned or _identity(self.run_dir) != self.folder
 
     def _journal_bytes(self) -> int:
         try:

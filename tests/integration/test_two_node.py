@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.lab import Lab
 from tests.integration.commands import Project, interrupt, wait_for_step
+from tests.integration.test_signal_moments import COLLECTING, WORDS, stopped_when
 from tests.lab_fixture import on
 
 pytestmark = pytest.mark.lab
@@ -62,6 +63,19 @@ def test_a_signal_to_the_controller_ends_both_hosts(project: Project, lab: Lab) 
     assert "KILLED" in output
     assert on(lab, "node0", "pgrep -f [t]rainers.classifier || true").stdout.split() == []
     assert ranks_on(lab) == []
+
+
+def test_a_signal_while_the_outputs_are_brought_here_stands_in_the_journal(project: Project, lab: Lab) -> None:
+    words = ("trainer.max_steps=3",)
+    done = stopped_when(project, COLLECTING, signal.SIGTERM, *words)
+    assert done.returncode == 1
+    assert "stopped by SIGTERM; no process of the run is left" in done.stdout
+    assert project.states()[-1] == "KILLED"
+    assert ranks_on(lab) == []
+    done = project.doit("train", *WORDS, *words)
+    assert done.returncode == 0, done.stdout
+    assert project.states().count("RUNNING") == 1
+    assert project.states()[-1] == "FINISHED"
 
 
 def test_a_killed_rank_ends_the_other_host_and_the_message_names_it(project: Project, lab: Lab) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from pipeline import journal, progress, runs
+from pipeline import attempts, journal, progress, runs
 from pipeline.errors import UsageError
 from pipeline.files import write_json
 from pipeline.journal import Entry
@@ -42,6 +42,24 @@ def test_a_run_whose_command_died_says_so_and_one_that_is_held_does_not(running:
     assert (
         "  hosts    a (2), pssh\n  step     2, epoch 1\n  lr                   0.5\n  train/loss           2" in shown
     )
+
+
+def test_a_resumed_run_is_starting_until_its_own_metrics_come(running: RunFolder) -> None:
+    path = running.path / "metrics.jsonl"
+    path.unlink()
+    attempts.register(running.path, "first")
+    assert progress.under_way(running).startswith("waiting for the first step; ")
+    line = '{"t": 1.0, "step": %d, "epoch": 1, "metrics": {}, "attempt": "%s"}\n'
+    path.write_text(line % (40, "first"))
+    assert progress.under_way(running) == "training, the last word was of step 40"
+    attempts.register(running.path, "second")
+    assert progress.under_way(running).startswith("starting again from the beginning; the ranks import torch")
+    (running.path / "checkpoints").mkdir()
+    for name in ("step-00000019.pt", "step-00000038.pt"):
+        (running.path / "checkpoints" / name).touch()
+    assert progress.under_way(running).startswith("starting again from the checkpoint of step 38; the ranks import")
+    path.write_text(line % (39, "second"))
+    assert progress.under_way(running) == "training, the last word was of step 39"
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,21 @@ def test_the_follower_records_while_training_goes_on_and_ends_with_it(tmp_path: 
     assert len(store.history(uri, only.info.run_id)) == 20
 
 
+def test_the_follower_of_a_removed_folder_leaves_what_stands_there_now_alone(tmp_path: Path, uri: str) -> None:
+    run = folder.started(tmp_path)
+    folder.metrics(run, range(5))
+    follower = store.spawn(run, uri, follow=True, env=dict(os.environ))
+    try:
+        wait_for(lambda: bool(store.runs(uri)))
+        run.rename(tmp_path / "removed")
+        folder.started(tmp_path)
+        _, err = follower.communicate(timeout=60)
+    finally:
+        follower.kill()
+    assert follower.returncode == 0, err
+    assert not (run / "tracking.json").exists()
+
+
 def test_the_follower_leaves_when_its_controller_is_gone(tmp_path: Path, uri: str) -> None:
     run = folder.started(tmp_path)
     argv = tracking.recorder_command(run, uri, EXPERIMENT, follow=True)

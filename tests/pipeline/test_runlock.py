@@ -1,0 +1,82 @@
+"""One command at a time works on a run, also where somebody removes the lock's file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import Killed, TrainingError
+from pipeline.interrupt import Stop
+from pipeline.runfolder import RunFolder
+from pipeline.runlock import RunLock, is_held, locked
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "runs" / "0123456789ab")
+
+
+def test_a_second_command_waits_and_is_told(folder: RunFolder) -> None:
+    said: list[str] = []
+    done = threading.Event()
+
+    def second() -> None:
+        with locked(folder, said.append):
+            done.set()
+
+    with locked(folder, said.append) as lock:
+        assert (lock.lost(), is_held(folder)) == (False, True)
+        assert not RunLock(folder).take()
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        assert not done.wait(0.3)
+    assert done.wait(5)
+    waiting.join()
+    assert said == ["another command is training 0123456789ab; waiting for it"]
+    assert not is_held(folder)
+    assert lock.lost()
+
+
+def test_whose_lock_file_was_removed_may_write_no_more(folder: RunFolder) -> None:
+    with locked(folder, print) as first:
+        shutil.rmtree(folder.path.parent)
+        assert first.lost()
+        with pytest.raises(TrainingError, match=r"\.0123456789ab\.lock, the lock of run 0123456789ab, was removed"):
+            first.check()
+        with locked(folder, print) as second:  # of another file at the same path
+            assert (first.lost(), second.lost()) == (True, False)
+        assert first.lost()
+
+
+def test_a_lock_that_is_removed_while_it_is_taken_counts_for_nothing(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the opening of the file and its lock another command may put a new one there."""
+    from pipeline import runlock
+
+    real, removed = runlock.fcntl.flock, []
+
+    def flock(descriptor: int, how: int) -> None:
+        real(descriptor, how)
+        if not removed:
+            removed.append(os.fstat(descriptor).st_ino)
+            folder.lock.rename(folder.lock.with_suffix(".old"))
+
+    monkeypatch.setattr(runlock.fcntl, "flock", flock)
+    with locked(folder, print) as lock:
+        assert (lock.lost(), folder.lock.stat().st_ino != removed[0]) == (False, True)
+
+
+def test_waiting_ends_when_the_command_is_stopped(folder: RunFolder) -> None:
+    stop = Stop()
+    stop.tell("SIGINT")
+    with (
+        locked(folder, print),
+        pytest.raises(Killed, match="stopped by SIGINT while it waited"),
+        locked(folder, lambda _: None, stop),
+    ):
+        pass
