@@ -126,7 +126,7 @@ def test_end_tree_takes_the_marked_and_their_sessions_and_nothing_else() -> None
 
 
 def test_born_tells_a_recycled_pid_from_ours() -> None:
-    assert agent.born(os.getpid()) == agent.born(os.getpid()) != agent.born(os.getppid())
+    assert agent.born(os.getpid()) == agent.born(os.getpid()) != agent.born(1)
     gone = subprocess.Popen(["true"])
     gone.wait()
     assert agent.born(gone.pid) is None
