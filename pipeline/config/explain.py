@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
+from yaml.reader import ReaderError  # type: ignore[import-untyped]
 
 from pipeline.config.schema import OPTIONS
 from pipeline.errors import UsageError, hint, nearest
+from pipeline.options import ROOT
 
 _ABSENT = object()
 Composer = Callable[[Sequence[str]], DictConfig | None]
@@ -25,6 +29,13 @@ _UNKNOWN = (
 
 def explain(error: Exception, overrides: list[str], composed: Composer) -> UsageError:
     """The same error as one line. ``composed`` composes other overrides, to find the one at fault."""
+    for cause in _chain(error):
+        if isinstance(cause, MarkedYAMLError):
+            return _not_yaml(cause)
+        if isinstance(cause, ReaderError):
+            return UsageError(f"{_shown(cause.name)}: {_first_line(cause)}")
+        if isinstance(cause, UnicodeDecodeError):
+            return _not_text(cause)
     culprit = _culprit(overrides, composed)
     for cause in _chain(error):
         if isinstance(cause, OverrideParseException):
@@ -45,6 +56,34 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
         if found := pattern.search(text):
             return _unknown_key(found.group(1), culprit, [item for item in overrides if item != culprit], composed)
     return UsageError(f"{culprit}: {_reason(error)}")
+
+
+def _not_yaml(error: MarkedYAMLError) -> UsageError:
+    """A configuration file that can't be read, with the line at fault."""
+    mark = error.problem_mark or error.context_mark
+    where = f"{_shown(mark.name)}, line {mark.line + 1}" if mark else "a configuration file"
+    problem = error.problem or error.context or "is no YAML"
+    key = problem.removeprefix("found duplicate key ")
+    if key != problem:
+        return UsageError(f"{where}: the key {key!r} stands there twice", try_="keep one of the two lines")
+    return UsageError(f"{where}: {problem}")
+
+
+def _not_text(error: UnicodeDecodeError) -> UsageError:
+    """The error doesn't say of which file it is."""
+    for path in sorted((ROOT / "conf").rglob("*.yaml")):
+        try:
+            path.read_bytes().decode("utf-8")
+        except UnicodeDecodeError as found:
+            return UsageError(f"{_shown(str(path))} is not UTF-8 text (byte {found.start})")
+        except OSError:  # a folder of that name
+            continue
+    return UsageError(f"a configuration file is not UTF-8 text: {error}")
+
+
+def _shown(name: str) -> str:
+    path = Path(name)
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else name
 
 
 def explain_interpolation(error: OmegaConfBaseException) -> UsageError:

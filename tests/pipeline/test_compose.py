@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sys
 from collections.abc import Iterator
 from itertools import cycle, islice
@@ -179,3 +180,27 @@ def test_every_named_experiment_is_a_configuration_that_can_train(path: Path) ->
 
 def test_digits_is_the_quickstart() -> None:
     assert compose_config(["experiment=digits"]) == compose_config(["experiment=quickstart"])
+
+
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        (b"lr: 0.3\n", ", line {}: the key 'lr' stands there twice\n  try: keep one of the two lines"),
+        (b"a: b: c\n", ", line {}: mapping values are not allowed here"),
+        (b"\0\n", ": unacceptable character #x0000: special characters are not allowed"),
+        (b"\xff\n", " is not UTF-8 text (byte {})"),
+    ],
+)
+def test_a_configuration_file_that_cannot_be_read_is_named_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, added: bytes, said: str
+) -> None:
+    shutil.copytree(CONF_DIR, tmp_path / "conf")
+    monkeypatch.setattr(compose, "CONF_DIR", tmp_path / "conf")
+    monkeypatch.setattr("pipeline.config.explain.ROOT", tmp_path)
+    path = tmp_path / "conf" / "optimizer" / "sgd.yaml"
+    before = path.read_bytes()
+    path.write_bytes(before + added)
+    place = len(before) if added == b"\xff\n" else before.count(b"\n") + 1
+    with pytest.raises(UsageError) as caught:
+        compose.compose_config(["experiment=quickstart", "seed=1"])
+    assert str(caught.value) == "conf/optimizer/sgd.yaml" + said.format(place)
