@@ -25,6 +25,7 @@ def accept() -> None:
     from pipeline.runlock import locked
 
     current = session()
+    current.refuse_data()
     run = current.run
     if run is None:
         raise PacelineError("the data set isn't fetched, so this run has no key yet", try_="doit fetch, then the same")

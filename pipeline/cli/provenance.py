@@ -33,6 +33,7 @@ def _trials() -> list[Trial]:
     from pipeline import planning
 
     current = session()
+    current.refuse_data()
     if not current.sweeps:
         return [planning.trial(current.config, current.pack, current.run, root=ROOT)]
     return [
@@ -46,6 +47,7 @@ def why() -> None:
     from pipeline import why as compare
 
     current = session()
+    current.refuse_data()
     run = current.run
     steps = planning.steps(current.config, current.pack, run, root=ROOT)
     reason = run.reason if run else "the data set isn't fetched, so this run has no key yet; try doit fetch"

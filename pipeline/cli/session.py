@@ -146,6 +146,17 @@ class Session:
 
         return prepare(self.config, ROOT, self.pack) if self.pack else None
 
+    def refuse_data(self) -> None:
+        """Raises DataError where the data isn't here and `doit fetch` would refuse to get it."""
+        from pipeline import data
+
+        if self.sweeps and not self.searches:
+            missing = [trial.config for trial in self.space.trials if trial.run is None]
+        else:
+            missing = [] if self.pack else [self.config]
+        for config in missing:
+            data.refuse(config.train.dataset)
+
     def folder(self) -> RunFolder:
         """The run that ``run=KEY`` names, or this configuration's. Raises UsageError."""
         from pipeline import runs
@@ -153,6 +164,7 @@ class Session:
         named = self.asked.options.get("run")
         if named is not None:
             return runs.find(self.config.runs_dir, named)
+        self.refuse_data()
         if self.run is None:
             raise UsageError(
                 "the data set isn't fetched, so this run has no key yet; try doit fetch, or name a run: run=KEY"

@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
 def sweep() -> None:
     """Bring every trial of the command line to its end; what is finished already is not run again."""
     options = session().asked.options
+    if _on(options, "dry_run"):
+        session().refuse_data()
     if session().searches:
         from pipeline.cli.searching import search
 

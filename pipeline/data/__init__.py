@@ -1,7 +1,7 @@
-"""Data packs, which a node memory-maps. ``fetch`` makes or finds one, ``find`` only looks."""
+"""Data packs, which nodes memory-map. ``fetch`` makes or finds one, ``find`` only looks, ``refuse`` only refuses."""
 
 from pipeline.data.manifest import Manifest, Pack
 from pipeline.data.progress import OnProgress
-from pipeline.data.store import fetch, find
+from pipeline.data.store import fetch, find, refuse
 
-__all__ = ["Manifest", "OnProgress", "Pack", "fetch", "find"]
+__all__ = ["Manifest", "OnProgress", "Pack", "fetch", "find", "refuse"]

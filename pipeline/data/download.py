@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.data.progress import OnProgress
 from pipeline.data.source import scheme
-from pipeline.data.transports import HTTP, TIMEOUT_S, Filesystem, Part
+from pipeline.data.transports import HTTP, TIMEOUT_S, WEB, Filesystem, Part
 
 if TYPE_CHECKING:
     from requests import HTTPError
@@ -79,7 +79,7 @@ def _attempt(url: str, wanted: Wanted, part: Part, report: OnProgress) -> Path |
     import requests
 
     pooch.get_logger().setLevel("WARNING")
-    web = scheme(url) in ("http", "https")
+    web = scheme(url) in WEB
     download = HTTP(part, report) if web else Filesystem(report)
     path = part.path.with_name(wanted.name)
     if wanted.sha256 is None:

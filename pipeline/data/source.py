@@ -18,6 +18,11 @@ def scheme(source: str) -> str:
     return source.partition("://")[0].lower() if "://" in source else ""
 
 
+def is_local(source: str) -> bool:
+    """Whether it is a path or a file:// URL."""
+    return scheme(source) in ("", *_LOCAL)
+
+
 def local_path(source: str | None) -> Path | None:
     """The absolute path of a plain path or file:// URL; None for other URLs and for no source.
 

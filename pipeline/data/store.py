@@ -34,6 +34,17 @@ def find(dataset: DatasetConfig, data_dir: Path) -> Pack | None:
         return None
 
 
+def refuse(dataset: DatasetConfig) -> None:
+    """Raises DataError for what `fetch` refuses before it reads or asks for anything: a source that is missing, of no
+    use to this data set, or of a protocol that can't be read here."""
+    from pipeline.data.transports import refuse_protocol
+
+    with _os_errors_as_data_errors(dataset):
+        datasets.module(dataset.name).local_inputs(dataset)
+        if dataset.source is not None:
+            refuse_protocol(dataset.source)
+
+
 def fetch(dataset: DatasetConfig, data_dir: Path, *, on_progress: OnProgress | None = None) -> Pack:
     """Find the pack or make it; blocks while another process makes it.
 

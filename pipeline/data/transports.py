@@ -6,18 +6,21 @@ import gzip
 import json
 import shutil
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.data import disk
 from pipeline.data.progress import OnProgress
-from pipeline.data.source import shown
+from pipeline.data.source import is_local, scheme, shown
 from pipeline.errors import DataError
 from pipeline.files import write_json
 
 if TYPE_CHECKING:
     from requests import Response
 
+WEB = ("http", "https")
 TIMEOUT_S = (3.0, 10.0)  # connect; between two reads
 _ENCODED = (".gz", ".tgz")  # servers call these files gzip encoded; they are meant as they are
 _CHUNK_BYTES = 1 << 16
@@ -37,7 +40,7 @@ class Part:
             note = json.loads(self._note.read_text(encoding="utf-8"))
             if note["url"] == shown(url) and note["validator"]:
                 return self.path.stat().st_size, str(note["validator"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return 0, ""
         return 0, ""
 
@@ -158,10 +161,29 @@ class Filesystem:
 def _open_filesystem(url: str) -> tuple[Any, str]:
     import fsspec
 
-    protocol, _, rest = url.partition("://")
-    protocol = protocol.lower()
+    with _explained(url):
+        return fsspec.core.url_to_fs(f"{scheme(url)}://{url.partition('://')[2]}")  # type: ignore[no-any-return]
+
+
+def refuse_protocol(source: str) -> None:
+    """Raises DataError where an address can't be read here, whatever answers there."""
+    if is_local(source) or scheme(source) in WEB:
+        return
+    import fsspec
+
+    with _explained(source):
+        for protocol in scheme(source).split("::"):
+            fsspec.get_filesystem_class(protocol)
+
+
+@contextmanager
+def _explained(url: str) -> Iterator[None]:
+    """What fsspec says of a protocol, with the mend. Raises DataError."""
+    import fsspec
+
+    protocol = scheme(url).rpartition("::")[2]  # simplecache::s3 is read by the driver of s3
     try:
-        return fsspec.core.url_to_fs(f"{protocol}://{rest}")  # type: ignore[no-any-return]
+        yield
     except ImportError as error:
         package = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
         raise DataError(

@@ -151,3 +151,14 @@ def test_a_lab_is_raised_or_removed_and_not_both() -> None:
     )
     assert done.returncode == 3
     assert "not both" in done.stderr
+
+
+def test_a_source_that_fetch_refuses_is_refused_by_all_who_only_look(tmp_path: Path) -> None:
+    words = ("experiment=quickstart", "dataset.source=https://host.invalid/a.npz")
+    for verb in ("fetch", "train", "why", "plan", "status", "accept"):
+        done = Project(tmp_path).doit(verb, *words)
+        assert done.returncode == 1, (verb, done.stdout)
+        assert done.stdout.endswith(
+            "ERROR: dataset.source='https://host.invalid/a.npz' is of no use to dataset=digits: it needs no files\n"
+            "  try: leave dataset.source out, or dataset=arrays for your own .npz\n"
+        ), verb

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.data import fetch
+from pipeline.data import fetch, refuse
+from pipeline.data.datasets import DATASETS
 from pipeline.data.source import file_name, local_path, shown
 from pipeline.errors import DataError
 from trainers.config import DatasetConfig
@@ -63,3 +64,23 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, name: str, kind: str
         text = f"none of its files is in {path}"
     with pytest.raises(DataError, match=text):
         fetch(DatasetConfig(name=name, source=str(path), holdout=5), tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "said"),
+    [
+        ("digits", "https://x.invalid/a.npz", r"is of no use to dataset=digits: it needs no files"),
+        ("synthetic", "x", r"is of no use to dataset=synthetic"),
+        ("arrays", None, r"dataset=arrays needs your file"),
+        ("arrays", "/nope.npz", r"/nope.npz does not exist"),
+        ("arrays", "nfs4://x/y", r"dataset.source=nfs4://x/y: .*protocols: http, https, .*s3"),
+        ("cifar10", "simplecache::nfs4://x/y", r"dataset.source=simplecache::nfs4://x/y.*: .*protocols: http"),
+        ("mnist", "file://host/x", r"host is taken for a host there"),
+    ],
+)
+def test_what_fetch_would_refuse_is_known_without_it(tmp_path: Path, name: str, source: str | None, said: str) -> None:
+    config = DATASETS.settings(name)(name=name, source=source)
+    with pytest.raises(DataError, match=said):
+        refuse(config)
+    with pytest.raises(DataError, match=said):
+        fetch(config, tmp_path)
