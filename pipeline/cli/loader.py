@@ -6,6 +6,8 @@ import atexit
 import gc
 import os
 import sys
+import traceback
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline import unexpected
@@ -13,12 +15,12 @@ from pipeline import unexpected
 unexpected.install()  # before the other imports: a Ctrl-C during them is told in a line too
 
 from doit import doit_cmd, plugin  # noqa: E402
-from doit.cmd_base import DodoTaskLoader  # noqa: E402
+from doit.cmd_base import DodoTaskLoader, check_tasks_exist  # noqa: E402
 from doit.exceptions import InvalidCommand  # noqa: E402
 
 from pipeline import interrupt, masking  # noqa: E402
 from pipeline.cli import clone, invocation  # noqa: E402
-from pipeline.errors import PacelineError, hint  # noqa: E402
+from pipeline.errors import PacelineError, UsageError, hint  # noqa: E402
 
 _YOUNG = 20_000  # objects made before Python looks for garbage; its default of 700 is due twenty times in a no-op
 
@@ -39,6 +41,8 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         unexpected.keep_in(clone.ROOT / invocation.typed_runs_dir(sys.argv))
         doit_cmd.traceback = _OneLine
         try:
+            if sys.argv[1:2] == ["dumpdb"]:
+                raise UsageError("doit keeps no database here: run folders say what is finished", try_="doit runs")
             self._invocation = invocation.parse(sys.argv[1:])
         except PacelineError as error:
             leave(error)
@@ -60,6 +64,8 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         """
         pos_args[:] = [word for word in pos_args if not invocation.is_override(word)]
         tasks = super().load_tasks(cmd, pos_args)
+        if cmd.name in ("info", "strace"):  # the two of doit's commands that don't look
+            check_tasks_exist({task.name: task for task in tasks}, pos_args)
         if cmd.name == "run":
             names = {task.name for task in tasks}
             for word in pos_args:
@@ -91,7 +97,17 @@ class _OneLine:
     def format_exc() -> NoReturn:
         error = sys.exc_info()[1]
         assert error is not None  # doit asks while it handles one
+        if _is_of_doit(error):
+            text = " ".join(str(error).split())
+            leave(UsageError(f"doit can't do that: {type(error).__name__}{': ' if text else ''}{text}"))
         leave(error)
+
+
+def _is_of_doit(error: BaseException) -> bool:
+    """Whether nothing of Paceline had a part in it: a wrong value of one of doit's own options, as a rule."""
+    parts = ("dodo.py", "hydra_plugins", "pipeline", "trainers")
+    places = (Path(frame.filename).resolve() for frame in traceback.extract_tb(error.__traceback__))
+    return not any(place.is_relative_to(clone.ROOT.resolve() / part) for place in places for part in parts)
 
 
 def _spare_work() -> None:

@@ -106,3 +106,23 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
     assert not (tmp_path / "runs/.errors").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("info NOPE", "'NOPE' is not a task."),
+        ("strace NOPE", "'NOPE' is not a task."),
+        ("forget NOPE", "'NOPE' is not a task."),
+        ("clean NOPE", "'NOPE' is not a task."),
+        ("list NOPE", "'NOPE' is not a task."),
+        ("ignore NOPE", "'NOPE' is not a task."),
+        ("dumpdb", "doit keeps no database here: run folders say what is finished\n  try: doit runs"),
+        ("list --template {nope}", "doit can't do that: KeyError: 'nope'"),
+        ("--db-file /nope/x list", "doit can't do that: OperationalError: unable to open database file"),
+    ],
+)
+def test_a_wrong_word_for_one_of_doits_own_commands_is_no_defect_of_paceline(words: str, said: str) -> None:
+    argv = [sys.executable, "-m", "doit", *words.split()]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (3, f"ERROR: {said}\n", "")
