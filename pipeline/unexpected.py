@@ -22,13 +22,13 @@ EXIT_FAILED, EXIT_BROKE, EXIT_USAGE, EXIT_UNREAD = 1, 2, 3, 141
 """doit's exit codes: a task failed, a task broke, an error before any task started; a shell's for SIGPIPE."""
 
 _LONGEST = 300  # characters of an error's own text; the file has all of it
-_places = [Path(tempfile.gettempdir())]
+_in_runs: list[Path] = []
 _numbers = count(1)
 
 
 def keep_in(runs_dir: Path) -> None:
     """From here on tracebacks lie in ``.errors`` of the folder of runs (before, or where that fails: in /tmp)."""
-    _places[:-1] = [runs_dir / FOLDER]
+    _in_runs[:] = [runs_dir / FOLDER]
 
 
 def install() -> None:
@@ -64,8 +64,9 @@ def keep(error: BaseException) -> str:
     """Write the traceback down; the file's path."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_numbers)}.txt"
     content = shown("".join(traceback.format_exception(error)))
-    for folder in _places:
+    for place in (*_in_runs, None):
         with suppress(OSError):
+            folder = place or Path(tempfile.gettempdir())
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / (name if folder.name == FOLDER else f"paceline-error-{name}")
             with path.open("x", encoding="utf-8", errors="backslashreplace") as file:

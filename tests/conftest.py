@@ -2,6 +2,10 @@
 
 import os
 import signal
+import tempfile
+from collections.abc import Iterator
+
+import pytest
 
 pytest_plugins = ["tests.lab_fixture"]
 
@@ -10,6 +14,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # threads of one process wait for each other without pause: slow where other tests want the same cores. torch reads it
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests and their processes leave where the system has temporary files goes when pytest's own folders do."""
+    folder = str(tmp_path_factory.mktemp("tmp"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
 
 
 def pytest_collection_finish() -> None:

@@ -19,7 +19,10 @@ from pipeline.launchers.streams import Streams
 from pipeline.types import Event, LogLine, NodeExit, NodeLost
 
 
-def test_whatever_a_thread_raises_is_told_with_its_place() -> None:
+def test_whatever_a_thread_raises_is_told_with_its_place(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.unexpected._in_runs", [])
     told: list[str] = []
     for error in (ValueError("of a\nline"), SystemExit(3)):
 
@@ -29,6 +32,8 @@ def test_whatever_a_thread_raises_is_told_with_its_place() -> None:
         threads.start(fail, name="fails", on_error=told.append).join()
     assert told[0].startswith("ValueError: of a line (test_threads.py:")
     assert told[1].startswith("SystemExit: 3 (test_threads.py:")
+    kept = [Path(text.rpartition("the traceback: ")[2]) for text in told]
+    assert all(path.is_file() and path.is_relative_to(tmp_path_factory.getbasetemp()) for path in kept), kept
 
 
 NODE = """
