@@ -32,7 +32,7 @@ def imports(tree: ast.Module, module: str, *, is_package: bool) -> list[Import]:
     package = module if is_package else module.rpartition(".")[0]
     found: dict[str, Import] = {}
     for node, guarded in _nodes(tree):
-        for item in _of(node, package, module if is_package else ""):
+        for item in _of(node, package, module):
             kind: Kind = "optional" if guarded and item.kind == "needed" else item.kind
             known = found.get(item.name)
             if known is None or _RANKING.index(kind) < _RANKING.index(known.kind):
@@ -53,8 +53,8 @@ def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
         waiting += [(item, inside) for item in ast.iter_child_nodes(node)]
 
 
-def _of(node: ast.AST, package: str, own: str) -> Iterator[Import]:
-    """What one node imports; ``own`` is the module's name where it is a package."""
+def _of(node: ast.AST, package: str, module: str) -> Iterator[Import]:
+    """What one node of ``module`` imports; ``package`` is the one it lies in, or itself where it is one."""
     if isinstance(node, ast.Import):
         yield from (Import(alias.name, node.lineno, "needed") for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -65,22 +65,40 @@ def _of(node: ast.AST, package: str, own: str) -> Iterator[Import]:
                 Import(f"{base}.{alias.name}", node.lineno, "part") for alias in node.names if alias.name != "*"
             )
     elif isinstance(node, ast.Call):
-        yield from _of_call(node, package)
-    elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and own:
-        yield from _exported(node, own)
+        yield from _of_call(node, package, module)
+    elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and module == package:
+        yield from _exported(node, module)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and (text := _DOTTED.match(node.value)):
         yield Import(text.group(), node.lineno, "named")
 
 
-def _of_call(node: ast.Call, package: str) -> Iterator[Import]:
+def _of_call(node: ast.Call, package: str, module: str) -> Iterator[Import]:
     """``import_module("name")``, ``__import__("name")``; ``find_spec("name")`` only asks."""
     called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    first = node.args[0] if node.args else None
-    if called not in ("import_module", "__import__", "find_spec") or not isinstance(first, ast.Constant):
+    name = _argument(node, 0, "name")
+    if called not in ("import_module", "__import__", "find_spec") or not isinstance(name, ast.Constant):
         return
-    name = _absolute(first.value, package) if isinstance(first.value, str) else ""
-    if name:
-        yield Import(name, node.lineno, "optional" if called == "find_spec" else "needed")
+    if not isinstance(name.value, str):
+        return
+    told = _argument(node, 1, "package") if called != "__import__" else None
+    level = _argument(node, 4, "level") if called == "__import__" else None
+    dots = "." * level.value if isinstance(level, ast.Constant) and isinstance(level.value, int) else ""
+    found = _absolute(dots + name.value, package if told is None else _package(told, package, module))
+    if found:
+        yield Import(found, node.lineno, "optional" if called == "find_spec" else "needed")
+
+
+def _argument(node: ast.Call, at: int, name: str) -> ast.expr | None:
+    if at < len(node.args):
+        return node.args[at]
+    return next((item.value for item in node.keywords if item.arg == name), None)
+
+
+def _package(told: ast.expr, package: str, module: str) -> str:
+    """What a relative name begins at; '' for what only the run knows."""
+    if isinstance(told, ast.Constant):
+        return str(told.value) if told.value is not None else package
+    return {"__package__": package, "__name__": module}.get(getattr(told, "id", ""), "")
 
 
 def _exported(node: ast.Assign | ast.AugAssign | ast.AnnAssign, own: str) -> Iterator[Import]:

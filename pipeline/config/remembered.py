@@ -23,7 +23,9 @@ from pipeline.remembered import Remembered
 _PLAIN = re.compile(r"""(?P<quote>['"]?)(?P<path>[\w./ -]+)(?P=quote)""")
 _DEFAULT = re.compile(r"^paths:\n  runs: (?P<path>[\w./-]+)$", re.MULTILINE)
 _MOST = 64  # entries
-_OUTSIDE = ("oc.env", "${now:", "${hydra:")  # what takes a value from elsewhere than conf/ and the words
+_OUTSIDE = re.compile(r"\$\{(?![^${}:]+\}|oc\.(?:create|decode|deprecated|select|dict\.\w+):)")
+"""A resolver that takes a value from elsewhere than conf/ and the words, or may: ``oc.env``, ``now``, anybody's own."""
+_READS = re.compile(r"\b(?:environ|getenv)\b")  # of an option's settings: their defaults may be anything
 
 
 class Composition:
@@ -58,8 +60,12 @@ def runs_dir(root: Path, words: Sequence[str]) -> Path | None:
 def _name(root: Path, words: Sequence[str]) -> str | None:
     """None where the words or the files take something from outside."""
     texts = {name: (root / name).read_bytes() for name in _sources(root)}
-    composed_of = [*words, *(text.decode(errors="replace") for name, text in texts.items() if name.startswith("conf/"))]
-    if any(mark in text for mark in _OUTSIDE for text in composed_of) or any("hydra" in word for word in words):
+    told = {
+        name: text.decode(errors="replace") for name, text in texts.items() if name.startswith(("conf/", "trainers/"))
+    }
+    if any("hydra" in word for word in words) or any(_OUTSIDE.search(text) for text in (*words, *told.values())):
+        return None
+    if any(_READS.search(text) for name, text in told.items() if name.startswith("trainers/")):
         return None
     made_from = {
         "words": list(words),
@@ -71,11 +77,24 @@ def _name(root: Path, words: Sequence[str]) -> str | None:
 
 def _sources(root: Path) -> Iterator[str]:
     """Relative to the root: every configuration file and option, and the code that turns them into a composition."""
-    for top, ending in (("conf", ".yaml"), ("pipeline/config", ".py")):
-        for folder, _, names in os.walk(root / top):
+    for top, ending in (("conf", ".yaml"), ("pipeline/config", ".py"), ("hydra_plugins", ".py")):
+        for folder, names in _walk(str(root / top)):
             yield from (f"{folder}/{name}"[len(f"{root}/") :] for name in names if name.endswith(ending))
     for options in OPTIONS.values():
         folder = options.package.replace(".", "/")
         with suppress(FileNotFoundError):
             yield from (f"{folder}/{name}" for name in os.listdir(root / folder) if name.endswith(".py"))  # noqa: PTH208
     yield from ("pipeline/options.py", "trainers/config.py")
+
+
+def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str]]]:
+    """Each folder with the names in it, those behind symbolic links too: Hydra follows them."""
+    place = os.path.realpath(folder)
+    if place in above or not os.path.isdir(folder):  # noqa: PTH112  (a link that leads up again, or no such folder)
+        return
+    with os.scandir(folder) as entries:
+        found = [(entry.name, entry.is_dir()) for entry in entries]
+    yield folder, [name for name, is_folder in found if not is_folder]
+    for name, is_folder in found:
+        if is_folder and name != "__pycache__":
+            yield from _walk(f"{folder}/{name}", (*above, place))

@@ -55,6 +55,53 @@ def test_what_takes_a_value_from_outside_is_never_remembered(project: Path) -> N
     assert Composition(project, WORDS).recall() is None
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("trainers/models/small_cnn.py", "width: int = 32", 'width: int = "${oc.env:WIDTH,32}"'),
+        ("trainers/models/small_cnn.py", "width: int = 32", 'width: int = int(os.environ.get("WIDTH", 32))'),
+        ("conf/config.yaml", "seed: 0", "seed: ${mine:0}"),
+        ("conf/config.yaml", "seed: 0", "seed: ${oc.${kind}:SEED}"),
+    ],
+)
+def test_a_value_of_an_options_default_or_of_ones_own_resolver_is_never_remembered(
+    project: Path, name: str, old: str, new: str
+) -> None:
+    text = (project / name).read_text()
+    assert old in text
+    (project / name).write_text(text.replace(old, new))
+    Composition(project, WORDS).keep(SOME)
+    assert Composition(project, WORDS).recall() is None
+
+
+def test_a_reference_within_the_configuration_is_remembered(project: Path) -> None:
+    words = ("trainer.max_steps=${seed}", "optimizer.lr=${oc.decode:'1'}")
+    Composition(project, words).keep(SOME)
+    assert Composition(project, words).recall() == SOME
+
+
+def test_a_file_behind_a_symbolic_link_and_a_plugin_of_hydra_are_looked_at(project: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "mine.yaml").write_text("seed: 1\n")
+    (project / "conf" / "shared").symlink_to(shared)
+    (shared / "up").symlink_to(project / "conf")
+    (project / "hydra_plugins").mkdir()
+    plugin = project / "hydra_plugins" / "mine.py"
+    plugin.write_text("x = 1\n")
+    for path in (shared / "mine.yaml", plugin):
+        Composition(project, WORDS).keep(SOME)
+        assert Composition(project, WORDS).recall() == SOME
+        path.write_text(path.read_text().replace("1", "2"))
+        assert Composition(project, WORDS).recall() is None
+    Composition(project, WORDS).keep(SOME)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.yaml").write_text("seed: 3\n")
+    (project / "conf" / "shared").unlink()
+    (project / "conf" / "shared").symlink_to(tmp_path / "other")
+    assert Composition(project, WORDS).recall() is None
+
+
 def test_a_torn_file_costs_one_composition(project: Path) -> None:
     (project / "runs" / ".paceline" / "composed.json").write_text('{"')
     assert Composition(project, WORDS).recall() is None
