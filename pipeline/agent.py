@@ -51,7 +51,7 @@ SIBLING_GRACE_S = 2.0  # after a rank's error: what torchrun gets to reap the ot
 FROZEN_S = 12.0  # long for a supervisor that looks twice a second, and told before a person would wonder
 UNATTENDED_S = 20.0
 LOOK_S = 1.5  # of one look at a silent file to the next: what is beyond, this process was stopped itself
-RESERVE_BYTES = 64 << 10  # room for exit.json where the disk fills up
+RESERVE_BYTES = 64 << 10  # room for exit.json where the disk fills up, and as much for what a rank says of it
 REMOVED = "the run's folder %s was removed while the run was going on; the same command goes on with what is left"
 LONGEST_START_S = 3600.0
 KEPT_S = 7 * 86400.0  # how long a host keeps what a dead attempt left, whose own command may still fetch it
@@ -842,13 +842,19 @@ class Supervisor:
                 pass
         except OSError as error:
             self.reason = self.reason or f"its log could not be written: {reason(error)}"
-        with contextlib.suppress(OSError):  # makes room on a full disk
-            os.unlink(self.path("reserve"))
+        free = free_bytes(self.state)
+        for name in ("reserve", "reserve-of-ranks"):  # makes room on a full disk
+            with contextlib.suppress(OSError):
+                os.unlink(self.path(name))
+        if code != 0 and free < RESERVE_BYTES and all(mute(error) for error in self.errors()):
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.node["run_dir"])
+            self.reason = "; ".join(filter(None, (self.reason, f"the host {reason(full)}")))
         self.finish(code, gone)
 
     def spawn(self) -> subprocess.Popen[bytes]:
         env = {**from_environment(self.request["env_passed"]), **self.node["env"]}
         env[MARK] = self.mark
+        env["PACELINE_RESERVE"] = self.path("reserve-of-ranks")
         with open(self.chatter.path, "ab") as output:
             return subprocess.Popen(
                 self.node["argv"],
@@ -879,8 +885,9 @@ class Supervisor:
         }
         write_json(self.entry_path(), entry)
         write_json(self.path("agent.json"), entry)
-        with open(self.path("reserve"), "wb") as reserve:
-            reserve.write(bytes(RESERVE_BYTES))
+        for name in ("reserve", "reserve-of-ranks"):
+            with open(self.path(name), "wb") as reserve:
+                reserve.write(bytes(RESERVE_BYTES))
 
     def end(self, reason: str, grace_s: float = 0.0) -> None:
         """Ask for the end in ``grace_s``; the first reason is kept."""
@@ -980,6 +987,11 @@ class Supervisor:
                 said = {name: self.hide(error[name]) for name in ("message", "traceback")}
                 found[local_rank] = {"rank": self.node["first_rank"] + local_rank, **error, **said}
         return sorted(found.values(), key=lambda error: float(error["unix_time"]))
+
+
+def mute(error: Json) -> bool:
+    """Whether a rank left nothing but its exit code."""
+    return str(error["message"]).startswith("ended with ")
 
 
 def describe(code: int) -> str:
@@ -1172,7 +1184,8 @@ def reason(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"has a full disk ({error}); make room there, or set cluster.workdir to a folder on another disk"
+        free = f", {free_bytes(os.path.dirname(error.filename))} bytes are free there" if error.filename else ""
+        return f"has a full disk ({error}{free}); make room there, or set cluster.workdir to a folder on another disk"
     if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return (
             f"can't write there ({error}); set cluster.workdir to a folder that this login can write to, "

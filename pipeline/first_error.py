@@ -49,8 +49,20 @@ def cause(ends: Mapping[str, NodeExit | NodeLost]) -> str:
     lost = any(isinstance(end, NodeLost) for end in ends.values())
     if lost and (found is None or is_echo(found[1])):
         return "host"
+    if _full_disk(ends) is not None and (found is None or not _says_more(found[1])):
+        return "disk"
     said = found[1].message if found is not None else " ".join(e.reason for e in ends.values())
     return "memory" if _MEMORY.search(said) else "disk" if FULL_DISK.search(said) else "code"
+
+
+def _says_more(error: RankError) -> bool:
+    """Than that somebody went away, or how the rank ended."""
+    return not is_echo(error) and not error.message.startswith("ended with ")
+
+
+def _full_disk(ends: Mapping[str, NodeExit | NodeLost]) -> NodeExit | None:
+    """The host whose agent tells of a full disk, on which its ranks could not even write down their error."""
+    return next((end for end in ends.values() if isinstance(end, NodeExit) and FULL_DISK.search(end.reason)), None)
 
 
 def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], order: Sequence[str], log_dir: Path) -> str:
@@ -58,18 +70,20 @@ def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], orde
 
     What the trainer has explained itself needs no traceback: it would only push the explanation off the screen.
     """
-    found = first_error(ends)
+    found, full = first_error(ends), _full_disk(ends)
     lost = next((end for host in order if isinstance(end := ends[host], NodeLost)), None)
     if lost is not None and (found is None or is_echo(found[1])):
         what = f"training failed: {lost.host} {lost.reason}"
         host = lost.host
-    elif found is not None:
+    elif found is not None and (full is None or _says_more(found[1])):
         host, error = found
         explained = _EXPLAINED.match(error.message)
         message = error.message[explained.end() :] if explained else error.message
         what = f"training failed on {host}, rank {error.rank}: {message}"
         if error.traceback.strip() and not explained:
             what += "\n" + _indented(error.traceback)
+    elif full is not None:
+        what, host = f"training failed on {full.host}: {full.reason}", full.host
     else:
         host = order[0] if order else plan.nodes[0].host
         last = ends.get(host)

@@ -15,6 +15,9 @@ import torch
 
 from trainers.errors import TrainerError
 
+RESERVE = "PACELINE_RESERVE"
+"""The variable that names a file of the node agent's: it takes up the room that a last message needs on a full disk."""
+
 
 class HashingFile:
     """A binary file for writing that keeps the sha256 of what went through, and the first write error.
@@ -62,7 +65,7 @@ def write_atomic(path: Path, write: Callable[[HashingFile], None], *, needed_byt
         TrainerError: the folder is not writable or the disk is full; nothing is left behind.
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    with _explained(path, needed_bytes):
+    with explained(path, needed_bytes):
         try:
             with temporary.open("wb") as raw:
                 file = HashingFile(raw)
@@ -82,7 +85,7 @@ def make_folder(path: Path) -> None:
     Raises:
         TrainerError: it can't be made.
     """
-    with _explained(path, 0):
+    with explained(path, 0):
         path.mkdir(exist_ok=True)
 
 
@@ -114,7 +117,8 @@ def _ignore(_: int) -> None:
 
 
 @contextmanager
-def _explained(path: Path, needed_bytes: int) -> Iterator[None]:
+def explained(path: Path, needed_bytes: int) -> Iterator[None]:
+    """An OSError inside becomes a TrainerError that names the file, the bytes needed and those that are free."""
     try:
         yield
     except OSError as error:
@@ -126,8 +130,11 @@ def could_not_write(path: Path, error: BaseException, needed_bytes: int) -> Trai
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     if not path.parent.is_dir():
         return TrainerError(f"{path} could not be written: its folder was removed while the run was going on")
+    free_bytes = _free_bytes(path)
+    if reserve := os.environ.get(RESERVE):  # or the disk takes no word of this either
+        Path(reserve).unlink(missing_ok=True)
     return TrainerError(
-        f"{path} could not be written ({why}): needs {needed_bytes} bytes, {_free_bytes(path)} bytes are free there; "
+        f"{path} could not be written ({why}): needs {needed_bytes} bytes, {free_bytes} bytes are free there; "
         "make room, or set paths.runs (on other hosts cluster.workdir) to another disk"
     )
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainers.distributed import Node
 from trainers.errors import TrainerError
-from trainers.files import write_bytes
+from trainers.files import explained, write_bytes
 
 
 class MetricsFile:
@@ -27,7 +27,7 @@ class MetricsFile:
         ``attempt`` is the run id that new lines carry.
         """
         self.damage = _restore(path, text)
-        self._texts, self._attempt = [text], attempt
+        self._path, self._texts, self._attempt = path, [text], attempt
         self._file = path.open("a", encoding="utf-8")
 
     @property
@@ -41,8 +41,9 @@ class MetricsFile:
         line = {"t": round(time.time(), 6), "step": step, "epoch": epoch, "metrics": metrics, "attempt": self._attempt}
         text = json.dumps(line, allow_nan=False) + "\n"
         self._texts.append(text)
-        self._file.write(text)
-        self._file.flush()
+        with explained(self._path, len(text)):
+            self._file.write(text)
+            self._file.flush()
 
     def close(self) -> None:
         """Put what was written on the disk, and close the file."""

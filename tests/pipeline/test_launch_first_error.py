@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.first_error import failure_text, first_error, port_was_taken
+from pipeline.first_error import cause, failure_text, first_error, port_was_taken
 from pipeline.types import LaunchPlan, NodeExit, NodeLost, NodePlan, RankError
 
 ECHO = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:3"
@@ -94,3 +94,14 @@ def test_only_node_zero_can_have_lost_the_port() -> None:
     assert port_was_taken(PLAN, {"node0": ended("node0", reason=taken)})
     assert not port_was_taken(PLAN, {"node1": ended("node1", reason=taken)})
     assert not port_was_taken(PLAN, {"node0": ended("node0", error(0, 1.0, "x"), reason=taken)})
+
+
+def test_a_full_disk_is_the_cause_where_other_hosts_only_tell_of_its_end(tmp_path: Path) -> None:
+    """The rank there could not write down its own error."""
+    full = "a rank failed; the host has a full disk ([Errno 28] No space left on device: '/w', 0 bytes are free there)"
+    ends = {"node1": ended("node1", error(1, 1.0, ECHO)), "node0": ended("node0", reason=full)}
+    text = failure_text(PLAN, ends, ["node1", "node0"], tmp_path)
+    assert text == f"training failed on node0: {full}\nended with it: node1\nlogs: {tmp_path}"
+    assert cause(ends) == "disk"
+    ends["node1"] = ended("node1", error(1, 1.0, "ValueError: boom"))
+    assert failure_text(PLAN, ends, ["node1", "node0"], tmp_path).startswith("training failed on node1, rank 1: Val")

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from trainers.distributed import Node
+from trainers.files import explained
 
 _CHUNK_BYTES = 64 << 20
 
@@ -64,7 +65,7 @@ def _receive(path: Path, source: int) -> None:
     size = torch.zeros(1, dtype=torch.int64)
     dist.recv(size, source)
     left = int(size)
-    with path.open("wb") as file:
+    with explained(path, left), path.open("wb") as file:
         while left:
             block = torch.empty(min(left, _CHUNK_BYTES), dtype=torch.uint8)
             dist.recv(block, source)
