@@ -81,7 +81,7 @@ def format_report(report: Mapping[str, Any]) -> str:
 def _read(run_dir: Path) -> _Outcome:
     again = f"doit train, then doit evaluate run={run_dir.name}"
     predictions = _object(run_dir / "predictions.json", again)
-    manifest = _object(run_dir / "data" / "manifest.json", "doit fetch with the same overrides")
+    manifest = _object(run_dir / "data" / "manifest.json", "doit train with the words of the run, which links its data")
     summary_path = run_dir / "summary.json"
     summary = _object(summary_path, again) if summary_path.exists() else {}
     targets, predicted = predictions.get("targets"), predictions.get("predictions")

@@ -90,10 +90,7 @@ class RunFolder:
         self._write_key(key)
         self._write_config(config, config_yaml)
         self._write_code(sources)
-        link = self.path / "data"
-        if link.is_symlink():
-            link.unlink()
-        link.symlink_to(pack_path.resolve(), target_is_directory=True)
+        self._link_data(pack_path)
 
     def describe(
         self,
@@ -124,8 +121,17 @@ class RunFolder:
         for name, source in sources.items():
             write_atomic(self.code / name, source.read_bytes())
 
-    def restore(self, *, key: ContentKey, config: Mapping[str, Any], config_yaml: str) -> None:
+    def _link_data(self, pack_path: Path) -> None:
+        link, target = self.path / "data", pack_path.resolve()
+        if link.is_symlink():
+            if link.readlink() == target:
+                return
+            link.unlink()
+        link.symlink_to(target, target_is_directory=True)
+
+    def restore(self, *, key: ContentKey, config: Mapping[str, Any], config_yaml: str, pack_path: Path) -> None:
         """Write again what describes a finished training, where it was altered since. Raises OSError."""
+        self._link_data(pack_path)
         vouched = self.vouched()
         altered = {name for name in DESCRIBED if name not in vouched or changed(self.path / name, vouched[name])}
         if "key.json" in altered:

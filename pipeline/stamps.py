@@ -42,7 +42,7 @@ class Stamps:
 
     def keep(self) -> None:
         """A folder that can't be written does without."""
-        if self._fresh:
+        if self._fresh and self._run_dir.is_dir():  # one that was removed meanwhile stays removed
             with suppress(OSError):
                 documents.write_sealed(self._run_dir / FILE, {"targets": {**self._known, **self._fresh}})
 

@@ -159,7 +159,9 @@ def _launch_unless_done(work: _Work) -> None:
     """Until the node half has ended well, here or in a command before."""
     run, means = work.run, work.means
     if run.folder.training_done(run.key):
-        run.folder.restore(key=run.key, config=run.config.resolved, config_yaml=work.config_yaml)
+        run.folder.restore(
+            key=run.key, config=run.config.resolved, config_yaml=work.config_yaml, pack_path=run.pack.path
+        )
         if means.on_trained is not None:
             means.on_trained()
         return

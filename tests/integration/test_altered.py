@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import time
 
 import pytest
 
@@ -82,3 +84,31 @@ def test_directories_in_the_place_of_files_are_damage_like_any_other(finished: P
     assert [name for name in MISPLACED if not (folder / name).is_file()] == []
     assert {path.name for path in folder.glob("*.bad")} == {f"{name}.bad" for name in MISPLACED if "/" not in name}
     assert "is finished" in finished.doit("train", *FINISHED).stdout
+
+
+def test_a_report_is_made_again_though_the_link_to_the_data_is_gone(finished: Project) -> None:
+    folder = finished.only_run()
+    (folder / "evaluation" / "report.json").unlink()
+    (folder / "data").unlink()
+    (folder / "data").mkdir()
+    refused = finished.doit("evaluate", f"run={folder.name}")
+    assert refused.returncode == 1
+    assert "try: doit train with the words of the run, which links its data" in refused.stdout
+    done = finished.doit("train", *FINISHED)
+    assert done.returncode == 0, done.stdout
+    assert finished.states().count("RUNNING") == 1
+    assert "is finished" in finished.doit("train", *FINISHED).stdout
+
+
+def test_a_copied_run_is_finished_where_it_lies_and_is_hashed_once(finished: Project) -> None:
+    copy = Project(finished.folder.with_name("copy"))
+    subprocess.run(["cp", "-a", finished.folder, copy.folder], check=True)
+    (copy.only_run() / "stamps.json").unlink(missing_ok=True)
+    time.sleep(0.05)
+    assert "is finished" in copy.doit("train", *FINISHED).stdout
+    noted = (copy.only_run() / "stamps.json").stat()
+    assert "is finished" in copy.doit("train", *FINISHED).stdout
+    assert (copy.only_run() / "stamps.json").stat().st_ino == noted.st_ino
+    weights = copy.only_run() / "checkpoints" / "final.pt"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    assert "checkpoints/final.pt was altered" in copy.doit("why", *FINISHED).stdout

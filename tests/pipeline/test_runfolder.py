@@ -140,7 +140,9 @@ def test_damaged_descriptions_cost_no_training_and_are_written_again(finished: R
             if data != before[name]:
                 assert str(finished.stale_because(KEY)).startswith(name)
             assert finished.training_done(KEY)
-            finished.restore(key=KEY, config=finished_folder.CONFIG, config_yaml="some bytes")
+            finished.restore(
+                key=KEY, config=finished_folder.CONFIG, config_yaml="some bytes", pack_path=finished.path / "pack"
+            )
             assert finished.stale_because(KEY) is None
             assert (finished.path / name).read_bytes() == before[name]
 
