@@ -66,6 +66,8 @@ def import_closure(
         if walk.file_of(name) is None:
             raise UsageError(f"{name} is not a module under {root}")
         walk.follow(name)
+    for name in walk.installed.shadowing():
+        walk.follow_for_all(name)
     walk.readings.keep()
     walk.installed.keep()
     return Closure(
@@ -137,6 +139,12 @@ class _Walk:
                 reading = self.found[path] = self.readings.of(path, Path(place).read_bytes())
                 self.places[path] = place
                 waiting += [item.name for item in reading.imports if self._leads_to_source(item, path)]
+
+    def follow_for_all(self, name: str) -> None:
+        """A module on the ranks' PYTHONPATH that what is installed would import too, or Python itself."""
+        path = "cluster.env.PYTHONPATH"
+        if name not in self.apart and self._leads_to_source(Import(name, 1, "optional"), path):
+            self.follow(name)
 
     def _leads_to_source(self, item: Import, path: str) -> bool:
         """Whether an import is to be followed; if not, it is noted. Raises UsageError."""
@@ -218,7 +226,8 @@ class _Walk:
     def _folder_of(self, name: str) -> bool:
         """Whether it is a namespace package of a source tree."""
         top, _, rest = name.partition(".")
-        return any(os.path.isdir(f"{base}/{rest.replace('.', '/')}") for base in self._top(top)[0])  # noqa: PTH112
+        folders = [f"{base}/{rest.replace('.', '/')}" for base in self._top(top)[0]]
+        return any(os.path.isdir(folder) and "__init__.pyc" not in self._names(folder) for folder in folders)  # noqa: PTH112
 
     def _top(self, top: str) -> tuple[tuple[str, ...], Found | None]:
         """Where the sources of a top-level module begin, and what is installed of it. As Python does: a module with a

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from pipeline.files import sha256_file, sha256_text
 from pipeline.remembered import Remembered
 
 _MOST = 256  # modules whose owners are remembered
+_FIRST = {"sitecustomize", "usercustomize"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,13 @@ class Installed:
                 (bases if self._is_source(place) else strays).append(base)
         return Found(is_namespace=not spec.origin, owners=owners, bases=tuple(bases), strays=tuple(strays))
 
+    def shadowing(self) -> list[str]:
+        """Modules in the folders of the ranks' PYTHONPATH that Python takes before the standard library's or an
+        installed one, or runs when it starts, whoever imports them."""
+        others = [entry for entry in self._path if entry not in self._behind]
+        names = {name for folder in self._behind for name in _modules(folder)}
+        return sorted(name for name in names if name in _FIRST or PathFinder.find_spec(name, others) is not None)
+
     def version(self, name: str) -> str | None:
         """``version`` of a distribution as the ranks find it."""
         return version(name, self._path)
@@ -119,6 +127,14 @@ class Installed:
             except OSError:  # an archive, or a folder that isn't there
                 continue
         return "\n".join(seen)
+
+
+def _modules(folder: str) -> set[str]:
+    """The top-level modules of a folder but for packages without a file of their own, which shadow nothing."""
+    suffixes = (".py", *EXTENSION_SUFFIXES)
+    paths = list(Path(folder).iterdir())
+    names = {path.name.partition(".")[0] for path in paths if path.name.endswith(suffixes)}
+    return names | {path.name for path in paths if (path / "__init__.py").is_file()}
 
 
 def version(name: str, path: Sequence[str] | None = None) -> str | None:

@@ -313,3 +313,25 @@ def test_what_the_ranks_path_names_is_followed_and_one_that_is_on_hosts_alone_is
         closure(root, tmp_path / "on_hosts_alone")
     distribution(mine, "theirs", "4.0", {"theirs.py": ""})
     assert closure(root, mine).versions == {"theirs": "4.0"}
+
+
+def test_what_stands_on_the_ranks_path_before_installed_modules_counts_though_the_project_imports_none_of_it(
+    tmp_path: Path,
+) -> None:
+    root = project(tmp_path / "project", "")
+    files = {"sitecustomize.py": "A = 1", "usercustomize.py": "", "random.py": "", "yaml/__init__.py": "", "own.py": ""}
+    mine = write(tmp_path / "mine", {**files, "markdown/notes.txt": "no module", "json/notes.txt": "shadows nothing"})
+    before = closure(root, mine)
+    counted = {"sitecustomize.py", "usercustomize.py", "random.py", "yaml/__init__.py"}
+    assert {*before.digests} - {"trainers/__init__.py", "trainers/classifier.py"} == counted
+    write(mine, {"sitecustomize.py": "A = 7", "own.py": "A = 7"})
+    after = closure(root, mine)
+    assert {name for name in after.digests if after.digests[name] != before.digests[name]} == {"sitecustomize.py"}
+    distribution(mine, "PyYAML", "4.0", {"yaml/__init__.py": ""})
+    assert closure(root, mine).versions == {"pyyaml": "4.0"}
+
+
+def test_a_folder_that_holds_byte_code_alone_is_no_package(tmp_path: Path) -> None:
+    root = project(tmp_path, "import nets", {"nets/__init__.pyc": ""})
+    with pytest.raises(UsageError, match=r":1 imports nets: neither a file of the project"):
+        closure(root)
