@@ -66,6 +66,8 @@ def _of(node: ast.AST, package: str, module: str) -> Iterator[Import]:
             )
     elif isinstance(node, ast.Call):
         yield from _of_call(node, package, module)
+        if module == package and getattr(getattr(node.func, "value", None), "id", "") == "__all__":  # .append, .extend
+            yield from _named_in(node, module)
     elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and module == package:
         yield from _exported(node, module)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and (text := _DOTTED.match(node.value)):
@@ -105,9 +107,13 @@ def _exported(node: ast.Assign | ast.AugAssign | ast.AnnAssign, own: str) -> Ite
     """``__all__`` of a package: ``from package import *`` imports the modules that it names."""
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets) and node.value is not None:
-        for item in ast.walk(node.value):
-            if isinstance(item, ast.Constant) and isinstance(item.value, str):
-                yield Import(f"{own}.{item.value}", node.lineno, "part")
+        yield from _named_in(node.value, own)
+
+
+def _named_in(node: ast.expr, own: str) -> Iterator[Import]:
+    for item in ast.walk(node):
+        if isinstance(item, ast.Constant) and isinstance(item.value, str):
+            yield Import(f"{own}.{item.value}", item.lineno, "part")
 
 
 def _absolute(name: str, package: str) -> str:

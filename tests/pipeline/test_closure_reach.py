@@ -97,8 +97,10 @@ def test_modules_are_found_as_python_finds_them(
 
 def test_what_a_star_brings_along_is_followed(tmp_path: Path) -> None:
     root = project(tmp_path, "from mylib import *", {"mylib/__init__.py": "__all__ = ['a']\n__all__ += ['c']"})
-    write(root, {"mylib/a.py": "", "mylib/b.py": "", "mylib/c.py": ""})
+    write(root, dict.fromkeys((f"mylib/{name}.py" for name in "abcde"), ""))
     assert reached(root) == {"mylib/__init__.py", "mylib/a.py", "mylib/c.py"}
+    write(root, {"mylib/__init__.py": "__all__ = []\n__all__.append('d')\n__all__.extend(['e'])"})
+    assert reached(root) == {"mylib/__init__.py", "mylib/d.py", "mylib/e.py"}
 
 
 def test_a_compiled_module_counts_by_its_bytes(tmp_path: Path) -> None:
