@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -59,6 +58,8 @@ def os_reason(error: OSError) -> str:
 
 def nearest(word: str, options: Iterable[str]) -> str | None:
     """The option most like ``word``, or None where nothing is alike."""
+    import difflib  # only for this: every command imports this module first of all
+
     found = difflib.get_close_matches(word, list(options), n=1, cutoff=0.5)
     return found[0] if found else None
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
-import os
-import sys
-import traceback
-from pathlib import Path
-from typing import Any, NoReturn
+from pipeline import interrupt
 
-from pipeline import unexpected
+interrupt.leave_on_ctrl_c()  # before the other imports: a Ctrl-C during them is told in a line too
 
-unexpected.install()  # before the other imports: a Ctrl-C during them is told in a line too
+import atexit  # noqa: E402
+import gc  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+import traceback  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any, NoReturn  # noqa: E402
+
+from pipeline import unexpected  # noqa: E402
+
+unexpected.install()
 
 from doit import doit_cmd, plugin  # noqa: E402
 from doit.cmd_base import DodoTaskLoader, check_tasks_exist  # noqa: E402
 from doit.exceptions import InvalidCommand  # noqa: E402
 
-from pipeline import interrupt, masking  # noqa: E402
+from pipeline import masking  # noqa: E402
 from pipeline.cli import clone, invocation  # noqa: E402
 from pipeline.errors import PacelineError, UsageError, hint  # noqa: E402
 

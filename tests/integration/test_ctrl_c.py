@@ -17,6 +17,7 @@ from tests.integration.test_unexpected import APPLICATION
 @pytest.mark.parametrize(
     ("module", "argv"),
     [
+        ("pipeline.unexpected", [DOIT, "runs"]),  # the first import but for the handler itself
         ("pipeline.cli.invocation", [DOIT, "runs"]),
         ("hydra", [DOIT, "train", *WORDS]),
         ("pipeline.data.manifest", [DOIT, "fetch", *WORDS]),
