@@ -20,14 +20,14 @@ def set_aside(run_dir: Path) -> Iterator[str]:
     """Rename what is misplaced; yields a line about each. Raises OSError."""
     for path in _misplaced(run_dir):
         aside = _free_name(path)
-        kind = "a directory" if path.is_dir() else "a file"
+        kind = "a directory" if path.is_dir() else "a file" if path.is_file() else "a pipe or device"
         path.rename(aside)
         yield f"WARNING: {path} was {kind}, which it never is in a run folder; it is {aside.name} now"
 
 
 def _misplaced(run_dir: Path) -> list[Path]:
     inside = (path for pattern in _WITH_FILES for path in run_dir.glob(f"{pattern}/*"))
-    files = [path for path in inside if path.suffix in _FILES and path.is_dir()]
+    files = [path for path in inside if path.suffix in _FILES and path.exists() and not path.is_file()]
     folders = [path for name in _FOLDERS if (path := run_dir / name).exists() and not path.is_dir()]
     link = run_dir / _LINK
     return files + folders + ([link] if link.exists() and not link.is_symlink() else [])

@@ -265,13 +265,20 @@ def test_what_is_set_aside_twice_is_kept_twice_and_what_belongs_there_stays(fini
         (finished.path / name).mkdir(parents=True)
     (finished.path / "attempts/1/node0.log").mkdir()
     (finished.path / "data").mkdir()
+    os.mkfifo(finished.path / "plan.json")
     before = set(finished.path.rglob("*"))
-    assert len(list(misplaced.set_aside(finished.path))) == 2
+    assert len(list(misplaced.set_aside(finished.path))) == 3
     (finished.path / "data").write_text("a file")
     (finished.path / "attempts/1/node0.log").mkdir()
     assert len(list(misplaced.set_aside(finished.path))) == 2
     added = {str(path.relative_to(finished.path)) for path in {*finished.path.rglob("*")} - before}
-    assert added == {"data.bad", "data.1.bad", "attempts/1/node0.log.bad", "attempts/1/node0.log.1.bad"}
+    assert added == {
+        "plan.json.bad",
+        "data.bad",
+        "data.1.bad",
+        "attempts/1/node0.log.bad",
+        "attempts/1/node0.log.1.bad",
+    }
 
 
 @pytest.mark.parametrize("number", ["9" * 200, "9" * 5000, "[" * 5000, '{"a":' * 5000])
