@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline import leftovers, misplaced, remembered
-from pipeline.errors import Killed, TrainingError
+from pipeline.errors import Killed, PacelineError, TrainingError
 from pipeline.interrupt import Stop
 from pipeline.runfolder import RunFolder
 
@@ -31,7 +31,7 @@ class RunLock:
         self._held: int | None = None
 
     def take(self) -> bool:
-        """False: another command holds it. Raises OSError."""
+        """False: another command holds it. Raises OSError, PacelineError: a directory is in its place."""
         while (descriptor := self._locked()) is not None:
             if _is_at(descriptor, self._folder.lock):
                 self._held = descriptor
@@ -42,7 +42,14 @@ class RunLock:
     def _locked(self) -> int | None:
         """The lock's file, made where it is missing, open and locked."""
         self._folder.lock.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._folder.lock, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            descriptor = os.open(self._folder.lock, os.O_RDWR | os.O_CREAT, 0o644)
+        except IsADirectoryError:
+            path = self._folder.lock
+            raise PacelineError(
+                f"{path} is a directory; it has to be a file, the lock of run {self._folder.key}",
+                try_=f"rm -r {shlex.quote(str(path))}, then the same command",
+            ) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -82,13 +89,17 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 def is_held(folder: RunFolder) -> bool:
     """Whether a command works on the run now. Raises OSError."""
-    if not folder.lock.exists():
-        return False
-    lock = RunLock(folder)
     try:
-        return not lock.take()
+        descriptor = os.open(folder.lock, os.O_RDONLY | os.O_NONBLOCK)  # a look needs no right to write
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
     finally:
-        lock.release()
+        os.close(descriptor)
+    return False
 
 
 @contextmanager
@@ -98,6 +109,7 @@ def locked(folder: RunFolder, say: Callable[[str], None], stop: Stop | None = No
     Raises:
         UsageError: a newer Paceline wrote the folder.
         Killed: ``stop`` was told meanwhile.
+        PacelineError: a directory is in the place of the lock.
         OSError: the folder of runs can't be written.
     """
     folder.refuse_newer()

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import Killed, TrainingError
+from pipeline.errors import Killed, PacelineError, TrainingError
 from pipeline.interrupt import Stop
 from pipeline.runfolder import RunFolder
 from pipeline.runlock import RunLock, is_held, locked
+from tests.read_only import mounted
 
 
 @pytest.fixture
@@ -80,3 +81,17 @@ def test_waiting_ends_when_the_command_is_stopped(folder: RunFolder) -> None:
         locked(folder, lambda _: None, stop),
     ):
         pass
+
+
+def test_a_look_at_the_lock_writes_nothing_and_needs_no_file(folder: RunFolder, tmp_path: Path) -> None:
+    assert not is_held(folder)
+    assert not folder.path.parent.exists()
+    folder.lock.mkdir(parents=True)
+    assert not is_held(folder)
+    with pytest.raises(PacelineError, match=r"0123456789ab\.lock is a directory; .*\n  try: rm -r .*\.lock, then the"):
+        RunLock(folder).take()
+    folder.lock.rmdir()
+    with locked(folder, print):
+        there = tmp_path / "read only"
+        with mounted(folder.path.parent, there):
+            assert is_held(RunFolder(there / folder.key))
