@@ -579,8 +579,9 @@ def unpack(stream: BinaryIO, folder: str) -> None:
             else:
                 archive.extractall(temporary)
         os.rename(temporary, folder)
-    except OSError:
+    except OSError as error:
         if not os.path.isdir(folder):  # else somebody else put the same thing there meanwhile
+            error.filename = error.filename or folder  # a write doesn't say to which file
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -848,7 +849,7 @@ class Supervisor:
                 os.unlink(self.path(name))
         if code != 0 and free < RESERVE_BYTES and all(mute(error) for error in self.errors()):
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.node["run_dir"])
-            self.reason = "; ".join(filter(None, (self.reason, f"the host {reason(full)}")))
+            self.reason = "; ".join(filter(None, (self.reason, f"the host {full_disk(full, free)}")))
         self.finish(code, gone)
 
     def spawn(self) -> subprocess.Popen[bytes]:
@@ -1179,13 +1180,17 @@ COMMANDS = {
 }
 
 
+def full_disk(error: OSError, free: int | None) -> str:
+    seen = "" if free is None else f", {free} bytes are free there"
+    return f"has a full disk ({error}{seen}); make room there, or set cluster.workdir to a folder on another disk"
+
+
 def reason(error: BaseException) -> str:
     """What the controller is told, as it stands behind the host's name."""
     if isinstance(error, SystemExit):
         return str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = f", {free_bytes(os.path.dirname(error.filename))} bytes are free there" if error.filename else ""
-        return f"has a full disk ({error}{free}); make room there, or set cluster.workdir to a folder on another disk"
+        return full_disk(error, free_bytes(os.path.dirname(error.filename)) if error.filename else None)
     if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return (
             f"can't write there ({error}); set cluster.workdir to a folder that this login can write to, "

@@ -21,6 +21,7 @@ import pytest
 from pipeline import agent
 from pipeline.launchers.agent_launcher import BOOTSTRAP, message
 from pipeline.launchers.answers import parse_answer
+from tests.small_disk import mounted
 
 
 def ask(request: dict[str, Any], cwd: Path, **env: str) -> dict[str, object]:
@@ -83,6 +84,22 @@ def test_a_full_disk_is_told_with_the_setting_that_mends_it() -> None:
     )
     assert re.match(seen, text)
     assert "cluster.workdir" in text
+
+
+def test_a_disk_that_is_full_while_the_run_is_unpacked_is_named(tmp_path: Path) -> None:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        member = tarfile.TarInfo("large")
+        member.size = 4 << 20
+        archive.addfile(member, io.BytesIO(bytes(member.size)))
+    content.seek(0)
+    with mounted(tmp_path / "small") as disk:
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            agent.unpack(content, str(disk / "runs" / "run"))
+        told = agent.reason(caught.value)
+        assert f"'{disk}/runs/run', " in told
+        assert "bytes are free there" in told
+        assert list(disk.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
