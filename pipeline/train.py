@@ -177,7 +177,7 @@ def _complete(work: _Work, signals: Interruptible) -> None:
     work.lock.check()
     summary = run.folder.read_summary()
     if summary is None:
-        raise TrainingError(f"{run.folder.summary} is missing though every node ended well")
+        raise TrainingError(f"{run.folder.summary} is missing: somebody has removed it just now")
     say.doing("making the evaluation report")
     work.means.evaluate(run.folder, run.root)
     signals.check()
@@ -329,6 +329,7 @@ def _attempts(work: _Work) -> None:
                 threads_per_rank=means.threads_per_rank,
                 versions=run.key.parts["environment"],
             )
+            _need_an_end(run)
             return
         except TrainingError as error:
             removed = work.lock.lost() or not (run.folder.path / "config.json").exists()
@@ -336,6 +337,18 @@ def _attempts(work: _Work) -> None:
                 raise
             _note(run, State.FAILED, number, error.what)
             say(f"{error}\nattempt {number} failed; starting attempt {number + 1} of {last} from the last checkpoint")
+
+
+def _need_an_end(run: Run) -> None:
+    """Raises TrainingError: every rank ended with exit code 0, which code of a model's own can do at any step."""
+    if run.folder.summary.exists() or (run.folder.path / PRUNED).exists():
+        return
+    step = progress.last_step(run.folder)
+    done = "before its first figures" if step is None else f"its last figures are of step {step}"
+    raise TrainingError(
+        f"every rank ended with exit code 0 before the training was over ({done})",
+        try_="take out what ends the process (sys.exit, os._exit) in the model or in what it imports",
+    )
 
 
 def _on_start(work: _Work, number: int) -> None:
