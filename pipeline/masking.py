@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterable
@@ -13,7 +14,15 @@ _known: set[str] = set()
 
 
 def begin() -> None:
-    """From now on stdout and stderr hide what the command line, the environment and ``remember`` tell."""
+    """From now on stdout and stderr hide what the command line, the environment and ``remember`` tell.
+
+    They also take any text: one that was closed (``doit train >&-``) takes it nowhere, and a character that the
+    locale's encoding lacks is written as its escape.
+    """
+    _open_closed()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     remember((*told_in(sys.argv[1:]), *of_environment(os.environ)))
     if not isinstance(sys.stdout, _Masked):
         sys.stdout, sys.stderr = cast(TextIO, _Masked(sys.stdout)), cast(TextIO, _Masked(sys.stderr))
@@ -27,6 +36,15 @@ def shown(text: str) -> str:
 def remember(values: Iterable[str]) -> None:
     """Texts that were found to be secret."""
     _known.update(values)
+
+
+def _open_closed() -> None:
+    """Or the next file that is opened gets the number of a standard stream, and children write their output into it."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  (as long as the process)
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 class _Masked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from doit.exceptions import TaskError, TaskFailed
@@ -12,6 +13,10 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type hints
     """What differs from doit's console reporter: a failed task shows its message alone."""
 
     desc = "console output, errors as one message"
+
+    def __init__(self, outstream: Any, options: Any) -> None:
+        """doit took the stream when it was imported, before ``masking.begin`` put another in its place."""
+        super().__init__(sys.stdout if outstream is sys.__stdout__ else outstream, options)
 
     def _write_failure(self, result: dict[str, Any], write_exception: bool = True) -> None:
         error = result["exception"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -195,6 +197,18 @@ def test_hydras_own_multirun_trains_each_and_leaves_its_file_among_the_runs(proj
     written = (project.folder / "runs" / ".multirun" / "multirun.yaml").read_text()
     assert "cluster.env.API_TOKEN" in written
     assert "in-no-file" not in written
+
+
+@pytest.mark.parametrize(("closed", "encoding"), [("<&- >&- 2>&-", "utf-8"), (f">{os.devnull}", "ascii")])
+def test_standard_streams_that_are_closed_or_take_ascii_alone_end_no_run(
+    project: Project, closed: str, encoding: str
+) -> None:
+    """A sweep's table holds a ± and its folder is opened by children."""
+    project.words = ["tracking=none"]
+    command = f"exec {shlex.join(project.argv('sweep', *TINY))} {closed}"
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    assert subprocess.run(["sh", "-c", command], cwd=ROOT, env=environment, timeout=150, check=False).returncode == 0
+    assert project.states() == ["PLANNED", "RUNNING", "FINISHED"]
 
 
 def test_two_commands_for_one_run_train_it_once(project: Project) -> None:
