@@ -84,6 +84,7 @@ def build(
     refuse_unprintable(resolved)
     train = train_config(resolved)
     cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
+    _refuse_endless(resolved)
     if shares_batch:
         check_batch(train.trainer.global_batch_size, cluster.world_size, train.trainer.accumulate_steps)
     tracking, paths = resolved["tracking"], resolved["paths"]
@@ -247,22 +248,32 @@ def _folder(root: Path, field: str, value: str) -> Path:
 
 def refuse_unprintable(resolved: Mapping[str, Any]) -> None:
     """No file name, address or name can hold a NUL, a line break or an escape; values of ``env`` are checked apart."""
-    for field, value in _texts(resolved, ""):
+    for field, value in _values(resolved, ""):
+        if not isinstance(value, str):
+            continue
         if any(mark < " " or mark == "\x7f" for mark in value):
             raise UsageError(f"{field}={hide(repr(value))} holds a control character; take it out")
         _encodable(field, value)
 
 
-def _texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, str):
-        yield field, value
-    elif isinstance(value, list):
+def _refuse_endless(resolved: Mapping[str, Any]) -> None:
+    """A key can't be taken of inf or NaN, and nothing can be trained by them. Raises UsageError."""
+    for field, value in _values(resolved, ""):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{field}={value} must be a finite number")
+
+
+def _values(value: Any, field: str) -> Iterator[tuple[str, Any]]:
+    """What is no list and no mapping, with its place. Without ``env``."""
+    if isinstance(value, list):
         for at, inner in enumerate(value):
-            yield from _texts(inner, f"{field}[{at}]")
+            yield from _values(inner, f"{field}[{at}]")
     elif isinstance(value, Mapping):
         for name, inner in value.items():
             if name != "env":
-                yield from _texts(inner, f"{field}.{name}" if field else str(name))
+                yield from _values(inner, f"{field}.{name}" if field else str(name))
+    else:
+        yield field, value
 
 
 def _encodable(field: str, value: str) -> None:

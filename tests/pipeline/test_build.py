@@ -142,6 +142,12 @@ def test_a_control_character_in_a_value_is_refused_with_its_field(word: str) -> 
         build(resolve(compose_config([word])), (word,), root=Path("/"), local_gpus=0)
 
 
+@pytest.mark.parametrize("word", ["optimizer.lr=inf", "optimizer.lr=1e400", "optimizer.weight_decay=nan"])
+def test_a_number_without_an_end_is_refused_with_its_field(word: str) -> None:
+    with pytest.raises(UsageError, match=rf"^{word.partition('=')[0]}=(inf|nan) must be a finite number$"):
+        configured(word)
+
+
 @pytest.mark.parametrize(
     ("word", "said"),
     [
