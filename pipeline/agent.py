@@ -38,7 +38,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 if sys.version_info < (3, 9):  # noqa: UP036  (said here, before the first line that an older one trips over)
-    print("@paceline " + json.dumps({"error": "Python %s is too old" % sys.version.split()[0]}))  # noqa: UP031
+    print("\n@paceline " + json.dumps({"error": "Python %s is too old" % sys.version.split()[0]}))  # noqa: UP031
     sys.exit(1)
 
 MARK = "PACELINE_NODE"
@@ -1202,6 +1202,7 @@ def reason(error: BaseException) -> str:
 def main() -> int:
     """Read one request from stdin and answer it. Exit code 0, or 1 with ``{"error": …}`` as the answer."""
     request = json.loads(sys.stdin.buffer.readline())
+    sys.stdout.write("\n")  # a login script may have printed something without an end of line
     try:
         COMMANDS[request["do"]](request)
     except (SystemExit, OSError, tarfile.TarError) as error:

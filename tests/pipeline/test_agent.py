@@ -47,6 +47,17 @@ def test_source_is_standard_library_only_and_of_python_3_9() -> None:
     assert names <= sys.stdlib_module_names | {"__future__"}
 
 
+def test_what_a_login_script_prints_without_an_end_of_line_hides_no_answer(tmp_path: Path) -> None:
+    login = 'printf "Welcome @paceline"; exec "$0" -c "$1"'
+    done = subprocess.run(
+        ["sh", "-c", login, sys.executable, BOOTSTRAP],
+        input=message({"do": "stop", "attempts": "none", "registry": str(tmp_path), "bar": False}),
+        capture_output=True,
+        check=False,
+    )
+    assert parse_answer(done.stdout) is not None, done
+
+
 def test_probe_sees_address_interpreter_and_what_is_set(tmp_path: Path) -> None:
     request = {
         "do": "probe",
