@@ -15,6 +15,7 @@ from pipeline.data.base import DatasetModule, Workspace
 from pipeline.data.manifest import Pack
 from pipeline.data.progress import OnProgress, reporting
 from pipeline.data.request import Request, request
+from pipeline.data.source import local_path
 from pipeline.errors import DataError, os_reason
 from trainers.config import DatasetConfig
 
@@ -58,7 +59,7 @@ def fetch(dataset: DatasetConfig, data_dir: Path, *, on_progress: OnProgress | N
     """
     module = datasets.module(dataset.name)
     data_dir = data_dir.absolute()
-    with _os_errors_as_data_errors(dataset), reporting(on_progress) as report:
+    with _os_errors_as_data_errors(dataset, data_dir), reporting(on_progress) as report:
         data_dir.mkdir(parents=True, exist_ok=True)
         wanted = request(dataset, module, data_dir)
         target = data_dir / wanted.name
@@ -70,14 +71,15 @@ def fetch(dataset: DatasetConfig, data_dir: Path, *, on_progress: OnProgress | N
 
 
 @contextmanager
-def _os_errors_as_data_errors(dataset: DatasetConfig) -> Iterator[None]:
+def _os_errors_as_data_errors(dataset: DatasetConfig, data_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(
-            f"dataset={dataset.name} could not be packed: {os_reason(error)}",
-            try_="paths.data=<a folder that you can write to>",
-        ) from error
+        local = local_path(dataset.source) if dataset.source else None
+        failed = Path(error.filename) if isinstance(error.filename, str) else data_dir
+        of_source = local is not None and failed.is_relative_to(local) and not failed.is_relative_to(data_dir)
+        mend = "dataset.source=<what you can read>" if of_source else "paths.data=<a folder that you can write to>"
+        raise DataError(f"dataset={dataset.name} could not be packed: {os_reason(error)}", try_=mend) from error
 
 
 @contextmanager

@@ -284,6 +284,14 @@ def test_a_data_folder_that_cannot_be_made(tmp_path: Path) -> None:
         fetch(CONFIG, tmp_path / "file" / "data")
 
 
+def test_a_source_that_cannot_be_opened_is_not_mended_by_another_data_folder(tmp_path: Path) -> None:
+    loop = tmp_path / "loop.npz"
+    loop.symlink_to(loop)
+    arrays = DatasetConfig(name="arrays", source=str(loop), holdout=1)
+    with pytest.raises(DataError, match=r"symbolic links \(.*loop.npz\)\n  try: dataset.source=<what you can read>"):
+        fetch(arrays, tmp_path / "data")
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of 2 MiB."""
