@@ -343,10 +343,8 @@ def _need_an_end(run: Run) -> None:
     """Raises TrainingError: every rank ended with exit code 0, which code of a model's own can do at any step."""
     if run.folder.summary.exists() or (run.folder.path / PRUNED).exists():
         return
-    step = progress.last_step(run.folder)
-    done = "before its first figures" if step is None else f"its last figures are of step {step}"
     raise TrainingError(
-        f"every rank ended with exit code 0 before the training was over ({done})",
+        f"every rank ended with exit code 0 before the training was over: it was {progress.under_way(run.folder)}",
         try_="take out what ends the process (sys.exit, os._exit) in the model or in what it imports",
     )
 

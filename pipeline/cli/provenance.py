@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -127,11 +128,11 @@ def export() -> None:
         _say(f"  it tells of the run, but can't be made again: {error.what}")
         return
     if git.has_commit(ROOT, made_of.commit):
-        _say(f"  make it again anywhere  doit reproduce run={to}")
+        _say(f"  make it again anywhere  doit reproduce {shlex.quote(f'run={to}')}")
     else:
         _say(
             f"  commit {made_of.commit} isn't here, so it was not packed; in a clone that has it: "
-            f"doit reproduce run={to}"
+            f"doit reproduce {shlex.quote(f'run={to}')}"
         )
 
 

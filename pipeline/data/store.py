@@ -40,7 +40,7 @@ def refuse(dataset: DatasetConfig) -> None:
     use to this data set, or of a protocol that can't be read here."""
     from pipeline.data.transports import refuse_protocol
 
-    with _os_errors_as_data_errors(dataset):
+    with _os_errors_as_data_errors(dataset, None):
         datasets.module(dataset.name).local_inputs(dataset)
         if dataset.source is not None:
             refuse_protocol(dataset.source)
@@ -71,13 +71,14 @@ def fetch(dataset: DatasetConfig, data_dir: Path, *, on_progress: OnProgress | N
 
 
 @contextmanager
-def _os_errors_as_data_errors(dataset: DatasetConfig, data_dir: Path) -> Iterator[None]:
+def _os_errors_as_data_errors(dataset: DatasetConfig, data_dir: Path | None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         local = local_path(dataset.source) if dataset.source else None
-        failed = Path(error.filename) if isinstance(error.filename, str) else data_dir
-        of_source = local is not None and failed.is_relative_to(local) and not failed.is_relative_to(data_dir)
+        failed = Path(error.filename) if isinstance(error.filename, str) else None
+        of_pack = failed is None or (data_dir is not None and failed.is_relative_to(data_dir))
+        of_source = local is not None and failed is not None and failed.is_relative_to(local) and not of_pack
         mend = "dataset.source=<what you can read>" if of_source else "paths.data=<a folder that you can write to>"
         raise DataError(f"dataset={dataset.name} could not be packed: {os_reason(error)}", try_=mend) from error
 

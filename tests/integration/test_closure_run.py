@@ -51,7 +51,7 @@ def test_a_model_that_ends_its_process_with_exit_code_0_has_failed(tmp_path: Pat
     model = checkout.root / "trainers" / "models" / "small_cnn.py"
     model.write_text(model.read_text() + "\n\nimport os\nos._exit(0)\n")
     said = checkout.doit("train", *A, code=1)
-    assert "ERROR: every rank ended with exit code 0 before the training was over (before its first figures)" in said
+    assert "ERROR: every rank ended with exit code 0 before the training was over: it was waiting for the first" in said
     assert "  try: take out what ends the process (sys.exit, os._exit) in the model" in said
     (journal,) = checkout.root.glob("runs/*/journal.jsonl")
     states = [json.loads(line)["state"] for line in journal.read_text().splitlines()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -195,9 +196,10 @@ def test_an_archive_is_made_again_in_another_folder_that_never_saw_the_commit(
     trained: Checkout, tmp_path: Path
 ) -> None:
     key = trained.why(*A)["key"]
-    archives = [tmp_path / "one.tar.gz", tmp_path / "two.tar.gz"]
+    archives = [tmp_path / "one.tar.gz", tmp_path / "t w'o.tar.gz"]
     for archive in archives:
-        trained.doit("export", f"run={key}", f"to={archive}", "weights=1")
+        said = trained.doit("export", f"run={key}", f"to={archive}", "weights=1")
+        assert shlex.split(said.splitlines()[-1])[-1] == f"run={archive}"
     assert archives[0].read_bytes() == archives[1].read_bytes()
     elsewhere = copied(tmp_path / "elsewhere")
     (elsewhere.root / "notes.txt").write_text("another's\n")
