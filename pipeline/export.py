@@ -48,13 +48,18 @@ def export(folder: RunFolder, *, root: Path, to: Path, weights: bool) -> int:
 
     Raises:
         AlteredError: what would be exported isn't what was written.
-        PacelineError: the run has no provenance, or its weights are asked for and gone.
+        PacelineError: the run has no key or provenance, or its weights are asked for and gone.
         OSError: the archive can't be written.
     """
-    provenance = folder.read_json("provenance.json")
-    if provenance is None or folder.read_json("key.json") is None:
-        raise PacelineError(f"run {folder.key} was never started: it has no provenance.json", try_="doit runs")
-    folder.read_key(), folder.read_summary(), folder.read_result()  # refuse what was altered
+    key, provenance = folder.read_key(), folder.read_json("provenance.json")
+    folder.read_summary(), folder.read_result()  # refuse what was altered, as read_key does
+    if key is None or provenance is None:
+        path = folder.path / ("key.json" if key is None else "provenance.json")
+        seen = "is damaged" if path.exists() else "is missing"
+        raise PacelineError(
+            f"{path} {seen}: nothing could tell where an export of run {folder.key} comes from",
+            try_="another copy of the run folder, or its MLflow run: doit reproduce run=<its MLflow id>",
+        )
     if weights and not (folder.path / _WEIGHTS[0]).is_file():
         raise PacelineError(f"{folder.path / _WEIGHTS[0]} is missing", try_="leave weights=1 away")
     members = dict(_members(folder, (*_KEPT, *(_WEIGHTS if weights else ()))))

@@ -197,3 +197,14 @@ def test_a_renamed_folder_in_an_archive_is_refused(folder: RunFolder, tmp_path: 
     repacked(archive, {}, top="ba9876543210", sealed=True)
     with pytest.raises(UsageError, match=r"key\.json was altered: it doesn't agree with its own digest and the"):
         export.unpack(archive, tmp_path / "place", root=tmp_path)
+
+
+def test_what_keeps_a_run_from_being_exported_is_named(folder: RunFolder, tmp_path: Path) -> None:
+    path = folder.path / "provenance.json"
+    for damage, said in ((b"{", "is damaged"), (None, "is missing")):
+        path.unlink() if damage is None else path.write_bytes(damage)
+        with pytest.raises(PacelineError, match=rf"provenance\.json {said}: nothing could tell where an export of run"):
+            export.export(folder, root=tmp_path, to=tmp_path / "a.tar.gz", weights=False)
+    (folder.path / "key.json").write_text('{"version": ' + "9" * 5000)
+    with pytest.raises(PacelineError, match=r"key\.json was altered: it doesn't agree with its own digest"):
+        export.export(folder, root=tmp_path, to=tmp_path / "a.tar.gz", weights=False)
