@@ -98,3 +98,12 @@ def test_secrets_reach_the_ranks_and_stand_nowhere_else(
     found = {path for path, content in files_below(*places) if any(text in content for text in texts)}
     assert not found
     assert any(content.count(b"http://***@127.0.0.1:9") for path, content in files_below(recording.folder / "runs"))
+
+
+def test_an_error_that_doit_itself_shows_hides_them_too(project: Project) -> None:
+    word = f"w{secrets.token_hex(12)}"
+    missing = f"dataset.source={project.folder}/{word}"
+    done = project.doit("fetch", "dataset=arrays", missing, f"++cluster.env.API_TOKEN={word}")
+    assert done.returncode == 1
+    assert f"ERROR: dataset.source={project.folder}/***: {project.folder}/*** does not exist" in done.stdout
+    assert word not in done.stdout
