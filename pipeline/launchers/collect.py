@@ -60,7 +60,11 @@ def receive(
         missing = [name for name in needed if not (temporary / name).exists()]
         if final and (damaged or missing):
             what = f"damaged on the way: {', '.join(damaged)}" if damaged else f"missing: {', '.join(missing)}"
-            raise TrainingError(f"{host} ended well, but its outputs could not be collected; {what}")
+            ends = "where the model or what it imports ends the process (sys.exit, os._exit): take that out"
+            raise TrainingError(
+                f"{host} ended well, but its outputs could not be collected; {what}",
+                try_=None if damaged else ends,
+            )
         _settle(temporary, run_dir, needed[-1])
     except _FAILURES as error:
         if final:
