@@ -21,8 +21,9 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
-from trainers import models, options
-from trainers.data import Pack
+from trainers import models
+from trainers.core import options
+from trainers.data.pack import Pack
 from trainers.models.dense import Linear
 from trainers.models.dropout import Dropout
 

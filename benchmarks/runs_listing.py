@@ -44,7 +44,7 @@ def main() -> int:
 def multiply(original: Path, count: int) -> None:
     """Copies under keys of their own until there are ``count`` runs."""
     sys.path.insert(0, str(ROOT))
-    from pipeline import documents
+    from pipeline.core import documents
 
     result = documents.read_sealed(original / "result.json")
     for number in range(1, count):

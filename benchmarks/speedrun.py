@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from trainers.node_info import device_name
+from trainers.distributed.node_info import device_name
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = 0.94
@@ -57,8 +57,8 @@ def prepare(folder: Path, overrides: Sequence[str]) -> None:
     """config.json and data/ of a run folder. Needs the controller half."""
     from pipeline.config.build import train_config
     from pipeline.config.compose import compose_config, resolve
+    from pipeline.core.errors import PacelineError
     from pipeline.data.store import fetch
-    from pipeline.errors import PacelineError
 
     try:
         config = resolve(compose_config(["experiment=cifar10_speedrun", *overrides]))

@@ -79,8 +79,8 @@ def slot_gaps(place: Path, count: int) -> list[float]:
 def finish_all(place: Path, words: list[str], run: Path) -> None:
     """A finished run folder for every trial: the real one's files with the trial's own key."""
     sys.path.insert(0, str(ROOT))
-    from pipeline import documents
-    from pipeline import result as results
+    from pipeline.core import documents
+    from pipeline.runs import result as results
     from pipeline.sweep import expand
 
     for trial in expand(words[1:], root=ROOT, local_gpus=0).trials:

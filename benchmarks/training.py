@@ -27,7 +27,7 @@ import torch
 from measure import ROOT, checked, interleaved, spread, surroundings
 from plain_loop import LOOPS
 
-from trainers.network import computes_in_bf16
+from trainers.training.model_setup import computes_in_bf16
 
 SIZES = {"small_cnn": (64, 120), "resnet18": (128, 5)}  # global batch, steps of a launch
 OTHER_SIZE = (128, 10)

@@ -16,15 +16,15 @@ import plain_loop
 import torch
 import torch.distributed as dist
 
-from trainers import options
-from trainers.config import DatasetConfig, TrainConfig, TrainerConfig
-from trainers.data import Pack, open_pack
-from trainers.distributed import connect
-from trainers.loop import Trainer
-from trainers.memory import keep_freed_memory
+from trainers.core import options
+from trainers.core.config import DatasetConfig, TrainConfig, TrainerConfig
+from trainers.data.pack import Pack, open_pack
+from trainers.distributed.malloc import keep_freed_memory
+from trainers.distributed.process_group import connect
 from trainers.optimizers.sgd import SGDConfig
 from trainers.schedules.constant import ConstantConfig
 from trainers.strategies.ddp import DDPConfig
+from trainers.training.loop import Trainer
 
 WARMUP_STEPS = 3
 
@@ -62,7 +62,7 @@ class Timed(Trainer):
 
 
 def paceline(name: str, pack: Pack, global_batch: int, stopwatch: Stopwatch, precision: str, run_dir: Path) -> None:
-    """What trainers.session does, up to the results."""
+    """What trainers.training.session does, up to the results."""
     steps = WARMUP_STEPS + stopwatch.steps
     config = TrainConfig(
         dataset=DatasetConfig(name="synthetic", crop_padding=plain_loop.PADDING, flip=True),

@@ -13,17 +13,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers import session
-from trainers.config import DatasetConfig, TrainConfig, TrainerConfig
-from trainers.data import open_pack
-from trainers.distributed import connect
-from trainers.loop import Trainer
-from trainers.memory import keep_freed_memory
+from trainers.core.config import DatasetConfig, TrainConfig, TrainerConfig
+from trainers.data.pack import open_pack
+from trainers.distributed.malloc import keep_freed_memory
+from trainers.distributed.process_group import connect
 from trainers.models.resnet18 import ResNet18Config
 from trainers.models.small_cnn import SmallCNNConfig
 from trainers.optimizers.sgd import SGDConfig
 from trainers.schedules.constant import ConstantConfig
 from trainers.strategies.ddp import DDPConfig
+from trainers.training import session
+from trainers.training.loop import Trainer
 
 BATCH, SAVES, EVALUATIONS, WARMUP = 128, 8, 3, 2
 

@@ -25,7 +25,7 @@ class PacelineLauncher(Launcher):
         """Results lie in the run folders; a failed trial ends the command with code 1."""
         from pipeline.cli.loader import leave
         from pipeline.cli.sweeping import run_jobs
-        from pipeline.errors import PacelineError
+        from pipeline.core.errors import PacelineError
 
         try:
             run_jobs([tuple(job) for job in job_overrides], self._typed)

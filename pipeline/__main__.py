@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from pipeline import unexpected
+from pipeline.core import unexpected
 
 unexpected.install()  # before the other imports: a Ctrl-C during them is told in a line too
 
@@ -18,15 +18,15 @@ import hydra  # noqa: E402
 from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
-from pipeline import interrupt, masking  # noqa: E402
 from pipeline.cli import clone, commands  # noqa: E402
 from pipeline.cli.invocation import Invocation, typed_runs_dir  # noqa: E402
 from pipeline.cli.loader import leave  # noqa: E402
 from pipeline.cli.session import Session  # noqa: E402
 from pipeline.config.compose import CONF_DIR, CONFIG_NAME, HYDRA_VERSION_BASE  # noqa: E402
 from pipeline.config.schema import register  # noqa: E402
-from pipeline.errors import PacelineError  # noqa: E402
-from pipeline.redact import by_environment  # noqa: E402
+from pipeline.core import masking, signals  # noqa: E402
+from pipeline.core.errors import PacelineError  # noqa: E402
+from pipeline.core.redact import by_environment  # noqa: E402
 
 register()
 
@@ -34,7 +34,7 @@ register()
 @hydra.main(config_path=str(CONF_DIR), config_name=CONFIG_NAME, version_base=HYDRA_VERSION_BASE)
 def main(config: DictConfig) -> None:
     """Fetch, train, evaluate and record one composed configuration."""
-    interrupt.begin()
+    signals.begin()
     overrides = tuple(HydraConfig.get().overrides.task)
     session = Session(Invocation(verb="train", overrides=overrides), composed=config)
     try:

@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def _run(path: Path) -> None:
-    from trainers.session import run  # torch only after the arguments hold
+    from trainers.training.session import run  # torch only after the arguments hold
 
     run(path)
 

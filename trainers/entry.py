@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from trainers.isolation import leave_snapshot_and_installed
+from trainers.distributed.isolation import leave_snapshot_and_installed
 
 
 def start(program: str, run: Callable[[Path], None], description: str | None = None) -> None:
@@ -19,9 +19,9 @@ def start(program: str, run: Callable[[Path], None], description: str | None = N
     leave_snapshot_and_installed()
     from torch.distributed.elastic.multiprocessing.errors import record  # torch only after the arguments hold
 
-    from trainers.config import ConfigError
-    from trainers.distributed import read_ranks
-    from trainers.errors import TrainerError
+    from trainers.core.config import ConfigError
+    from trainers.core.errors import TrainerError
+    from trainers.distributed.process_group import read_ranks
 
     try:
         record(run)(path.resolve())  # writes what goes wrong to TORCHELASTIC_ERROR_FILE, where the agent finds it

@@ -7,22 +7,23 @@ import time
 from typing import TYPE_CHECKING
 
 from pipeline.cli.session import ROOT, Session, session
-from pipeline.errors import PacelineError, UsageError
+from pipeline.core.errors import PacelineError, UsageError
 
 if TYPE_CHECKING:
-    from pipeline.acceptance import Acceptance
-    from pipeline.key import ContentKey
-    from pipeline.run import Run
-    from pipeline.runfolder import RunFolder
-    from pipeline.why import Difference
+    from pipeline.execution.configured_run import Run
+    from pipeline.keys.content_key import ContentKey
+    from pipeline.keys.diff import Difference
+    from pipeline.runs.acceptance import Acceptance
+    from pipeline.runs.folder import RunFolder
 
 _NEEDS_WORD = ("config", "data", "topology")  # what decides the weights as a rule: the run has to be named
 
 
 def accept() -> None:
     """Raises UsageError, PacelineError: there is nothing to accept, or it has to be said which run."""
-    from pipeline import acceptance, train
-    from pipeline.runlock import locked
+    from pipeline.execution import complete
+    from pipeline.runs import acceptance
+    from pipeline.runs.lock import locked
 
     current = session()
     current.refuse_data()
@@ -40,7 +41,7 @@ def accept() -> None:
             found = acceptance.read(run.folder) if not run.folder.result.exists() else None
             raise PacelineError(f"{run.key.short} is {found or 'finished: there is nothing to accept'}")
         base, key, differing = _base(current, run, reason)
-        origin, patch = train.collect_provenance(run, sys.argv, time.time(), _say)
+        origin, patch = complete.collect_provenance(run, sys.argv, time.time(), _say)
         accepted = acceptance.by_this_person(run.key, key, differing)
         run.folder.describe(
             key=run.key,
@@ -60,8 +61,10 @@ def accept() -> None:
 
 def _base(current: Session, run: Run, reason: str) -> tuple[RunFolder, ContentKey, list[Difference]]:
     """The finished run to be taken, its key, and what differs. Raises PacelineError, UsageError."""
-    from pipeline import acceptance, runs, why
-    from pipeline.runfolder import RunFolder
+    from pipeline.keys import diff as why
+    from pipeline.runs import acceptance
+    from pipeline.runs import index as runs
+    from pipeline.runs.folder import RunFolder
 
     runs_dir, named = current.config.runs_dir, current.asked.options.get("run")
     if named is not None:
@@ -89,7 +92,7 @@ def _base(current: Session, run: Run, reason: str) -> tuple[RunFolder, ContentKe
 
 def _refuse_choice(parts: dict[str, dict[str, object]], run: Run, found: tuple[str, list[Difference]]) -> None:
     """What a person has to say in full. Raises UsageError: several runs are as near, or more than code differs."""
-    from pipeline import why
+    from pipeline.keys import diff as why
 
     key, differing = found
     near = [name for name in parts if len(why.differences(parts[name], run.key.parts)) == len(differing)]
@@ -108,7 +111,7 @@ def _refuse_choice(parts: dict[str, dict[str, object]], run: Run, found: tuple[s
 
 
 def _undo(current: Session, run: Run) -> None:
-    from pipeline import acceptance
+    from pipeline.runs import acceptance
 
     found = acceptance.read(run.folder)
     if found is None:
@@ -122,7 +125,7 @@ def settle(folder: RunFolder, *, equal: bool, again: str) -> str:
     """After a reproduction of what was accepted: proven, or withdrawn; what a person is told. Raises PacelineError."""
     from dataclasses import replace
 
-    from pipeline import acceptance
+    from pipeline.runs import acceptance
 
     found = acceptance.read(folder)
     if found is None:
@@ -145,9 +148,9 @@ def settle(folder: RunFolder, *, equal: bool, again: str) -> str:
 
 def _of_this_clone(folder: RunFolder, found: Acceptance) -> RunFolder | None:
     """The run folder that the proof is of: what an archive brings may be accepted here, for equal weights."""
-    from pipeline import acceptance
-    from pipeline.result import AlteredError
-    from pipeline.runfolder import RunFolder
+    from pipeline.runs import acceptance
+    from pipeline.runs.folder import RunFolder
+    from pipeline.runs.result import AlteredError
 
     if not (folder.path / acceptance.CARRIED).exists():
         return folder
@@ -163,7 +166,7 @@ def _of_this_clone(folder: RunFolder, found: Acceptance) -> RunFolder | None:
 
 def _record(current: Session, base: RunFolder) -> None:
     """MLflow shows with the run what it was accepted for; where no server answers, doit record does it later."""
-    from pipeline.recorder import Recorder
+    from pipeline.tracking.client import Recorder
 
     if current.config.tracking_enabled and base.path.is_dir():
         recorder = Recorder(base.path, current.config, ROOT)

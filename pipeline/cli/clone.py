@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("pipeline", "trainers")

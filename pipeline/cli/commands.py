@@ -18,14 +18,14 @@ from pipeline.cli.provenance import reproduce as reproduce
 from pipeline.cli.provenance import status as status
 from pipeline.cli.provenance import why as why
 from pipeline.cli.session import ROOT, Session, relative, session
-from pipeline.errors import PacelineError, UsageError
+from pipeline.core.errors import PacelineError, UsageError
 
 if TYPE_CHECKING:
-    from pipeline.result import Result
-    from pipeline.runfolder import RunFolder
+    from pipeline.runs.folder import RunFolder
+    from pipeline.runs.result import Result
 
 if TYPE_CHECKING:
-    from pipeline.runfolder import RunFolder
+    from pipeline.runs.folder import RunFolder
 
 
 def say(text: str) -> None:
@@ -94,7 +94,7 @@ def train() -> None:
 
 
 def _finished(current: Session) -> bool:
-    from pipeline import acceptance
+    from pipeline.runs import acceptance
 
     run = current.run
     if run is None or run.reason is not None:
@@ -108,7 +108,7 @@ def _finished(current: Session) -> bool:
 
 
 def _train(current: Session) -> None:
-    from pipeline import train as training
+    from pipeline.execution import complete as training
 
     run = current.run
     if run is None:
@@ -143,8 +143,8 @@ def report() -> None:
 
 
 def evaluate() -> None:
-    from pipeline import train as training
-    from pipeline.evaluation import format_report
+    from pipeline.evaluation.report import format_report
+    from pipeline.execution import complete as training
 
     folder = _holder(session().folder())
     training.evaluate_again(folder, ROOT, say)
@@ -156,9 +156,9 @@ def evaluate() -> None:
 
 
 def record() -> None:
-    from pipeline import journal
-    from pipeline.recorder import Recorder
-    from pipeline.types import State
+    from pipeline.core.specs import State
+    from pipeline.runs import journal
+    from pipeline.tracking.client import Recorder
 
     folder = _holder(session().folder())
     folder.read_summary(), folder.read_result()  # refuse what was altered
@@ -180,7 +180,7 @@ def record() -> None:
 
 def _holder(folder: RunFolder) -> RunFolder:
     """The folder itself, or that of the finished run which a person has accepted in its place."""
-    from pipeline import acceptance
+    from pipeline.runs import acceptance
 
     _, accepted = acceptance.standing(folder)
     if accepted is None:
@@ -190,7 +190,7 @@ def _holder(folder: RunFolder) -> RunFolder:
 
 
 def runs() -> None:
-    from pipeline import runs as all_runs
+    from pipeline.runs import index as all_runs
 
     rows = all_runs.rows(session().config.runs_dir)
     if not rows:
@@ -203,8 +203,8 @@ def runs() -> None:
 
 
 def preflight() -> None:
-    from pipeline import preflight as checks
-    from pipeline.run import sources, versions
+    from pipeline.cluster import preflight as checks
+    from pipeline.execution.configured_run import sources, versions
 
     config = session().config
     facts = checks.check(
@@ -218,7 +218,7 @@ def preflight() -> None:
 
 
 def stop() -> None:
-    from pipeline.launch import stop_run
+    from pipeline.cluster.attempt import stop_run
 
     folder = _under_way() if _names_no_run() else session().folder()
     if folder is None:
@@ -236,8 +236,8 @@ def _names_no_run() -> bool:
 
 def _under_way() -> RunFolder | None:
     """The one run whose journal has no end. Raises UsageError: there are several."""
-    from pipeline import runs as all_runs
-    from pipeline.runfolder import RunFolder
+    from pipeline.runs import index as all_runs
+    from pipeline.runs.folder import RunFolder
 
     runs_dir = session().config.runs_dir
     keys = [row.key for row in all_runs.rows(runs_dir) if row.state in ("PLANNED", "RUNNING")]
@@ -248,7 +248,7 @@ def _under_way() -> RunFolder | None:
 
 def ui() -> None:
     from pipeline import tracking
-    from pipeline import ui as page
+    from pipeline.tracking import ui as page
 
     asked = session().asked.options.get("port")
     if asked is not None and not (asked.isascii() and asked.isdecimal() and 0 < int(asked) < 65536):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.cli.session import ROOT, relative, session
-from pipeline.errors import PacelineError
+from pipeline.core.errors import PacelineError
 
 if TYPE_CHECKING:
-    from pipeline.launchers.base import Pack
+    from pipeline.cluster.launchers.base import Pack
 
 
 def allreduce() -> None:
-    from pipeline import allreduce as bandwidth
+    from pipeline.diagnostics import allreduce as bandwidth
 
     config = session().config
     folder, result = bandwidth.measure(
@@ -28,7 +28,7 @@ def allreduce() -> None:
 
 
 def benchmark() -> None:
-    from pipeline import benchmark as benchmarks
+    from pipeline.diagnostics import benchmark as benchmarks
 
     config, options = session().config, session().asked.options
     folder, whole = benchmarks.measure(config, _pack(), options=options, root=ROOT, say=_say)
@@ -38,14 +38,14 @@ def benchmark() -> None:
 
 
 def profile() -> None:
-    from pipeline import profiling
+    from pipeline.diagnostics import profiling
 
     path = profiling.trace(session().config, _pack(), options=session().asked.options, root=ROOT, say=_say)
     _say(f"\n  trace  {relative(path)}   (open it in ui.perfetto.dev)")
 
 
 def _pack() -> Pack:
-    from pipeline.launchers.base import Pack
+    from pipeline.cluster.launchers.base import Pack
 
     pack = session().pack
     if pack is None:

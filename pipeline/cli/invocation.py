@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.errors import UsageError, hint
+from pipeline.core.errors import UsageError, hint
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline import interrupt
+from pipeline.core import signals
 
-interrupt.leave_on_ctrl_c()  # before the other imports: a Ctrl-C during them is told in a line too
+signals.leave_on_ctrl_c()  # before the other imports: a Ctrl-C during them is told in a line too
 
 import atexit  # noqa: E402
 import gc  # noqa: E402
@@ -14,7 +14,7 @@ import traceback  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any, NoReturn  # noqa: E402
 
-from pipeline import unexpected  # noqa: E402
+from pipeline.core import unexpected  # noqa: E402
 
 unexpected.install()
 
@@ -22,9 +22,9 @@ from doit import doit_cmd, plugin  # noqa: E402
 from doit.cmd_base import DodoTaskLoader, check_tasks_exist  # noqa: E402
 from doit.exceptions import InvalidCommand  # noqa: E402
 
-from pipeline import masking  # noqa: E402
 from pipeline.cli import clone, invocation  # noqa: E402
-from pipeline.errors import PacelineError, UsageError, hint  # noqa: E402
+from pipeline.core import masking  # noqa: E402
+from pipeline.core.errors import PacelineError, UsageError, hint  # noqa: E402
 
 _YOUNG = 20_000  # objects made before Python looks for garbage; its default of 700 is due twenty times in a no-op
 
@@ -79,7 +79,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             if self._invocation.verb is None and self._invocation.overrides and not pos_args:
                 raise InvalidCommand(f"no command is named; doit train {self._invocation.overrides[0]}, for example")
             self._compose()
-            interrupt.begin()
+            signals.begin()
         return tasks
 
     def _compose(self) -> None:

@@ -9,21 +9,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import leftovers
 from pipeline.cli.acceptance import settle
 from pipeline.cli.session import ROOT, relative, session
-from pipeline.errors import PacelineError, UsageError, hint
+from pipeline.core import leftovers
+from pipeline.core.errors import PacelineError, UsageError, hint
 
 if TYPE_CHECKING:
-    from pipeline.planning import Trial
-    from pipeline.runfolder import RunFolder
+    from pipeline.execution.dry_run import Trial
+    from pipeline.runs.folder import RunFolder
 
 
 def plan() -> None:
-    from pipeline import planning
+    from pipeline.execution import dry_run
 
     options = session().asked.options
-    shapes = {"text": planning.text, "json": planning.as_json, "mermaid": planning.mermaid, "dot": planning.dot}
+    shapes = {"text": dry_run.text, "json": dry_run.as_json, "mermaid": dry_run.mermaid, "dot": dry_run.dot}
     shape = "json" if _yes("json") else options.get("format", "text")
     if shape not in shapes:
         raise UsageError(f"format={shape} is not known; {hint(shape, shapes)}")
@@ -31,26 +31,27 @@ def plan() -> None:
 
 
 def _trials() -> list[Trial]:
-    from pipeline import planning
+    from pipeline.execution import dry_run
 
     current = session()
     current.refuse_data()
     if not current.sweeps:
-        return [planning.trial(current.config, current.pack, current.run, root=ROOT)]
+        return [dry_run.trial(current.config, current.pack, current.run, root=ROOT)]
     return [
-        planning.trial(item.config, item.run.pack if item.run else None, item.run, root=ROOT, chosen=item.chosen)
+        dry_run.trial(item.config, item.run.pack if item.run else None, item.run, root=ROOT, chosen=item.chosen)
         for item in current.space.trials
     ]
 
 
 def why() -> None:
-    from pipeline import planning, runs
-    from pipeline import why as compare
+    from pipeline.execution import dry_run
+    from pipeline.keys import diff as compare
+    from pipeline.runs import index as runs
 
     current = session()
     current.refuse_data()
     run = current.run
-    steps = planning.steps(current.config, current.pack, run, root=ROOT)
+    steps = dry_run.steps(current.config, current.pack, run, root=ROOT)
     reason = run.reason if run else "the data set isn't fetched, so this run has no key yet; try doit fetch"
     finished = runs.finished_parts(current.config.runs_dir) if run and reason else {}
     found = compare.nearest(finished, run.key.parts) if run else None
@@ -80,13 +81,13 @@ def why() -> None:
 
 
 def status() -> None:
-    from pipeline import progress
+    from pipeline.runs import status as progress
 
     _say(progress.status(_named_or_newest()))
 
 
 def logs() -> None:
-    from pipeline import progress
+    from pipeline.runs import status as progress
 
     for line in progress.logs(_named_or_newest(), session().asked.options.get("host")):
         _say(line)
@@ -94,8 +95,8 @@ def logs() -> None:
 
 def _named_or_newest() -> RunFolder:
     """The run that ``run=`` or the overrides name; with neither the one that something happened to last."""
-    from pipeline import runs
-    from pipeline.runfolder import RunFolder
+    from pipeline.runs import index as runs
+    from pipeline.runs.folder import RunFolder
 
     current = session()
     if "run" in current.asked.options or any(not word.startswith("paths.") for word in current.asked.overrides):
@@ -109,8 +110,10 @@ def _named_or_newest() -> RunFolder:
 
 
 def export() -> None:
-    from pipeline import acceptance, git, recipe
-    from pipeline import export as exports
+    from pipeline.core import git
+    from pipeline.reproduction import archive as exports
+    from pipeline.reproduction import recipe
+    from pipeline.runs import acceptance
 
     folder = session().folder()
     asked = session().asked.options.get("to")
@@ -137,8 +140,8 @@ def export() -> None:
 
 
 def reproduce() -> None:
-    from pipeline import reproduce as again
-    from pipeline import verdict as verdicts
+    from pipeline.reproduction import compare as verdicts
+    from pipeline.reproduction import reproduce as again
 
     asked = session().asked
     named = asked.options.get("run")
@@ -175,8 +178,10 @@ def reproduce() -> None:
 
 def _to_reproduce(named: str, scratch: Path) -> RunFolder:
     """The run folder; unpacked below ``scratch`` from an archive, or from what MLflow holds of a run of elsewhere."""
-    from pipeline import export as exports
-    from pipeline import recorded, runs, tracking
+    from pipeline import tracking
+    from pipeline.reproduction import archive as exports
+    from pipeline.reproduction import from_mlflow
+    from pipeline.runs import index as runs
 
     archive = _archive(named)
     if archive is not None:
@@ -188,7 +193,7 @@ def _to_reproduce(named: str, scratch: Path) -> RunFolder:
         if not runs.is_mlflow_id(named):
             raise
     uri = tracking.absolute_uri(config.tracking_uri, ROOT)
-    return recorded.fetched(named, uri, scratch, runs_dir=config.runs_dir)
+    return from_mlflow.fetched(named, uri, scratch, runs_dir=config.runs_dir)
 
 
 def _archive(named: str) -> Path | None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.session import Session
 from pipeline.cli.sweeping import alone, conducted, figures_of, say
-from pipeline.errors import PacelineError, UsageError
-from pipeline.types import State
+from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.specs import State
 
 if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
     from pipeline.sweep.folder import SweepFolder

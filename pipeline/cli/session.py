@@ -7,21 +7,21 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import masking, unexpected
 from pipeline.cli import invocation
 from pipeline.cli.clone import ROOT as ROOT
-from pipeline.errors import UsageError
+from pipeline.core import masking, unexpected
+from pipeline.core.errors import UsageError
 
 if TYPE_CHECKING:  # imported in the functions: a bare `doit` needs none of it
     from omegaconf import DictConfig
 
     from pipeline.config.build import RunConfig
+    from pipeline.core.specs import Cluster
     from pipeline.data import Pack
-    from pipeline.run import Run
-    from pipeline.runfolder import RunFolder
+    from pipeline.execution.configured_run import Run
+    from pipeline.runs.folder import RunFolder
     from pipeline.sweep import Space
     from pipeline.sweep.search_source import SearchPlan
-    from pipeline.types import Cluster
 
 
 class Session:
@@ -34,7 +34,7 @@ class Session:
     @cached_property
     def config(self) -> RunConfig:
         """The typed configuration."""
-        from pipeline.remembered import remember_in
+        from pipeline.core.cache import remember_in
 
         if self.sweeps:
             chosen = [self.search_plan.corner] if self.searches else self.space.trials
@@ -142,7 +142,7 @@ class Session:
     @cached_property
     def run(self) -> Run | None:
         """The run of this configuration, once its data is in place."""
-        from pipeline.run import prepare
+        from pipeline.execution.configured_run import prepare
 
         return prepare(self.config, ROOT, self.pack) if self.pack else None
 
@@ -159,7 +159,7 @@ class Session:
 
     def folder(self) -> RunFolder:
         """The run that ``run=KEY`` names, or this configuration's. Raises UsageError."""
-        from pipeline import runs
+        from pipeline.runs import index as runs
 
         named = self.asked.options.get("run")
         if named is not None:
@@ -173,8 +173,8 @@ class Session:
 
     def cluster_of(self, folder: RunFolder) -> Cluster:
         """The hosts that a run was started on, whatever cluster this command line names. Raises UsageError."""
-        from pipeline import documents
         from pipeline.config import build
+        from pipeline.core import documents
 
         path = folder.path / "config.json"
         if not path.exists():
@@ -198,7 +198,7 @@ def session() -> Session:
 
 
 def _local_gpus() -> int:
-    from pipeline.local_gpus import usable_gpus
+    from pipeline.cluster.local_gpus import usable_gpus
 
     return usable_gpus()
 

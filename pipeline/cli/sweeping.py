@@ -8,16 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pipeline import leftovers, misplaced
 from pipeline.cli.session import ROOT, relative, session
-from pipeline.errors import Killed, PacelineError, UsageError, os_reason
-from pipeline.heartbeat import Heartbeat
-from pipeline.result import AlteredError
-from pipeline.runs import ALTERED
-from pipeline.types import State
+from pipeline.core import leftovers
+from pipeline.core.errors import Killed, PacelineError, UsageError, os_reason
+from pipeline.core.heartbeat import Heartbeat
+from pipeline.core.specs import State
+from pipeline.runs import misplaced
+from pipeline.runs.index import ALTERED
+from pipeline.runs.result import AlteredError
 
 if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
-    from pipeline.runfolder import RunFolder
+    from pipeline.runs.folder import RunFolder
     from pipeline.sweep import Space, Trial
     from pipeline.sweep.folder import SweepFolder, TrialEntry
     from pipeline.sweep.report import TrialResult
@@ -52,7 +53,7 @@ def sweep() -> None:
 
 def run_jobs(jobs: Sequence[tuple[str, ...]], words: Sequence[str]) -> None:
     """The same for combinations that Hydra has made. Raises what ``run`` does, UsageError and DataError."""
-    from pipeline.local_gpus import usable_gpus
+    from pipeline.cluster.local_gpus import usable_gpus
     from pipeline.sweep.expand import of_jobs
 
     space = of_jobs(jobs, root=ROOT, local_gpus=usable_gpus())
@@ -195,7 +196,7 @@ def _result(trial: Trial, state: str, detail: str) -> TrialResult:
 
 def figures_of(folder: RunFolder) -> Mapping[str, float]:
     """The numbers of result.json that a table can show; none before it is there. Raises AlteredError."""
-    from pipeline import acceptance
+    from pipeline.runs import acceptance
 
     result, _ = acceptance.standing(folder)
     if result is None:
@@ -248,7 +249,7 @@ def standing(trial: Trial, entries: Mapping[str, TrialEntry], retry_failed: bool
 # -------------------------------------------------------------------------------------- the report
 def report() -> None:
     """What a sweep's trials have come to, from its folder and the run folders."""
-    from pipeline.runfolder import RunFolder
+    from pipeline.runs.folder import RunFolder
     from pipeline.sweep import folder as folders
     from pipeline.sweep import report as reporting
 
@@ -283,7 +284,7 @@ def report() -> None:
 
 def _accepted(folder: RunFolder) -> str:
     """``accepted, not proven: as …`` of a trial for which another run holds."""
-    from pipeline import acceptance
+    from pipeline.runs import acceptance
 
     try:
         _, found = acceptance.standing(folder)

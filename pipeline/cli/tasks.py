@@ -11,11 +11,11 @@ from typing import Any
 
 from doit.exceptions import TaskError, TaskFailed
 
-from pipeline import unexpected
 from pipeline.cli.clone import ROOT
 from pipeline.cli.invocation import VERBS
 from pipeline.cli.loader import Loader, leave
-from pipeline.errors import PacelineError, UsageError
+from pipeline.core import unexpected
+from pipeline.core.errors import PacelineError, UsageError
 
 Task = dict[str, Any]
 _ANSWERS = ("logs", "plan", "report", "runs", "status", "why")  # their output is all that is wanted

@@ -9,13 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster import Cluster, Host
+from pipeline.cluster.launchers import LAUNCHERS
+from pipeline.cluster.plan import check_batch, visible_gpus
 from pipeline.config.schema import OPTIONS, RootConfig, SearchConfig, SweepConfig
-from pipeline.errors import UsageError, hint
-from pipeline.launchers import LAUNCHERS
-from pipeline.plan import check_batch, visible_gpus
-from pipeline.redact import HIDDEN, hide, in_word, is_secret_name, placeholders, secret_values, split, without_secrets
-from trainers import config as node
+from pipeline.core.cluster import Cluster, Host
+from pipeline.core.errors import UsageError, hint
+from pipeline.core.redact import (
+    HIDDEN,
+    hide,
+    in_word,
+    is_secret_name,
+    placeholders,
+    secret_values,
+    split,
+    without_secrets,
+)
+from trainers.core import config as node
 
 _NOT_OF_THE_TRAINER = ("cluster", "tracking", "paths", "sweep", "search")
 RENDEZVOUS = ("static", "c10d", "file")
@@ -328,7 +337,7 @@ def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]
             )
         return [{"name": "localhost"}]
     if raw["hostfile"] is not None:
-        from pipeline import hostfile
+        from pipeline.cluster import hostfile
 
         path = root / Path(raw["hostfile"]).expanduser()
         try:

@@ -13,9 +13,9 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline import redact
 from pipeline.config.explain import explain, explain_interpolation
 from pipeline.config.schema import register
+from pipeline.core import redact
 
 CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
 CONFIG_NAME = "config"

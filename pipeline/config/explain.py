@@ -13,8 +13,8 @@ from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
 from yaml.reader import ReaderError  # type: ignore[import-untyped]
 
 from pipeline.config.schema import OPTIONS
-from pipeline.errors import UsageError, hint, nearest
-from pipeline.options import ROOT
+from pipeline.core.errors import UsageError, hint, nearest
+from pipeline.core.options import ROOT
 
 _ABSENT = object()
 Composer = Callable[[Sequence[str]], DictConfig | None]

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.schema import OPTIONS
-from pipeline.files import canonical_json, sha256_bytes, sha256_text
-from pipeline.installed import version
-from pipeline.redact import without_secrets
-from pipeline.remembered import Remembered
+from pipeline.core.cache import Remembered
+from pipeline.core.files import canonical_json, sha256_bytes, sha256_text
+from pipeline.core.redact import without_secrets
+from pipeline.keys.installed import version
 
 _PLAIN = re.compile(r"""(?P<quote>['"]?)(?P<path>[\w./ -]+)(?P=quote)""")
 _DEFAULT = re.compile(r"^paths:\n  runs: (?P<path>[\w./-]+)$", re.MULTILINE)
@@ -84,7 +84,7 @@ def _sources(root: Path) -> Iterator[str]:
         folder = options.package.replace(".", "/")
         with suppress(FileNotFoundError):
             yield from (f"{folder}/{name}" for name in os.listdir(root / folder) if name.endswith(".py"))  # noqa: PTH208
-    yield from ("pipeline/options.py", "trainers/config.py")
+    yield from ("pipeline/core/options.py", "trainers/core/config.py")
 
 
 def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str]]]:

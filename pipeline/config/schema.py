@@ -10,15 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pipeline.cluster.launchers import LAUNCHERS
+from pipeline.cluster.launchers.settings import MISSING, ClusterConfig
+from pipeline.core.errors import UsageError
+from pipeline.core.options import Options
 from pipeline.data.datasets import DATASETS
-from pipeline.errors import UsageError
-from pipeline.launchers import LAUNCHERS
-from pipeline.launchers.settings import MISSING, ClusterConfig
-from pipeline.options import Options
-from trainers import config as node
+from trainers.core import config as node
 
 if TYPE_CHECKING:  # it imports Hydra
-    from pipeline.sweep.space import SearchSpace
+    from pipeline.config.space import SearchSpace
 
 
 @dataclass(kw_only=True)

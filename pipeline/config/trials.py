@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config import compose
 from pipeline.config.explain import explain
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 
 Words = tuple[str, ...]
 Resolved = dict[str, Any]

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from pipeline.core.errors import DataError
 from pipeline.data import disk
-from pipeline.errors import DataError
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".zip")
 _MAX_MEMBERS = 10_000

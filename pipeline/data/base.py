@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from pipeline.core.errors import DataError
 from pipeline.data.progress import OnProgress
-from pipeline.errors import DataError
-from trainers.config import DatasetConfig
+from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:  # numpy costs 0.1 s and more: a run that is up to date only asks `find` and never needs it
     import numpy as np

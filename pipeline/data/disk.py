@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pipeline.core.errors import DataError
 from pipeline.data.progress import megabytes
-from pipeline.errors import DataError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _MARGIN_BYTES = 1 << 18  # manifest, folders and the file system's own needs

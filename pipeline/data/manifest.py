@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.files import canonical_json, sha256_file, sha256_text, write_json
+from pipeline.core.files import canonical_json, sha256_file, sha256_text, write_json
 
 VERSION = 1
 IMAGES = "images.bin"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.core.errors import DataError
+from pipeline.core.files import sha256_file
 from pipeline.data import archives
 from pipeline.data.base import Workspace
 from pipeline.data.download import Failure, Wanted, retrieve
 from pipeline.data.source import file_name, local_path, refuse_special, shown
-from pipeline.errors import DataError
-from pipeline.files import sha256_file
-from trainers.config import DatasetConfig
+from trainers.core.config import DatasetConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from pipeline.core.errors import DataError
+from pipeline.core.files import sha256_file, write_json
 from pipeline.data import disk, manifest, splits
 from pipeline.data.base import RawSet
 from pipeline.data.manifest import IMAGES, LABELS, MANIFEST, Manifest
 from pipeline.data.progress import OnProgress
-from pipeline.errors import DataError
-from pipeline.files import sha256_file, write_json
-from trainers.config import DatasetConfig
+from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,16 +14,16 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pipeline.closure import import_closure
+from pipeline.core.errors import DataError
+from pipeline.core.files import canonical_json, sha256_file, sha256_text, write_json
+from pipeline.core.options import ROOT
+from pipeline.core.redact import hide
 from pipeline.data import datasets, manifest
 from pipeline.data.base import DatasetModule
 from pipeline.data.manifest import Stamp
 from pipeline.data.source import local_path
-from pipeline.errors import DataError
-from pipeline.files import canonical_json, sha256_file, sha256_text, write_json
-from pipeline.options import ROOT
-from pipeline.redact import hide
-from trainers.config import DatasetConfig
+from pipeline.keys.import_closure import import_closure
+from trainers.core.config import DatasetConfig
 
 # applied by the nodes; any other field counts
 _TRAINING_ONLY = ("crop_padding", "crop_border", "flip", "alternate_flip", "cutout", "normalise")
@@ -32,7 +32,8 @@ _PACKING = "pipeline.data.packing"
 _GIVEN = (
     "pipeline", "pipeline.data", "pipeline.data.base", "pipeline.data.datasets", "pipeline.data.disk",
     "pipeline.data.download", "pipeline.data.manifest", "pipeline.data.progress", "pipeline.data.transports",
-    "pipeline.errors", "pipeline.files", "pipeline.leftovers", "pipeline.redact", "trainers", "trainers.config",
+    "pipeline.core.errors", "pipeline.core.files", "pipeline.core", "pipeline.core.leftovers", "pipeline.core.redact",
+    "trainers", "trainers.core", "trainers.core.config",
 )  # fmt: skip
 _FINGERPRINTS = ".fingerprints.json"
 _TICK_S = 0.02  # a file system's clock moves on in steps of up to 10 ms: two writes within one leave the same stamp

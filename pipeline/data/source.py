@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 
 _LOCAL = ("file", "local")  # fsspec's other name for it
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.errors import DataError
+from pipeline.core.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np

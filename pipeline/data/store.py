@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline import leftovers
+from pipeline.core import leftovers
+from pipeline.core.errors import DataError, os_reason
 from pipeline.data import datasets, manifest
 from pipeline.data.base import DatasetModule, Workspace
 from pipeline.data.manifest import Pack
 from pipeline.data.progress import OnProgress, reporting
 from pipeline.data.request import Request, request
 from pipeline.data.source import local_path
-from pipeline.errors import DataError, os_reason
-from trainers.config import DatasetConfig
+from trainers.core.config import DatasetConfig
 
 _LOCK_NOTICE_S = 1.0
 

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.core.errors import DataError
+from pipeline.core.files import write_json
 from pipeline.data import disk
 from pipeline.data.progress import OnProgress
 from pipeline.data.source import is_local, scheme, shown
-from pipeline.errors import DataError
-from pipeline.files import write_json
 
 if TYPE_CHECKING:
     from requests import Response

@@ -11,8 +11,8 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.errors import HostError
-from pipeline.files import write_atomic
+from pipeline.core.errors import HostError
+from pipeline.core.files import write_atomic
 from pipeline.lab.boot import boot_script, kept_folders, ssh_client_entry, sshd_config
 from pipeline.lab.network import end_processes
 from pipeline.lab.requirements import command

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.errors import HostError, UsageError, os_reason
+from pipeline.core.errors import HostError, UsageError, os_reason
 from pipeline.lab import host as lab_host
 from pipeline.lab import network, requirements, state
 from pipeline.lab.state import Lab

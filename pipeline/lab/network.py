@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.errors import HostError
+from pipeline.core.errors import HostError
 from pipeline.lab.requirements import command
 from pipeline.lab.state import Lab, namespace, uplink
 

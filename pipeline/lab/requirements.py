@@ -7,8 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from pipeline import shell
-from pipeline.errors import HostError
+from pipeline.core import process
+from pipeline.core.errors import HostError
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # a plain user's PATH often lacks sbin
 _PACKAGES = {
@@ -65,7 +65,7 @@ def command(*argv: str, stdin: str = "") -> str:
     Raises:
         HostError: it ended with another code than 0; the text holds the command and what it said.
     """
-    done = shell.run(argv, input=stdin.encode(), timeout_s=_COMMAND_TIMEOUT_S, env={"PATH": PATH, "LC_ALL": "C"})
+    done = process.run(argv, input=stdin.encode(), timeout_s=_COMMAND_TIMEOUT_S, env={"PATH": PATH, "LC_ALL": "C"})
     if done.code != 0:
         said = " ".join(done.stderr.split()) or "(nothing)"
         raise HostError(

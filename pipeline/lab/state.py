@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import HostError, hint
-from pipeline.files import write_json
+from pipeline.core.errors import HostError, hint
+from pipeline.core.files import write_json
 
 _VERSION = 1
 

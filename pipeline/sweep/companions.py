@@ -16,13 +16,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline import evaluation_key, rank_environment, shell, threads, tracking
+from pipeline import tracking
 from pipeline.config.build import RunConfig
-from pipeline.errors import PacelineError
-from pipeline.recorder import Recorder
-from pipeline.run import Run
-from pipeline.runfolder import RunFolder
-from pipeline.train import evaluate_in_child
+from pipeline.core import process, threads
+from pipeline.core.errors import PacelineError
+from pipeline.evaluation import report_key
+from pipeline.execution.complete import evaluate_in_child
+from pipeline.execution.configured_run import Run
+from pipeline.keys import rank_environment
+from pipeline.runs.folder import RunFolder
+from pipeline.tracking.client import Recorder
 
 _REPORT_S = 300.0
 _RECORD_S = 60.0  # the recorder gives up by itself; this bounds a stuck one
@@ -36,7 +39,7 @@ class Companion:
     """A child process that answers requests; safe to ask from several threads. None: it is gone or too slow."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-        self._child: subprocess.Popen[bytes] = shell.companion(argv, env=env, log=log)
+        self._child: subprocess.Popen[bytes] = process.companion(argv, env=env, log=log)
         self._numbers = itertools.count()
         self._waiting: dict[int, queue.SimpleQueue[Answer]] = {}
         self._lock = threading.Lock()
@@ -107,12 +110,12 @@ class Reports:
     """Makes the report of one run folder after another."""
 
     def __init__(self, root: Path, log: Path) -> None:
-        argv = [sys.executable, "-m", "pipeline.evaluation", "--serve"]
+        argv = [sys.executable, "-m", "pipeline.evaluation.report", "--serve"]
         self._companion = Companion(argv, rank_environment.of_report(os.environ, root), log)
 
     def evaluate(self, folder: RunFolder, root: Path) -> None:
         """Raises PacelineError. Without the companion (short of memory, it may have been ended): in a child."""
-        asked = self._companion.ask(run_dir=str(folder.path), made_of=evaluation_key.made_of_run(folder, root))
+        asked = self._companion.ask(run_dir=str(folder.path), made_of=report_key.made_of_run(folder, root))
         answer = _wait(asked, _REPORT_S)
         if answer is None:
             evaluate_in_child(folder, root)
@@ -137,7 +140,7 @@ class Records:
         if config.tracking_enabled:
             uri = tracking.absolute_uri(config.tracking_uri, root)
             argv = tracking.serve_command(uri, config.tracking_experiment)
-            self._companion = Companion(argv, shell.of_this_clone(tracking.recorder_env(uri)), log)
+            self._companion = Companion(argv, process.of_this_clone(tracking.recorder_env(uri)), log)
         self._about = (config.tracking_enabled, config.tracking_uri, config.tracking_experiment)
 
     def recorder(self, run: Run) -> Recorder:

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pipeline import journal, threads
-from pipeline import train as training
+from pipeline.cluster.attempt import stop_run
 from pipeline.config import compose
-from pipeline.errors import HostError, Killed, PacelineError, Pruned, UsageError, os_reason
-from pipeline.interrupt import Interruptible, Stop
-from pipeline.launch import stop_run
-from pipeline.run import Run
-from pipeline.runlock import RunLock
+from pipeline.core import threads
+from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, UsageError, os_reason
+from pipeline.core.signals import Interruptible, Stop
+from pipeline.core.specs import Cluster, State
+from pipeline.execution import complete as training
+from pipeline.execution.configured_run import Run
+from pipeline.runs import journal
+from pipeline.runs.lock import RunLock
 from pipeline.sweep import folder as folders
 from pipeline.sweep.companions import was_missed
 from pipeline.sweep.folder import SweepFolder, TrialEntry
@@ -26,7 +28,6 @@ from pipeline.sweep.outcomes import cause_of, detail_of, finished, first_line, w
 from pipeline.sweep.schedule import Ended, Schedule, Start
 from pipeline.sweep.shared import Shared
 from pipeline.sweep.trial import Outcome, Trial, TrialSource
-from pipeline.types import Cluster, State
 
 _LOOK_S = 0.2  # also how soon a search hears of an epoch
 

@@ -9,20 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import data, redact
+from pipeline import data
+from pipeline.cluster.plan import check_batch
 from pipeline.config import build, compose
 from pipeline.config.build import RunConfig, train_config
 from pipeline.config.schema import SweepConfig
 from pipeline.config.trials import TrialComposer, Words, jobs
-from pipeline.errors import UsageError
-from pipeline.files import canonical_json, sha256_text
-from pipeline.key import KEY_LENGTH, canonical_config, topology
-from pipeline.plan import check_batch
-from pipeline.run import prepare, sources
+from pipeline.core import redact
+from pipeline.core.errors import UsageError
+from pipeline.core.files import canonical_json, sha256_text
+from pipeline.core.specs import Cluster
+from pipeline.execution.configured_run import prepare, sources
+from pipeline.keys.content_key import KEY_LENGTH, canonical_config, topology
 from pipeline.sweep import slots as placing
 from pipeline.sweep.trial import Trial
-from pipeline.types import Cluster
-from trainers import config as node
+from trainers.core import config as node
 
 _NOT_OF_THE_RUN = ("sweep.", "search=", "search.", "hydra.")
 _OUTSIDE = (

@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import documents, journal
-from pipeline.errors import UsageError, hint
-from pipeline.files import write_atomic, write_json
-from pipeline.runfolder import RunFolder
+from pipeline.core import documents
+from pipeline.core.errors import UsageError, hint
+from pipeline.core.files import write_atomic, write_json
+from pipeline.core.specs import State
+from pipeline.runs import journal
+from pipeline.runs.folder import RunFolder
 from pipeline.sweep.expand import Space, configuration_digest
-from pipeline.types import State
 
 FOLDER = "sweeps"
 VERSION = 2

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 
-from pipeline import acceptance, journal
-from pipeline.errors import HostError, PacelineError, TrainingError, os_reason
-from pipeline.first_error import FULL_DISK
-from pipeline.run import Run
+from pipeline.cluster.failures import FULL_DISK
+from pipeline.core.errors import HostError, PacelineError, TrainingError, os_reason
+from pipeline.core.specs import State
+from pipeline.execution.configured_run import Run
+from pipeline.runs import acceptance, journal
 from pipeline.sweep.trial import Outcome
-from pipeline.types import State
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pipeline.core.specs import State
 from pipeline.sweep.trial import Outcome, Trial, TrialSource
-from pipeline.types import State
 
 TRANSIENT = ("host", "memory")
 """Causes of a failure that another try may not meet again."""

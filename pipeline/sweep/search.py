@@ -23,10 +23,10 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from pipeline.config.schema import OPTIONS, SearchConfig
-from pipeline.errors import UsageError
+from pipeline.config.space import Choice, Dimension, SearchSpace
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import State
 from pipeline.sweep.search_rules import objectives
-from pipeline.sweep.space import Choice, Dimension, SearchSpace
-from pipeline.types import State
 
 FILE = "search.db"
 _STUDY = "search"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config.schema import SearchConfig
-from pipeline.errors import UsageError, hint
-from pipeline.sweep.space import SearchSpace
+from pipeline.config.space import SearchSpace
+from pipeline.core.errors import UsageError, hint
 
 PRUNERS = ("none", "median", "hyperband")
 DIRECTIONS = ("maximize", "minimize")

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import acceptance, data, metrics_file
+from pipeline import data
 from pipeline.config import compose, trials
 from pipeline.config.build import RunConfig, search_config
 from pipeline.config.schema import SearchConfig, SweepConfig
-from pipeline.errors import PacelineError, UsageError
-from pipeline.files import canonical_json, sha256_text
-from pipeline.key import KEY_LENGTH
+from pipeline.config.space import Choice, SearchSpace, space
+from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.files import canonical_json, sha256_text
+from pipeline.core.specs import PRUNE, Cluster, State
+from pipeline.keys.content_key import KEY_LENGTH
+from pipeline.runs import acceptance, metrics_file
 from pipeline.sweep.expand import TrialFactory, configuration_digest
 from pipeline.sweep.search_rules import EVERY_EPOCH, Objective, check, most_epochs, objectives
-from pipeline.sweep.space import Choice, SearchSpace, space
 from pipeline.sweep.trial import Outcome, Trial
-from pipeline.types import PRUNE, Cluster, State
 
 if TYPE_CHECKING:  # imports optuna
     from pipeline.sweep.search import Search

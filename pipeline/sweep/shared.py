@@ -9,17 +9,17 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
 
-from pipeline import provenance
-from pipeline import train as training
-from pipeline.closure import matches
-from pipeline.files import write_atomic
-from pipeline.interrupt import Stop
-from pipeline.launch import Hosts
-from pipeline.run import Run
+from pipeline.cluster.attempt import Hosts
+from pipeline.core.files import write_atomic
+from pipeline.core.signals import Stop
+from pipeline.core.specs import Cluster
+from pipeline.execution import complete as training
+from pipeline.execution.configured_run import Run
+from pipeline.keys.import_closure import matches
+from pipeline.runs import provenance
 from pipeline.sweep import slots as placing
 from pipeline.sweep.companions import Records, Reports
 from pipeline.sweep.folder import SweepFolder
-from pipeline.types import Cluster
 
 
 class Shared:

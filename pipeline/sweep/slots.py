@@ -8,8 +8,8 @@ from typing import Any
 
 from pipeline.config.build import RunConfig
 from pipeline.config.schema import SweepConfig
-from pipeline.errors import UsageError
-from pipeline.types import Cluster, Host
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import Cluster, Host
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pipeline.config.build import RunConfig
-from pipeline.run import Run
-from pipeline.types import State
+from pipeline.core.specs import State
+from pipeline.execution.configured_run import Run
 
 
 @dataclass(frozen=True, kw_only=True)

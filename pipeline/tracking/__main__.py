@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from pipeline import threads, unexpected
-from pipeline.errors import PacelineError
+from pipeline.core import threads, unexpected
+from pipeline.core.errors import PacelineError
 from pipeline.tracking.address import URI_VARIABLE, absolute_uri
 from pipeline.tracking.launching import NO_SUCH_RUN
 from pipeline.tracking.recorder import record

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
-from pipeline.errors import UsageError
-from pipeline.redact import hide, of_environment
+from pipeline.core.errors import UsageError
+from pipeline.core.redact import hide, of_environment
 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
 _USER_VARIABLE = "MLFLOW_TRACKING_USERNAME"

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline import leftovers
+from pipeline.core import leftovers
 from pipeline.tracking.address import redact
 from pipeline.tracking.description import read_object
 

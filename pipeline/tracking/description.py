@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import documents, journal
-from pipeline.acceptance import accepted_for
-from pipeline.redact import without_secrets
+from pipeline.core import documents
+from pipeline.core.redact import without_secrets
+from pipeline.core.specs import State
+from pipeline.runs import journal
+from pipeline.runs.acceptance import accepted_for
 from pipeline.tracking.address import redact
-from pipeline.types import State
 
 _MAX_NAME = 250  # characters, MLflow's own limits
 _MAX_PARAM = 6000

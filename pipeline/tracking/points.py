@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import metrics_file
+from pipeline.runs import metrics_file
 from pipeline.tracking.description import mlflow_key, read_object, read_summary
 
 

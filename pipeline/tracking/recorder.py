@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import PacelineError
+from pipeline.core.errors import PacelineError
 from pipeline.tracking import state
 from pipeline.tracking.address import redact, shown
 from pipeline.tracking.state import Recorded, TrackingState

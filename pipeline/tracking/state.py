@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from pipeline import documents
-from pipeline.files import write_json
+from pipeline.core import documents
+from pipeline.core.files import write_json
 from pipeline.tracking.address import shown
 
 FILE = "tracking.json"

@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from pipeline.errors import Killed, PacelineError
-from pipeline.launch import run_attempt
-from pipeline.types import Cluster, Host
+from pipeline.cluster.attempt import run_attempt
+from pipeline.core.errors import Killed, PacelineError
+from pipeline.core.specs import Cluster, Host
 
 
 def main() -> int:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.launch import AttemptResult, run_attempt
-from pipeline.types import Cluster, Host, LogLine
+from pipeline.cluster.attempt import AttemptResult, run_attempt
+from pipeline.core.specs import Cluster, Host, LogLine
 from tests.contract.stub import Stub, make
 from tests.lab_fixture import on
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import shell
-from pipeline.agent import CUT
-from pipeline.errors import TrainingError
-from pipeline.launch import stop_run
-from pipeline.types import LogLine
+from pipeline.cluster.agent import CUT
+from pipeline.cluster.attempt import stop_run
+from pipeline.core import process
+from pipeline.core.errors import TrainingError
+from pipeline.core.specs import LogLine
 from tests.contract.conftest import HOSTILE, Bench
 from tests.contract.stub import RUN_TO_END, SLEEP, Stub
 
@@ -167,13 +167,13 @@ def test_streams_killed_at_twenty_random_moments_cost_no_line_of_a_loud_run(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     children: list[subprocess.Popen[bytes]] = []
-    start = shell.stream
+    start = process.stream
 
     def stream(argv: list[str]) -> subprocess.Popen[bytes]:
         children.append(start(argv))
         return children[-1]
 
-    monkeypatch.setattr(shell, "stream", stream)
+    monkeypatch.setattr(process, "stream", stream)
     over, moments, kills = threading.Event(), random.Random(22), []
     lines: list[LogLine] = []
     killed_at: dict[str, int] = {}  # lines of a host that had come: where none does between two kills it counts as lost

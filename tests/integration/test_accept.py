@@ -32,7 +32,7 @@ def test_a_harmless_edit_is_accepted_then_proven_and_a_harmful_one_is_withdrawn(
     shown = checkout.doit("accept", *A)
     key = checkout.why(*A)["key"]
     assert f"{key} is accepted, not proven: as {base}, by " in shown
-    assert "differs in:\n  trainers/buffers.py changed" in shown
+    assert "differs in:\n  trainers/distributed/rank_state.py changed" in shown
     assert f"{key} is accepted, not proven: as {base}" in checkout.doit("train", *A)
     assert f"{key}: accepted, not proven: as {base}" in checkout.doit("why", *A)
     assert f"{key}  ACCEPTED" in checkout.doit("runs")

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline import leftovers
+from pipeline.core import leftovers
 from tests.integration.commands import ROOT, Project, wait_for_step
 from tests.small_disk import mounted
 

@@ -65,8 +65,8 @@ def test_doits_own_loader_is_refused_with_the_folder_to_start_in(second: Checkou
 def test_the_mend_trains_the_clones_own_code_with_children_of_the_same_package(
     second: Checkout, tmp_path: Path
 ) -> None:
-    """From another working folder, where ``python -m pipeline.evaluation`` would find the environment's package."""
-    (second.root / "pipeline/evaluation.py").write_text("raise SystemExit('this is the second clone')\n")
+    """From another working folder, where ``python -m pipeline.…`` would find the environment's package."""
+    (second.root / "pipeline/evaluation/report.py").write_text("raise SystemExit('this is the second clone')\n")
     done = call([DOIT, "-d", str(tmp_path), "train", *WORDS], second.root, second.root)
     assert done.returncode == 1
     assert "failed: this is the second clone" in done.stdout, done.stdout

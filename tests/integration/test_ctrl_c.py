@@ -17,11 +17,11 @@ from tests.integration.test_unexpected import APPLICATION
 @pytest.mark.parametrize(
     ("module", "argv"),
     [
-        ("pipeline.unexpected", [DOIT, "runs"]),  # the first import but for the handler itself
+        ("pipeline.core.unexpected", [DOIT, "runs"]),  # the first import but for the handler itself
         ("pipeline.cli.invocation", [DOIT, "runs"]),
         ("hydra", [DOIT, "train", *WORDS]),
         ("pipeline.data.manifest", [DOIT, "fetch", *WORDS]),
-        ("pipeline.planning", [DOIT, "plan", *WORDS]),
+        ("pipeline.execution.dry_run", [DOIT, "plan", *WORDS]),
         ("pipeline.sweep", [DOIT, "sweep", *WORDS, "seed=1,2"]),
         ("omegaconf", [*APPLICATION, *WORDS]),
     ],

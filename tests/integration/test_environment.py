@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.launch import run_attempt
-from pipeline.types import Cluster, Host, LogLine
+from pipeline.cluster.attempt import run_attempt
+from pipeline.core.specs import Cluster, Host, LogLine
 from tests.contract.stub import make
 from tests.integration.commands import Project
 

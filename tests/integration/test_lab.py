@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import lab as labs
-from pipeline.errors import HostError
+from pipeline.core.errors import HostError
 from pipeline.lab import Lab, host
 from tests.lab_fixture import on
 

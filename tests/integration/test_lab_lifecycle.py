@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import lab as labs
-from pipeline.errors import HostError, UsageError
+from pipeline.core.errors import HostError, UsageError
 from pipeline.lab import Lab, network, state
 from tests.lab_fixture import on, require_lab
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from pipeline import documents
-from pipeline import result as results
-from pipeline.files import sha256_file
+from pipeline.core import documents
+from pipeline.core.files import sha256_file
+from pipeline.runs import result as results
 from tests.integration.commands import ROOT
 
 A = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1", "tracking=none")
@@ -111,7 +111,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
 
 def test_edits_that_decide_nothing_rerun_nothing_and_one_at_second_hand_does(trained: Checkout) -> None:
     key = trained.why(*A)["key"]
-    comments = {"pipeline/evaluation.py": "# more\n", "pipeline/plan.py": "# x\n", "trainers/buffers.py": "# x\n"}
+    comments = {
+        "pipeline/evaluation/report.py": "# more\n",
+        "pipeline/cluster/plan.py": "# x\n",
+        "trainers/distributed/rank_state.py": "# x\n",
+    }
     for name, line in {"README.md": "more\n", **comments}.items():
         with (trained.root / name).open("a") as file:
             file.write(line)
@@ -123,7 +127,7 @@ def test_edits_that_decide_nothing_rerun_nothing_and_one_at_second_hand_does(tra
     answer = trained.why(*A)
     module.write_text(before)
     assert answer["key"] != key
-    assert [item["field"] for item in answer["differences"]] == ["trainers/buffers.py"]
+    assert [item["field"] for item in answer["differences"]] == ["trainers/distributed/rank_state.py"]
 
 
 def test_a_then_b_then_a_launches_nothing_and_an_edit_during_b_makes_b_stale(trained: Checkout) -> None:
@@ -139,7 +143,7 @@ def test_a_then_b_then_a_launches_nothing_and_an_edit_during_b_makes_b_stale(tra
     assert child.returncode == 0, output
     stale = trained.why(*A, "seed=1")
     assert stale["reason"] == "not finished yet"
-    assert [(item["part"], item["field"]) for item in stale["differences"]] == [("code", "trainers/loop.py")]
+    assert [(item["part"], item["field"]) for item in stale["differences"]] == [("code", "trainers/training/loop.py")]
     module.write_text(before)
     assert trained.why(*A, "seed=1")["reason"] is None
     assert f"{a} is finished" in trained.doit("train", *A)
@@ -152,7 +156,7 @@ def test_a_report_by_other_code_is_made_again_without_a_training(trained: Checko
     before = module.read_text()
     module.write_text(before.replace('"share of the true class"', '"share of the class"'))
     answer = trained.why(*A)
-    assert answer["reason"] == "the evaluation was made with other means: pipeline/evaluation.py changed"
+    assert answer["reason"] == "the evaluation was made with other means: pipeline/evaluation/report.py changed"
     assert [(step["name"], step["done"]) for step in answer["steps"]][:3] == [
         ("fetch", True),
         ("train", True),
@@ -241,7 +245,7 @@ def test_what_cannot_be_made_again_is_said_before_anything_is_trained(trained: C
     empty = trained.git("commit-tree", "-m", "empty", "4b825dc642cb6eb9a060e54bf8d69288fbee4904").strip()
     unapplied = of_commit(empty)
     assert f"the uncommitted changes of run {key} don't apply to its commit {empty}" in unapplied
-    assert "trainers/buffers.py: does not exist in index" in unapplied
+    assert "trainers/distributed/rank_state.py: does not exist in index" in unapplied
     assert trained.git("worktree", "list").count("\n") == 1
     assert f"commit {'f' * 40} of run {key} is not in this clone" in said
     assert "try: git fetch" in said

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import leftovers
-from pipeline import plan as plan_module
-from pipeline.errors import TrainingError
+from pipeline.cluster import plan as plan_module
+from pipeline.core import leftovers
+from pipeline.core.errors import TrainingError
+from pipeline.core.specs import Cluster, Host, LogLine
 from pipeline.lab import Lab, cut, mend
-from pipeline.types import Cluster, Host, LogLine
 from tests.contract.conftest import Bench, count_here
 from tests.contract.stub import RUN_TO_END, SLEEP
 from tests.lab_fixture import on
@@ -226,7 +226,7 @@ def test_port_that_was_taken_after_the_probe_is_replaced(
         ports.append(arguments["master_port"])  # type: ignore[arg-type]
         return render(**arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("pipeline.launch.render", render_first_on_taken)
+    monkeypatch.setattr("pipeline.cluster.attempt.render", render_first_on_taken)
     host = Host(name="localhost", nproc_per_node=1, env={"OMP_NUM_THREADS": "1"})
     local = Bench(
         cluster=Cluster(launcher="local", hosts=(host,)), folder=tmp_path, count=count_here, shares_run_dir=True

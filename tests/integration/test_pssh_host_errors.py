@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import preflight
-from pipeline.errors import HostError, UsageError
+from pipeline.cluster import preflight
+from pipeline.core.errors import HostError, UsageError
+from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab
-from pipeline.types import Cluster, Host
 
 pytestmark = pytest.mark.lab
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import launchers
-from pipeline.errors import TrainingError
+from pipeline.cluster import launchers
+from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.launchers.base import Pack
+from pipeline.core.errors import TrainingError
+from pipeline.core.specs import Cluster, Host, LogLine
 from pipeline.lab import Lab
-from pipeline.launch import run_attempt
-from pipeline.launchers.base import Pack
-from pipeline.types import Cluster, Host, LogLine
 from tests.contract.stub import make
 from tests.lab_fixture import on
 

@@ -10,9 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pipeline.launchers.base import Place
-from pipeline.plan import render
-from pipeline.types import Cluster, Host, LaunchPlan, NodeFacts
+from pipeline.cluster.launchers.base import Place
+from pipeline.cluster.plan import render
+from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
 from tests.trainers.ranks import call_on_ranks, free_ports
 from tests.trainers.tiny_runs import ROOT, MakeRun, read_summary
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import documents
-from pipeline import result as results
+from pipeline.core import documents
 from pipeline.lab import Lab
+from pipeline.runs import result as results
 from tests.integration.test_provenance import Checkout, copied
 
 TWO = ("experiment=quickstart", "trainer.max_steps=2", "cluster=two_node")

@@ -44,8 +44,8 @@ def broken(project: Checkout, name: str, after: str) -> None:
 @pytest.mark.parametrize(
     ("name", "after", "argv"),
     [
-        ("pipeline/runs.py", "def rows(", [DOIT, "runs"]),
-        ("pipeline/planning.py", "def steps(", [DOIT, "why", *WORDS]),
+        ("pipeline/runs/index.py", "def rows(", [DOIT, "runs"]),
+        ("pipeline/execution/dry_run.py", "def steps(", [DOIT, "why", *WORDS]),
         ("pipeline/cli/commands.py", "def title(", [DOIT, "export", *WORDS]),
         ("pipeline/data/store.py", "def find(", [DOIT, "fetch", *WORDS]),
         ("dodo.py", "from typing import Any", [DOIT, "list"]),
@@ -75,7 +75,7 @@ def test_an_unforeseen_error_is_one_line_and_a_file(project: Checkout, name: str
 
 
 def test_an_unforeseen_error_in_a_child_names_its_file_too(project: Checkout) -> None:
-    broken(project, "pipeline/evaluation.py", "def _report(")
+    broken(project, "pipeline/evaluation/report.py", "def _report(")
     done = call([DOIT, "train", *WORDS, "paths.runs=else/where"], project.root, project.root)
     assert done.returncode == 1
     found = re.search(rf"the evaluation report of \w+ failed: {LINE}", done.stdout)
@@ -85,7 +85,7 @@ def test_an_unforeseen_error_in_a_child_names_its_file_too(project: Checkout) ->
 
 
 def test_where_no_folder_of_runs_can_be_made_the_traceback_lies_in_tmp(project: Checkout) -> None:
-    broken(project, "pipeline/runs.py", "def rows(")
+    broken(project, "pipeline/runs/index.py", "def rows(")
     (project.root / "runs").write_text("a file")
     done = call([DOIT, "runs"], project.root, project.root)
     found = re.search(r"report it\): (\S+/paceline-error-\S+\.txt)$", done.stdout.strip())

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.documents import write_sealed
-from pipeline.files import canonical_json, sha256_bytes, sha256_file, sha256_text, write_json
-from pipeline.key import KEY_VERSION, ContentKey, canonical_config
-from pipeline.runfolder import TARGETS, TRAINED, RunFolder
+from pipeline.core.documents import write_sealed
+from pipeline.core.files import canonical_json, sha256_bytes, sha256_file, sha256_text, write_json
+from pipeline.keys.content_key import KEY_VERSION, ContentKey, canonical_config
+from pipeline.runs.folder import TARGETS, TRAINED, RunFolder
 
 CODE = b"SCALE = 1.0\n"
 PATCH = b"diff --git a/x b/x\n"

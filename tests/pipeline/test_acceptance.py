@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from finished_folder import CONFIG, finished, key_of
 
-from pipeline import acceptance, export, runs
-from pipeline.result import AlteredError
-from pipeline.runfolder import RunFolder
+from pipeline.keys.diff import differences
+from pipeline.reproduction import archive
+from pipeline.runs import acceptance
+from pipeline.runs import index as runs
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.result import AlteredError
 from pipeline.tracking.description import describe
-from pipeline.why import differences
 
 NEW = key_of(torch="2.15.0")
 
@@ -74,16 +76,16 @@ def test_mlflow_shows_with_the_finished_run_what_it_was_accepted_for_until_that_
 def test_an_archive_carries_the_word_and_the_result_that_is_to_be_proven(
     base: RunFolder, folder: RunFolder, tmp_path: Path
 ) -> None:
-    export.export(folder, root=tmp_path, to=tmp_path / "a.tar.gz", weights=False)
-    there = export.unpack(tmp_path / "a.tar.gz", tmp_path / "there", root=tmp_path)
+    archive.export(folder, root=tmp_path, to=tmp_path / "a.tar.gz", weights=False)
+    there = archive.unpack(tmp_path / "a.tar.gz", tmp_path / "there", root=tmp_path)
     result, found = acceptance.standing(there)
     assert (result, found) == (base.read_result(), accepted(folder))
     (there.path / acceptance.CARRIED).write_bytes(finished(tmp_path / "other", NEW).result.read_bytes())
     with pytest.raises(AlteredError, match=f"accepted_result.json was altered: it is not that of run {base.key}"):
         acceptance.standing(there)
     (base.path / "checkpoints" / "final.pt").unlink()  # it holds no longer, and isn't carried on
-    export.export(folder, root=tmp_path, to=tmp_path / "b.tar.gz", weights=False)
-    assert acceptance.standing(export.unpack(tmp_path / "b.tar.gz", tmp_path / "b", root=tmp_path)) == (None, None)
+    archive.export(folder, root=tmp_path, to=tmp_path / "b.tar.gz", weights=False)
+    assert acceptance.standing(archive.unpack(tmp_path / "b.tar.gz", tmp_path / "b", root=tmp_path)) == (None, None)
 
 
 @pytest.mark.parametrize("name", ["checkpoints/final.pt", "result.json", "evaluation/report.json"])

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from pipeline import agent
-from pipeline.launchers.agent_launcher import BOOTSTRAP, message
-from pipeline.launchers.answers import parse_answer
+from pipeline.cluster import agent
+from pipeline.cluster.launchers.agent_launcher import BOOTSTRAP, message
+from pipeline.cluster.launchers.answers import parse_answer
 from tests.small_disk import mounted
 
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from pipeline import agent, attempts
+from pipeline.cluster import agent
+from pipeline.runs import attempts
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 

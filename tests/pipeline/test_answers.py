@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.launchers.answers import Beat, Lines, log_line, parse_answer, parse_stream
-from pipeline.types import LogLine, NodeExit, NodeLost
+from pipeline.cluster.launchers.answers import Beat, Lines, log_line, parse_answer, parse_stream
+from pipeline.core.specs import LogLine, NodeExit, NodeLost
 
 
 def parsed(line: bytes) -> object:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import attempts
+from pipeline.runs import attempts
 
 
 def test_ids_begin_alike_for_one_folder_and_differ_between_clones(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.benchmark import settings
-from pipeline.benchmark.against import loops
-from pipeline.benchmark.figures import points, rows, table
-from pipeline.benchmark.plot import picture
-from pipeline.errors import UsageError
-from pipeline.types import Cluster, Host
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import Cluster, Host
+from pipeline.diagnostics.benchmark import settings
+from pipeline.diagnostics.benchmark.against import loops
+from pipeline.diagnostics.benchmark.figures import points, rows, table
+from pipeline.diagnostics.benchmark.plot import picture
 from tests.pipeline.test_build import configured
 
 ROOT = Path(__file__).parents[2]

@@ -9,9 +9,9 @@ import pytest
 
 from pipeline.config.build import RunConfig, build
 from pipeline.config.compose import compose_config, resolve
-from pipeline.errors import UsageError
-from pipeline.options import ROOT
-from pipeline.run import sources
+from pipeline.core.errors import UsageError
+from pipeline.core.options import ROOT
+from pipeline.execution.configured_run import sources
 
 
 def configured(*overrides: str, root: Path = Path("/project"), gpus: int = 0) -> RunConfig:

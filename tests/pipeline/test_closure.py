@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.closure import import_closure
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
+from pipeline.keys.import_closure import import_closure
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.closure import Closure, import_closure
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
+from pipeline.keys.import_closure import Closure, import_closure
 from tests.integration.commands import ROOT
 
 ENTRY = "trainers.classifier"
@@ -151,13 +151,13 @@ def test_an_import_for_the_type_checker_alone_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["import pipeline.files", "try:\n    from pipeline import files\nexcept ImportError: 0"]
+    "source", ["import pipeline.core.files", "try:\n    from pipeline.core import files\nexcept ImportError: 0"]
 )
 def test_the_controllers_half_is_not_to_be_imported(tmp_path: Path, source: str) -> None:
     with pytest.raises(
         UsageError, match=r"^trainers/classifier\.py:\d imports pipeline.*: the controller's half, which"
     ):
-        closure(project(tmp_path, source, {"pipeline/__init__.py": "", "pipeline/files.py": ""}))
+        closure(project(tmp_path, source, {"pipeline/__init__.py": "", "pipeline/core/files.py": ""}))
 
 
 def test_a_module_that_no_distribution_put_there_is_refused_with_where_it_lies(
@@ -299,7 +299,8 @@ def test_an_editable_install_by_setuptools_own_finder_is_followed(tmp_path: Path
     root = project(tmp_path / "project", "import thing")
     code = (
         f"import site; site.addsitedir({str(tmp_path / 'site')!r}); from pathlib import Path; "
-        f"from pipeline.closure import import_closure; found = import_closure(Path({str(root)!r}), {ENTRY!r}); "
+        f"from pipeline.keys.import_closure import import_closure; "
+        f"found = import_closure(Path({str(root)!r}), {ENTRY!r}); "
         "print({name: str(path) for name, path in found.sources.items() if name.startswith('thing')})"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

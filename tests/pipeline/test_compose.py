@@ -18,7 +18,7 @@ from pipeline.config import compose
 from pipeline.config.build import train_config
 from pipeline.config.compose import CONF_DIR, compose_config, resolve
 from pipeline.config.schema import register
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 
 GROUPS = {
     "dataset": ["cifar10", "mnist", "digits", "arrays", "synthetic"],

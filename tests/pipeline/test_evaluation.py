@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import PacelineError
-from pipeline.evaluation import evaluate, format_report
+from pipeline.core.errors import PacelineError
+from pipeline.evaluation.report import evaluate, format_report
 
 ROOT = Path(__file__).parents[2]
 
@@ -110,7 +110,7 @@ def test_a_missing_or_torn_file_is_named(tmp_path: Path, name: str, content: str
 
 
 def test_the_process_shows_the_error_without_a_traceback(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pipeline.evaluation", str(tmp_path), "{}"]
+    command = [sys.executable, "-m", "pipeline.evaluation.report", str(tmp_path), "{}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "predictions.json is missing" in done.stderr

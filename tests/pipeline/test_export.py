@@ -12,10 +12,11 @@ import finished_folder
 import pytest
 from finished_folder import finished, key_of
 
-from pipeline import documents, export
-from pipeline.errors import PacelineError, UsageError
-from pipeline.files import sha256_bytes
-from pipeline.runfolder import RunFolder
+from pipeline.core import documents
+from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.files import sha256_bytes
+from pipeline.reproduction import archive as export
+from pipeline.runs.folder import RunFolder
 
 CONFIG = {**finished_folder.CONFIG, "tracking": {"uri": "https://me:secret@host/x"}}
 KEY = key_of(CONFIG).short

@@ -6,7 +6,7 @@ import re
 import threading
 import time
 
-from pipeline.heartbeat import Heartbeat
+from pipeline.core.heartbeat import Heartbeat
 
 
 def test_silence_is_filled_with_what_is_waited_for() -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import agent, preflight
-from pipeline.cluster import Cluster, Host
+from pipeline.cluster import agent, preflight
+from pipeline.cluster.host_versions import check, differing
 from pipeline.config.compose import compose_config, resolve
-from pipeline.errors import HostError
-from pipeline.host_versions import check, differing
-from pipeline.installed import version as of_key
-from pipeline.types import NodeFacts
+from pipeline.core.cluster import Cluster, Host
+from pipeline.core.errors import HostError
+from pipeline.core.specs import NodeFacts
+from pipeline.keys.installed import version as of_key
 from tests.pipeline.test_plan import facts
 
 KEY = {"python": "3.12.1", "torch": "2.15.0+cpu"}

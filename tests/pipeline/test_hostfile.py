@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.errors import UsageError
-from pipeline.hostfile import parse
-from pipeline.types import Host
+from pipeline.cluster.hostfile import parse
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import Host
 
 
 def test_lines_comments_and_blank_lines() -> None:

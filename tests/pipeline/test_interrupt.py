@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import pytest
 
-from pipeline import interrupt
-from pipeline.errors import Killed
-from pipeline.interrupt import Interruptible
+from pipeline.core import signals as interrupt
+from pipeline.core.errors import Killed
+from pipeline.core.signals import Interruptible
 
 
 def look_after_a_lost_signal(*, cleaning: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.cli.invocation import parse
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 
 
 def test_overrides_keep_order_prefixes_and_duplicates() -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from pipeline.config.build import RunConfig, build
 from pipeline.config.compose import compose_config, resolve
-from pipeline.errors import UsageError
-from pipeline.installed import version
-from pipeline.key import ContentKey, content_key
-from pipeline.run import of_hosts
+from pipeline.core.errors import UsageError
+from pipeline.execution.configured_run import of_hosts
+from pipeline.keys.content_key import ContentKey, content_key
+from pipeline.keys.installed import version
 
 ENVIRONMENT = {"python": "3.11.7", "torch": "2.15.0"}
 

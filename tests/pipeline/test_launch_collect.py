@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.checkpoints import go_on_from_checkpoint
-from pipeline.errors import TrainingError
-from pipeline.files import canonical_json, sha256_text
-from pipeline.launchers import collect as collecting
-from pipeline.launchers.agent_launcher import BOOTSTRAP
-from pipeline.launchers.collect import receive
+from pipeline.cluster.launchers import collect as collecting
+from pipeline.cluster.launchers.agent_launcher import BOOTSTRAP
+from pipeline.cluster.launchers.collect import receive
+from pipeline.core.errors import TrainingError
+from pipeline.core.files import canonical_json, sha256_text
+from pipeline.runs.checkpoints import go_on_from_checkpoint
 
 AGENT = [sys.executable, "-c", BOOTSTRAP]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.first_error import cause, failure_text, first_error, port_was_taken
-from pipeline.types import LaunchPlan, NodeExit, NodeLost, NodePlan, RankError
+from pipeline.cluster.failures import cause, failure_text, first_error, port_was_taken
+from pipeline.core.specs import LaunchPlan, NodeExit, NodeLost, NodePlan, RankError
 
 ECHO = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:3"
 

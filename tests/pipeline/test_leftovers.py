@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import leftovers
-from pipeline.files import write_atomic
+from pipeline.core import leftovers
+from pipeline.core.files import write_atomic
 
 WRITER = """
 import os, sys, time
 from pathlib import Path
-from pipeline import files
+from pipeline.core import files
 def stop(descriptor):
     print(flush=True)
     time.sleep(60)

@@ -10,8 +10,8 @@ import pytest
 from pipeline import data
 from pipeline.config.build import build
 from pipeline.config.compose import compose_config, resolve
-from pipeline.options import ROOT
-from trainers.session import run
+from pipeline.core.options import ROOT
+from trainers.training.session import run
 
 
 @pytest.mark.parametrize("model", ["small_cnn", "whitened_cnn"])

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from pipeline.config.schema import OPTIONS
-from pipeline.errors import UsageError
-from pipeline.options import ROOT, Options
+from pipeline.core.errors import UsageError
+from pipeline.core.options import ROOT, Options
 
 SETTINGS = """
 from dataclasses import dataclass
@@ -37,44 +37,45 @@ KINDS = {  # group → folder, base class, where it is imported from, the rest o
     "model": (
         "trainers/models",
         "ModelConfig",
-        "import torch\nfrom trainers.config import ModelConfig, at_least",
+        "import torch\nfrom trainers.core.config import ModelConfig, at_least",
         "def build(config, image):\n    return torch.nn.Linear(config.strength, image.num_classes)\n",
     ),
     "optimizer": (
         "trainers/optimizers",
         "OptimizerConfig",
-        "from trainers.config import OptimizerConfig, at_least\nfrom trainers.optimizers import Optimizer",
+        "from trainers.core.config import OptimizerConfig, at_least\nfrom trainers.optimizers import Optimizer",
         "class Mine(Optimizer): ...\n",
     ),
     "schedule": (
         "trainers/schedules",
         "ScheduleConfig",
-        "from trainers.config import ScheduleConfig, at_least",
+        "from trainers.core.config import ScheduleConfig, at_least",
         "def rate(config, peak, step, *, total_steps, steps_per_epoch):\n    return peak / config.strength\n",
     ),
     "strategy": (
         "trainers/strategies",
         "StrategyConfig",
-        "from trainers.config import StrategyConfig, at_least\nfrom trainers.strategies import Layout",
+        "from trainers.core.config import StrategyConfig, at_least\nfrom trainers.strategies import Layout",
         "class Mine(Layout): ...\n",
     ),
     "dataset": (
         "pipeline/data/datasets",
         "DatasetConfig",
-        "import numpy\nfrom trainers.config import DatasetConfig, at_least\nfrom pipeline.data.base import RawSet",
+        "import numpy\nfrom trainers.core.config import DatasetConfig, at_least\nfrom pipeline.data.base import RawSet",
         "def local_inputs(config):\n    return []\n",
     ),
     "search": (
         "pipeline/sweep/samplers",
         "SearchConfig",
-        "import optuna\nfrom pipeline.config.schema import SearchConfig\nfrom trainers.config import at_least",
+        "import optuna\nfrom pipeline.config.schema import SearchConfig\nfrom trainers.core.config import at_least",
         "def sampler(config, space, seed):\n    return optuna.samplers.RandomSampler(seed=seed)\n",
     ),
     "cluster": (
-        "pipeline/launchers",
+        "pipeline/cluster/launchers",
         "ClusterConfig",
-        "from pipeline.launchers.local import LocalLauncher\nfrom pipeline.launchers.settings import ClusterConfig\n"
-        "from trainers.config import at_least",
+        "from pipeline.cluster.launchers.local import LocalLauncher\n"
+        "from pipeline.cluster.launchers.settings import ClusterConfig\n"
+        "from trainers.core.config import at_least",
         "class MineLauncher(LocalLauncher): ...\n",
     ),
 }
@@ -83,9 +84,9 @@ import json, sys
 from pathlib import Path
 from pipeline.config.build import build
 from pipeline.config.compose import compose_config, resolve
-from pipeline.errors import PacelineError
-from pipeline.key import canonical_config, topology
-from pipeline.run import sources, versions
+from pipeline.core.errors import PacelineError
+from pipeline.keys.content_key import canonical_config, topology
+from pipeline.execution.configured_run import sources, versions
 
 def told(words):
     try:
@@ -193,9 +194,9 @@ def test_settings_that_can_not_be_read_are_said_when_they_are_chosen(
 ) -> None:
     folder = tmp_path / "trainers" / "models"
     folder.mkdir(parents=True)
-    imports = "from dataclasses import dataclass\nfrom trainers.config import ModelConfig\n"
+    imports = "from dataclasses import dataclass\nfrom trainers.core.config import ModelConfig\n"
     (folder / "broken.py").write_text(imports + text)
-    monkeypatch.setattr("pipeline.options.ROOT", tmp_path)
+    monkeypatch.setattr("pipeline.core.options.ROOT", tmp_path)
     with pytest.raises(UsageError) as caught:
         Options("model", "trainers.models", OPTIONS["model"].base).settings("broken")
     assert said in str(caught.value)
@@ -252,11 +253,11 @@ def test_a_module_counts_however_its_class_is_laid_out_if_a_command_line_can_nam
 ) -> None:
     folder = tmp_path / "trainers" / "models"
     folder.mkdir(parents=True)
-    text = "from dataclasses import dataclass\nfrom trainers.config import ModelConfig\n@dataclass\n"
+    text = "from dataclasses import dataclass\nfrom trainers.core.config import ModelConfig\n@dataclass\n"
     (folder / "wide.py").write_text(f"{text}class A(\n    ModelConfig,\n):\n    name: str = 'wide'\n")
     (folder / "not-a-name.py").write_text(f"{text}class A(ModelConfig):\n    name: str = 'x'\n")
     (folder / "helper.py").write_text("class A: ...\n")
-    monkeypatch.setattr("pipeline.options.ROOT", tmp_path)
+    monkeypatch.setattr("pipeline.core.options.ROOT", tmp_path)
     options = Options("model", "trainers.models", OPTIONS["model"].base)
     assert options.names() == ["wide"]
     assert options.settings("wide")().name == "wide"

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.errors import HostError, UsageError
-from pipeline.launchers.base import Place
-from pipeline.plan import environment, render, validate
-from pipeline.types import Cluster, Host, LaunchPlan, NodeFacts
+from pipeline.cluster.launchers.base import Place
+from pipeline.cluster.plan import environment, render, validate
+from pipeline.core.errors import HostError, UsageError
+from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
 
 
 def facts(number: int, **change: object) -> NodeFacts:

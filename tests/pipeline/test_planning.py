@@ -6,16 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pipeline import planning
 from pipeline.config.build import build
 from pipeline.config.compose import compose_config, resolve
+from pipeline.execution import dry_run
 from tests.integration.commands import ROOT
 
 
-def planned(tmp_path: Path, *overrides: str) -> planning.Trial:
+def planned(tmp_path: Path, *overrides: str) -> dry_run.Trial:
     words = ("experiment=quickstart", f"paths.runs={tmp_path}/runs", f"paths.data={tmp_path}/data", *overrides)
     config = build(resolve(compose_config(words)), words, root=tmp_path, local_gpus=0)
-    return planning.trial(config, None, None, root=tmp_path)
+    return dry_run.trial(config, None, None, root=tmp_path)
 
 
 def test_what_only_a_probe_can_tell_is_a_named_placeholder(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_without_its_data_a_run_has_no_key_and_every_step_says_what_it_waits_for
 
 def test_the_graph_shares_a_fetch_and_escapes_what_it_names(tmp_path: Path) -> None:
     trials = [planned(tmp_path, f"seed={seed}") for seed in (0, 1)]
-    graph, dot = planning.mermaid(trials), planning.dot(trials)
+    graph, dot = dry_run.mermaid(trials), dry_run.dot(trials)
     assert graph.count("fetch0 -->") == 2
     assert "fetch1" not in graph
     assert '  fetch0 [label="fetch\\nto do: digits isn\'t here", style=dashed];' in dot
@@ -52,7 +52,7 @@ def test_the_graph_shares_a_fetch_and_escapes_what_it_names(tmp_path: Path) -> N
 
 
 def test_neither_torch_nor_mlflow_is_imported_for_a_plan() -> None:
-    code = "import sys, pipeline.planning, pipeline.cli.provenance"
+    code = "import sys, pipeline.execution.dry_run, pipeline.cli.provenance"
     shown = "print({'torch', 'mlflow', 'sklearn'} & {*sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; {shown}"], cwd=ROOT, capture_output=True, text=True, check=True

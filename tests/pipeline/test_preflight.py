@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from pipeline import preflight
-from pipeline.errors import HostError, UsageError
-from pipeline.launchers import create
-from pipeline.types import Cluster, Host
+from pipeline.cluster import preflight
+from pipeline.cluster.launchers import create
+from pipeline.core.errors import HostError, UsageError
+from pipeline.core.specs import Cluster, Host
 
 
 def local(**host: object) -> Cluster:

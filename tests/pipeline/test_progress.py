@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from pipeline import attempts, journal, progress, runs
-from pipeline.errors import UsageError
-from pipeline.files import write_json
-from pipeline.journal import Entry
-from pipeline.runfolder import RunFolder
-from pipeline.types import State
+from pipeline.core.errors import UsageError
+from pipeline.core.files import write_json
+from pipeline.core.specs import State
+from pipeline.runs import attempts, journal
+from pipeline.runs import index as runs
+from pipeline.runs import status as progress
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.journal import Entry
 
 KEY = "0123456789ab"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import export
-from pipeline.provenance import Provenance, collect
-from pipeline.recipe import Recipe, checkout
-from pipeline.runfolder import RunFolder
+from pipeline.reproduction import archive
+from pipeline.reproduction.recipe import Recipe, checkout
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.provenance import Provenance, collect
 
 AUTHOR = ("-c", "user.name=t", "-c", "user.email=t@t")
 ALLOWED = ("-c", "protocol.file.allow=always")
@@ -369,7 +369,7 @@ def test_an_archive_brings_its_submodules_and_says_which_it_lacks(nested: Path, 
 
     def unpacked() -> tuple[bool, list[str]]:
         said: list[str] = []
-        (folder.path / export.SOURCE).write_bytes(export._source(nested, commit))
+        (folder.path / archive.SOURCE).write_bytes(archive._source(nested, commit))
         with checkout(made, root=elsewhere, place=tmp_path / "again", keep=False, say=said.append) as project:
             return (project / "lib/outer/in/inner.py").is_file(), said
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.compose import compose_config, resolve
-from pipeline.rank_environment import FAMILIES, decides, left_behind, matches, of_report, passed
+from pipeline.keys.rank_environment import FAMILIES, decides, left_behind, matches, of_report, passed
 
 SHELL = "this shell"
 

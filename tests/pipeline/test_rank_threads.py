@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pipeline.rank_threads import of_checkpoints, shortages
+from pipeline.cluster.rank_threads import of_checkpoints, shortages
 from tests.pipeline.test_launch_collect import seal
 from tests.pipeline.test_plan import cluster, facts, rendered
 

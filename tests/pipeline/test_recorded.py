@@ -13,9 +13,10 @@ import tracking_folder as folder
 import tracking_store as store
 from tracking_store import EXPERIMENT
 
-from pipeline import recipe, recorded, tracking
-from pipeline.errors import PacelineError, UsageError
-from pipeline.files import sha256_bytes
+from pipeline import tracking
+from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.files import sha256_bytes
+from pipeline.reproduction import from_mlflow, recipe
 
 PATCH = b"diff --git a/x b/x\n\xff not utf-8\n"
 
@@ -44,34 +45,34 @@ def test_a_recipe_comes_back_from_the_record_and_what_lacks_is_said(tmp_path: Pa
     runs = tmp_path / "runs"
 
     run_id = recorded_run(tmp_path / "good", uri)
-    back = recorded.fetched(run_id, uri, tmp_path / "good", runs_dir=runs)
+    back = from_mlflow.fetched(run_id, uri, tmp_path / "good", runs_dir=runs)
     assert re.fullmatch(f"{tmp_path}/good/[0-9a-f]{{12}}", str(back.path))
     made_of = recipe.read(back, tmp_path)
     assert (made_of.patch, made_of.commit) == (PATCH, "c0ffee" * 6 + "abcd")
     assert (made_of.result["weights_sha256"], made_of.result["mlflow_run_id"]) == ("ab" * 32, run_id)
 
     secret = recorded_run(tmp_path / "secret", uri, patch=b"+ https://me:hunter2@host/x\n")
-    back = recorded.fetched(secret, uri, tmp_path / "secret", runs_dir=runs)
+    back = from_mlflow.fetched(secret, uri, tmp_path / "secret", runs_dir=runs)
     with pytest.raises(PacelineError, match=r"missing: the uncommitted[^!]*MLflow keeps no patch that has a login"):
         recipe.read(back, tmp_path)
 
     running = recorded_run(tmp_path / "running", uri, ended=False)
     with pytest.raises(PacelineError, match="no result to compare with: as far as its record goes, it has not ended"):
-        recorded.fetched(running, uri, tmp_path / "running", runs_dir=runs)
+        from_mlflow.fetched(running, uri, tmp_path / "running", runs_dir=runs)
 
     foreign = store.client(uri).create_run("0").info.run_id
     with pytest.raises(UsageError, match="is none of Paceline's"):
-        recorded.fetched(foreign, uri, tmp_path / "foreign", runs_dir=runs)
+        from_mlflow.fetched(foreign, uri, tmp_path / "foreign", runs_dir=runs)
 
     with pytest.raises(UsageError, match=f"no such run under {runs}, and MLflow at sqlite:.* knows none either"):
-        recorded.fetched("f" * 32, uri, tmp_path / "nothing", runs_dir=runs)
+        from_mlflow.fetched("f" * 32, uri, tmp_path / "nothing", runs_dir=runs)
 
 
 def test_a_store_that_is_down_or_not_there_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with pytest.raises(PacelineError, match=f"MLflow at http://127.0.0.1:{port} can't tell: Connection refused"):
-        recorded.fetched("f" * 32, f"http://me:pw@127.0.0.1:{port}", tmp_path, runs_dir=tmp_path)
+        from_mlflow.fetched("f" * 32, f"http://me:pw@127.0.0.1:{port}", tmp_path, runs_dir=tmp_path)
     with pytest.raises(UsageError, match=r"there is no .*/none\.db to ask"):
-        recorded.fetched("f" * 32, f"sqlite:///{tmp_path}/none.db", tmp_path, runs_dir=tmp_path)
+        from_mlflow.fetched("f" * 32, f"sqlite:///{tmp_path}/none.db", tmp_path, runs_dir=tmp_path)
     assert not (tmp_path / "none.db").exists()

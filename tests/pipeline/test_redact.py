@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import redact
 from pipeline.config.build import RunConfig, build, of_the_run
 from pipeline.config.compose import compose_config, resolve
-from pipeline.errors import UsageError
-from pipeline.key import topology
-from pipeline.redact import hide, in_word, is_secret_name, without_secrets
+from pipeline.core import redact
+from pipeline.core.errors import UsageError
+from pipeline.core.redact import hide, in_word, is_secret_name, without_secrets
+from pipeline.keys.content_key import topology
 
 GITHUB = "ghp_" + "a1B2" * 9  # of the form alone
 JWT = ".".join(("eyJhbGciOiJI", "eyJzdWIiOiIx", "c2lnbmF0dXJl"))

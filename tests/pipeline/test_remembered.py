@@ -14,11 +14,11 @@ from tests.integration.commands import ROOT
 EDITED = [
     "conf/experiment/quickstart.yaml",
     "pipeline/config/schema.py",
-    "trainers/config.py",
+    "trainers/core/config.py",
     "trainers/models/small_cnn.py",
     "trainers/models/mine.py",  # a new one
     "pipeline/data/datasets/digits.py",
-    "pipeline/launchers/local.py",
+    "pipeline/cluster/launchers/local.py",
 ]
 WORDS = ("experiment=quickstart", "optimizer.lr=1e-1")
 SOME = {"paths": {"runs": "runs"}}

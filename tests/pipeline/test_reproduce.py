@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from finished_folder import PATCH, finished, key_of
 
-from pipeline import reproduce
 from pipeline.config.compose import compose_config, resolve
-from pipeline.errors import PacelineError
-from pipeline.files import sha256_bytes
-from pipeline.key import ContentKey
-from pipeline.recipe import Recipe, read
-from pipeline.result import AlteredError
-from pipeline.runfolder import RunFolder
-from pipeline.verdict import compare, text
+from pipeline.core.errors import PacelineError
+from pipeline.core.files import sha256_bytes
+from pipeline.keys.content_key import ContentKey
+from pipeline.reproduction import reproduce
+from pipeline.reproduction.compare import compare, text
+from pipeline.reproduction.recipe import Recipe, read
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.result import AlteredError
 
 CONFIG = resolve(compose_config(["dataset=arrays", "dataset.source=gone.npz"]))
 KEY = key_of(CONFIG)

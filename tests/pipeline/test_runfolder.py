@@ -12,14 +12,15 @@ import finished_folder
 import pytest
 from finished_folder import key_of
 
-from pipeline import journal, misplaced, runs
-from pipeline.errors import UsageError, os_reason
-from pipeline.files import write_json
-from pipeline.key import KEY_VERSION, ContentKey
-from pipeline.progress import status
-from pipeline.result import AlteredError
-from pipeline.runfolder import DESCRIBED, ORIGIN, TARGETS, RunFolder
-from pipeline.types import State
+from pipeline.core.errors import UsageError, os_reason
+from pipeline.core.files import write_json
+from pipeline.core.specs import State
+from pipeline.keys.content_key import KEY_VERSION, ContentKey
+from pipeline.runs import index as runs
+from pipeline.runs import journal, misplaced
+from pipeline.runs.folder import DESCRIBED, ORIGIN, TARGETS, RunFolder
+from pipeline.runs.result import AlteredError
+from pipeline.runs.status import status
 
 KEY = key_of()
 
@@ -65,7 +66,7 @@ def test_a_target_written_again_with_its_old_time_is_found_and_an_equal_one_is_n
 
 
 def test_an_untouched_target_is_not_hashed_again(finished: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.result.sha256_file", lambda path: pytest.fail(f"hashed {path}"))
+    monkeypatch.setattr("pipeline.runs.result.sha256_file", lambda path: pytest.fail(f"hashed {path}"))
     assert finished.stale_because(KEY) is None
 
 

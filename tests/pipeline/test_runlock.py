@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import Killed, PacelineError, TrainingError
-from pipeline.interrupt import Stop
-from pipeline.runfolder import RunFolder
-from pipeline.runlock import RunLock, is_held, locked
+from pipeline.core.errors import Killed, PacelineError, TrainingError
+from pipeline.core.signals import Stop
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.lock import RunLock, is_held, locked
 from tests.read_only import mounted
 
 
@@ -57,7 +57,7 @@ def test_a_lock_that_is_removed_while_it_is_taken_counts_for_nothing(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the opening of the file and its lock another command may put a new one there."""
-    from pipeline import runlock
+    from pipeline.runs import lock as runlock
 
     real, removed = runlock.fcntl.flock, []
 

@@ -7,10 +7,10 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pipeline.config.build import search_config
-from pipeline.errors import UsageError
+from pipeline.config.space import space
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import State
 from pipeline.sweep.search import Search, Suggestion, open_search
-from pipeline.sweep.space import space
-from pipeline.types import State
 
 WORDS = ("lr=tag(log,interval(1e-4,1))", "width=int(interval(1,8))", "model=a,b")
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from pipeline import result as results
 from pipeline.config import compose
 from pipeline.config.trials import jobs
-from pipeline.errors import PacelineError, UsageError
+from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.specs import State
+from pipeline.runs import result as results
 from pipeline.sweep.search import open_search
 from pipeline.sweep.search_source import Searching, SearchPlan, fetch, plan
 from pipeline.sweep.trial import Outcome, Trial
-from pipeline.types import State
 
 ROOT = Path(__file__).resolve().parents[2]
 SPACE = ["optimizer.lr=tag(log,interval(1e-3,1))", "trainer.global_batch_size=choice(32,64)"]

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import shell
-from pipeline.errors import PacelineError
+from pipeline.core import process
+from pipeline.core.errors import PacelineError
 
 
 def test_exit_code_and_output_are_data() -> None:
-    done = shell.run(["sh", "-c", "cat; echo err >&2; exit 3"], input=b"in")
+    done = process.run(["sh", "-c", "cat; echo err >&2; exit 3"], input=b"in")
     assert (done.code, done.stdout, done.stderr) == (3, "in", "err\n")
 
 
@@ -22,7 +22,7 @@ def test_apart_reads_a_file_and_is_in_a_session_of_its_own(tmp_path: Path) -> No
     stdin.write_text("from a file\n")
     with stdin.open("rb") as file:
         file.read()  # it is read from its beginning all the same
-        done = shell.run_apart(["sh", "-c", "cat; ps -o sid= -p $$"], stdin=file, timeout_s=10)
+        done = process.run_apart(["sh", "-c", "cat; ps -o sid= -p $$"], stdin=file, timeout_s=10)
     text, session = done.stdout.splitlines()
     assert text == "from a file"
     assert int(session) != os.getsid(0)
@@ -32,17 +32,17 @@ def test_too_slow_a_child_is_ended(tmp_path: Path) -> None:
     note = tmp_path / "note"
     command = f"trap 'echo got INT > \"{note}\"; exit 1' INT; echo; while :; do sleep 0.05; done"
     with Path("/dev/null").open("rb") as file, pytest.raises(PacelineError, match=r"was still running after 0\.5 s"):
-        shell.run_apart(["sh", "-c", command], stdin=file, timeout_s=0.5)
+        process.run_apart(["sh", "-c", command], stdin=file, timeout_s=0.5)
     assert note.read_text() == "got INT\n"
 
 
 def test_missing_program_is_named() -> None:
     with pytest.raises(PacelineError, match="program not found: no-such-program"):
-        shell.stream(["no-such-program"])
+        process.stream(["no-such-program"])
 
 
 def test_stream_is_not_reached_by_signals_to_our_group() -> None:
-    child = shell.stream(["sleep", "60"])
+    child = process.stream(["sleep", "60"])
     try:
         assert os.getpgid(child.pid) != os.getpgid(0)
     finally:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import agent
-from pipeline.cluster import Host
-from pipeline.launchers.ssh_errors import explain
+from pipeline.cluster import agent
+from pipeline.cluster.launchers.ssh_errors import explain
+from pipeline.core.cluster import Host
 
 
 def test_a_folder_that_the_login_cannot_write_is_no_matter_of_keys() -> None:

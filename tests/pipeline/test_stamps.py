@@ -10,8 +10,8 @@ import finished_folder
 import pytest
 from finished_folder import key_of
 
-from pipeline.files import sha256_file
-from pipeline.runfolder import TARGETS, RunFolder
+from pipeline.core.files import sha256_file
+from pipeline.runs.folder import TARGETS, RunFolder
 
 KEY = key_of()
 
@@ -36,7 +36,7 @@ def test_a_copied_folder_is_hashed_once(copy: RunFolder, monkeypatch: pytest.Mon
         hashed.append(path.name)
         return sha256_file(path)
 
-    monkeypatch.setattr("pipeline.result.sha256_file", noted)
+    monkeypatch.setattr("pipeline.runs.result.sha256_file", noted)
     assert copy.stale_because(KEY) is None
     assert len(hashed) == len(TARGETS)
     assert copy.stale_because(KEY) is None
@@ -51,7 +51,7 @@ def test_a_copied_folder_is_hashed_once(copy: RunFolder, monkeypatch: pytest.Mon
 def test_what_was_written_to_an_instant_ago_is_hashed_once_more(
     copy: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.stamps._TICK_NS", 60_000_000_000)
+    monkeypatch.setattr("pipeline.runs.stamps._TICK_NS", 60_000_000_000)
     (copy.path / "predictions.json").write_bytes((copy.path / "predictions.json").read_bytes())
     assert copy.stale_because(KEY) is None
     assert not (copy.path / "stamps.json").exists()

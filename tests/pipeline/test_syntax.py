@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import syntax
-from pipeline.closure import import_closure, matches
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
+from pipeline.keys import syntax
+from pipeline.keys.import_closure import import_closure, matches
 from tests.integration.commands import ROOT
 
 PYPROJECT = "pyproject.toml"
@@ -22,9 +22,9 @@ RUNS = (
     ("classifier", "models.small_cnn", "optimizers.sgd", "schedules.constant", "strategies.ddp"),
     ("classifier", "models.whitened_cnn", "optimizers.muon", "schedules.triangle", "strategies.auto"),
     ("classifier", "models.resnet18", "optimizers.adam", "schedules.one_cycle", "strategies.fsdp"),
-    ("profiling", "models.resnet50", "schedules.step"),
-    ("measure",),
-    ("allreduce",),
+    ("measuring.profiling", "models.resnet50", "schedules.step"),
+    ("measuring.measure",),
+    ("measuring.allreduce",),
 )
 
 

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from pipeline import threads
-from pipeline.launchers import streams
-from pipeline.launchers.streams import Streams
-from pipeline.types import Event, LogLine, NodeExit, NodeLost
+from pipeline.cluster.launchers import streams
+from pipeline.cluster.launchers.streams import Streams
+from pipeline.core import threads
+from pipeline.core.specs import Event, LogLine, NodeExit, NodeLost
 
 
 def test_whatever_a_thread_raises_is_told_with_its_place(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.unexpected._in_runs", [])
+    monkeypatch.setattr("pipeline.core.unexpected._in_runs", [])
     told: list[str] = []
     for error in (ValueError("of a\nline"), SystemExit(3)):
 

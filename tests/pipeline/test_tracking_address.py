@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import tracking
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from pipeline.tracking.address import redact, shown, sqlite_path
 
 ROOT = Path("/proj")

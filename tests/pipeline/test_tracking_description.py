@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import tracking_folder as folder
 
+from pipeline.core.specs import State
 from pipeline.tracking.description import describe, mlflow_key, progress
 from pipeline.tracking.points import final_points, read_points
-from pipeline.types import State
 
 
 def test_parameters_are_the_flattened_configuration(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import tracking_store as store
 from tracking_store import EXPERIMENT
 
 from pipeline import tracking
-from pipeline.errors import PacelineError
+from pipeline.core.errors import PacelineError
 from pipeline.tracking.state import DONE, RECORDING
 
 

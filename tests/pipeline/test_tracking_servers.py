@@ -19,7 +19,9 @@ import tracking_folder as folder
 import tracking_store as store
 from tracking_store import EXPERIMENT
 
-from pipeline import shell, tracking, ui
+from pipeline import tracking
+from pipeline.core import process
+from pipeline.tracking import ui
 from pipeline.tracking.state import DONE, PENDING
 
 
@@ -115,7 +117,7 @@ def test_user_and_password_reach_the_server_and_nothing_else_and_a_refusal_says_
 @contextlib.contextmanager
 def mlflow_server(database: Path, port: int) -> Iterator[str]:
     argv, env, url = ui.ui_command(f"sqlite:///{database}", port=port)
-    server = shell.background(argv, env={**os.environ, **env}, log=database.parent / "server.log")
+    server = process.background(argv, env={**os.environ, **env}, log=database.parent / "server.log")
     try:
         until = time.monotonic() + 120
         while server.poll() is None and time.monotonic() < until:

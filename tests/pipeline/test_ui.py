@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import ui
-from pipeline.errors import PacelineError
+from pipeline.core.errors import PacelineError
+from pipeline.tracking import ui
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,7 +64,7 @@ def test_a_store_that_cannot_be_opened_is_said_at_once(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_the_page_is_up_when_its_address_is_shown_and_ends_with_the_command(tmp_path: Path) -> None:
     code = (
-        f"from pipeline import ui; ui.serve('sqlite:///{tmp_path}/mlflow.db', 'paceline', "
+        f"from pipeline.tracking import ui; ui.serve('sqlite:///{tmp_path}/mlflow.db', 'paceline', "
         "say=lambda text: print(text, flush=True))"
     )
     command = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)

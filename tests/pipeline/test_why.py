@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.why import differences, nearest
+from pipeline.keys.diff import differences, nearest
 
 OLD: dict[str, Any] = {
     "config": {"optimizer": {"lr": 0.1, "name": "sgd"}, "seed": 0},
-    "code": {"trainers/loop.py": "a", "trainers/old.py": "b"},
+    "code": {"trainers/training/loop.py": "a", "trainers/old.py": "b"},
     "data": "0" * 64,
     "environment": {"torch": "2.14.0"},
     "topology": {"nnodes": 1, "nproc_per_node": [2]},
@@ -22,7 +22,7 @@ def changed(**parts: Any) -> dict[str, Any]:
 def test_each_part_is_told_in_its_own_words() -> None:
     new = changed(
         config={"optimizer": {"lr": 0.2, "name": "sgd"}, "seed": 0, "note": "x"},
-        code={"trainers/loop.py": "c", "trainers/new.py": "d"},
+        code={"trainers/training/loop.py": "c", "trainers/new.py": "d"},
         data="f" * 64,
         environment={"torch": "2.15.0"},
         topology={"nnodes": 2, "nproc_per_node": [1, 1]},
@@ -30,9 +30,9 @@ def test_each_part_is_told_in_its_own_words() -> None:
     assert [str(item) for item in differences(OLD, new)] == [
         "note: (absent) → x",
         "optimizer.lr: 0.1 → 0.2",
-        "trainers/loop.py changed",
         "trainers/new.py added",
         "trainers/old.py removed",
+        "trainers/training/loop.py changed",
         "data: 000000000000 → ffffffffffff",
         "torch 2.14.0 → 2.15.0",
         "nnodes: 1 → 2",
@@ -54,7 +54,9 @@ def test_the_nearest_run_has_the_fewest_differences_and_then_the_smaller_key() -
 
 def test_a_key_of_another_version_says_so_instead_of_naming_every_file() -> None:
     old = changed(version=1, environment={"torch": "2.13.0"})
-    assert [str(item) for item in differences(old, {**OLD, "version": 2, "code": {"trainers/loop.py": "z"}})] == [
+    assert [
+        str(item) for item in differences(old, {**OLD, "version": 2, "code": {"trainers/training/loop.py": "z"}})
+    ] == [
         "key version 1 → 2: another Paceline's digests of code can't be compared",
         "torch 2.13.0 → 2.14.0",
     ]

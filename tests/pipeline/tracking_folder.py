@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.documents import write_sealed
+from pipeline.core.documents import write_sealed
 
 T0 = 1_700_000_000.0  # unix seconds
 KEY = "0123456789ab"

@@ -19,7 +19,9 @@ from tests.trainers.tiny_runs import ROOT
 
 _TIMEOUT_S = 150
 _SERVER = get_context("forkserver")
-_SERVER.set_forkserver_preload(["pytest", "trainers.session", "torch.distributed.fsdp", "torch.distributed.checkpoint"])
+_SERVER.set_forkserver_preload(
+    ["pytest", "trainers.training.session", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
+)
 _FOR_SERVER = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # read while it imports
 
 

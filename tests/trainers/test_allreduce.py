@@ -13,16 +13,16 @@ import torch
 
 from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.tiny_runs import ROOT
-from trainers.allreduce import Settings, main, message_sizes, run, size_bytes
-from trainers.bandwidth import Timing, count_wrong, fill
-from trainers.errors import TrainerError
-from trainers.hardware import peak_flop_per_s
+from trainers.core.errors import TrainerError
+from trainers.measuring.allreduce import Settings, main, message_sizes, run, size_bytes
+from trainers.measuring.bandwidth import Timing, count_wrong, fill
+from trainers.measuring.hardware import peak_flop_per_s
 
 
 def launch(*words: str) -> subprocess.CompletedProcess[str]:
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", *torchrun, "trainers.allreduce", *words]
+    command = [sys.executable, "-m", *torchrun, "trainers.measuring.allreduce", *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -57,7 +57,7 @@ def test_three_nodes_are_also_measured_two_at_a_time(tmp_path: Path) -> None:
 
 
 def test_one_rank_alone_is_refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["trainers.allreduce"])
+    monkeypatch.setattr(sys, "argv", ["trainers.measuring.allreduce"])
     with pytest.raises(SystemExit, match="1"):
         main()
     assert "an all-reduce needs at least 2 ranks" in capfd.readouterr().err

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary
-from trainers.attempt import FILE, read_attempt
-from trainers.errors import TrainerError
-from trainers.loop import Trainer
-from trainers.session import run
+from trainers.core.errors import TrainerError
+from trainers.distributed.attempt import FILE, read_attempt
+from trainers.training.loop import Trainer
+from trainers.training.session import run
 
 
 def name_attempts(run_dir: Path, *ids: str) -> None:

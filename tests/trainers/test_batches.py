@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from tests.trainers.tiny_runs import write_pack
-from trainers.augment import augmented, bordered, cut_out, plan_epoch
-from trainers.batches import plan_steps
-from trainers.config import DatasetConfig, TrainerConfig
-from trainers.data import Pack, open_pack
-from trainers.errors import TrainerError
+from trainers.core.config import DatasetConfig, TrainerConfig
+from trainers.core.errors import TrainerError
+from trainers.data.augment import augmented, bordered, cut_out, plan_epoch
+from trainers.data.pack import Pack, open_pack
+from trainers.data.step_plan import plan_steps
 
 DATASET = DatasetConfig(name="arrays", crop_padding=2, flip=True)
 

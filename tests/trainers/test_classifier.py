@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.files import sha256_file
+from pipeline.core.files import sha256_file
 from tests.trainers import other_model
 from tests.trainers.tiny_runs import ROOT, MakeRun, metrics_lines, read_summary, start
-from trainers.augment import EpochPlan
-from trainers.batches import Steps
-from trainers.config import ConfigError
-from trainers.errors import TrainerError
-from trainers.session import run
-from trainers.step import Stepper, out_of_memory
-from trainers.weights import digest
+from trainers.checkpoint.weights import digest
+from trainers.core.config import ConfigError
+from trainers.core.errors import TrainerError
+from trainers.data.augment import EpochPlan
+from trainers.data.step_plan import Steps
+from trainers.training.session import run
+from trainers.training.step import Stepper, out_of_memory
 
 FIELDS = {"state", "metrics", "weights_sha256", "steps", "epochs", "nnodes", "world_size", "images_per_s", "train_s"}
 FIELDS |= {"first_step_unix_time", "synthetic", "dataset_digest", "device", "backend", "strategy", "torch", "warm_up_s"}

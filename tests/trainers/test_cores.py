@@ -4,8 +4,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from trainers.cores import share, take_cores
-from trainers.distributed import Ranks
+from trainers.distributed.affinity import share, take_cores
+from trainers.distributed.process_group import Ranks
 
 NEEDS_TWO = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and two cores"

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from trainers.distributed import Ranks, choose_device, read_ranks, usable_gpus
-from trainers.errors import TrainerError
+from trainers.core.errors import TrainerError
+from trainers.distributed.process_group import Ranks, choose_device, read_ranks, usable_gpus
 
 
 def test_a_process_without_torchrun_is_the_only_rank() -> None:

@@ -13,11 +13,11 @@ from tests.trainers import other_model
 from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.test_resume import DiedError
 from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary
-from trainers.augment import EpochPlan
-from trainers.distributed import read_ranks
-from trainers.loop import Trainer
-from trainers.session import run
-from trainers.step import Stepper
+from trainers.data.augment import EpochPlan
+from trainers.distributed.process_group import read_ranks
+from trainers.training.loop import Trainer
+from trainers.training.session import run
+from trainers.training.step import Stepper
 
 DEATHS = 12
 PLACES = ("_one_step", "_log", "_validate", "half a checkpoint", "checkpoint without its json")

@@ -9,11 +9,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from tests.trainers.ranks import call_on_ranks, next_port
-from trainers.distributed import connect
-from trainers.errors import TrainerError
-from trainers.gradients import GradientAverager
-from trainers.shared_memory import SharedMemory, share_memory
+from trainers.core.errors import TrainerError
+from trainers.distributed.process_group import connect
 from trainers.strategies.ddp import DDPConfig
+from trainers.strategies.gradients import GradientAverager
+from trainers.strategies.shared_memory import SharedMemory, share_memory
 
 
 def average_on_this_rank(folder: Path) -> None:

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from trainers import network
-from trainers.distributed import Node, Ranks
-from trainers.errors import TrainerError
-from trainers.guard import UpdateGuard
+from trainers.core.errors import TrainerError
+from trainers.distributed.process_group import Node, Ranks
 from trainers.optimizers import build
 from trainers.optimizers.sgd import SGDConfig
+from trainers.training import model_setup
+from trainers.training.grad_scaler import UpdateGuard
 
 CPU = torch.device("cpu")
 ALONE = Node(ranks=Ranks(), device=CPU, backend="gloo")
@@ -58,11 +58,11 @@ def test_a_skipped_update_leaves_weights_momentum_and_batch_statistics() -> None
 def test_auto_takes_bf16_only_where_the_device_computes_in_it(
     monkeypatch: pytest.MonkeyPatch, native: bool, wanted: str
 ) -> None:
-    monkeypatch.setattr(network, "computes_in_bf16", lambda _: native)
-    assert network.agree_on_precision("auto", ALONE) == wanted
-    assert network.agree_on_precision("fp32", ALONE) == "fp32"
+    monkeypatch.setattr(model_setup, "computes_in_bf16", lambda _: native)
+    assert model_setup.agree_on_precision("auto", ALONE) == wanted
+    assert model_setup.agree_on_precision("fp32", ALONE) == "fp32"
 
 
 def test_fp16_on_the_cpu_is_refused() -> None:
     with pytest.raises(TrainerError, match="fp16 needs a GPU; on the CPU choose bf16 or fp32"):
-        network.agree_on_precision("fp16", ALONE)
+        model_setup.agree_on_precision("fp16", ALONE)

@@ -11,15 +11,15 @@ import torch
 
 from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.tiny_runs import MakeRun
-from trainers.data import open_pack
-from trainers.distributed import Node, Ranks
-from trainers.gradients import GradientAverager
-from trainers.loop import Trainer
-from trainers.measurement import OwnLoop, flop_per_image
-from trainers.measurement import run as measure
-from trainers.options import load
-from trainers.stopwatch import PARTS, watching
-from trainers.yardstick import PlainLoop
+from trainers.core.options import load
+from trainers.data.pack import open_pack
+from trainers.distributed.process_group import Node, Ranks
+from trainers.measuring.reference_loop import PlainLoop
+from trainers.measuring.step_timer import PARTS, watching
+from trainers.measuring.throughput import OwnLoop, flop_per_image
+from trainers.measuring.throughput import run as measure
+from trainers.strategies.gradients import GradientAverager
+from trainers.training.loop import Trainer
 
 ALONE = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
 

@@ -4,7 +4,7 @@ import sys
 import pytest
 import torch
 
-from trainers.memory import keep_freed_memory
+from trainers.distributed.malloc import keep_freed_memory
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc is told")

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trainers.config import ConfigError, ModelConfig
+from trainers.core.config import ConfigError, ModelConfig
 from trainers.models import ImageShape, build
 from trainers.models.small_cnn import SmallCNNConfig
 from trainers.models.whitened_cnn import WhitenedCNNConfig, whitening_filters

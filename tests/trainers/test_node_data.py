@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.trainers.tiny_runs import MakeRun, write_pack
-from trainers.augment import normaliser
-from trainers.data import DamagedPackError, PackWatch, check_digests, open_pack, read_manifest, set_aside
-from trainers.errors import TrainerError
-from trainers.loop import Trainer
-from trainers.session import run
+from trainers.core.errors import TrainerError
+from trainers.data.augment import normaliser
+from trainers.data.pack import DamagedPackError, PackWatch, check_digests, open_pack, read_manifest, set_aside
+from trainers.training.loop import Trainer
+from trainers.training.session import run
 
 
 def test_a_pack_is_mapped_with_the_shapes_of_its_manifest(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from tests.trainers.tiny_runs import write_pack
-from trainers.augment import normaliser
-from trainers.data import open_pack
-from trainers.distributed import Node, Ranks
-from trainers.evaluation import evaluate, shard, views
+from trainers.data.augment import normaliser
+from trainers.data.pack import open_pack
+from trainers.distributed.process_group import Node, Ranks
+from trainers.training.evaluation import evaluate, shard, views
 
 
 @pytest.mark.parametrize(("size", "world_size"), [(10, 1), (10, 3), (2, 5), (0, 2), (7, 7)])

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.trainers.tiny_runs import metrics_lines
-from trainers.distributed import Node, Ranks
-from trainers.errors import TrainerError
-from trainers.metrics import Clock, Losses, MetricsFile, Reading, Throughput, duration
+from trainers.core.errors import TrainerError
+from trainers.distributed.process_group import Node, Ranks
+from trainers.training.metrics import Clock, Losses, MetricsFile, Reading, Throughput, duration
 
 ALONE = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
 

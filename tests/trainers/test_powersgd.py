@@ -11,12 +11,12 @@ from torch import nn
 from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.test_sharding import train
 from tests.trainers.tiny_runs import MakeRun, read_summary
-from trainers.buffers import spread
-from trainers.distributed import connect
-from trainers.gradients import GradientAverager
-from trainers.powersgd import orthonormalise
-from trainers.session import run
+from trainers.distributed.process_group import connect
+from trainers.distributed.rank_state import spread
 from trainers.strategies.ddp import DDPConfig
+from trainers.strategies.gradients import GradientAverager
+from trainers.strategies.powersgd import orthonormalise
+from trainers.training.session import run
 
 STEPS = 30
 

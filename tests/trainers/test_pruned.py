@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary
-from trainers.session import run
+from trainers.training.session import run
 
 
 def train_on_this_rank(run_dir: Path) -> None:

@@ -1,6 +1,6 @@
 import torch
 
-from trainers.randomness import below, epoch_order, key, random_bits
+from trainers.data.randomness import below, epoch_order, key, random_bits
 
 
 def test_the_mixing_function_gives_the_published_splitmix64_numbers() -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary
-from trainers.loop import Trainer
-from trainers.session import run
+from trainers.training.loop import Trainer
+from trainers.training.session import run
 
 
 class DiedError(Exception):

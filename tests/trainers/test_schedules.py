@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 
-from trainers.config import ScheduleConfig
+from trainers.core.config import ScheduleConfig
 from trainers.schedules import lr_at
 from trainers.schedules.constant import ConstantConfig
 from trainers.schedules.one_cycle import OneCycleConfig

@@ -14,13 +14,13 @@ from tests.trainers import other_model
 from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.test_resume import DiedError
 from tests.trainers.tiny_runs import MakeRun, read_summary
-from trainers import evaluation
-from trainers.distributed import read_ranks
-from trainers.loop import Trainer
+from trainers.core.options import load
+from trainers.distributed.process_group import read_ranks
 from trainers.models import ImageShape, build
-from trainers.options import load
-from trainers.session import run
 from trainers.strategies import fsdp
+from trainers.training import evaluation
+from trainers.training.loop import Trainer
+from trainers.training.session import run
 
 IMAGE = ImageShape(channels=1, height=8, width=8, num_classes=3)
 

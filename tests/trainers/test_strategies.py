@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from tests.trainers.tiny_runs import MakeRun, config
-from trainers.checkpoint_files import sealed
-from trainers.config import ConfigError, ModelConfig, TrainConfig
-from trainers.distributed import Node, Ranks
-from trainers.errors import TrainerError
+from trainers.checkpoint.files import sealed
+from trainers.core.config import ConfigError, ModelConfig, TrainConfig
+from trainers.core.errors import TrainerError
+from trainers.core.options import parse
+from trainers.distributed.process_group import Node, Ranks
 from trainers.models import ImageShape, build
 from trainers.optimizers.adam import AdamConfig
 from trainers.optimizers.sgd import SGDConfig
-from trainers.options import parse
-from trainers.session import run
 from trainers.strategies import build as build_strategy
 from trainers.strategies import fsdp
 from trainers.strategies.auto import choose, optimizer_bytes
+from trainers.training.session import run
 
 GIB = 1 << 30
 PAIR = Node(ranks=Ranks(world_size=2, local_world_size=2), device=torch.device("cpu"), backend="gloo")

@@ -9,13 +9,13 @@ import torch
 
 from tests.trainers.ranks import call_on_ranks
 from tests.trainers.tiny_runs import MakeRun, finish, metrics_lines, read_summary, start
-from trainers.augment import normaliser
-from trainers.data import open_pack
-from trainers.distributed import Node, Ranks
-from trainers.evaluation import evaluate
+from trainers.core.options import load
+from trainers.data.augment import normaliser
+from trainers.data.pack import open_pack
+from trainers.distributed.process_group import Node, Ranks
 from trainers.models import ImageShape, build
-from trainers.options import load
-from trainers.session import run
+from trainers.training.evaluation import evaluate
+from trainers.training.session import run
 
 SETTINGS = {"trainer__epochs": 30, "trainer__checkpoint_every_steps": 3}
 

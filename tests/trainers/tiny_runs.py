@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pipeline import documents
+from pipeline.core import documents
 
 ROOT = Path(__file__).parents[2]
 MakeRun = Callable[..., Path]

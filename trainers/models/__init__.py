@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from trainers import options
-from trainers.config import ModelConfig
+from trainers.core import options
+from trainers.core.config import ModelConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from trainers.config import ModelConfig
+from trainers.core.config import ModelConfig
 from trainers.models import ImageShape
 from trainers.models.resnet import Bottleneck, residual_network
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from trainers.config import ConfigError, ModelConfig, at_least
+from trainers.core.config import ConfigError, ModelConfig, at_least
 from trainers.models import ImageShape
 from trainers.models.dense import Flatten, Linear
 from trainers.models.dropout import Dropout

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainers.config import ConfigError, ModelConfig, at_least
+from trainers.core.config import ConfigError, ModelConfig, at_least
 from trainers.models import ImageShape
 
 _PATCH_PIXELS = 2  # side

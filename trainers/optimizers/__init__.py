@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from trainers import options
-from trainers.config import OptimizerConfig
+from trainers.core import options
+from trainers.core.config import OptimizerConfig
 
 
 class Optimizer(ABC):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from trainers.config import ConfigError, OptimizerConfig
+from trainers.core.config import ConfigError, OptimizerConfig
 from trainers.optimizers import Optimizer
 
 

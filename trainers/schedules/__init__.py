@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainers import options
-from trainers.config import ScheduleConfig
+from trainers.core import options
+from trainers.core.config import ScheduleConfig
 
 
 def lr_at(config: ScheduleConfig, peak: float, step: int, *, total_steps: int, steps_per_epoch: int) -> float:

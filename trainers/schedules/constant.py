@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainers.config import ScheduleConfig
+from trainers.core.config import ScheduleConfig
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from trainers.config import ConfigError, ScheduleConfig
+from trainers.core.config import ConfigError, ScheduleConfig
 
 
 @dataclass(kw_only=True)

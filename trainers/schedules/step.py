@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainers.config import ScheduleConfig, at_least
+from trainers.core.config import ScheduleConfig, at_least
 
 
 @dataclass(kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainers.config import ConfigError, ScheduleConfig
+from trainers.core.config import ConfigError, ScheduleConfig
 
 
 @dataclass(kw_only=True)

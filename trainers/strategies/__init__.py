@@ -12,10 +12,11 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from trainers import options, weights
-from trainers.config import TrainConfig
-from trainers.distributed import Node
-from trainers.errors import TrainerError
+from trainers.checkpoint import weights
+from trainers.core import options
+from trainers.core.config import TrainConfig
+from trainers.core.errors import TrainerError
+from trainers.distributed.process_group import Node
 
 
 class Averager(Protocol):

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from trainers import optimizers
-from trainers.config import OptimizerConfig, StrategyConfig, TrainConfig
-from trainers.distributed import Node
+from trainers.core.config import OptimizerConfig, StrategyConfig, TrainConfig
+from trainers.distributed.process_group import Node
 from trainers.strategies import Strategy, ddp, trainable
 
 _SHARE = 0.5  # of a device's memory for the state; activations and data need the rest

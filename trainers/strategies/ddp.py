@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from trainers.config import ConfigError, StrategyConfig, TrainConfig, at_least, choice
-from trainers.distributed import Node
-from trainers.errors import TrainerError
-from trainers.gradients import GradientAverager
-from trainers.shared_memory import share_memory
+from trainers.core.config import ConfigError, StrategyConfig, TrainConfig, at_least, choice
+from trainers.core.errors import TrainerError
+from trainers.distributed.process_group import Node
 from trainers.strategies import Layout, Strategy, trainable
+from trainers.strategies.gradients import GradientAverager
+from trainers.strategies.shared_memory import share_memory
 
 
 @dataclass(kw_only=True)

@@ -27,10 +27,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from trainers.config import ConfigError, StrategyConfig, TrainConfig
-from trainers.distributed import Node
-from trainers.errors import TrainerError
-from trainers.files import could_not_write
+from trainers.core.config import ConfigError, StrategyConfig, TrainConfig
+from trainers.core.errors import TrainerError
+from trainers.core.files import could_not_write
+from trainers.distributed.process_group import Node
 from trainers.strategies import Layout, Strategy, refuse_missing
 from trainers.strategies.fsdp_files import exchange, folder_name, rank_files, strangers
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from trainers.distributed import Node
-from trainers.files import explained
+from trainers.core.files import explained
+from trainers.distributed.process_group import Node
 
 _CHUNK_BYTES = 64 << 20
 

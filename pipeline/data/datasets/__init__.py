@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.options import Options
 from pipeline.data.base import DatasetModule
-from pipeline.errors import DataError, UsageError
-from pipeline.options import Options
-from trainers.config import DatasetConfig
+from trainers.core.config import DatasetConfig
 
 DATASETS = Options("dataset", "pipeline.data.datasets", DatasetConfig)
 

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.core.errors import DataError
+from pipeline.core.files import sha256_file
 from pipeline.data.base import Part, RawSet, Workspace, images_per_block
 from pipeline.data.download import Wanted, retrieve
 from pipeline.data.npz import ArrayFile
 from pipeline.data.official import unreachable
 from pipeline.data.source import file_name, local_path, refuse_special, shown
-from pipeline.errors import DataError
-from pipeline.files import sha256_file
-from trainers.config import DatasetConfig
+from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
     from pipeline.data.base import Block, Labels

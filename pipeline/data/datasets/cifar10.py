@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.core.errors import DataError
 from pipeline.data import official
 from pipeline.data.base import Part, RawSet, Workspace, images_per_block
 from pipeline.data.download import Wanted
 from pipeline.data.official import Catalogue, Layout, OfficialFile
-from pipeline.errors import DataError
-from trainers.config import DatasetConfig
+from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
     from pipeline.data.base import Block

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.data.base import Part, RawSet, Workspace, refuse_source
-from trainers.config import DatasetConfig, at_least
+from trainers.core.config import DatasetConfig, at_least
 
 if TYPE_CHECKING:
     from pipeline.data.base import Block, Images

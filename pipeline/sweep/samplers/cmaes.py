@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from optuna.samplers import BaseSampler, CmaEsSampler
 
 from pipeline.config.schema import SearchConfig
-from pipeline.errors import UsageError
-from pipeline.sweep.space import SearchSpace
+from pipeline.config.space import SearchSpace
+from pipeline.core.errors import UsageError
 
 
 @dataclass(kw_only=True)

@@ -9,8 +9,8 @@ from typing import Any
 from optuna.samplers import BaseSampler, GridSampler
 
 from pipeline.config.schema import SearchConfig
-from pipeline.errors import UsageError
-from pipeline.sweep.space import SearchSpace
+from pipeline.config.space import SearchSpace
+from pipeline.core.errors import UsageError
 
 
 @dataclass(kw_only=True)

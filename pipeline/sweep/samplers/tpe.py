@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from optuna.samplers import BaseSampler, TPESampler
 
 from pipeline.config.schema import SearchConfig
-from pipeline.sweep.space import SearchSpace
+from pipeline.config.space import SearchSpace
 
 
 @dataclass(kw_only=True)

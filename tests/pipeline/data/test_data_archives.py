@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core.errors import DataError
 from pipeline.data import archives
-from pipeline.errors import DataError
 
 WANTED = {"a.bin": 10, "b.bin": 10}
 

@@ -12,11 +12,11 @@ import pytest
 from data_fixtures import random_images, read_pack
 from data_server import Server
 
+from pipeline.core.errors import DataError
 from pipeline.data import fetch, find
 from pipeline.data.datasets import digits
 from pipeline.data.datasets.synthetic import SyntheticConfig
-from pipeline.errors import DataError
-from trainers.config import DatasetConfig
+from trainers.core.config import DatasetConfig
 
 IMAGES, LABELS = random_images(40, (6, 7, 3), 1)
 

@@ -11,12 +11,12 @@ import pytest
 from data_fixtures import MadeSet, archive_of, make_cifar10, offer, python2_pickle, read_pack
 from data_server import Server
 
+from pipeline.core.errors import DataError
+from pipeline.core.files import sha256_file
 from pipeline.data import fetch
 from pipeline.data.datasets import cifar10
 from pipeline.data.download import Wanted
-from pipeline.errors import DataError
-from pipeline.files import sha256_file
-from trainers.config import DatasetConfig
+from trainers.core.config import DatasetConfig
 
 
 @pytest.fixture

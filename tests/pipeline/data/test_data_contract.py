@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from data_fixtures import make_cifar10, make_mnist, random_images, read_pack
 
+from pipeline.core.files import canonical_json, sha256_file, sha256_text
 from pipeline.data import fetch, find
 from pipeline.data.datasets import DATASETS
 from pipeline.data.datasets.synthetic import SyntheticConfig
-from pipeline.files import canonical_json, sha256_file, sha256_text
-from trainers.config import DatasetConfig
+from trainers.core.config import DatasetConfig
 
 
 def arrays(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:

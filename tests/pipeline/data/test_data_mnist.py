@@ -8,11 +8,11 @@ import pytest
 from data_fixtures import MadeSet, make_mnist, offer, read_pack
 from data_server import Server
 
+from pipeline.core.errors import DataError
 from pipeline.data import fetch
 from pipeline.data.datasets import mnist
 from pipeline.data.download import Wanted
-from pipeline.errors import DataError
-from trainers.config import DatasetConfig
+from trainers.core.config import DatasetConfig
 
 
 @pytest.fixture

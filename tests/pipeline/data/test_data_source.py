@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core.errors import DataError
 from pipeline.data import fetch, refuse
 from pipeline.data.datasets import DATASETS
 from pipeline.data.source import file_name, local_path, shown
-from pipeline.errors import DataError
-from trainers.config import DatasetConfig
+from trainers.core.config import DatasetConfig
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
+from pipeline.core.errors import DataError
 from pipeline.data import splits
 from pipeline.data.packing import mean_std
-from pipeline.errors import DataError
 
 
 def test_the_choice_is_the_same_for_ever() -> None:

@@ -18,12 +18,12 @@ import pytest
 from data_fixtures import make_mnist, random_images
 from data_server import Server
 
+from pipeline.core.errors import DataError
 from pipeline.data import Pack, datasets, disk, fetch, find, manifest, packing
 from pipeline.data.datasets.synthetic import SyntheticConfig
 from pipeline.data.request import request
-from pipeline.errors import DataError
 from tests.small_disk import mounted
-from trainers.config import DatasetConfig
+from trainers.core.config import DatasetConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = SyntheticConfig(size=200, test_size=50, image_size=8, val_size=20)
@@ -45,7 +45,7 @@ def run(code: str) -> subprocess.Popen[str]:
 
 def child_fetch(config: str, data_dir: Path) -> str:
     return (
-        "from pathlib import Path\nfrom trainers.config import DatasetConfig\n"
+        "from pathlib import Path\nfrom trainers.core.config import DatasetConfig\n"
         "from pipeline.data.datasets.synthetic import SyntheticConfig\n"
         "from pipeline.data import fetch\n"
         f"print(fetch({config}, Path({str(data_dir)!r}), on_progress=lambda *line: None).digest)\n"
@@ -334,9 +334,9 @@ def test_the_code_of_a_data_set_counts_for_its_packs_and_a_comment_does_not(
         return request(datasets.DATASETS.settings(name)(), datasets.module(name), tmp_path).name
 
     first, other = name_of("synthetic"), name_of("mnist")
-    line = "from trainers.config import"
+    line = "from trainers.core.config import"
     assert edit(module, line, f"# a comment\n{line}") == first
-    assert edit(root / "pipeline/errors.py", "class DataError", "FINE = 1\n\n\nclass DataError") == first
+    assert edit(root / "pipeline/core/errors.py", "class DataError", "FINE = 1\n\n\nclass DataError") == first
     (root / "mylib.py").write_text("SCALE = 1.0\n")
     second = edit(module, line, f"from mylib import SCALE\n{line}")
     third = edit(root / "mylib.py", "1.0", "7.0")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from pipeline import heartbeat
 from pipeline.cli import sweeping
-from pipeline.errors import PacelineError
+from pipeline.core import heartbeat
+from pipeline.core.errors import PacelineError
 from pipeline.sweep.folder import SweepFolder
 
 

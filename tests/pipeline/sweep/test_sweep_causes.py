@@ -6,10 +6,10 @@ import errno
 
 import pytest
 
-from pipeline.errors import DataError, HostError, PacelineError, TrainingError
-from pipeline.first_error import cause
+from pipeline.cluster.failures import cause
+from pipeline.core.errors import DataError, HostError, PacelineError, TrainingError
+from pipeline.core.specs import NodeExit, NodeLost, RankError
 from pipeline.sweep.outcomes import cause_of
-from pipeline.types import NodeExit, NodeLost, RankError
 
 
 def ended(message: str, host: str = "a") -> NodeExit:

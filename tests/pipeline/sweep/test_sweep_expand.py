@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.config import compose
 from pipeline.config.trials import TrialComposer, Words, jobs
-from pipeline.errors import UsageError
+from pipeline.core.errors import UsageError
 from pipeline.sweep import expand
 from pipeline.sweep.expand import Space
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from pipeline import data
-from pipeline.errors import UsageError
-from pipeline.runs import find as find_run
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import State
+from pipeline.runs.index import find as find_run
 from pipeline.sweep import Space, expand
 from pipeline.sweep.folder import SweepFolder, TrialEntry, describe, find, latest, locate, mark
 from pipeline.sweep.grid import Grid, in_order
-from pipeline.types import State
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+from pipeline.core.specs import State
 from pipeline.sweep.grid import Grid
 from pipeline.sweep.schedule import Ended, Schedule, Start
 from pipeline.sweep.trial import Outcome, Trial
-from pipeline.types import State
 
 GOOD, BAD = Outcome(state=State.FINISHED), Outcome(state=State.FAILED, detail="broken")
 

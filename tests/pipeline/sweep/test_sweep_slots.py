@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
+from pipeline.cluster.plan import environment
 from pipeline.config.schema import SweepConfig
-from pipeline.errors import UsageError
-from pipeline.key import topology
-from pipeline.plan import environment
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import Cluster, Host, NodeFacts
+from pipeline.keys.content_key import topology
 from pipeline.sweep.slots import slots, words
-from pipeline.types import Cluster, Host, NodeFacts
 
 FACTS = NodeFacts(
     host="a", identity="a", hostname="a", address="a", interface=None, python="p", python_version="3.12.0",

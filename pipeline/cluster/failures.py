@@ -1,0 +1,97 @@
+"""Which of many errors came first and was not merely the echo of another. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipeline.core.specs import LaunchPlan, NodeExit, NodeLost, RankError
+
+_ECHO = re.compile(
+    r"closed by peer|connection (?:was )?(?:closed|reset|refused)|broken pipe|SIGTERM|SignalException|signal 15\b"
+    r"|recvValue failed|sendBytes failed|DistNetworkError|DistStoreError|remote process exited|ncclRemoteError"
+    r"|connectFullMesh failed|socket timeout|timed out|ncclSystemError",
+    re.IGNORECASE,
+)
+_EXPLAINED = re.compile(r"(?:TrainerError|ConfigError): ")  # trainers' own: the text says all
+_MEMORY = re.compile(
+    r"out of memory|OutOfMemoryError|MemoryError|can(?:no|')t allocate memory|\bSIGKILL\b",
+    re.IGNORECASE,
+)
+FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
+_PORT = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+
+
+def is_echo(error: RankError) -> bool:
+    """Whether the error only says that somebody else went away."""
+    return _ECHO.search(error.message) is not None
+
+
+def first_error(ends: Mapping[str, NodeExit | NodeLost]) -> tuple[str, RankError] | None:
+    """Host and error of the earliest rank that failed by itself; of the earliest echo where all are echoes.
+
+    Times are on the controller's clock already.
+    """
+    errors = [(host, error) for host, end in ends.items() if isinstance(end, NodeExit) for error in end.errors]
+    return min(errors, key=lambda pair: (is_echo(pair[1]), pair[1].unix_time), default=None)
+
+
+def port_was_taken(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost]) -> bool:
+    """Whether node 0 could not listen on the master port: somebody took it after the probe."""
+    end = ends.get(plan.nodes[0].host)
+    return isinstance(end, NodeExit) and not end.errors and _PORT.search(end.reason) is not None
+
+
+def cause(ends: Mapping[str, NodeExit | NodeLost]) -> str:
+    """``host``, ``memory``, ``disk`` or ``code``, as TrainingError means them."""
+    found = first_error(ends)
+    lost = any(isinstance(end, NodeLost) for end in ends.values())
+    if lost and (found is None or is_echo(found[1])):
+        return "host"
+    if _full_disk(ends) is not None and (found is None or not _says_more(found[1])):
+        return "disk"
+    said = found[1].message if found is not None else " ".join(e.reason for e in ends.values())
+    return "memory" if _MEMORY.search(said) else "disk" if FULL_DISK.search(said) else "code"
+
+
+def _says_more(error: RankError) -> bool:
+    """Than that somebody went away, or how the rank ended."""
+    return not is_echo(error) and not error.message.startswith("ended with ")
+
+
+def _full_disk(ends: Mapping[str, NodeExit | NodeLost]) -> NodeExit | None:
+    """The host whose agent tells of a full disk, on which its ranks could not even write down their error."""
+    return next((end for end in ends.values() if isinstance(end, NodeExit) and FULL_DISK.search(end.reason)), None)
+
+
+def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], order: Sequence[str], log_dir: Path) -> str:
+    """What a person is told: host, rank, message and traceback of the first error, and where the logs lie.
+
+    What the trainer has explained itself needs no traceback: it would only push the explanation off the screen.
+    """
+    found, full = first_error(ends), _full_disk(ends)
+    lost = next((end for host in order if isinstance(end := ends[host], NodeLost)), None)
+    if lost is not None and (found is None or is_echo(found[1])):
+        what = f"training failed: {lost.host} {lost.reason}"
+        host = lost.host
+    elif found is not None and (full is None or _says_more(found[1])):
+        host, error = found
+        explained = _EXPLAINED.match(error.message)
+        message = error.message[explained.end() :] if explained else error.message
+        what = f"training failed on {host}, rank {error.rank}: {message}"
+        if error.traceback.strip() and not explained:
+            what += "\n" + _indented(error.traceback)
+    elif full is not None:
+        what, host = f"training failed on {full.host}: {full.reason}", full.host
+    else:
+        host = order[0] if order else plan.nodes[0].host
+        last = ends.get(host)
+        what = f"training failed on {host}: {last.reason if last is not None else 'no node answered'}"
+    others = [name for name in order if name != host]
+    also = f"\nended with it: {', '.join(others)}" if others else ""
+    return f"{what}{also}\nlogs: {log_dir}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.rstrip().splitlines())

@@ -1,0 +1,68 @@
+"""Hostfiles: one ``user@host:port slots=N`` a line, as mpirun and pssh users know them."""
+
+from __future__ import annotations
+
+import re
+
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import Host
+
+_LINE = re.compile(
+    r"(?:(?P<user>[^@\s\[\]]+)@)?(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^\s@:\[\]]+))(?::(?P<port>[^\s:]*))?$"
+)
+_FORM = "a line is [user@]host[:port] [slots=N], an IPv6 address stands in brackets"
+
+
+def parse(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, ...]:
+    """Hosts in the file's order. ``slots`` is nproc_per_node.
+
+    Args:
+        source: what errors call the file.
+        default_slots: nproc_per_node of lines without ``slots=``.
+
+    Raises:
+        UsageError: with ``source:line``, the value seen and the valid form.
+    """
+    hosts: list[Host] = []
+    lines: dict[str, int] = {}
+    for number, raw in enumerate(text.splitlines(), start=1):
+        words = raw.partition("#")[0].split()
+        if not words:
+            continue
+        host = _host(words, f"{source}:{number}", default_slots)
+        if host.label in lines:
+            raise UsageError(
+                f"{source}:{number}: {host.label} stands in line {lines[host.label]} already; "
+                "name each node once, with slots=N for more ranks"
+            )
+        lines[host.label] = number
+        hosts.append(host)
+    if not hosts:
+        raise UsageError(f"{source} names no host; {_FORM}")
+    return tuple(hosts)
+
+
+def _host(words: list[str], where: str, default_slots: int) -> Host:
+    found = _LINE.match(words[0])
+    if found is None or words[0].startswith("-"):
+        raise UsageError(f"{where}: {words[0]!r} is not a host; {_FORM}")
+    slots = default_slots
+    for word in words[1:]:
+        key, equals, value = word.partition("=")
+        if key != "slots" or not equals:
+            raise UsageError(f"{where}: {word!r} is not understood; {_FORM}")
+        slots = _number(value, f"{where}: slots", 1, None)
+    port = found["port"]
+    return Host(
+        name=found["v6"] or found["name"],
+        user=found["user"],
+        port=None if port is None else _number(port, f"{where}: port", 1, 65535),
+        nproc_per_node=slots,
+    )
+
+
+def _number(text: str, what: str, low: int, high: int | None) -> int:
+    bounds = f"a whole number from {low}" + (f" to {high}" if high else "")
+    if not text.isascii() or not text.isdigit() or not low <= int(text) <= (high or int(text)):
+        raise UsageError(f"{what}={text!r} must be {bounds}")
+    return int(text)

@@ -1,0 +1,304 @@
+"""What every launcher that starts the node agent by a command shares: requests, answers, live streams."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tarfile
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+from pipeline.cluster.launchers.base import NOT_ENDED, Capabilities, Launcher, Pack, Place
+from pipeline.cluster.launchers.streams import Streams
+from pipeline.core.errors import HostError
+from pipeline.core.redact import hidden_by, rules
+from pipeline.core.specs import Cluster, Event, Host, LaunchPlan, NodeFacts
+from pipeline.keys import rank_environment
+from pipeline.runs import attempts
+
+BOOTSTRAP = (
+    "import sys;sys.path=[p for p in sys.path if p];i=sys.stdin.buffer;"
+    "exec(compile(i.read(int(i.readline())),'paceline-agent','exec'))"
+)
+"""The constant program of every remote command: it reads the agent's source, then the request, from stdin.
+The working directory leaves sys.path first, or a stray ``json.py`` in someone's home would be imported. Interpreters
+run it with ``-E``: PYTHON… variables of a shell don't reach the ranks, so the probe must not see by them either."""
+
+ENV_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # a host that has set its interfaces is believed
+RIDES_ALONG_BYTES = 8 << 20  # a pack up to this size travels with the run instead of by a round trip of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What came back from one host: the agent's JSON, or why there is none."""
+
+    value: dict[str, Any] | None
+    failure: str = ""
+
+    @property
+    def error(self) -> str | None:
+        """Why the host did not do what it was asked; None when it did."""
+        if self.value is None:
+            return self.failure or "no answer"
+        error = self.value.get("error")
+        return None if error is None else str(error)
+
+
+@cache
+def agent_source() -> bytes:
+    return (Path(__file__).parent.parent / "agent.py").read_bytes()
+
+
+def message(request: dict[str, Any]) -> bytes:
+    """What goes into the stdin of BOOTSTRAP: length, source, one line of JSON. A tar may follow."""
+    source = agent_source()
+    return b"%d\n%s%s\n" % (len(source), source, json.dumps(request).encode())
+
+
+class AgentLauncher(Launcher, ABC):
+    """The verbs of ``Launcher`` on top of two ways to reach hosts: ``exchange`` and ``stream_argv``."""
+
+    capabilities: Capabilities
+    local = False  # tells the agent that no ssh connection stands behind its address
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._silent: set[str] = set()  # hosts that did not answer when the run had to stop
+
+    # ------------------------------------------------------------------ what a launcher brings
+    @abstractmethod
+    def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Answer]:
+        """Run the agent on ``hosts`` at once with the file ``stdin`` from its beginning; host label → answer."""
+
+    @abstractmethod
+    def stream_argv(self, host: Host) -> list[str]:
+        """The command of a live agent on one host."""
+
+    def go_alone(self) -> None:
+        """A connection broke or is stuck: those to come share nothing with it."""
+
+    @abstractmethod
+    def place(
+        self, host: Host, facts: NodeFacts, *, pack: Pack | None, run_dir: Path, run_id: str, attempt: int
+    ) -> Place: ...
+
+    @abstractmethod
+    def registry(self, run_dir: Path) -> str:
+        """The folder on a node where its agents register (``~`` is the node's)."""
+
+    @abstractmethod
+    def explain(self, host: Host, failure: str) -> tuple[str, str | None]:
+        """A failure in plain words, and the command that mends it."""
+
+    # ---------------------------------------------------------------------------- short verbs
+    def ask(
+        self,
+        request: dict[str, Any],
+        *,
+        hosts: Sequence[Host] | None = None,
+        timeout_s: float,
+        payload: Callable[[IO[bytes]], None] | None = None,
+    ) -> dict[str, Answer]:
+        """Send one request (and what ``payload`` appends to the file) to all hosts; never raises for a host.
+
+        The file has no name: a request may hold secrets, and nothing of it is left when this process is killed.
+        """
+        with tempfile.TemporaryFile(prefix="paceline-") as stdin:
+            stdin.write(message({"local": self.local, **request}))
+            if payload is not None:
+                payload(stdin)
+            stdin.flush()
+            return self.exchange(stdin, self.cluster.hosts if hosts is None else hosts, timeout_s)
+
+    def demand(self, doing: str, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:
+        """The values of all answers. Raises HostError that lists every host that failed and the mend."""
+        rows, mends = [], []
+        for host in self.cluster.hosts:
+            answer = answers.get(host.label)
+            if answer is None or answer.error is None:
+                continue
+            why, mend = self.explain(host, answer.error)
+            rows.append(f"  {host.label}: {why}")
+            mends.extend([mend] if mend and mend not in mends else [])
+        if rows:
+            head = f"{doing}: {len(rows)} of {self.cluster.nnodes} hosts can't take part"
+            raise HostError("\n".join([head, *rows]), try_="; then ".join(mends) or None)
+        return {label: answer.value or {} for label, answer in answers.items()}
+
+    @property
+    def workdir(self) -> str:
+        return self.cluster.workdir or "~/.cache/paceline"
+
+    @property
+    def short_s(self) -> float:
+        """Time limit of a short command."""
+        return self.cluster.connect_timeout_s + 8.0
+
+    def probe(self, pack: Pack | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
+        request = {
+            "do": "probe",
+            "workdir": self.workdir,
+            "env_names": ENV_NAMES,
+            "env_families": rank_environment.FAMILIES,
+            "env_passed": rank_environment.PASSED,
+            "modules": modules,
+            "python_path": self.cluster.python_path,
+            "pack_digest": pack.digest if pack else "",
+            "pack_places": [str(pack.path)] if pack else [],
+        }
+        values = self.demand("probe", self.ask(request, timeout_s=self.short_s))
+        return [self._facts(host, values[host.label]) for host in self.cluster.hosts]
+
+    def _facts(self, host: Host, value: dict[str, Any]) -> NodeFacts:
+        """The probe's answer with what the configuration says about this host on top."""
+        address = host.address or value["address"]
+        interface = host.interface or value["extra"]["interfaces"].get(address)
+        return NodeFacts(**{**value, "host": host.label, "address": address, "interface": interface})
+
+    def start(self, plan: LaunchPlan, pack: Pack | None, facts: list[NodeFacts], run_dir: Path) -> None:
+        rides = self._provide(pack, facts) if pack is not None else None
+        request = {**self._request(plan, run_dir), "do": "start", "pack_digest": pack.digest if pack else ""}
+        request |= self._secrets(request["nodes"])
+        stage = not self.capabilities.shares_run_dir
+        answers = self.ask(
+            {**request, "stage": stage},
+            timeout_s=self.short_s + 20.0,
+            payload=(lambda stdin: _append_run(stdin, run_dir, rides)) if stage else None,
+        )
+        self.demand("start", answers)
+
+    def _secrets(self, nodes: list[dict[str, Any]]) -> dict[str, Any]:
+        """What ``start`` alone carries: the nodes with their secret variables, and what hides these in their output."""
+        hosts = {host.label: host for host in self.cluster.hosts}
+        hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in self.cluster.hosts))
+        return {
+            "nodes": [{**node, "env": {**node["env"], **hosts[node["host"]].secrets}} for node in nodes],
+            "hide": rules(hidden),
+        }
+
+    def _provide(self, pack: Pack, facts: list[NodeFacts]) -> Pack | None:
+        """Send a large pack to the hosts that lack it; one that is small enough to ride along comes back."""
+        lacking = [host for host, fact in zip(self.cluster.hosts, facts, strict=True) if fact.pack_path is None]
+        if lacking and _size(pack.path) <= RIDES_ALONG_BYTES:
+            return pack
+        if lacking:
+            self.send_pack(pack, lacking)
+        return None
+
+    def send_pack(self, pack: Pack, hosts: Sequence[Host]) -> None:
+        """Lay the data pack on ``hosts``, whole or not at all. Raises HostError."""
+        request = {"do": "put_pack", "workdir": self.workdir, "pack_digest": pack.digest}
+        timeout_s = self.short_s + _size(pack.path) * len(hosts) / 1e6  # at least 1 MB/s in all
+        answers = self.ask(
+            request, hosts=hosts, timeout_s=timeout_s, payload=lambda stdin: _append(stdin, pack.path, ".")
+        )
+        self.demand("sending the data pack", answers)
+
+    def _request(self, plan: LaunchPlan, run_dir: Path) -> dict[str, Any]:
+        """What start, follow, collect and clean all carry: every node's part, found there by identity."""
+        return {
+            "run_key": plan.run_key,
+            "run_id": plan.run_id,
+            "attempts": attempts.prefix_of(plan.run_id),
+            "lease_s": plan.lease_s,
+            "registry": self.registry(run_dir),
+            "env_passed": rank_environment.PASSED,
+            "nodes": [
+                {
+                    **dataclasses.asdict(node),
+                    "peers": plan_peers(plan, node.identity),
+                    "remove": [self.removed(node.run_dir, node.state_dir)],
+                }
+                for node in plan.nodes
+            ],
+        }
+
+    def removed(self, run_dir: str, state_dir: str) -> str:
+        """The folder that ``clean`` removes on a node."""
+        return state_dir if self.capabilities.shares_run_dir else run_dir
+
+    def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> Streams:
+        hosts = {host.label: host for host in self.cluster.hosts}
+        request = {**self._request(plan, Path()), "do": "follow", "local": self.local}
+        request["metrics"] = not self.capabilities.shares_run_dir
+        argvs = {node.host: self.stream_argv(hosts[node.host]) for node in plan.nodes}
+
+        def again(label: str) -> list[str]:
+            self.go_alone()
+            return self.stream_argv(hosts[label])
+
+        return Streams(argvs, lambda offsets: message({**request, **offsets}), emit, metrics_at, again)
+
+    def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
+        self.go_alone()
+        which = attempts.prefix(run_key, run_dir)
+        request = {"do": "stop", "attempts": which, "registry": self.registry(run_dir), "bar": bar}
+        answers = self.ask(request, timeout_s=self.short_s + 8.0)
+        failures = {label: answer.error for label, answer in answers.items() if answer.error is not None}
+        left = {
+            label: f"{NOT_ENDED}{', '.join(answer.value['left'])}"
+            for label, answer in answers.items()
+            if answer.value and answer.value.get("left")
+        }
+        self._silent = set(failures)
+        return {**failures, **left}
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool: ...
+
+    def clean(self, plan: LaunchPlan) -> None:
+        hosts = [host for host in self.cluster.hosts if host.label not in self._silent]
+        if hosts:
+            self.ask({**self._request(plan, Path()), "do": "clean"}, hosts=hosts, timeout_s=self.short_s)
+
+
+def plan_peers(plan: LaunchPlan, identity: str) -> list[list[Any]]:
+    """ssh address and port of every other node, as its identity tells: what an isolated node tries to reach."""
+    peers = []
+    for node in plan.nodes:
+        address, _, port = node.identity.split(" ")[1].rpartition(":")
+        if node.identity != identity and port != "0":
+            peers.append([address, int(port)])
+    return peers
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
+def _append(stdin: IO[bytes], source: Path, name: str) -> None:
+    with tarfile.open(fileobj=stdin, mode="w|", dereference=True) as archive:
+        archive.add(source, arcname=name)
+
+
+def _append_run(stdin: IO[bytes], run_dir: Path, pack: Pack | None) -> None:
+    """The run as a node needs it: code, config, what a later attempt resumes from, the pack where it is small."""
+    with tarfile.open(fileobj=stdin, mode="w|", dereference=True) as archive:
+        for path in _staged(run_dir):
+            archive.add(path, arcname=str(path.relative_to(run_dir)), filter=_no_caches)
+        if pack is not None:
+            archive.add(pack.path, arcname="pack")
+
+
+def _staged(run_dir: Path) -> Iterable[Path]:
+    yield run_dir / "code"
+    yield run_dir / "config.json"
+    yield run_dir / attempts.FILE
+    checkpoints = sorted((run_dir / "checkpoints").glob("step-*.pt"))[-1:]
+    for checkpoint in checkpoints:
+        yield from (checkpoint, checkpoint.with_suffix(".json"), run_dir / "metrics.jsonl")
+        shards = checkpoint.with_name(checkpoint.stem.replace("step-", "shards-"))  # of strategy=fsdp
+        if shards.is_dir():
+            yield shards
+
+
+def _no_caches(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if "__pycache__" in member.name else member

@@ -1,0 +1,105 @@
+"""What the node agent's lines say. Pure, and strict: a line that isn't one of its answers is no answer.
+
+A login shell may print anything around them, a connection may end in the middle of one, and a file of the node may be
+damaged: none of that may end the thread that reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipeline.core.specs import LogLine, NodeExit, NodeLost, RankError
+
+PREFIX = b"@paceline "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines:
+    """Whole lines of a node's log or of metrics.jsonl, and the bytes of that file that they are."""
+
+    of: Literal["log", "metrics"]
+    texts: tuple[str, ...]
+    start_bytes: int
+    end_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """The agent has nothing to tell and lives."""
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of one answer line; None for every other line, and for one that was cut."""
+    if not line.startswith(PREFIX):
+        return None
+    try:
+        value = json.loads(line[len(PREFIX) :])
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def parse_answer(stdout: bytes) -> dict[str, Any] | None:
+    """The agent's last answer line; what a login shell prints around it is skipped."""
+    return next((value for line in reversed(stdout.split(b"\n")) if (value := parse(line)) is not None), None)
+
+
+def parse_stream(line: bytes, host: str, now: float) -> Lines | Beat | NodeExit | NodeLost | None:
+    """One line of a live stream; None where it is none of the agent's, or not whole.
+
+    Args:
+        now: unix seconds on the controller, to which the times of the node's errors are moved.
+    """
+    value = parse(line) if line.endswith(b"\n") else None
+    if value is None:
+        return None
+    try:
+        if "log" in value or "metrics" in value:
+            return _lines(value)
+        if "exit" in value:
+            return _node_end(host, value["exit"], now - float(value["now"]))
+        if "error" in value:
+            return NodeLost(host=host, reason=str(value["error"]))
+        return Beat() if "beat" in value else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def log_line(host: str, text: str) -> LogLine:
+    """``3 | epoch 1`` is rank 3's; a line without a rank is torchrun's, or what is left of a damaged one."""
+    rank, separator, rest = text.partition(" | ")
+    if separator and (rank == "-" or (rank.isascii() and rank.isdecimal())):
+        return LogLine(host=host, rank=None if rank == "-" else int(rank), text=rest)
+    return LogLine(host=host, rank=None, text=text)
+
+
+def _lines(value: Mapping[str, Any]) -> Lines:
+    of: Literal["log", "metrics"] = "log" if "log" in value else "metrics"
+    texts, start_bytes, end_bytes = value[of], value["from"], value["at"]
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise TypeError(of)
+    if type(start_bytes) is not int or type(end_bytes) is not int or not 0 <= start_bytes <= end_bytes:
+        raise TypeError("bytes")
+    return Lines(of=of, texts=tuple(texts), start_bytes=start_bytes, end_bytes=end_bytes)
+
+
+def _node_end(host: str, value: Mapping[str, Any], ahead_s: float) -> NodeExit | NodeLost:
+    """The agent's exit.json; ``ahead_s`` moves the node's times to the controller's clock."""
+    reason = str(value["reason"])
+    if value.get("lost") or value.get("gone") is False:  # what could not be ended there is still to be asked about
+        return NodeLost(host=host, reason=reason)
+    errors = tuple(
+        RankError(
+            rank=int(error["rank"]),
+            unix_time=float(error["unix_time"]) + ahead_s,
+            message=str(error["message"]),
+            traceback=str(error["traceback"]),
+        )
+        for error in value["errors"]
+    )
+    code = int(value["code"])
+    tail = [str(text) for text in value["tail"]] if code else []
+    return NodeExit(host=host, code=code, reason="\n".join([reason, *tail]), errors=errors)

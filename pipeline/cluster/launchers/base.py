@@ -1,0 +1,117 @@
+"""What a launcher is to the launch loop: eight verbs, and what it can do as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pipeline.core.specs import Event, Host, LaunchPlan, NodeFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What the launch loop must know of a launcher without asking which one it is.
+
+    ``shares_run_dir``: nodes see the controller's run folder, so nothing is sent or collected.
+    """
+
+    shares_run_dir: bool
+
+
+NOT_ENDED = "could not be ended there: "
+"""How a host's answer to ``stop`` begins when it was reached and something of the run lives all the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack:
+    """The data pack as the controller holds it: where, and the digest that names it on every node."""
+
+    path: Path
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Absolute paths on one node: the run folder, the data pack, and the agent's own files."""
+
+    run_dir: str
+    data_dir: str
+    state_dir: str
+
+
+class Following(Protocol):
+    """The live streams of one attempt."""
+
+    def stop(self) -> None:
+        """Ask every node that still answers to end its part; returns at once, NodeExit events follow."""
+        ...
+
+    def prune(self) -> None:
+        """Ask rank 0 to end the run at the next end of an epoch; returns at once. For launchers that send files."""
+        ...
+
+    def close(self) -> None:
+        """End the streams (not the training)."""
+        ...
+
+
+class Launcher(Protocol):
+    """Carries a rendered plan out on the hosts of one cluster.
+
+    Why these verbs and no more: the loop (pipeline.cluster.attempt) decides what happens when; a launcher only
+    reaches hosts. ``probe`` and ``place`` are apart from ``start`` because the plan between them is pure
+    data that is checked and written down before any effect. ``follow`` is apart from ``start`` because a
+    stream may break while training goes on. ``stop`` takes a run key and not a plan, so that it also ends
+    what an earlier controller, which died, has left behind.
+    """
+
+    capabilities: Capabilities
+
+    def probe(self, pack: Pack | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
+        """Facts of every host, in the cluster's order; ``modules`` are names to look for among what is installed there.
+
+        Raises HostError that lists every host that failed.
+        """
+        ...
+
+    def place(
+        self, host: Host, facts: NodeFacts, *, pack: Pack | None, run_dir: Path, run_id: str, attempt: int
+    ) -> Place:
+        """Where this host keeps the run. Pure. No pack (a diagnosis without data): ``data_dir`` is empty."""
+        ...
+
+    def start(self, plan: LaunchPlan, pack: Pack | None, facts: list[NodeFacts], run_dir: Path) -> None:
+        """Send what is missing, start torchrun on all nodes at once. Raises HostError: some may have started."""
+        ...
+
+    def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> Following:
+        """Stream all nodes' output and ends into ``emit`` (called from several threads).
+
+        ``metrics_at``: bytes of metrics.jsonl that the controller has already, from which rank 0 goes on.
+        """
+        ...
+
+    def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
+        """End everything that runs for this key, on every host that answers. Host label → what went wrong.
+
+        ``bar`` is a run id that may not start any more: its start command may still be on its way.
+        """
+        ...
+
+    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
+        """Bring rank 0's outputs (``plan.outputs``) into ``run_dir``, verified, whole. Raises TrainingError.
+
+        Not ``final``: only what a later attempt resumes from; raises nothing. False: it could not be had and lies
+        there still.
+        """
+        ...
+
+    def clean(self, plan: LaunchPlan) -> None:
+        """Remove the attempt's own folders from the nodes; the data pack stays for later runs."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the launcher holds here (connections, folders)."""
+        ...

@@ -1,0 +1,178 @@
+"""Rank 0's outputs from its node into the controller's run folder: one tar, verified, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import Popen, TimeoutExpired
+from typing import IO, Any, cast
+
+from pipeline.cluster.launchers.agent_launcher import message
+from pipeline.cluster.launchers.answers import parse
+from pipeline.core import leftovers, process
+from pipeline.core.errors import PacelineError, TrainingError
+from pipeline.core.specs import TRAINED, Outputs
+from pipeline.runs.checkpoints import DAMAGE, read_verified
+
+SILENT_S = 10.0
+_LOOK_S = 0.5
+_FAILURES = (OSError, PacelineError, ValueError, tarfile.TarError, EOFError)
+
+
+def receive(
+    argv: list[str],
+    request: dict[str, Any],
+    run_dir: Path,
+    *,
+    host: str,
+    final: bool,
+    outputs: Outputs = TRAINED,
+    again: Callable[[], list[str]] | None = None,
+) -> bool:
+    """Ask the agent behind ``argv`` for files and put them into ``run_dir``.
+
+    ``again`` makes the command of a second try, where the first one breaks or brings nothing for ``SILENT_S``.
+    Returns False when the files did not come and lie there still.
+
+    Raises:
+        TrainingError: when ``final``: nothing came, a digest differs, or a needed file is missing.
+    """
+    request = {**request, "do": "collect", "patterns": outputs.final if final else outputs.resume}
+    temporary = Path(tempfile.mkdtemp(prefix=leftovers.prefix(".collect"), dir=run_dir))
+    try:
+        try:
+            _extract(argv, request, temporary)
+        except _FAILURES:
+            if again is None:
+                raise
+            shutil.rmtree(temporary)
+            temporary.mkdir()
+            _extract(again(), request, temporary)
+        damaged = _drop_damaged(temporary)
+        pruned = outputs.pruned is not None and (temporary / outputs.pruned).exists()
+        needed = (outputs.pruned,) if outputs.pruned and pruned else outputs.needed
+        missing = [name for name in needed if not (temporary / name).exists()]
+        if final and (damaged or missing):
+            what = f"damaged on the way: {', '.join(damaged)}" if damaged else f"missing: {', '.join(missing)}"
+            ends = "where the model or what it imports ends the process (sys.exit, os._exit): take that out"
+            raise TrainingError(
+                f"{host} ended well, but its outputs could not be collected; {what}",
+                try_=None if damaged else ends,
+            )
+        _settle(temporary, run_dir, needed[-1])
+    except _FAILURES as error:
+        if final:
+            raise TrainingError(f"{host}: its outputs could not be collected: {error}") from error
+        return False
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return True
+
+
+def _extract(argv: list[str], request: dict[str, Any], folder: Path) -> None:
+    with tempfile.TemporaryFile(prefix="paceline-") as asked:
+        asked.write(message(request))
+        asked.seek(0)
+        child = process.answering(argv, stdin=asked)
+    if child.stdout is None or child.stderr is None:
+        raise RuntimeError("a stream has pipes")
+    try:
+        came = Patient(child, child.stdout, SILENT_S)
+        answers = (value for line in iter(came.readline, b"") if (value := parse(line)) is not None)
+        answer = next((value for value in answers if "tar" in value or "error" in value), None)
+        if answer is None:
+            raise PacelineError(_last_words(child))
+        if "error" in answer:
+            raise PacelineError(str(answer["error"]))
+        with tarfile.open(fileobj=cast(IO[bytes], came), mode="r|") as archive:
+            archive.extractall(folder, filter="data")
+    finally:
+        child.kill()  # also one that is stopped; where all has come, it has nothing left to do
+        child.wait()
+        child.stdout.close()
+        child.stderr.close()
+
+
+class Patient:
+    """Reads the output of a child for as long as something comes, however long it takes."""
+
+    def __init__(self, child: Popen[bytes], pipe: IO[bytes], silent_s: float) -> None:
+        self._child, self._pipe, self._silent_s = child, pipe, silent_s
+        self._rest = b""
+
+    def read(self, size: int = 1 << 16) -> bytes:
+        """At most ``size`` bytes; none at the end. Raises TimeoutError when nothing comes."""
+        data = self._rest or self._next()
+        self._rest = data[size:]
+        return data[:size]
+
+    def readline(self) -> bytes:
+        """A line, or what is left at the end. Raises TimeoutError."""
+        data = b""
+        while b"\n" not in data:
+            more = self.read()
+            if not more:
+                return data
+            data += more
+        end = data.index(b"\n") + 1
+        self._rest = data[end:] + self._rest
+        return data[:end]
+
+    def _next(self) -> bytes:
+        poll, silent_s = select.poll(), 0.0
+        poll.register(self._pipe.fileno(), select.POLLIN)
+        while silent_s < self._silent_s:  # looks are counted: time in which this process was stopped is no silence
+            if poll.poll(_LOOK_S * 1000):
+                return os.read(self._pipe.fileno(), 1 << 16)
+            if self._child.poll() is not None:  # its pipes may be open elsewhere: shared connections of ssh
+                return b""
+            silent_s += _LOOK_S
+        raise TimeoutError(f"nothing came for {self._silent_s:g} s")
+
+
+def _last_words(child: Popen[bytes]) -> str:
+    """What a child that has closed its output said on stderr, as far as it is there."""
+    with contextlib.suppress(TimeoutExpired):
+        child.wait(timeout=_LOOK_S)
+    text = b""
+    if child.stderr is not None:
+        os.set_blocking(child.stderr.fileno(), False)
+        text = child.stderr.read() or b""
+    return text.decode(errors="replace").strip()[-400:] or "no answer"
+
+
+def _drop_damaged(folder: Path) -> list[str]:
+    """Remove checkpoints whose digests aren't those of the .json beside them (or that have none); their names."""
+    damaged = []
+    for path in sorted((folder / "checkpoints").glob("*.pt")):
+        try:
+            read_verified(path)
+        except DAMAGE:
+            damaged.append(path.name)
+            path.unlink()
+            path.with_suffix(".json").unlink(missing_ok=True)
+    return damaged
+
+
+def _settle(temporary: Path, run_dir: Path, last: str) -> None:
+    """Rename every file into place, ``last`` as the last. Older checkpoints that the node dropped go, once a newer
+    one has come."""
+    came = sorted(path.relative_to(temporary) for path in temporary.rglob("*") if path.is_file())
+    for name in sorted(came, key=lambda name: str(name) == last):
+        target = run_dir / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (temporary / name).replace(target)
+    if any(name.match("checkpoints/step-*.pt") for name in came):
+        checkpoints = run_dir / "checkpoints"
+        for old in [*checkpoints.glob("step-*"), *checkpoints.glob("shards-*/*")]:
+            if old.relative_to(run_dir) not in came:
+                shutil.rmtree(old) if old.is_dir() else old.unlink()  # one that was set aside may be anything
+        for folder in checkpoints.glob("shards-*"):
+            with contextlib.suppress(OSError):  # it isn't empty
+                folder.rmdir()

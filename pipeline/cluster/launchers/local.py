@@ -1,0 +1,72 @@
+"""This computer alone: the same agent, started without ssh; nothing is sent, nothing collected."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from pipeline.cluster.launchers.agent_launcher import BOOTSTRAP, AgentLauncher, Answer
+from pipeline.cluster.launchers.answers import parse_answer
+from pipeline.cluster.launchers.base import Capabilities, Pack, Place
+from pipeline.cluster.launchers.settings import ClusterConfig
+from pipeline.core import process
+from pipeline.core.errors import PacelineError
+from pipeline.core.specs import Host, LaunchPlan, NodeFacts
+
+
+@dataclass(kw_only=True)
+class LocalConfig(ClusterConfig):
+    """Nothing more to set."""
+
+    launcher: str = "local"
+
+
+class LocalLauncher(AgentLauncher):
+    """Runs in the run folder itself; the agent's files lie in ``attempts/N`` until the attempt is over."""
+
+    capabilities = Capabilities(shares_run_dir=True)
+    local = True
+
+    def _argv(self, host: Host) -> list[str]:
+        return [str(Path(host.python or sys.executable).expanduser()), "-E", "-c", BOOTSTRAP]
+
+    def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Answer]:
+        answers = {}
+        for host in hosts:
+            try:
+                done = process.run_apart(self._argv(host), stdin=stdin, timeout_s=timeout_s)
+            except PacelineError as error:
+                answers[host.label] = Answer(value=None, failure=error.what)
+                continue
+            answers[host.label] = Answer(value=parse_answer(done.stdout.encode()), failure=done.stderr.strip())
+        return answers
+
+    def stream_argv(self, host: Host) -> list[str]:
+        return self._argv(host)
+
+    def place(
+        self, host: Host, facts: NodeFacts, *, pack: Pack | None, run_dir: Path, run_id: str, attempt: int
+    ) -> Place:
+        state_dir = run_dir / "attempts" / str(attempt) / f"agent-{run_id}"
+        return Place(run_dir=str(run_dir), data_dir=str(pack.path) if pack else "", state_dir=str(state_dir))
+
+    def registry(self, run_dir: Path) -> str:
+        return str(run_dir.parent / ".agents")  # outlives the run folder, which anybody may remove at any time
+
+    def explain(self, host: Host, failure: str) -> tuple[str, str | None]:
+        if failure.startswith("program not found"):
+            return (
+                f"{failure} (cluster.python={host.python})",
+                "cluster.python=null, or the path of an interpreter",
+            )
+        return failure, None
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
+        """The outputs lie in the run folder already."""
+        return True

@@ -1,0 +1,233 @@
+"""Hosts over OpenSSH: the system's pssh for short commands on all hosts at once, plain ssh for live output.
+
+Your own ~/.ssh/config, agent, ProxyJump and known_hosts are honoured; host-key checking is never touched.
+No value reaches a remote shell: the remote command is constant but for the interpreter's path (quoted),
+everything else goes through stdin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from pipeline.cluster.launchers.agent_launcher import BOOTSTRAP, AgentLauncher, Answer
+from pipeline.cluster.launchers.answers import parse_answer
+from pipeline.cluster.launchers.base import Capabilities, Pack, Place
+from pipeline.cluster.launchers.collect import receive
+from pipeline.cluster.launchers.settings import ClusterConfig
+from pipeline.cluster.launchers.ssh_errors import explain
+from pipeline.core import leftovers, process
+from pipeline.core.errors import HostError, PacelineError, UsageError
+from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
+
+INSTALL = {
+    "Darwin": "brew install pssh",
+    "Linux": "apt install pssh (Debian, Ubuntu), dnf install pssh (Fedora); not the packages of Python's index",
+}
+_NAME = re.compile(r"[^\s@/#\[\]-][^\s@/#\[\]]*")  # no option, no path, nothing that pssh's host file splits at
+
+_RECONNECT_TIMEOUT_S = 2.0  # a stream that breaks is tried again within streams.LOST_S
+
+# runs the first interpreter that is there; "~/" is the host's home
+_FIND_PYTHON = (
+    'b=$1; shift; for p; do case $p in "~/"*) p=$HOME/${p#??};; esac; '
+    'command -v "$p" >/dev/null 2>&1 && exec "$p" -E -c "$b"; done; echo "paceline: no interpreter $*" >&2; exit 127'
+)
+
+
+@dataclass(kw_only=True)
+class PsshConfig(ClusterConfig):
+    """Nothing more to set."""
+
+    launcher: str = "pssh"
+
+
+class PsshLauncher(AgentLauncher):
+    """Needs pssh and ssh here, and on the hosts an ssh server and Python; no shared file system."""
+
+    capabilities = Capabilities(shares_run_dir=False)
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        for host in cluster.hosts:
+            if not _NAME.fullmatch(host.name) or (host.user and not _NAME.fullmatch(host.user)):
+                raise UsageError(f"cluster.hosts: {host.label!r} is not a host name that ssh can be given")
+        if cluster.ssh_config and not Path(cluster.ssh_config).is_file():
+            of_a_lab = Path(cluster.ssh_config).parent.name == ".lab"
+            raise UsageError(
+                f"cluster.ssh_config={cluster.ssh_config} does not exist" + (": no lab is up here" if of_a_lab else ""),
+                try_="doit lab hosts=2" if of_a_lab else "cluster.ssh_config=null, which takes your own ~/.ssh/config",
+            )
+        program = process.find("pssh", "parallel-ssh")
+        if program is None or process.find("ssh") is None:
+            absent = "pssh (or parallel-ssh)" if program is None else "ssh"
+            raise HostError(
+                f"cluster.launcher=pssh needs the program {absent}, which is not in PATH={os.environ.get('PATH')}",
+                try_=INSTALL.get(platform.system(), "install OpenSSH's client and pssh"),
+            )
+        self._pssh = program
+        self._connect_s = cluster.connect_timeout_s
+        prefix = leftovers.prefix("paceline")
+        self._sockets = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # a socket's path has to be short
+        self._shared = self._sharing = self._shared_connection()
+
+    # ------------------------------------------------------------------------- reaching hosts
+    def _shared_connection(self) -> dict[str, str]:
+        """ssh options that let all later commands share the probe's connection to each host.
+
+        A handshake costs 0.2 to 0.5 s, and many at once meet sshd's MaxStartups. Who configured shared
+        connections himself keeps his: they may be the only way past a second factor.
+        """
+
+        def settings(host: Host) -> str:
+            return process.run([*self._ssh(host, {}), "-G", "--", host.name]).stdout
+
+        with ThreadPoolExecutor(max_workers=8) as pool:
+            own = [re.search(r"^controlpath (?!none$)", text, re.M) for text in pool.map(settings, self.cluster.hosts)]
+        if any(own):
+            return {}
+        return {"ControlMaster": "auto", "ControlPath": f"{self._sockets}/%C", "ControlPersist": "30"}
+
+    def close(self) -> None:
+        """End the shared connections."""
+        if self._shared:
+            for host in self.cluster.hosts:
+                with contextlib.suppress(PacelineError):  # a stuck one ends by itself: ControlPersist
+                    process.run([*self._ssh(host, self._shared), "-O", "exit", "--", host.name], timeout_s=5.0)
+        shutil.rmtree(self._sockets, ignore_errors=True)
+
+    def _ssh(self, host: Host, options: Mapping[str, str]) -> list[str]:
+        argv = ["ssh", "-T"]
+        argv += ["-F", self.cluster.ssh_config] if self.cluster.ssh_config else []
+        argv += [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+        argv += ["-l", host.user] if host.user else []
+        argv += ["-p", str(host.port)] if host.port else []
+        return argv
+
+    def probe(self, pack: Pack | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
+        self._sharing = self._shared
+        facts = super().probe(pack, modules)
+        # hosts that have answered answer quickly again, or the others would run on for long after one is lost
+        self._connect_s = min(self._connect_s, _RECONNECT_TIMEOUT_S)
+        return facts
+
+    def _options(self, connect_timeout_s: float) -> dict[str, str]:
+        return {
+            **self._sharing,
+            "BatchMode": "yes",  # ask nothing: nobody could answer for many hosts at once
+            "ConnectTimeout": str(max(1, round(connect_timeout_s))),
+            "ServerAliveInterval": "1",
+            "ServerAliveCountMax": "3",
+            "ClearAllForwardings": "yes",  # forwarded ports of the user's config would collide
+        }
+
+    def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Answer]:
+        """One pssh for all hosts (one after the other for each distinct interpreter, as pssh has one command)."""
+        answers: dict[str, Answer] = {}
+        for python in dict.fromkeys(host.python for host in hosts):
+            group = [host for host in hosts if host.python == python]
+            answers.update(self._pssh_run(stdin, group, python, timeout_s))
+        return answers
+
+    def _pssh_run(
+        self, stdin: IO[bytes], hosts: Sequence[Host], python: str | None, timeout_s: float
+    ) -> dict[str, Answer]:
+        with tempfile.TemporaryDirectory(prefix=leftovers.of_system("pssh")) as name:
+            folder = Path(name)
+            (folder / "hosts").write_text("".join(f"{pssh_name(host)}\n" for host in hosts), encoding="utf-8")
+            options = self._options(self._connect_s)
+            argv = [
+                self._pssh,
+                "-h",
+                str(folder / "hosts"),
+                "-p",
+                str(len(hosts)),
+                "-t",
+                str(round(timeout_s)),
+            ]
+            argv += ["-o", str(folder / "out"), "-e", str(folder / "err"), "-I"]
+            argv += [word for key, value in options.items() for word in ("-O", f"{key}={value}")]
+            if self.cluster.ssh_config:
+                argv += ["-x", f"-F {shlex.quote(self.cluster.ssh_config)}"]
+            env = {key: value for key, value in os.environ.items() if not key.startswith("PSSH_")}
+            try:
+                done = process.run_apart([*argv, remote_command(python)], stdin=stdin, env=env, timeout_s=timeout_s + 5)
+            except PacelineError as error:
+                return {host.label: Answer(value=None, failure=error.what) for host in hosts}
+            return {host.label: _answer(folder, host, done.stdout + done.stderr) for host in hosts}
+
+    def go_alone(self) -> None:
+        self._sharing = {}  # what is stuck may be the shared connection; the next probe shares it again
+
+    def stream_argv(self, host: Host) -> list[str]:
+        options = self._options(self._connect_s)
+        return [*self._ssh(host, options), "--", host.name, remote_command(host.python)]
+
+    def explain(self, host: Host, failure: str) -> tuple[str, str | None]:
+        return explain(host, failure, self.cluster.ssh_config)
+
+    # ------------------------------------------------------------------------ where things lie
+    def place(
+        self, host: Host, facts: NodeFacts, *, pack: Pack | None, run_dir: Path, run_id: str, attempt: int
+    ) -> Place:
+        """A folder for each run id and node: homes are often shared over NFS."""
+        workdir = self.workdir
+        if workdir == "~" or workdir.startswith("~/"):
+            workdir = facts.home + workdir[1:]
+        node_dir = f"{workdir}/runs/{run_id}/node{self.cluster.hosts.index(host)}"
+        data_dir = facts.pack_path or (f"{workdir}/data/{pack.digest}" if pack else "")
+        return Place(run_dir=node_dir, data_dir=data_dir, state_dir=f"{node_dir}/agent")
+
+    def registry(self, run_dir: Path) -> str:
+        return f"{self.workdir}/agents"
+
+    # -------------------------------------------------------------------------------- outputs
+    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
+        host = next(host for host in self.cluster.hosts if host.label == plan.nodes[0].host)
+
+        def again() -> list[str]:
+            self.go_alone()
+            return self.stream_argv(host)
+
+        return receive(
+            self.stream_argv(host),
+            self._request(plan, run_dir),
+            run_dir,
+            host=host.label,
+            final=final,
+            outputs=plan.outputs,
+            again=again,
+        )
+
+
+def pssh_name(host: Host) -> str:
+    """One line of pssh's host file. pssh splits at the last colon, so an IPv6 address needs its port."""
+    if ":" in host.name and host.port is None:
+        return f"{host.label}:22"
+    return host.label
+
+
+def remote_command(python: str | None) -> str:
+    """What the remote login shell is given. Without a configured interpreter: the controller's, else python3."""
+    candidates = [python] if python else [sys.executable, "python3"]
+    return shlex.join(["exec", "sh", "-c", _FIND_PYTHON, "sh", BOOTSTRAP, *candidates])
+
+
+def _answer(folder: Path, host: Host, report: str) -> Answer:
+    """pssh leaves each host's streams in files that it names as its host file does."""
+    out, err = folder / "out" / pssh_name(host), folder / "err" / pssh_name(host)
+    value = parse_answer(out.read_bytes()) if out.exists() else None
+    said = err.read_text(encoding="utf-8", errors="replace").strip() if err.exists() else ""
+    ended = re.search(rf"\[FAILURE\] {re.escape(pssh_name(host))} (.*)", report)
+    return Answer(value=value, failure="\n".join(filter(None, [said, ended.group(1) if ended else ""])))

@@ -1,0 +1,240 @@
+"""Live streams from all nodes: one child and two threads a node, reconnecting where a connection breaks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from subprocess import Popen
+from typing import IO
+
+from pipeline.cluster.launchers.answers import PREFIX, Beat, Lines, log_line, parse_stream
+from pipeline.core import process, threads
+from pipeline.core.specs import Event, MetricsLine, NodeLost
+
+LOST_S = 6.0  # of silence: ssh notices after 3 to 4, one try to reconnect fits in, others are down within 10
+BEAT_S = 1.0
+_SILENT_S = 4.0  # the agent says something every second: a connection that doesn't is made anew
+_RETRY_S = 0.3
+
+
+class Streams:
+    """Follows every node of one attempt. ``emit`` is called from the reading threads.
+
+    Args:
+        argvs: host label → the command of a live agent there.
+        again: host label → the command for every connection but the first (None: the same).
+        opening: byte offsets to go on from → what the agent reads first.
+    """
+
+    def __init__(
+        self,
+        argvs: Mapping[str, list[str]],
+        opening: Callable[[dict[str, int]], bytes],
+        emit: Callable[[Event], None],
+        metrics_at: int,
+        again: Callable[[str], list[str]] | None = None,
+    ) -> None:
+        self._stopping = threading.Event()
+        self._pruning = False
+        self._closing = threading.Event()
+        self._emit = emit
+        self._streams = [
+            _Stream(label, argv, opening, emit, self._closing, metrics_at, again or argvs.__getitem__)
+            for label, argv in argvs.items()
+        ]
+        for stream in self._streams:
+            threads.start(stream.read, name=f"follow {stream.label}", on_error=stream.failed)
+        threads.start(self._beat, name="beats", on_error=self._beats_failed)
+
+    def _beat(self) -> None:
+        """Renew every node's lease, and pass a wish on until its end is heard of (a stream may have broken)."""
+        looked = time.monotonic()
+        while not self._closing.is_set():
+            word = b"prune\n" if self._pruning else b"beat\n"
+            self._tell(b"stop\n" if self._stopping.is_set() else word)
+            now = time.monotonic()
+            for stream in self._streams:  # time in which this process was stopped itself is nobody's silence
+                stream.listened(min(now - looked, 2 * BEAT_S))
+            looked = now
+            if not self._stopping.wait(BEAT_S):
+                continue
+            self._closing.wait(BEAT_S / 2)
+
+    def _beats_failed(self, why: str) -> None:
+        for stream in self._streams:
+            stream.failed(why)
+
+    def _tell(self, word: bytes) -> None:
+        for stream in self._streams:
+            stream.tell(word)
+
+    def prune(self) -> None:
+        """Ask rank 0 to end the run, with a checkpoint, at the next end of an epoch."""
+        self._pruning = True
+        self._tell(b"prune\n")
+
+    def stop(self) -> None:
+        """Ask every node that still answers to end its part."""
+        self._stopping.set()
+
+    def close(self) -> None:
+        """End the streams."""
+        self._closing.set()
+        self._stopping.set()
+        for stream in self._streams:
+            stream.end()
+
+
+class _Stream:
+    def __init__(
+        self,
+        label: str,
+        argv: list[str],
+        opening: Callable[[dict[str, int]], bytes],
+        emit: Callable[[Event], None],
+        closing: threading.Event,
+        metrics_at: int,
+        again: Callable[[str], list[str]],
+    ) -> None:
+        self._again = again
+        self.label = label
+        self._argv, self._opening, self._emit, self._closing = argv, opening, emit, closing
+        self._offsets = {"log": 0, "metrics": metrics_at}
+        self._child: Popen[bytes] | None = None
+        self._opened = False  # the agent has been told what to follow: from here on it reads beats
+        self._silent_s = self._lost_s = 0.0  # since the last answer, of this connection and of the node
+        self._said = ""
+
+    def read(self) -> None:
+        """Until the node's end is known: read, and reconnect for a few seconds where the stream breaks."""
+        while not self._closing.is_set():
+            try:
+                if self._follow():
+                    return
+            except Exception as error:  # whatever it is, another connection may do better
+                self._said = threads.described(error)
+            finally:
+                self._hang_up()
+            if self._lost_s > LOST_S:
+                break
+            self._closing.wait(_RETRY_S)
+            self._argv = self._again(self.label)
+        if not self._closing.is_set():
+            self._emit(NodeLost(host=self.label, reason=f"no longer answers: {self._said or 'the connection ended'}"))
+
+    def failed(self, why: str) -> None:
+        """Something in this process went wrong, so nothing more will be heard of the node."""
+        if not self._closing.is_set():
+            self._emit(NodeLost(host=self.label, reason=f"can no longer be followed from here: {why}"))
+
+    def _follow(self) -> bool:
+        """Pass on what one connection brings. True: the node has ended."""
+        for line in self._lines():
+            answer = parse_stream(line, self.label, time.time())
+            if answer is None:
+                if line.startswith(PREFIX):
+                    self._said = f"it says {line[:200].decode(errors='replace').strip()!r}, which is no answer"
+                continue
+            if isinstance(answer, Lines) and answer.start_bytes > self._offsets[answer.of]:
+                return False  # what stood between got lost: the next connection brings it
+            self._silent_s = self._lost_s = 0.0
+            if isinstance(answer, Lines):
+                self._pass_on(answer)
+            elif not isinstance(answer, Beat):
+                self._emit(answer)
+                return True
+        return False
+
+    def _pass_on(self, answer: Lines) -> None:
+        if answer.start_bytes < self._offsets[answer.of] and answer.of == "log":
+            cut = f"the log of this host was cut back to byte {answer.start_bytes} by somebody"
+            self._emit(log_line(self.label, f"- | {cut}"))
+        for text in answer.texts:
+            self._emit(log_line(self.label, text) if answer.of == "log" else MetricsLine(text=text))
+        self._offsets[answer.of] = answer.end_bytes
+
+    def _lines(self) -> Iterator[bytes]:
+        """The lines of one connection; the last one may be cut."""
+        self._silent_s, self._opened = 0.0, False
+        child = self._child = process.stream(self._argv)
+        if child.stdin is None or child.stdout is None:
+            raise RuntimeError("a stream has pipes")
+        threads.start(self._listen, child, name=f"stderr of {self.label}", on_error=self._note)
+        with contextlib.suppress(OSError):  # why it ended stands on its stderr
+            child.stdin.write(self._opening({f"{name}_at": at for name, at in self._offsets.items()}))
+            child.stdin.flush()
+            self._opened = True
+        yield from _lines_of(child, child.stdout)
+
+    def _listen(self, child: Popen[bytes]) -> None:
+        """Keep the last line of stderr: it says why a connection ended."""
+        if child.stderr is not None:
+            for line in child.stderr:
+                self._said = line.decode(errors="replace").strip() or self._said
+
+    def _note(self, why: str) -> None:
+        self._said = self._said or why
+
+    def listened(self, passed_s: float) -> None:
+        """``passed_s`` more seconds without an answer, unless one comes; a connection that says nothing is ended."""
+        self._silent_s += passed_s
+        self._lost_s += passed_s
+        child = self._child
+        if self._silent_s > _SILENT_S and child is not None:
+            self._said = self._said or f"nothing was heard for {_SILENT_S:.0f} s"
+            child.kill()  # also ends one that is stopped
+
+    def tell(self, word: bytes) -> None:
+        """Send a word unless the connection is stuck: waiting for one host must not let the others' leases end."""
+        child = self._child
+        if child is None or child.stdin is None or not self._opened:
+            return
+        with contextlib.suppress(OSError, ValueError):  # a broken stream shows at its reading end
+            poll = select.poll()
+            poll.register(child.stdin.fileno(), select.POLLOUT)
+            if any(event & select.POLLOUT for _, event in poll.poll(0)):
+                child.stdin.write(word)
+                child.stdin.flush()
+
+    def end(self) -> None:
+        """End the connection; the thread that reads it notices."""
+        child = self._child
+        if child is not None and child.poll() is None:
+            child.terminate()
+
+    def _hang_up(self) -> None:
+        """Nothing of the connection is left, whatever it was doing."""
+        child, self._child, self._opened = self._child, None, False
+        if child is None:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):  # how it ended by itself may stand on its stderr
+            child.wait(timeout=0.5)
+        child.kill()
+        child.wait()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+def _lines_of(child: Popen[bytes], pipe: IO[bytes]) -> Iterator[bytes]:
+    """Lines until the pipe's end, or until the child is gone: what it shared its pipes with (ssh gives them to the
+    process that holds a shared connection) may hold them open for ever."""
+    rest, poll = b"", select.poll()
+    poll.register(pipe.fileno(), select.POLLIN)
+    while True:
+        if poll.poll(_RETRY_S * 1000):
+            data = os.read(pipe.fileno(), 1 << 18)
+            if not data:
+                break
+            *whole, rest = (rest + data).split(b"\n")
+            yield from (line + b"\n" for line in whole)
+        elif child.poll() is not None:
+            break
+    if rest:
+        yield rest

@@ -1,0 +1,12 @@
+"""GPUs of this computer, as ``cluster=local`` may use them."""
+
+from __future__ import annotations
+
+from pipeline.cluster.agent import count_gpus
+from pipeline.keys.installed import version
+
+
+def usable_gpus() -> int:
+    """How many CUDA may see (``CUDA_VISIBLE_DEVICES``), and none where torch was built for the CPU alone."""
+    found = count_gpus()
+    return 0 if found and (version("torch") or "").endswith("+cpu") else found

@@ -1,0 +1,307 @@
+"""Cluster and probed facts → the launch plan, as data. Pure: no clock, environment, file system or chance."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pipeline.core.errors import HostError, UsageError
+
+if TYPE_CHECKING:
+    from pipeline.cluster.launchers.base import Place
+    from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
+
+OLDEST_PYTHON = (3, 11)  # what trainers/ is written for
+WORKERS_TERM_S = 3  # torchrun's own patience with workers that ignore TERM; its default of 30 s is past our 10 s
+
+
+def validate(
+    cluster: Cluster,
+    facts: Sequence[NodeFacts],
+    *,
+    global_batch_size: int,
+    accumulate_steps: int = 1,
+    backend: str = "auto",
+) -> None:
+    """Refuse what can't work before anything is started.
+
+    Raises:
+        UsageError: the ranks can't share the global batch evenly.
+        HostError: one text that lists every host that can't take part, the value seen and the mend.
+    """
+    check_batch(global_batch_size, cluster.world_size, accumulate_steps)
+    problems = [*_same_node(facts), *_loopback(facts)]
+    for host, fact in zip(cluster.hosts, facts, strict=True):
+        problems += [f"  {host.label}: {what}" for what in _unfit(host, fact, backend, cluster.device)]
+    problems += _torch_versions(facts)
+    if problems:
+        raise HostError("\n".join(["the cluster can't run this:", *problems]))
+
+
+def check_batch(global_batch_size: int, world_size: int, accumulate_steps: int = 1) -> None:
+    """Raises UsageError that names the nearest sizes that the ranks can share, micro-batch by micro-batch."""
+    parts = world_size * accumulate_steps
+    if global_batch_size % parts == 0:
+        return
+    below = global_batch_size // parts * parts
+    near = " or ".join(str(size) for size in (below, below + parts) if size)
+    micro = "" if accumulate_steps == 1 else f" × {accumulate_steps} micro-batches (trainer.accumulate_steps)"
+    raise UsageError(
+        f"trainer.global_batch_size={global_batch_size} can't be shared evenly by {world_size} ranks{micro}; "
+        f"nearest that can: {near}"
+    )
+
+
+def _same_node(facts: Sequence[NodeFacts]) -> list[str]:
+    names = defaultdict(list)
+    for fact in facts:
+        names[fact.identity].append(fact.host)
+    return [
+        f"  {' and '.join(hosts)} are the same host ({identity}); "
+        "name each node once, more ranks on it are cluster.hosts[].nproc_per_node"
+        for identity, hosts in names.items()
+        if len(hosts) > 1
+    ]
+
+
+def _loopback(facts: Sequence[NodeFacts]) -> list[str]:
+    """A node that ssh reached at 127.x can't be reached there by one that has another address."""
+    inside = [fact.address.startswith("127.") or fact.address == "::1" for fact in facts]
+    if all(inside) or not any(inside):
+        return []
+    return [
+        f"  {fact.host}: its address is {fact.address}, where the other nodes can't reach it; "
+        "set cluster.hosts[].address"
+        for fact, loops in zip(facts, inside, strict=True)
+        if loops
+    ]
+
+
+def _unfit(host: Host, fact: NodeFacts, backend: str, device: str) -> list[str]:
+    problems = []
+    version = tuple(int(part) for part in fact.python_version.split(".")[:2])
+    if version < OLDEST_PYTHON:
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        problems.append(
+            f"{fact.python} is Python {fact.python_version}; {oldest} or newer is needed: set cluster.python"
+        )
+    if fact.torch_version is None:
+        problems.append(
+            f"{fact.python} has no torch; install it there ({fact.python} -m pip install torch) "
+            "or point cluster.python at an interpreter that has it"
+        )
+    # the probe doesn't run under the configured environment, which may hide some of what it counts
+    gpus = visible_gpus(fact.gpus // host.shared_by, {**host.placement, **host.env})
+    problems += _device_differs(gpus, device)
+    if device == "cpu":
+        gpus = 0
+    if backend == "nccl" and gpus == 0:
+        problems.append("strategy.backend=nccl, but it has no GPU; take strategy.backend=gloo")
+    elif backend in ("auto", "nccl") and 0 < gpus < host.nproc_per_node:
+        problems.append(
+            f"nproc_per_node={host.nproc_per_node} is more than its {gpus} GPU{'s' if gpus > 1 else ''}, and NCCL "
+            f"refuses two ranks on one; set nproc_per_node to at most {gpus}, or strategy.backend=gloo"
+        )
+    return problems
+
+
+def _device_differs(gpus: int, device: str) -> list[str]:
+    """The kind of device is a part of the key, which is taken before a host is asked."""
+    if device == "cuda" and gpus == 0:
+        return ["cluster.device=cuda, but it has no GPU that CUDA may see; take cluster.device=cpu"]
+    if device == "auto" and gpus > 0:
+        has = f"it has {gpus} GPU{'s' if gpus > 1 else ''}, and the run's key says cpu"
+        return [f"{has}; take cluster.device=cuda, or cluster.device=cpu to leave them idle"]
+    return []
+
+
+def visible_gpus(there: int, env: Mapping[str, str]) -> int:
+    """How many of a host's GPUs are left under a configured environment."""
+    chosen = env.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return there
+    return min(there, len([part for part in chosen.split(",") if part.strip() not in ("", "-1")]))
+
+
+def _torch_versions(facts: Sequence[NodeFacts]) -> list[str]:
+    """Different releases don't speak the same protocol; a local suffix (+cpu, +cu128) may differ."""
+    versions = {fact.host: fact.torch_version.partition("+")[0] for fact in facts if fact.torch_version}
+    if len(set(versions.values())) <= 1:
+        return []
+    seen = ", ".join(f"{host} has {version}" for host, version in versions.items())
+    return [f"  torch differs: {seen}; install the same version everywhere, or set cluster.python"]
+
+
+def render(
+    *,
+    cluster: Cluster,
+    facts: Sequence[NodeFacts],
+    run_key: str,
+    attempt: int,
+    run_id: str,
+    master_port: int,
+    trainer: str,
+    place: Callable[[Host, NodeFacts], Place],
+    threads: Sequence[int] = (),
+) -> LaunchPlan:
+    """Every command, environment and folder of one attempt. Node ranks follow the cluster's order.
+
+    Args:
+        run_id: TORCHELASTIC_RUN_ID, fresh for each start.
+        master_port: a port that was free on node 0.
+        trainer: the module that each rank runs.
+        place: where a host keeps the run.
+        threads: of each rank, node by node, as an earlier attempt took them (empty: the node's cores shared out).
+    """
+    from pipeline.core.specs import LaunchPlan, NodePlan  # a finished run only asks for check_batch
+
+    nodes = []
+    first_rank = 0
+    for node_rank, (host, fact) in enumerate(zip(cluster.hosts, facts, strict=True)):
+        where = place(host, fact)
+        argv = torchrun(
+            python=fact.python,
+            options={
+                "nproc-per-node": host.nproc_per_node,
+                **_rendezvous(cluster, facts, node_rank=node_rank, run_id=run_id, port=master_port),
+                "local-addr": fact.address,
+                "max-restarts": 0,
+                "log-dir": f"{where.state_dir}/ranks",
+                "redirects": 3,  # a file a rank: the agent reads them with rank known and torchrun's talk apart
+            },
+            trainer=trainer,
+            run_dir=where.run_dir,
+        )
+        nodes.append(
+            NodePlan(
+                node_rank=node_rank,
+                host=host.label,
+                identity=fact.identity,
+                address=fact.address,
+                argv=argv,
+                env={
+                    **environment(
+                        host,
+                        fact,
+                        run_dir=where.run_dir,
+                        nnodes=cluster.nnodes,
+                        device=cluster.device,
+                        threads=threads[node_rank] if threads else None,
+                    ),
+                    **_own_place(cluster, node_rank=node_rank, first_rank=first_rank, run_id=run_id),
+                },
+                run_dir=where.run_dir,
+                data_dir=where.data_dir,
+                state_dir=where.state_dir,
+                first_rank=first_rank,
+                nproc_per_node=host.nproc_per_node,
+            )
+        )
+        first_rank += host.nproc_per_node
+    return LaunchPlan(
+        run_key=run_key,
+        run_id=run_id,
+        attempt=attempt,
+        launcher=cluster.launcher,
+        master_addr=facts[0].address,
+        master_port=master_port,
+        world_size=cluster.world_size,
+        lease_s=cluster.lease_s,
+        nodes=tuple(nodes),
+    )
+
+
+def _rendezvous(
+    cluster: Cluster, facts: Sequence[NodeFacts], *, node_rank: int, run_id: str, port: int
+) -> dict[str, str | int]:
+    """How the torchruns find each other. With file they don't: only the ranks meet, and each torchrun is alone."""
+    address = facts[0].address
+    if cluster.rendezvous == "static":  # torchrun's node ranks follow the list, which c10d doesn't promise
+        return {
+            "nnodes": cluster.nnodes,
+            "node-rank": node_rank,
+            "rdzv-backend": "static",
+            "rdzv-id": run_id,
+            "master-addr": address,
+            "master-port": port,
+        }
+    alone = cluster.rendezvous == "file"
+    endpoint = "localhost:0" if alone else f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return {
+        "nnodes": 1 if alone else cluster.nnodes,
+        "rdzv-backend": "c10d",
+        "rdzv-id": run_id,
+        "rdzv-endpoint": endpoint,
+        "rdzv-conf": f"is_host={int(alone or node_rank == 0)}",
+    }
+
+
+def _own_place(cluster: Cluster, *, node_rank: int, first_rank: int, run_id: str) -> dict[str, str]:
+    """What trainers.distributed reads instead of torchrun's RANK where torchrun doesn't know the list of hosts."""
+    if cluster.rendezvous == "static":
+        return {}
+    env = {
+        "PACELINE_FIRST_RANK": str(first_rank),
+        "PACELINE_NODE_RANK": str(node_rank),
+        "PACELINE_NNODES": str(cluster.nnodes),
+        "PACELINE_WORLD_SIZE": str(cluster.world_size),
+    }
+    if cluster.rendezvous == "file":
+        env["PACELINE_RENDEZVOUS_FILE"] = f"{cluster.rendezvous_dir}/{run_id}"
+    return env
+
+
+def torchrun(*, python: str, options: dict[str, str | int], trainer: str, run_dir: str) -> tuple[str, ...]:
+    """The argv of one node's torchrun."""
+    return (
+        python,
+        "-m",
+        "torch.distributed.run",
+        *(f"--{name}={value}" for name, value in options.items()),
+        "-m",
+        trainer,
+        "--config",
+        f"{run_dir}/config.json",
+    )
+
+
+def environment(
+    host: Host, fact: NodeFacts, *, run_dir: str, nnodes: int, device: str = "auto", threads: int | None = None
+) -> dict[str, str]:
+    """What is set for torchrun on a node, besides what passes from its own shell; the host's ``env`` wins.
+
+    A node that several runs share gives each its part of the cores, unless ``threads`` are said. An interface is set
+    where it is configured, else unless the node has set one itself.
+    """
+    env = {
+        "PYTHONHASHSEED": "0",  # or sets of texts had another order in every process
+        "PYTHONUNBUFFERED": "1",
+        "PET_SHUTDOWN_TIMEOUT": str(WORKERS_TERM_S),
+        "OMP_NUM_THREADS": str(threads or max(1, fact.cpus // (host.nproc_per_node * host.shared_by))),
+    }
+    if nnodes > 1 and fact.interface is not None:
+        chosen = {"GLOO_SOCKET_IFNAME": fact.interface, "NCCL_SOCKET_IFNAME": f"={fact.interface}"}  # '=': whole name
+        already = {} if host.interface else fact.extra.get("env", {})
+        env.update({name: value for name, value in chosen.items() if name not in already})
+    return {
+        **env,
+        **host.placement,
+        **host.env,
+        "PACELINE_DEVICE": "cuda" if device == "cuda" else "cpu",  # as the key says it
+        **_python_path(f"{run_dir}/code", host.env.get("PYTHONPATH", "")),
+    }
+
+
+def _python_path(code: str, behind: str) -> dict[str, str]:
+    """The snapshot comes first whatever ``cluster.env`` says, or other code than the hashed one would run.
+
+    Raises:
+        UsageError: a folder that PYTHONPATH can't hold.
+    """
+    if ":" in code:
+        raise UsageError(
+            f"the run's code would lie in {code}, and PYTHONPATH separates folders by ':'",
+            try_="paths.runs=<a folder without ':' in its path>, on hosts cluster.workdir",
+        )
+    return {"PYTHONPATH": ":".join(filter(None, [code, behind]))}

@@ -1,0 +1,79 @@
+"""The hosts that a run is configured for: the part of ``core.specs`` that a no-op needs (standard library only)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """One node as the cluster configuration describes it; nothing of it was looked up yet.
+
+    ``name`` is what ssh is called with, so aliases of ssh_config work. ``address`` is where the other
+    nodes reach it (None: the address on which ssh reached it). ``interface`` names the network
+    interface for the collectives (None: the one that holds ``address``). ``placement`` is environment that
+    only says which part of the node is meant (its GPUs), so unlike ``env`` it is no part of a run's key;
+    ``shared_by`` is how many runs share the node's cores. ``env`` has a placeholder for what is secret, ``secrets``
+    those variables as the ranks get them: no file and no message may hold them.
+    """
+
+    name: str
+    nproc_per_node: int = 1
+    port: int | None = None
+    user: str | None = None
+    address: str | None = None
+    interface: str | None = None
+    python: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    placement: Mapping[str, str] = field(default_factory=dict)
+    shared_by: int = 1
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def label(self) -> str:
+        """``user@name:port`` as far as it is set: unique in a cluster and good in messages."""
+        user = f"{self.user}@" if self.user else ""
+        port = f":{self.port}" if self.port else ""
+        return f"{user}{self.name}{port}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Topology plus the few numbers that the launch depends on. Times in seconds.
+
+    ``workdir`` is the scratch folder on the nodes (None: ``~/.cache/paceline``); ``ssh_config`` an
+    extra ssh client configuration (None: the user's own). ``rendezvous`` is static, c10d or file (in
+    ``rendezvous_dir``, absolute and the same folder on every host). ``environment`` are versions of Python
+    and libraries that the hosts have where they aren't the controller's. ``device`` is cpu, cuda, or auto: the
+    CPU, and a host with GPUs is refused, since the key couldn't know of them. ``settings`` is the whole section,
+    as the launcher's own settings class.
+    """
+
+    launcher: str
+    hosts: tuple[Host, ...]
+    ssh_config: str | None = None
+    workdir: str | None = None
+    connect_timeout_s: float = 5.0
+    lease_s: float = 600.0
+    max_restarts: int = 0
+    rendezvous: str = "static"
+    rendezvous_dir: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    device: str = "auto"
+    settings: Any = None
+
+    @property
+    def nnodes(self) -> int:
+        return len(self.hosts)
+
+    @property
+    def world_size(self) -> int:
+        return sum(host.nproc_per_node for host in self.hosts)
+
+    @property
+    def python_path(self) -> tuple[str, ...]:
+        """The folders that ``env`` of the hosts puts on PYTHONPATH."""
+        entries = [entry for host in self.hosts for entry in host.env.get("PYTHONPATH", "").split(":")]
+        return tuple(dict.fromkeys(entry for entry in entries if entry.startswith("/")))

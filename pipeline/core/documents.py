@@ -1,0 +1,123 @@
+"""JSON objects of run folders: parsed within limits, and some sealed with a digest of their own text.
+
+A seal is the last field, ``sha256``, of all text before it. It tells an edit by hand or a damaged disk, before anything
+is parsed; it is no signature: whoever alters a file on purpose can seal it anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.files import sha256_bytes, write_atomic
+
+_LARGEST_BYTES = 1 << 30
+_DEEPEST = 64  # objects and lists inside each other; ours have six
+_SEAL = re.compile(rb',\n  "sha256": "([0-9a-f]{64})"\n}\n\Z')
+_BRACKETS = re.compile(rb'[\[\]{}]|"(?:[^"\\]|\\.)*"', re.DOTALL)
+_SEAL_BYTES = 96  # at most: what stands behind the sealed text
+
+
+class DamagedError(ValueError):
+    """The text of a file can't be taken for what was written; ``str`` says why, in a few words."""
+
+
+class UnsealedError(DamagedError):
+    """It has no seal."""
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """A JSON object. Raises DamagedError."""
+    if _too_deep(data):
+        raise DamagedError(f"is nested more than {_DEEPEST} deep")
+    try:
+        value = json.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DamagedError(f"is not UTF-8 text (byte {error.start})") from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise DamagedError(f"is cut off or no JSON ({error})") from error
+    except ValueError as error:  # Python reads no more
+        raise DamagedError(f"holds a number of more than {sys.get_int_max_str_digits():,} digits") from error
+    if not isinstance(value, dict):
+        raise DamagedError(f"holds {json.dumps(value)[:40]}, not an object")
+    return value
+
+
+def _too_deep(data: bytes) -> bool:
+    """Counted only where there are so many brackets that it can be."""
+    if data.count(b"{") + data.count(b"[") <= _DEEPEST:
+        return False
+    depth = 0
+    for found in _BRACKETS.finditer(data):
+        mark = found[0]
+        depth += (mark in (b"{", b"[")) - (mark in (b"}", b"]"))
+        if depth > _DEEPEST:
+            return True
+    return False
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a file; none of a pipe or a device.
+
+    Raises OSError, DamagedError: it is a directory, or far too large.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would be waited for
+    try:
+        about = os.fstat(descriptor)
+        if stat.S_ISDIR(about.st_mode):
+            raise DamagedError("is a directory, not a file")
+        if about.st_size > _LARGEST_BYTES:
+            raise DamagedError(f"has {about.st_size:,} bytes, more than any file of its kind")
+        with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
+            return file.read() or b"" if stat.S_ISREG(about.st_mode) else b""
+    finally:
+        os.close(descriptor)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises DamagedError, FileNotFoundError, OSError."""
+    return parse(content(path))
+
+
+def read_or_none(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None where the file is missing, can't be read or is damaged."""
+    try:
+        return read(path)
+    except (OSError, DamagedError):
+        return None
+
+
+def sealed(value: Mapping[str, Any]) -> str:
+    """The text of an object with its seal. ``value`` has fields, and none named ``sha256``."""
+    body = json.dumps(value, indent=2).removesuffix("\n}")
+    return f'{body},\n  "sha256": "{sha256_bytes(body.encode())}"\n}}\n'
+
+
+def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
+    """Write it atomically. Raises OSError."""
+    write_atomic(path, sealed(value))
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """The object without its seal. Raises DamagedError (UnsealedError: it has none), FileNotFoundError, OSError."""
+    return open_sealed(content(path))
+
+
+def open_sealed(data: bytes) -> dict[str, Any]:
+    """The same of bytes."""
+    seal = _SEAL.search(data, max(0, len(data) - _SEAL_BYTES))
+    if seal is None:
+        if b'"sha256": "' not in data[-_SEAL_BYTES:]:
+            parse(data)  # says what is wrong with it where it is no JSON at all
+        raise UnsealedError("has no sha256 of its own text")
+    if sha256_bytes(data[: seal.start()]) != seal[1].decode():
+        raise DamagedError("doesn't agree with the sha256 of its own text")
+    value = parse(data)
+    del value["sha256"]
+    return value

@@ -1,0 +1,62 @@
+"""Files that appear whole or not at all, and their digests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pipeline.core import leftovers
+
+_BLOCK_BYTES = 1 << 20
+
+
+def write_atomic(path: Path, content: bytes | str) -> None:
+    """Write to a temporary name beside ``path``, fsync, rename. Parents are made. Raises OSError that names a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    handle, temporary = tempfile.mkstemp(prefix=leftovers.prefix(f".{path.name}"), dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(file.fileno(), 0o644)  # mkstemp's 0600 would hide results from a team
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException as error:
+        Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a write to an open file doesn't say to which
+            error.filename = str(path)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """``write_atomic`` of indented JSON; keys keep their order."""
+    write_atomic(path, json.dumps(value, indent=2) + "\n")
+
+
+def canonical_json(value: Any) -> str:
+    """One spelling per value: sorted keys, no spaces; NaN is refused. What digests are taken of."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def sha256_text(text: str) -> str:
+    """Hex digest of the UTF-8 text."""
+    return sha256_bytes(text.encode())
+
+
+def sha256_bytes(data: bytes) -> str:
+    """Hex digest of bytes in memory."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """Hex digest of a file's bytes, read in blocks of 1 MiB. Raises OSError."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

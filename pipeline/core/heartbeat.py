@@ -1,0 +1,48 @@
+"""A line every ten seconds of silence: what a command is waiting for, so that nobody takes it for dead."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from pipeline.core import threads
+
+EVERY_S = 10.0
+
+
+class Heartbeat:
+    """Passes lines on to ``say``; after ``every_s`` without one it says what ``doing`` was told last.
+
+    Used as a context manager around the work. Callable from any thread.
+    """
+
+    def __init__(self, say: Callable[[str], None], every_s: float = EVERY_S) -> None:
+        self._say, self._every_s = say, every_s
+        self._what: Callable[[], str] = lambda: "working"
+        self._heard = self._since = time.monotonic()
+        self._over = threading.Event()
+
+    def __call__(self, text: str) -> None:
+        self._heard = time.monotonic()
+        self._say(text)
+
+    def doing(self, what: str | Callable[[], str]) -> None:
+        """``what`` is waited for from now on: words that follow "still", or what makes them when they are needed."""
+        self._what = what if callable(what) else lambda: what
+        self._since = time.monotonic()
+
+    def __enter__(self) -> Heartbeat:
+        threads.start(self._beat, name="heartbeat", on_error=self._say)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+
+    def _beat(self) -> None:
+        while not self._over.wait(max(0.05, self._heard + self._every_s - time.monotonic())):
+            if time.monotonic() - self._heard >= self._every_s:
+                self(f"still {self._what()} ({time.monotonic() - self._since:.0f} s)")

@@ -1,0 +1,146 @@
+"""Options by convention: option NAME of a group is the module NAME of the group's package, if it defines settings.
+
+Settings are a dataclass that derives from the group's base class. They are read out of the module's source without
+importing the module, because a model's imports torch, which the controller never does. So the class may use what the
+standard library, ``trainers.core.config``, ``pipeline.core.errors`` and its base's module offer, and constants of its
+module.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pipeline.core.errors import UsageError, hint
+from trainers.core.config import option_names
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Options:
+    """The options of one group. ``field`` is what names the choice: ``model``, ``cluster.launcher``."""
+
+    def __init__(self, field: str, package: str, base: type[Any]) -> None:
+        self.field, self.package, self.base = field, package, base
+        self._classes: dict[str, type[Any]] = {}
+
+    def names(self) -> list[str]:
+        """All options, sorted."""
+        return option_names(ROOT / self.package.replace(".", "/"), self.base)
+
+    def settings(self, name: str) -> type[Any]:
+        """The settings class of an option; read once in a process, as an import would be.
+
+        Raises:
+            UsageError: no such option, or its settings can't be read without the rest of its module.
+        """
+        if name not in self._classes:
+            self._classes[name] = self._evaluated(name)
+        return self._classes[name]
+
+    def module(self, name: str) -> ModuleType:
+        """The option's module, imported: for options of the controller half. Raises UsageError."""
+        self.settings(name)
+        return import_module(f"{self.package}.{name}")
+
+    def _evaluated(self, name: str) -> type[Any]:
+        path = f"{self.package.replace('.', '/')}/{name}.py"
+        if not name.isidentifier() or not (ROOT / path).is_file():
+            raise self._unknown(name)
+        try:
+            tree = _settings((ROOT / path).read_bytes(), self.base)
+        except (SyntaxError, ValueError) as error:
+            raise UsageError(f"{self.field}={name}: {path}: {error}") from error
+        if tree is None:
+            unknown, base = self._unknown(name), self.base.__name__
+            raise UsageError(f"{unknown} ({path} has no settings: a dataclass that begins with class …({base}):)")
+        return _class(tree, f"{self.package}.{name}", path, self.base)
+
+    def _unknown(self, name: str) -> UsageError:
+        return UsageError(f"{self.field}={name!r} is not an option; {hint(name, self.names())}")
+
+
+def _settings(source: bytes, base: type[Any]) -> ast.Module | None:
+    """The settings class alone, with the imports and constants that it uses; None where there is none.
+
+    Raises:
+        SyntaxError: the module can't be parsed.
+        ValueError: two such classes, one that is no dataclass, or one that uses more of its module than it may.
+    """
+    tree = ast.parse(source)
+    found = [item for item in tree.body if isinstance(item, ast.ClassDef) and _derives(item, base)]
+    if not found:
+        return None
+    if len(found) > 1:
+        raise ValueError(f"{found[0].name} and {found[1].name} are both settings; an option is a module of its own")
+    if not any("dataclass" in ast.unparse(item) for item in found[0].decorator_list):
+        raise ValueError(f"{found[0].name} is no dataclass; write @dataclass(kw_only=True) above it")
+    allowed = {"trainers.core.config", "pipeline.core.errors", base.__module__, *sys.stdlib_module_names}
+    kept: list[ast.stmt] = []
+    used = _names(found[0])
+    for item in tree.body:
+        bound = used & _bound(item)
+        if not bound or item is found[0]:
+            continue
+        if not _may_be_used(item, allowed):
+            raise ValueError(
+                f"{found[0].name} uses {min(bound)} of line {item.lineno}; settings can use the standard library, "
+                f"{', '.join(sorted(allowed - sys.stdlib_module_names))} and literals, as they are read without torch"
+            )
+        kept.append(item)
+    return ast.Module(body=[*kept, found[0]], type_ignores=[])
+
+
+def _derives(item: ast.ClassDef, base: type[Any]) -> bool:
+    return [ast.unparse(parent) for parent in item.bases] == [base.__name__]
+
+
+def _names(item: ast.ClassDef) -> set[str]:
+    """What the class refers to, after the annotations of its functions were taken out, which nobody needs."""
+    for part in ast.walk(item):
+        if isinstance(part, ast.arg):
+            part.annotation = None
+        elif isinstance(part, ast.FunctionDef):
+            part.returns = None
+    return {part.id for part in ast.walk(item) if isinstance(part, ast.Name)}
+
+
+def _bound(item: ast.stmt) -> set[str]:
+    """The names that a statement of a module gives a meaning to."""
+    if isinstance(item, ast.Import | ast.ImportFrom):
+        return {(alias.asname or alias.name).partition(".")[0] for alias in item.names}
+    if isinstance(item, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return {item.name}
+    return {part.id for part in ast.walk(item) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+
+
+def _may_be_used(item: ast.stmt, allowed: set[str]) -> bool:
+    if isinstance(item, ast.Import):
+        return all(alias.name.partition(".")[0] in allowed for alias in item.names)
+    if isinstance(item, ast.ImportFrom):
+        module = item.module or ""
+        return not item.level and (module in allowed or module.partition(".")[0] in allowed)
+    return isinstance(item, ast.Assign | ast.AnnAssign) and item.value is not None and _is_literal(item.value)
+
+
+def _is_literal(value: ast.expr) -> bool:
+    try:
+        ast.literal_eval(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _class(tree: ast.Module, module: str, path: str, base: type[Any]) -> type[Any]:
+    """Evaluate what ``_settings`` returned, its annotations too: as texts they would be looked up in no module."""
+    space: dict[str, Any] = {"__name__": module}
+    try:
+        exec(compile(tree, path, "exec", dont_inherit=True), space)
+    except Exception as error:  # whatever a class statement can raise
+        raise UsageError(f"{path}: its settings can't be read: {type(error).__name__}: {error}") from error
+    (found,) = (item for item in space.values() if isinstance(item, type) and base in item.__bases__)
+    return found

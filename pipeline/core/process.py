@@ -1,0 +1,182 @@
+"""The one place of the controller half that starts processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from pipeline.core.errors import PacelineError
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completed:
+    """A command that has ended: its exit code (negative: the signal) and all of its output."""
+
+    argv: tuple[str, ...]
+    code: int
+    stdout: str
+    stderr: str
+
+
+def find(*names: str) -> str | None:
+    """The path of the first program of ``names`` that PATH holds."""
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def of_this_clone(added: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a child that runs ``-m pipeline.…``: this very package, whatever folder it is started in.
+
+    ``added`` is set beside what this process has.
+    """
+    env = {**os.environ, **(added or {})}
+    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (str(_ROOT), env.get("PYTHONPATH"))))}
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    input: bytes | None = None,  # noqa: A002  (the word of subprocess.run)
+    timeout_s: float | None = None,
+    env: Mapping[str, str] | None = None,
+    errors: str = "replace",
+) -> Completed:
+    """Run ``argv`` to its end; no shell, any exit code comes back as data.
+
+    Without ``input`` its stdin is empty; ``env`` replaces the whole environment. ``errors``: what becomes of output
+    that isn't UTF-8.
+
+    Raises:
+        PacelineError: the program isn't there, or it was still running after ``timeout_s``.
+    """
+    try:
+        done = subprocess.run(
+            list(argv), input=input or b"", capture_output=True, timeout=timeout_s, env=env, check=False
+        )
+    except FileNotFoundError as error:
+        raise PacelineError(f"program not found: {argv[0]}") from error
+    except subprocess.TimeoutExpired as error:
+        raise PacelineError(f"{argv[0]} was still running after {timeout_s:g} s") from error
+    return Completed(
+        argv=tuple(argv),
+        code=done.returncode,
+        stdout=done.stdout.decode(errors=errors),
+        stderr=done.stderr.decode(errors="replace"),
+    )
+
+
+def run_apart(
+    argv: Sequence[str], *, stdin: IO[bytes], env: Mapping[str, str] | None = None, timeout_s: float
+) -> Completed:
+    """Like ``run``, in a session of its own: a Ctrl-C in the terminal doesn't reach it, so clean-up goes on.
+
+    Its stdin is the file ``stdin`` from its beginning, which may be larger than the controller should hold in memory.
+    When something interrupts the wait, the child gets SIGINT (on which pssh ends the ssh clients it started).
+
+    Raises:
+        PacelineError: the program isn't there, or it was still running after ``timeout_s``.
+    """
+    stdin.seek(0)
+    child = _popen(argv, stdin=stdin, env=env)
+    try:
+        stdout, stderr = child.communicate(timeout=timeout_s)
+    except BaseException as error:
+        child.send_signal(signal.SIGINT)
+        try:
+            child.communicate(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise PacelineError(f"{argv[0]} was still running after {timeout_s:g} s") from error
+        raise
+    return Completed(
+        argv=tuple(argv),
+        code=child.returncode,
+        stdout=stdout.decode(errors="replace"),
+        stderr=stderr.decode(errors="replace"),
+    )
+
+
+def attached(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
+    """Run ``argv`` in ``cwd`` with this process's own output to its end; its exit code.
+
+    When something interrupts the wait, the child gets SIGTERM and its clean-up is waited for.
+
+    Raises:
+        PacelineError: the program isn't there.
+    """
+    try:
+        child = subprocess.Popen(list(argv), cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL)
+    except FileNotFoundError as error:
+        raise PacelineError(f"program not found: {argv[0]}") from error
+    try:
+        return child.wait()
+    except BaseException:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(timeout=60.0)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        raise
+
+
+def stream(argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a long-lived child with three pipes, in a session of its own. Raises PacelineError."""
+    return _popen(argv, stdin=subprocess.PIPE, env=None)
+
+
+def answering(argv: Sequence[str], *, stdin: IO[bytes]) -> subprocess.Popen[bytes]:
+    """The same, but it reads the file ``stdin`` from where that stands: no write can get stuck."""
+    return _popen(argv, stdin=stdin, env=None)
+
+
+def _popen(argv: Sequence[str], *, stdin: IO[bytes] | int, env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            list(argv),
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise PacelineError(f"program not found: {argv[0]}") from error
+
+
+def companion(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a child that answers lines on stdin with lines on stdout, its stderr in ``log``. Raises OSError.
+
+    It ends with its stdin, so also when this process is killed.
+    """
+    with log.open("wb") as errors:
+        return subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=dict(env),
+            start_new_session=True,  # a Ctrl-C in the terminal must not end it before the trials are recorded as KILLED
+        )
+
+
+def background(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a child that works beside the controller, its output in ``log`` (made anew). Raises OSError."""
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(env),
+            start_new_session=True,  # a Ctrl-C in the terminal must not end it before the run is recorded as KILLED
+        )

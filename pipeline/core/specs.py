@@ -1,0 +1,165 @@
+"""The controller's vocabulary: plain data that every other module speaks (standard library only)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.core.cluster import Cluster as Cluster
+from pipeline.core.cluster import Host as Host
+
+
+class State(enum.StrEnum):
+    """The states of a run, as they stand in journal.jsonl and result.json."""
+
+    PLANNED = "PLANNED"
+    RUNNING = "RUNNING"
+    FINISHED = "FINISHED"
+    PRUNED = "PRUNED"  # a search ended it early; `doit train` of the same configuration goes on from there
+    FAILED = "FAILED"
+    KILLED = "KILLED"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFacts:
+    """What the agent's probe saw on one node. ``identity`` is equal for two names of one node."""
+
+    host: str
+    identity: str
+    hostname: str
+    address: str
+    interface: str | None
+    python: str
+    python_version: str
+    torch_version: str | None
+    gpus: int
+    cpus: int
+    memory_bytes: int
+    disk_free_bytes: int
+    free_port: int
+    home: str
+    unix_time: float
+    pack_path: str | None = None  # where the wanted data pack lies on that node, if it does
+    peers: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePlan:
+    """The exact command of one node: ``argv`` run with ``env`` added, in ``run_dir`` on that node."""
+
+    node_rank: int
+    host: str  # Host.label
+    identity: str
+    address: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    run_dir: str
+    data_dir: str
+    state_dir: str  # the agent's own files on that node
+    first_rank: int
+    nproc_per_node: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """What rank 0 leaves in its run folder for the controller: glob patterns relative to it.
+
+    ``resume`` is what a later attempt goes on from, ``final`` what comes after a good end. Without every file of
+    ``needed`` an end isn't good; the last of them is put in place last, so whoever sees it may rely on the rest.
+    ``pruned`` is what stands for ``needed`` where the controller ended the run early (None: it can't be).
+    """
+
+    resume: tuple[str, ...] = ()
+    final: tuple[str, ...]
+    needed: tuple[str, ...]
+    pruned: str | None = None
+
+
+PRUNE, PRUNED = "prune", "pruned.json"
+"""Files of a run folder: the controller's wish that the run ends at the next epoch, and rank 0's word that it has."""
+
+_RESUME = (
+    "checkpoints/step-*.pt",
+    "checkpoints/step-*.json",
+    "checkpoints/shards-*/.metadata",
+    "checkpoints/shards-*/*.distcp",
+    "checkpoints/best.*",
+    "metrics.jsonl",
+)
+TRAINED = Outputs(
+    resume=_RESUME,
+    final=(*_RESUME, "checkpoints/final.pt", "checkpoints/final.json", "predictions.json", "summary.json", PRUNED),
+    needed=("checkpoints/final.pt", "summary.json"),
+    pruned=PRUNED,
+)
+"""The outputs of a training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlan:
+    """Everything that one attempt will do, as data: what plan.json holds."""
+
+    run_key: str
+    run_id: str  # TORCHELASTIC_RUN_ID: fresh for each attempt, begins with the key
+    attempt: int
+    launcher: str
+    master_addr: str
+    master_port: int
+    world_size: int
+    lease_s: float
+    nodes: tuple[NodePlan, ...]
+    outputs: Outputs = TRAINED
+
+    @property
+    def nnodes(self) -> int:
+        return len(self.nodes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankError:
+    """The first thing that went wrong in one rank, as torch's error file tells it."""
+
+    rank: int
+    unix_time: float
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """One line of a node's output. ``rank`` is None for what torchrun itself says."""
+
+    host: str
+    rank: int | None
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsLine:
+    """One raw line of rank 0's metrics.jsonl, newline stripped."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeExit:
+    """torchrun on a node has ended and its whole process tree is gone."""
+
+    host: str
+    code: int
+    reason: str = ""
+    errors: tuple[RankError, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLost:
+    """The node no longer answers, or its agent died without leaving an exit code."""
+
+    host: str
+    reason: str
+
+
+Event = LogLine | MetricsLine | NodeExit | NodeLost

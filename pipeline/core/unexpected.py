@@ -1,0 +1,90 @@
+"""What nobody foresaw, on one line: the traceback goes into a file that the line names."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+
+from pipeline.core.errors import PacelineError, UsageError, os_reason
+from pipeline.core.masking import shown
+from pipeline.core.signals import CTRL_C, leave_on_ctrl_c
+
+FOLDER = ".errors"
+EXIT_FAILED, EXIT_BROKE, EXIT_USAGE, EXIT_UNREAD = 1, 2, 3, 141
+"""doit's exit codes: a task failed, a task broke, an error before any task started; a shell's for SIGPIPE."""
+
+_LONGEST = 300  # characters of an error's own text; the file has all of it
+_in_runs: list[Path] = []
+_numbers = count(1)
+
+
+def keep_in(runs_dir: Path) -> None:
+    """From here on tracebacks lie in ``.errors`` of the folder of runs (before, or where that fails: in /tmp)."""
+    _in_runs[:] = [runs_dir / FOLDER]
+
+
+def install() -> None:
+    """Let this process say so, instead of a page, of whatever nothing else catches, and of Ctrl-C."""
+    sys.excepthook = _hook
+    leave_on_ctrl_c()
+
+
+def nobody_reads(error: BaseException) -> bool:
+    """Whether ``error`` says that the reader of stdout has left, as ``| head`` does: nothing failed."""
+    if not isinstance(error, BrokenPipeError):
+        return False
+    asked = select.poll()
+    asked.register(1, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in asked.poll(0))
+
+
+def told(error: BaseException) -> str:
+    """What a person is shown of ``error``: as it was written, or one line and the file with its traceback."""
+    if isinstance(error, PacelineError):
+        return str(error)
+    kept = keep(error)
+    if isinstance(error, OSError):  # a disk, a permission: the computer's, as a rule
+        return f"{shown(os_reason(error))} (unexpected here; the traceback: {kept})"
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    text = " ".join(shown(str(error)).split())[:_LONGEST]
+    kind = type(error).__name__
+    return f"unexpected {kind}{': ' if text else ''}{text}{place} (a defect of Paceline, please report it): {kept}"
+
+
+def keep(error: BaseException) -> str:
+    """Write the traceback down; the file's path."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_numbers)}.txt"
+    content = shown("".join(traceback.format_exception(error)))
+    for place in (*_in_runs, None):
+        with suppress(OSError):
+            folder = place or Path(tempfile.gettempdir())
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / (name if folder.name == FOLDER else f"paceline-error-{name}")
+            with path.open("x", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(content)
+            return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    return "could not be written to any disk"
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of a command that ``error`` ended."""
+    if isinstance(error, UsageError):
+        return EXIT_USAGE
+    return EXIT_FAILED if isinstance(error, PacelineError) else EXIT_BROKE
+
+
+def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    with suppress(OSError):  # whoever read stderr is gone
+        if issubclass(kind, KeyboardInterrupt):
+            print(CTRL_C, file=sys.stderr, flush=True)
+        else:
+            print(f"ERROR: {told(error)}", file=sys.stderr, flush=True)

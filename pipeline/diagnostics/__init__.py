@@ -1,0 +1,4 @@
+"""Node modules that measure instead of train: all-reduce bandwidth, a profiler trace, throughput beside a plain loop.
+
+Public face: ``allreduce``, ``profiling``, ``benchmark``; ``node_module`` launches what a new one needs.
+"""

@@ -1,0 +1,113 @@
+"""`doit benchmark`: the configured training on one rank, more ranks, more hosts, against a plain PyTorch loop."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.cluster.launchers.base import Pack
+from pipeline.config.build import RunConfig
+from pipeline.core import process
+from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.files import write_json
+from pipeline.diagnostics import node_module
+from pipeline.diagnostics.benchmark import against
+from pipeline.diagnostics.benchmark.figures import points, table
+from pipeline.runs import provenance
+
+MODULE = "trainers.measuring.measure"
+RESULT = "benchmark.json"
+PICTURE = "benchmark.png"
+_PLOT_LIMIT_S = 120.0
+
+
+def settings(options: Mapping[str, str]) -> dict[str, float]:
+    """``pairs`` and ``block_s`` as they were typed. Raises UsageError."""
+    found: dict[str, float] = {}
+    if "pairs" in options:
+        text = options["pairs"]
+        if not (text.isascii() and text.isdecimal() and int(text) > 0):
+            raise UsageError(f"pairs={text} must be a whole number from 1")
+        found["pairs"] = int(text)
+    if "block_s" in options:
+        try:
+            found["block_s"] = float(options["block_s"])
+        except ValueError:
+            found["block_s"] = 0.0
+        if not 0 < found["block_s"] < 3600:
+            raise UsageError(f"block_s={options['block_s']} must be a number of seconds above 0")
+    return found
+
+
+def measure(
+    config: RunConfig, pack: Pack, *, options: Mapping[str, str], root: Path, say: node_module.Say
+) -> tuple[Path, dict[str, Any]]:
+    """All points of the scaling table, one after the other; the folder of the results and benchmark.json.
+
+    Raises:
+        UsageError: an option that makes no sense, or no number of ranks that can share the global batch.
+        PacelineError: another loop fails.
+        HostError, TrainingError, Killed: as a launch does; the points measured before stay in their folders.
+    """
+    given, loops = settings(options), against.loops(options, config, root)
+    batch = config.train.trainer.global_batch_size
+    clusters, left_out = points(config.cluster, batch)
+    folder = node_module.new_folder(config.runs_dir, "benchmark")
+    results = []
+    for number, cluster in enumerate(clusters, start=1):
+        nodes, ranks = cluster.nnodes, cluster.world_size
+        say(f"\n{number} of {len(clusters)}: {nodes} host(s), {ranks} rank(s)")
+        diagnosis = node_module.Diagnosis(
+            module=MODULE,
+            config={**config.resolved, "measure": given},
+            result="measure.json",
+            chosen=config.chosen,
+        )
+        part = folder / f"{folder.name}-{nodes}x{ranks}"
+        result = node_module.run(diagnosis, cluster=cluster, folder=part, root=root, pack=pack, say=say)
+        results.append({**result, "hosts": [host.label for host in cluster.hosts]})
+    pairs = int(given["pairs"]) if "pairs" in given else None
+    whole = {
+        "version": 1,
+        "unix_time": time.time(),
+        "commit": _commit(config, root),
+        "overrides": list(config.overrides),
+        "launcher": config.cluster.launcher,
+        "left_out": left_out,
+        "points": results,
+        "against": against.compare(loops, config, pack, pairs=pairs, root=root, say=say),
+    }
+    write_json(folder / RESULT, whole)
+    _draw(folder)
+    return folder, whole
+
+
+def _commit(config: RunConfig, root: Path) -> str:
+    """The commit that was measured, for the evidence."""
+    hosts = [host.label for host in config.cluster.hosts]
+    origin, _ = provenance.collect(
+        root=root,
+        argv=(),
+        overrides=config.overrides,
+        hosts=hosts,
+        outputs=[config.runs_dir, config.data_dir],
+        data_digest="",
+        unix_time=time.time(),
+    )
+    if origin.git_commit is None:
+        return "unknown"
+    return f"{origin.git_commit[:10]}{'-dirty' if origin.git_dirty else ''}"
+
+
+def _draw(folder: Path) -> None:
+    """In a process of its own: matplotlib is large."""
+    argv = [sys.executable, "-m", "pipeline.diagnostics.benchmark.plot", str(folder / RESULT), str(folder / PICTURE)]
+    done = process.run(argv, env=process.of_this_clone(), timeout_s=_PLOT_LIMIT_S)
+    if done.code != 0:
+        raise PacelineError(f"the picture of {folder / RESULT} failed: {done.stderr.strip()}")
+
+
+__all__ = ["PICTURE", "RESULT", "measure", "settings", "table"]

@@ -1,0 +1,108 @@
+"""`doit benchmark against=…`: the same network, images and batch in other people's loops, on this machine's processor.
+
+benchmarks/training.py does the work: what it compares with is no part of the project (Lightning and Accelerate go into
+an environment of their own).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.cluster.launchers.base import Pack
+from pipeline.config.build import RunConfig
+from pipeline.core import leftovers
+from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.process import run as run_process
+from pipeline.diagnostics import node_module
+
+SCRIPT = "benchmarks/training.py"
+LOOPS = ("tuned", "guide", "lightning", "accelerate")
+_PAIRS = 5
+_LIMIT_S = 3600.0
+_TITLES = {"tuned": "hand-tuned", "guide": "guides' loop", "lightning": "Lightning", "accelerate": "Accelerate"}
+
+
+def loops(options: Mapping[str, str], config: RunConfig, root: Path) -> tuple[str, ...]:
+    """The loops that ``against`` names.
+
+    Raises:
+        UsageError: an unknown one, or a training that they can't do as it is configured.
+    """
+    if "against" not in options:
+        return ()
+    found = tuple(options["against"].split(","))
+    for name in found:
+        if name not in LOOPS:
+            raise UsageError(f"against={name} is unknown; known are {', '.join(LOOPS)} (commas between several)")
+    if config.cluster.launcher != "local":
+        raise UsageError(
+            f"against= compares on this machine, not on the hosts of launcher {config.cluster.launcher}",
+            try_="cluster=local",
+        )
+    model = config.train.model
+    if model != type(model)(name=model.name):
+        raise UsageError(
+            f"against= compares model={model.name} as it is by default, and this one is changed",
+            try_="the same without overrides of model.*",
+        )
+    if not (root / SCRIPT).is_file():
+        raise UsageError(f"against= needs {SCRIPT}, which is not in {root}", try_="a clone of the whole repository")
+    return found
+
+
+def compare(
+    names: Sequence[str], config: RunConfig, pack: Pack, *, pairs: int | None, root: Path, say: node_module.Say
+) -> list[dict[str, Any]]:
+    """Each loop in turns with Paceline's; one entry of benchmark.json each.
+
+    Raises:
+        PacelineError: a launch fails; its output is in the message.
+    """
+    trainer, ranks, found = config.train.trainer, config.cluster.hosts[0].nproc_per_node, []
+    for name in names:
+        say(
+            f"\nagainst {_TITLES[name]}: {pairs or _PAIRS} launches of each, in turns; {ranks} rank(s) on the processor"
+        )
+        with tempfile.TemporaryDirectory(prefix=leftovers.of_system("benchmark")) as temporary:
+            result = Path(temporary) / "figures.json"
+            words = [config.train.model.name, str(pairs or _PAIRS), name]
+            words += [] if trainer.precision == "auto" else [trainer.precision]
+            words += ["--batch", str(trainer.global_batch_size), "--ranks", str(ranks)]
+            words += ["--pack", str(pack.path), "--json", str(result)]
+            done = run_process([sys.executable, str(root / SCRIPT), *words], timeout_s=_LIMIT_S)
+            if done.code != 0:
+                raise PacelineError(f"{SCRIPT} {' '.join(words)} failed: {(done.stderr or done.stdout).strip()}")
+            figures = json.loads(result.read_text(encoding="utf-8"))
+        found.append({"loop": name, "world_size": ranks, "pack_digest": pack.digest, **figures})
+    return found
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The lines of a terminal's table; empty without a comparison."""
+    if not found:
+        return []
+    lines = [
+        "against other loops on this machine's processor, launch by launch in turns",
+        f"{'against':<14}{'ranks':>6}{'precision':>11}{'images/s':>11}{'theirs':>11}{'n':>4}  "
+        f"{'ratio (min – max)':<23}{'of processor time':<23}",
+    ]
+    for item in found:
+        name, rates, cpu = item["loop"], item["images_per_s"], item["cpu_s_a_step"]
+        ratios = [a / b for a, b in zip(rates["paceline"], rates[name], strict=True)]
+        loads = [b / a for a, b in zip(cpu["paceline"], cpu[name], strict=True)]
+        lines.append(
+            f"{_TITLES[name]:<14}{item['world_size']:>6}{item['precision']:>11}"
+            f"{statistics.median(rates['paceline']):>11,.1f}{statistics.median(rates[name]):>11,.1f}{len(ratios):>4}  "
+            f"{_spread(ratios):<23}{_spread(loads):<23}"
+        )
+    return lines
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.3f} ({min(values):.3f} – {max(values):.3f})"

@@ -1,0 +1,159 @@
+"""Which numbers of ranks are measured, and the tables of what came out. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import Cluster
+from pipeline.diagnostics.benchmark import against
+
+_ALL_UP_TO = 4  # every count up to here, beyond it the powers of two and the last
+_PARTS = ("data", "forward", "backward", "communication", "optimizer", "other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One point. Rates are images per second over all ranks; ``scaling`` is against the first point."""
+
+    nodes: int
+    ranks: int
+    threads: int
+    n: int
+    rate: float
+    rate_min: float
+    rate_max: float
+    plain: float
+    ratio: float
+    ratio_min: float
+    ratio_max: float
+    scaling: float
+    flop_per_s: float
+    peak_share: float | None
+
+
+def points(cluster: Cluster, global_batch_size: int) -> tuple[list[Cluster], list[str]]:
+    """1…N ranks on the first host, then 1…M hosts with all of their ranks; and what was left out, why.
+
+    Raises:
+        UsageError: none of them can share the global batch.
+    """
+    first = cluster.hosts[0]
+    found = [replace(cluster, hosts=(replace(first, nproc_per_node=ranks),)) for ranks in _counts(first.nproc_per_node)]
+    found += [replace(cluster, hosts=cluster.hosts[:hosts]) for hosts in _counts(cluster.nnodes) if hosts > 1]
+    good = [one for one in found if global_batch_size % one.world_size == 0]
+    left_out = [
+        f"{one.nnodes} host(s) with {one.world_size} ranks: they can't share a global batch of {global_batch_size}"
+        for one in found
+        if one not in good
+    ]
+    if not good:
+        raise UsageError("\n".join(["nothing can be measured:", *left_out]), try_="another trainer.global_batch_size")
+    return good, left_out
+
+
+def _counts(last: int) -> list[int]:
+    if last <= _ALL_UP_TO:
+        return list(range(1, last + 1))
+    powers = [1 << exponent for exponent in range(last.bit_length()) if 1 << exponent < last]
+    return [*powers, last]
+
+
+def rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """The figures of benchmark.json's points, in their order."""
+    found: list[Row] = []
+    for result in results:
+        own = [pair["paceline_images_per_s"] for pair in result["pairs"]]
+        plain = [pair["plain_images_per_s"] for pair in result["pairs"]]
+        ratios = [a / b for a, b in zip(own, plain, strict=True)]
+        rate, peak = statistics.median(own), result["hardware"]["peak_flop_per_s"]
+        flop_per_s = rate * result["flop_per_image"]
+        found.append(
+            Row(
+                nodes=result["nnodes"],
+                ranks=result["world_size"],
+                threads=result["hardware"]["threads"],
+                n=len(own),
+                rate=rate,
+                rate_min=min(own),
+                rate_max=max(own),
+                plain=statistics.median(plain),
+                ratio=statistics.median(ratios),
+                ratio_min=min(ratios),
+                ratio_max=max(ratios),
+                scaling=rate / found[0].rate if found else 1.0,
+                flop_per_s=flop_per_s,
+                peak_share=flop_per_s / (peak * result["world_size"]) if peak else None,
+            )
+        )
+    return found
+
+
+def table(whole: Mapping[str, Any]) -> str:
+    """benchmark.json for a terminal."""
+    results = whole["points"]
+    first = results[0]
+    hardware = first["hardware"]
+    lines = [
+        f"{first['model']} ({first['parameters']:,} parameters) on {first['dataset']}, {first['precision']}, "
+        f"global batch {first['global_batch_size']}",
+        f"{hardware['name']}; torch {hardware['torch']}, {first['backend']}; commit {whole['commit']}",
+        "",
+        *_throughput(rows(results)),
+        "",
+        *_parts(results),
+        "",
+        *_spaced(against.table(whole["against"])),
+        *(f"left out: {text}" for text in whole["left_out"]),
+        *_notes(first),
+    ]
+    return "\n".join(lines)
+
+
+def _spaced(lines: list[str]) -> list[str]:
+    return [*lines, ""] if lines else []
+
+
+def _throughput(found: Sequence[Row]) -> list[str]:
+    lines = [
+        "images/s over all ranks; the plain loop took turns with Paceline, block by block",
+        f"{'hosts':>5}{'ranks':>6}{'threads':>8}{'median':>11}{'min':>11}{'max':>11}{'n':>4}{'scaling':>9}"
+        f"{'plain loop':>12}  {'ratio (min – max)':<20}{'TFLOP/s':>9}{'of peak':>9}",
+    ]
+    for row in found:
+        ratio = f"{row.ratio:.3f} ({row.ratio_min:.3f} – {row.ratio_max:.3f})"
+        share = "–" if row.peak_share is None else f"{row.peak_share:.1%}"
+        lines.append(
+            f"{row.nodes:>5}{row.ranks:>6}{row.threads:>8}{row.rate:>11,.1f}{row.rate_min:>11,.1f}{row.rate_max:>11,.1f}"
+            f"{row.n:>4}{row.scaling:>9.2f}{row.plain:>12,.1f}  {ratio:<20}{row.flop_per_s / 1e12:>9.3f}{share:>9}"
+        )
+    return lines
+
+
+def _parts(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [
+        "one step taken apart, ms (mean over ranks)",
+        f"{'hosts':>5}{'ranks':>6}" + "".join(f"{name:>14}" for name in _PARTS) + f"{'all-reduce alone':>18}{'n':>5}",
+    ]
+    for result in results:
+        alone = result["communication_alone_s"]
+        lines.append(
+            f"{result['nnodes']:>5}{result['world_size']:>6}"
+            + "".join(f"{result['parts_s'][name] * 1e3:>14,.2f}" for name in _PARTS)
+            + f"{'–' if alone is None else format(alone * 1e3, ',.2f'):>18}{result['parts_steps']:>5}"
+        )
+    return lines
+
+
+def _notes(first: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if first["hardware"]["peak_flop_per_s"] is None:
+        lines.append(f"share of the peak is left out: no peak is known for {first['hardware']['name']}")
+    if first["hardware"]["device"] == "cpu":
+        lines.append("ranks on one computer share its cores (threads: what each rank was given)")
+    if first["synthetic"]:
+        lines.append("SYNTHETIC DATA: the speed counts, an accuracy would not")
+    return lines

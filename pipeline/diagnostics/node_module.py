@@ -1,0 +1,92 @@
+"""Node modules that measure instead of train: laid out, launched like a run, results under runs/diagnostics/."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.launchers.base import Pack
+from pipeline.core.errors import TrainingError
+from pipeline.core.files import write_atomic, write_json
+from pipeline.core.specs import Cluster, LogLine, Outputs
+from pipeline.keys.import_closure import import_closure
+
+FOLDER = "diagnostics"  # beside the runs, whose folders have a key for a name
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What the nodes run. ``result`` is the JSON file that rank 0 writes last, ``more`` what else it leaves.
+
+    ``chosen`` are the modules of the options that the configuration chose.
+    """
+
+    module: str
+    config: Mapping[str, Any]
+    result: str
+    more: tuple[str, ...] = ()
+    chosen: Collection[str] = ()
+
+
+def new_folder(runs_dir: Path, what: str) -> Path:
+    """``runs/diagnostics/<local time>-<what>``, made and empty. Raises OSError."""
+    start = runs_dir / FOLDER / time.strftime("%Y%m%d-%H%M%S")
+    number = 1
+    while True:
+        path = start.with_name(f"{start.name}-{what}{'' if number == 1 else f'-{number}'}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def run(
+    diagnosis: Diagnosis, *, cluster: Cluster, folder: Path, root: Path, pack: Pack | None, say: Say
+) -> dict[str, Any]:
+    """Run the module on all ranks of the cluster; its result. Rank 0's lines are said as they come.
+
+    Args:
+        folder: where config.json, the code snapshot, plan, logs and results lie; made when it isn't there.
+        root: the project, from which the module's import closure is taken.
+
+    Raises:
+        HostError, TrainingError, Killed: as ``launch.run_attempt`` does.
+    """
+    write_json(folder / "config.json", diagnosis.config)
+    code = import_closure(root, (diagnosis.module, *diagnosis.chosen), cluster.python_path)
+    for name, source in code.sources.items():
+        write_atomic(folder / "code" / name, source.read_bytes())
+    run_attempt(
+        cluster=cluster,
+        run_dir=folder,
+        run_key=f"{folder.name}-{secrets.token_hex(3)}",  # a fixed one would end somebody else's on the same hosts
+        pack_dir=pack.path if pack else None,
+        pack_digest=pack.digest if pack else "",
+        attempt=1,
+        trainer=diagnosis.module,
+        on_line=lambda line: say(_shown(line)),
+        on_note=say,
+        outputs=Outputs(final=(*diagnosis.more, diagnosis.result), needed=(diagnosis.result,)),
+    )
+    try:
+        value: dict[str, Any] = json.loads((folder / diagnosis.result).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TrainingError(
+            f"every rank ended well, but {folder / diagnosis.result} is not readable: {error}"
+        ) from error
+    return value
+
+
+def _shown(line: LogLine) -> str:
+    """Rank 0 speaks for all; what another rank says is named."""
+    return line.text if line.rank == 0 else f"{line.host}:{line.rank} | {line.text}"

@@ -1,0 +1,43 @@
+"""`doit profile`: a torch profiler trace of a few steps of the configured training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.cluster.launchers.base import Pack
+from pipeline.config.build import RunConfig
+from pipeline.core.errors import UsageError
+from pipeline.diagnostics import node_module
+
+MODULE = "trainers.measuring.profiling"
+TRACE = "trace.json.gz"
+_QUIET = {"KINETO_LOG_LEVEL": "99"}  # torch's tracer reports a missing GPU as an error
+
+
+def settings(options: Mapping[str, str]) -> dict[str, int]:
+    """``steps`` as it was typed. Raises UsageError."""
+    text = options.get("steps")
+    if text is None:
+        return {}
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise UsageError(f"steps={text} must be a whole number from 1")
+    return {"steps": int(text)}
+
+
+def trace(config: RunConfig, pack: Pack, *, options: Mapping[str, str], root: Path, say: node_module.Say) -> Path:
+    """Run it on all ranks; the path of rank 0's trace. Raises UsageError, HostError, TrainingError, Killed."""
+    given = settings(options)
+    folder = node_module.new_folder(config.runs_dir, "profile")
+    diagnosis = node_module.Diagnosis(
+        module=MODULE,
+        config={**config.resolved, "profile": given},
+        result="profile.json",
+        more=(TRACE,),
+        chosen=config.chosen,
+    )
+    hosts = tuple(replace(host, env={**_QUIET, **host.env}) for host in config.cluster.hosts)
+    cluster = replace(config.cluster, hosts=hosts)
+    node_module.run(diagnosis, cluster=cluster, folder=folder, root=root, pack=pack, say=say)
+    return folder / TRACE

@@ -1,0 +1,252 @@
+"""The evaluation of a finished run: accuracy, per-class figures, confusion matrix, as numbers and as a picture.
+
+``python -m pipeline.evaluation.report RUN_DIR MADE_OF`` does it in a process of its own: scikit-learn and matplotlib
+are large. MADE_OF is a JSON object that the report keeps, taken before: an edit meanwhile makes the report stale.
+``--serve`` does it for each run folder that stdin names, a line each, and answers each with a line of JSON.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core import documents, unexpected
+from pipeline.core.errors import PacelineError
+from pipeline.core.files import write_atomic, write_json
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Report = dict[str, Any]
+"""evaluation/report.json: ``accuracy`` (0..1), ``n`` (images), ``split``, ``classes`` (names), ``synthetic``,
+``per_class`` (name → precision, recall, f1-score, support), ``macro avg`` and ``weighted avg`` (the same four),
+``confusion_matrix`` (counts; rows = true class, columns = predicted), ``weights_sha256``, ``dataset_digest``,
+``made_of`` (pipeline.evaluation.report_key)."""
+
+_AVERAGES = ("macro avg", "weighted avg")
+_MAX_NUMBERED_CLASSES = 25  # with more, the cells are too small for a number in each
+_NICENESS = 10
+_MAX_LABEL = 28  # characters of a class name on an axis
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outcome:
+    """What the run folder says: parallel lists of class numbers and the names of the classes."""
+
+    split: str
+    targets: list[int]
+    predictions: list[int]
+    classes: list[str]
+    synthetic: bool
+    summary: Mapping[str, Any]
+
+
+def evaluate(run_dir: Path, made_of: Mapping[str, Any]) -> Report:
+    """Make evaluation/report.json and evaluation/confusion_matrix.png from predictions.json.
+
+    Raises:
+        PacelineError: predictions.json or the data manifest is missing or makes no sense.
+        OSError: the results can't be written.
+    """
+    outcome = _read(run_dir)
+    report = {**_report(outcome), "made_of": made_of}
+    write_atomic(run_dir / "evaluation" / "confusion_matrix.png", _picture(report))
+    write_json(run_dir / "evaluation" / "report.json", report)  # last: whoever finds it finds the picture too
+    return report
+
+
+def format_report(report: Mapping[str, Any]) -> str:
+    """The report as a compact table for a terminal."""
+    rows = [*report["per_class"].items(), *((name, report[name]) for name in _AVERAGES)]
+    width = max(len(name) for name, _ in rows)
+    lines = [
+        f"{report['split']} accuracy {report['accuracy']:.4f} on {report['n']:,} images",
+        f"{'':{width}}  precision  recall      f1  support",
+    ]
+    if report["synthetic"]:
+        lines.insert(0, "SYNTHETIC DATA: this accuracy means nothing")
+    for name, row in rows:
+        figures = f"{row['precision']:9.4f}  {row['recall']:6.4f}  {row['f1-score']:6.4f}  {row['support']:7,.0f}"
+        lines.append(f"{name:{width}}  {figures}")
+    return "\n".join(lines)
+
+
+# --------------------------------------------------------------------------------------- reading
+def _read(run_dir: Path) -> _Outcome:
+    again = f"doit train, then doit evaluate run={run_dir.name}"
+    predictions = _object(run_dir / "predictions.json", again)
+    manifest = _object(run_dir / "data" / "manifest.json", "doit train with the words of the run, which links its data")
+    summary_path = run_dir / "summary.json"
+    summary = _object(summary_path, again) if summary_path.exists() else {}
+    targets, predicted = predictions.get("targets"), predictions.get("predictions")
+    where = run_dir / "predictions.json"
+    if not isinstance(targets, list) or not isinstance(predicted, list) or len(targets) != len(predicted):
+        sizes = " and ".join("no list" if not isinstance(x, list) else str(len(x)) for x in (targets, predicted))
+        raise PacelineError(f"{where}: targets and predictions must be lists of one length, not {sizes}", try_=again)
+    if not targets:
+        raise PacelineError(f"{where} holds no predictions: the test split is empty", try_="dataset.holdout=5000")
+    classes = [str(name) for name in manifest.get("classes") or []]
+    _check_numbers(where, [*targets, *predicted], len(classes), again)
+    return _Outcome(
+        split=str(predictions.get("split", "test")),
+        targets=targets,
+        predictions=predicted,
+        classes=classes,
+        synthetic=bool(manifest.get("synthetic") or summary.get("synthetic")),
+        summary=summary,
+    )
+
+
+def _object(path: Path, try_: str) -> dict[str, Any]:
+    try:
+        return documents.read(path)
+    except FileNotFoundError:
+        raise PacelineError(f"{path} is missing: there is nothing to evaluate yet", try_=try_) from None
+    except documents.DamagedError as error:
+        raise PacelineError(f"{path} {error}", try_=try_) from error
+
+
+def _check_numbers(where: Path, numbers: Sequence[Any], count: int, try_: str) -> None:
+    for number in numbers:
+        if type(number) is not int or not 0 <= number < count:
+            raise PacelineError(f"{where}: {number!r} is no class; the data has 0..{count - 1}", try_=try_)
+
+
+# --------------------------------------------------------------------------------------- figures
+def _report(outcome: _Outcome) -> Report:
+    from sklearn.metrics import classification_report, confusion_matrix
+
+    numbers = list(range(len(outcome.classes)))
+    table = classification_report(
+        outcome.targets, outcome.predictions, labels=numbers, output_dict=True, zero_division=0.0
+    )
+    right = sum(map(int.__eq__, outcome.targets, outcome.predictions))
+    return {
+        "split": outcome.split,
+        "accuracy": right / len(outcome.targets),
+        "n": len(outcome.targets),
+        "synthetic": outcome.synthetic,
+        "classes": outcome.classes,
+        "per_class": {_unique(outcome.classes, number): table[str(number)] for number in numbers},
+        **{name: table[name] for name in _AVERAGES},
+        "confusion_matrix": confusion_matrix(outcome.targets, outcome.predictions, labels=numbers).tolist(),
+        "weights_sha256": outcome.summary.get("weights_sha256"),
+        "dataset_digest": outcome.summary.get("dataset_digest"),
+    }
+
+
+def _unique(classes: Sequence[str], number: int) -> str:
+    """The class's name, with its number where two classes share one."""
+    name = classes[number]
+    return name if classes.count(name) == 1 else f"{name} ({number})"
+
+
+# --------------------------------------------------------------------------------------- picture
+def _picture(report: Report) -> bytes:
+    """A PNG: shades are shares of the true class, numbers are counts. Equal reports give equal bytes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    count = len(report["classes"])
+    side = min(max(2.6 + 0.52 * count, 4.6), 16.0)  # inches
+    figure = Figure(figsize=(side + 0.9, side), dpi=150)
+    FigureCanvasAgg(figure)
+    _draw(figure.add_subplot(), report)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", bbox_inches="tight", pad_inches=0.2, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _draw(axes: Axes, report: Report) -> None:
+    matrix = report["confusion_matrix"]
+    shares = [[cell / max(sum(row), 1) for cell in row] for row in matrix]
+    image = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
+    bar = axes.figure.colorbar(
+        image, cax=axes.inset_axes((1.03, 0.0, 0.035, 1.0)), format=lambda share, _: f"{share:.0%}"
+    )
+    bar.set_label("share of the true class")
+    bar.outline.set_visible(False)
+    _label(axes, report["classes"])
+    if len(matrix) <= _MAX_NUMBERED_CLASSES:
+        _write_counts(axes, matrix, shares)
+    title = f"{report['split']} accuracy {report['accuracy']:.2%}  ·  n = {report['n']:,}"
+    axes.set_title(title, fontsize=12, pad=10)
+    if report["synthetic"]:
+        axes.annotate(
+            "SYNTHETIC DATA – this accuracy means nothing",
+            (0.5, 1.0),
+            xycoords="axes fraction",
+            xytext=(0, 34),
+            textcoords="offset points",
+            ha="center",
+            color="#b00020",
+            fontsize=12,
+            weight="bold",
+        )
+
+
+def _label(axes: Axes, classes: Sequence[str]) -> None:
+    every = -(-len(classes) // 50)  # at most 50 names fit along an axis
+    shown = range(0, len(classes), every)
+    names = [classes[at] if len(classes[at]) <= _MAX_LABEL else classes[at][: _MAX_LABEL - 1] + "…" for at in shown]
+    slanted = max(map(len, names)) > 3
+    axes.set_xticks(shown, names, rotation=40 if slanted else 0, ha="right" if slanted else "center", parse_math=False)
+    axes.set_yticks(shown, names, parse_math=False)
+    axes.tick_params(length=0, labelsize=9)
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
+    axes.spines[:].set_visible(False)
+    edges = [at - 0.5 for at in range(1, len(classes))]
+    if len(classes) <= _MAX_NUMBERED_CLASSES:
+        axes.set_xticks(edges, minor=True)
+        axes.set_yticks(edges, minor=True)
+        axes.grid(which="minor", color="white", linewidth=1.5)
+        axes.tick_params(which="minor", length=0)
+
+
+def _write_counts(axes: Axes, matrix: Sequence[Sequence[int]], shares: Sequence[Sequence[float]]) -> None:
+    for y, row in enumerate(matrix):
+        for x, cell in enumerate(row):
+            colour = "white" if shares[y][x] > 0.55 else "#1b2a3a" if cell else "#b8c4d0"
+            axes.text(x, y, f"{cell}", ha="center", va="center", color=colour, fontsize=9)
+
+
+def serve() -> int:
+    """The trials of a sweep one after another: only the first waits for the imports."""
+    os.nice(_NICENESS)  # the next trial is training meanwhile
+    answers, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints is no answer
+    import matplotlib.figure  # noqa: F401  (now, before the first trial has ended)
+    import sklearn.metrics  # noqa: F401
+
+    for line in sys.stdin:
+        try:
+            asked = json.loads(line)
+            evaluate(Path(asked["run_dir"]), asked["made_of"])
+            error = None
+        except (PacelineError, OSError) as failure:
+            error = str(failure)
+        print(json.dumps({"id": json.loads(line)["id"], "error": error}), file=answers, flush=True)
+    return 0
+
+
+def main() -> int:
+    unexpected.install()
+    if sys.argv[1:] == ["--serve"]:
+        return serve()
+    unexpected.keep_in(Path(sys.argv[1]).absolute().parent)
+    try:
+        evaluate(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    except (PacelineError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

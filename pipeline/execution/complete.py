@@ -1,0 +1,394 @@
+"""A run brought to result.json: launch, attempts, evaluation, record."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from pipeline.cluster.attempt import Hosts, run_attempt
+from pipeline.core import leftovers, process, threads
+from pipeline.core.errors import Killed, PacelineError, Pruned, TrainingError, os_reason
+from pipeline.core.files import write_atomic, write_json
+from pipeline.core.heartbeat import Heartbeat
+from pipeline.core.signals import Interruptible, Stop
+from pipeline.core.specs import PRUNE, PRUNED, NodeFacts, State
+from pipeline.evaluation import report_key
+from pipeline.execution.configured_run import ENTRY, Run
+from pipeline.keys import rank_environment
+from pipeline.keys.import_closure import matches
+from pipeline.runs import acceptance, journal, provenance
+from pipeline.runs import status as progress
+from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder
+from pipeline.runs.lock import RunLock, locked
+from pipeline.runs.result import Result, changed
+from pipeline.tracking.client import Recorder
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """What a run takes from its surroundings. A sweep gives its trials what they can share.
+
+    ``evaluate`` makes the report of a run folder, by the project's code (raises PacelineError); ``on_trained`` is
+    called when the hosts are free again, before outputs, report and record are complete; ``code`` are the files that
+    the snapshot is copied from (None: the run's own); ``hosts``, ``stop`` and ``threads_per_rank`` are those of
+    run_attempt.
+    """
+
+    evaluate: Callable[[RunFolder, Path], None]
+    recorder: Callable[[Run], Recorder]
+    provenance: Callable[[Run, Sequence[str], float, Say], tuple[provenance.Provenance, bytes]]
+    on_trained: Callable[[], None] | None = None
+    code: Mapping[str, Path] | None = None
+    hosts: Hosts | None = None
+    stop: Stop | None = None
+    threads_per_rank: Sequence[int] = ()
+
+
+def alone(threads_per_rank: Sequence[int] = ()) -> Means:
+    """The means of a run that is no part of a sweep."""
+    return Means(
+        evaluate=evaluate_in_child,
+        recorder=own_recorder,
+        provenance=collect_provenance,
+        threads_per_rank=threads_per_rank,
+    )
+
+
+def train(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, means: Means | None = None) -> Result:
+    """Bring the run to FINISHED and return result.json; a second caller with the same key waits for the first.
+
+    Raises:
+        HostError: a host can't take part.
+        TrainingError: every attempt failed.
+        Killed: stopped by Ctrl-C or SIGTERM.
+        Pruned: ended early because a file ``prune`` came into the run folder.
+        PacelineError: the run folder can't be written, the evaluation failed.
+    """
+    with Heartbeat(say) as heartbeat, _folder_errors_explained(run):
+        return _train_alone(run, config_yaml=config_yaml, argv=argv, say=heartbeat, means=means or alone())
+
+
+@contextmanager
+def _folder_errors_explained(run: Run) -> Iterator[None]:
+    """What the controller writes during a run lies in its folder: a full or read-only disk has to be told there."""
+    try:
+        yield
+    except OSError as error:
+        raise PacelineError(
+            f"run {run.key.short} can't go on in {run.folder.path}: {os_reason(error)}",
+            try_="make room or mend its permissions, then the same command; or paths.runs=<another folder>",
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """One command's work on one run, behind the run's lock; ``started`` in unix seconds."""
+
+    run: Run
+    lock: RunLock
+    recorder: Recorder
+    config_yaml: str
+    argv: Sequence[str]
+    say: Heartbeat
+    means: Means
+    started: float
+
+
+def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Heartbeat, means: Means) -> Result:
+    """Behind the lock of the run's key."""
+    say.doing(f"waiting for the command that trains {run.key.short}")
+    with locked(run.folder, say, means.stop) as lock:
+        if run.reason is None:
+            say(f"{run.key.short} was finished by the other command")
+        else:
+            leftovers.remove([run.config.data_dir, *run.folder.path.glob("attempts/*")])
+            _finish(
+                _Work(
+                    run=run,
+                    lock=lock,
+                    recorder=means.recorder(run),
+                    config_yaml=config_yaml,
+                    argv=argv,
+                    say=say,
+                    means=means,
+                    started=time.time(),
+                )
+            )
+    result, _ = acceptance.standing(run.folder)
+    if result is None:
+        raise TrainingError(f"{run.folder.result} is missing after the run")
+    return result
+
+
+def _finish(work: _Work) -> None:
+    """Bring the run to result.json. Whatever ends that early stands in the journal and in the record."""
+    with Interruptible(work.means.stop) as signals:
+        try:
+            _launch_unless_done(work)
+            signals.check()
+            _complete(work, signals)
+        except Pruned:
+            raise
+        except BaseException as error:
+            signals.hold()
+            killed = signals.killed(error)
+            _note_end(work, killed or error)
+            if killed is not None:
+                key = work.run.key.short
+                raise Killed(f"KILLED {key}: {killed.what}", try_=_goes_on(work.run)) from None
+            work.lock.check()  # that says more than what came of it
+            raise
+
+
+def _launch_unless_done(work: _Work) -> None:
+    """Until the node half has ended well, here or in a command before."""
+    run, means = work.run, work.means
+    if run.folder.training_done(run.key):
+        run.folder.restore(
+            key=run.key, config=run.config.resolved, config_yaml=work.config_yaml, pack_path=run.pack.path
+        )
+        if means.on_trained is not None:
+            means.on_trained()
+        return
+    work.say.doing("noting where the run comes from")
+    _lay_out(work)
+    _attempts(work)
+    _leave_if_pruned(run, work.recorder, work.say)
+
+
+def _complete(work: _Work, signals: Interruptible) -> None:
+    """What follows the training: report, last state, record, result.json."""
+    run, say = work.run, work.say
+    work.lock.check()
+    summary = run.folder.read_summary()
+    if summary is None:
+        raise TrainingError(f"{run.folder.summary} is missing: somebody has removed it just now")
+    say.doing("making the evaluation report")
+    work.means.evaluate(run.folder, run.root)
+    signals.check()
+    work.lock.check()
+    number = journal.attempts(run.folder.journal)
+    _note(run, State.FINISHED, number)
+    say.doing("recording in MLflow")
+    mlflow_run_id = work.recorder.finish(say)
+    signals.hold()  # what is left takes a moment, and is the end of it
+    work.lock.check()
+    run.folder.write_result(
+        key=run.key,
+        summary=summary,
+        hosts=_hosts(run),
+        attempts=number,
+        duration_s=_duration_s(run, work.started),
+        mlflow_run_id=mlflow_run_id,
+    )
+    signals.left = f"; run {run.key.short} is finished"
+
+
+def _note_end(work: _Work, error: BaseException) -> None:
+    """Into the journal and the record. A disk that takes neither must not hide what went wrong."""
+    work.say.doing("recording how it ended")
+    run = work.run
+    with suppress(OSError):
+        number = journal.attempts(run.folder.journal)
+        if number == 0 or work.lock.lost():  # nothing was started; or the folder may be another command's by now
+            return
+        state = State.KILLED if isinstance(error, Killed | KeyboardInterrupt) else State.FAILED
+        _note(run, state, number, _reason(error))
+        work.recorder.finish(work.say)
+
+
+def _reason(error: BaseException) -> str:
+    """A line for the journal."""
+    if isinstance(error, PacelineError):
+        return error.what
+    return os_reason(error) if isinstance(error, OSError) else threads.described(error)
+
+
+def _goes_on(run: Run) -> str:
+    """What the same command does after a signal."""
+    if run.folder.summary.exists():
+        return "the same command again; the training is done and is not repeated"
+    return "the same command again; it goes on from the last checkpoint"
+
+
+def _hosts(run: Run) -> list[str]:
+    """Where it was trained: this command may name others, when only the result is made again."""
+    known = (run.folder.read_json("provenance.json") or {}).get("hosts")
+    return known if isinstance(known, list) else [host.label for host in run.config.cluster.hosts]
+
+
+def _duration_s(run: Run, started: float) -> float:
+    """Seconds of the last attempt until its report was made; those between an earlier command and this one, which
+    ``started`` at that unix time, don't count."""
+    entries = journal.read(run.folder.journal)
+    last = [entry for entry in entries if entry.attempt == entries[-1].attempt]
+    finished = next(entry.time for entry in last if entry.state is State.FINISHED)
+    before = [entry.time for entry in last if entry.time < started]
+    if finished < started:
+        return finished - before[0]
+    return finished - started + (before[-1] - before[0] if before else 0.0)
+
+
+def _lay_out(work: _Work) -> None:
+    run = work.run
+    if (accepted := run.accepted) is not None:  # what holds no longer, or is proven by this training
+        acceptance.withdraw(run.folder, accepted)
+    for name in (run.folder.result, run.folder.summary, run.folder.path / PRUNE, run.folder.path / PRUNED):
+        name.unlink(missing_ok=True)
+    run.folder.prepare(
+        sources=work.means.code or run.sources,
+        key=run.key,
+        config=run.config.resolved,
+        config_yaml=work.config_yaml,
+        pack_path=run.pack.path,
+    )
+    if not matches(run.root, run.folder.code, run.key.parts["code"]):
+        raise PacelineError("its code was edited while the run was being prepared", try_="the same command again")
+    origin, patch = work.means.provenance(run, work.argv, work.started, work.say)
+    write_json(run.folder.path / "provenance.json", origin.as_json())
+    write_atomic(run.folder.path / "changes.patch", patch)
+    provenance.keep_lock(run.root, run.folder.path)
+
+
+def own_recorder(run: Run) -> Recorder:
+    """A recorder process for this run."""
+    return Recorder(run.folder.path, run.config, run.root)
+
+
+def collect_provenance(run: Run, argv: Sequence[str], now: float, say: Say) -> tuple[provenance.Provenance, bytes]:
+    """Where the run comes from, and the patch; says what of the checkout neither of them can keep."""
+    origin, patch = provenance.collect(
+        root=run.root,
+        argv=run.config.shown_words(argv),
+        overrides=run.config.overrides,
+        hosts=[host.label for host in run.config.cluster.hosts],
+        outputs=[run.config.runs_dir, run.config.data_dir],
+        data_digest=run.pack.digest,
+        unix_time=now,
+        secrets=run.config.secrets,
+        imported=[*run.sources.values()],
+    )
+    if origin.left_out:
+        more = f", and {len(origin.left_out) - 3} more (provenance.json)" if len(origin.left_out) > 3 else ""
+        say(f"WARNING: not kept for doit reproduce: {'; '.join(origin.left_out[:3])}{more}")
+    return origin, patch
+
+
+def _leave_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
+    """Into the journal and the record, as a run without a result. Raises Pruned."""
+    pruned = run.folder.read_json(PRUNED)
+    if pruned is None:
+        return
+    detail = f"after epoch {pruned['epoch']}, step {pruned['step']}"
+    _note(run, State.PRUNED, journal.attempts(run.folder.journal), detail)
+    recorder.finish(say)
+    mend = "doit train with the same configuration goes on from there"
+    raise Pruned(f"PRUNED {run.key.short} {detail}", try_=mend)
+
+
+def _attempts(work: _Work) -> None:
+    """Attempt after attempt, each from the last checkpoint, until one ends well or none is left."""
+    run, say, means = work.run, work.say, work.means
+    first = journal.attempts(run.folder.journal) + 1
+    last = first + run.config.cluster.max_restarts
+    for number in range(first, last + 1):
+        work.lock.check()
+        _note(run, State.PLANNED, number)
+        say.doing("asking the hosts")
+        try:
+            run_attempt(
+                cluster=run.config.cluster,
+                run_dir=run.folder.path,
+                run_key=run.key.short,
+                pack_dir=run.pack.path,
+                pack_digest=run.pack.digest,
+                attempt=number,
+                trainer=ENTRY,
+                on_line=lambda line: say(f"{line.host}:{'-' if line.rank is None else line.rank} | {line.text}"),
+                on_start=partial(_on_start, work, number),
+                on_facts=partial(_on_facts, work),
+                on_end=partial(_on_end, say, means),
+                on_note=say if number == first else None,
+                hosts=means.hosts,
+                stop=means.stop,
+                threads_per_rank=means.threads_per_rank,
+                versions=run.key.parts["environment"],
+            )
+            _need_an_end(run)
+            return
+        except TrainingError as error:
+            removed = work.lock.lost() or not (run.folder.path / "config.json").exists()
+            if number == last or removed:
+                raise
+            _note(run, State.FAILED, number, error.what)
+            say(f"{error}\nattempt {number} failed; starting attempt {number + 1} of {last} from the last checkpoint")
+
+
+def _need_an_end(run: Run) -> None:
+    """Raises TrainingError: every rank ended with exit code 0, which code of a model's own can do at any step."""
+    if run.folder.summary.exists() or (run.folder.path / PRUNED).exists():
+        return
+    raise TrainingError(
+        f"every rank ended with exit code 0 before the training was over: it was {progress.under_way(run.folder)}",
+        try_="take out what ends the process (sys.exit, os._exit) in the model or in what it imports",
+    )
+
+
+def _on_start(work: _Work, number: int) -> None:
+    _note(work.run, State.RUNNING, number)
+    work.recorder.start()
+    work.say.doing(partial(progress.under_way, work.run.folder))
+
+
+def _on_end(say: Heartbeat, means: Means) -> None:
+    say.doing("bringing the results here")
+    if means.on_trained is not None:
+        means.on_trained()
+
+
+def _on_facts(work: _Work, facts: Sequence[NodeFacts]) -> None:
+    """What each host has installed, into provenance.json."""
+    work.lock.check()
+    work.say.doing("sending code and data to the hosts and starting torchrun there")
+    folder = work.run.folder
+    known = folder.read_json("provenance.json") or {}
+    told = {fact.host: provenance.environment(fact) for fact in facts}
+    write_json(folder.path / "provenance.json", {**known, "environments": told})
+
+
+def _note(run: Run, state: State, attempt: int, detail: str = "") -> None:
+    entry = journal.Entry(state=state, attempt=attempt, time=time.time(), detail=run.config.hide(detail))
+    journal.append(run.folder.journal, entry)
+
+
+def evaluate_in_child(folder: RunFolder, root: Path) -> None:
+    """The scikit-learn report, made in a process of its own: the controller stays small. Raises PacelineError."""
+    made_of = report_key.made_of_run(folder, root)
+    argv = [sys.executable, "-m", report_key.ENTRY, str(folder.path), json.dumps(made_of)]
+    done = process.run(argv, env=rank_environment.of_report(os.environ, root), timeout_s=300.0)
+    if done.code != 0:
+        raise PacelineError(f"the evaluation report of {folder.key} failed: {done.stderr.strip()}")
+
+
+def evaluate_again(folder: RunFolder, root: Path, say: Say) -> None:
+    """Make a run's report unless it is there, intact and up to date. Raises PacelineError."""
+    if not (folder.path / TRAINED[2]).exists():
+        evaluate_in_child(folder, root)  # says what is missing
+    with locked(folder, say):
+        folder.read_result()  # refuses one that was altered
+        vouched = folder.vouched()
+        if TRAINED[2] in vouched and (why := changed(folder.path / TRAINED[2], vouched[TRAINED[2]])):
+            raise folder.altered(TRAINED[2], why)
+        intact = all(name in vouched and changed(folder.path / name, vouched[name]) is None for name in EVALUATED)
+        if not intact or report_key.stale_because(folder, root) is not None:
+            evaluate_in_child(folder, root)
+            folder.vouch_again()

@@ -1,0 +1,278 @@
+"""What a command would do, without doing it: the steps with their reasons, and the exact command of each host.
+
+No host is asked, so what only its probe can tell stands as a named placeholder: ``<python of node0>``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from pipeline import tracking
+from pipeline.cluster import agent, launchers, rank_threads
+from pipeline.cluster.launchers.base import Pack as LaunchPack
+from pipeline.cluster.launchers.base import Place
+from pipeline.cluster.plan import render
+from pipeline.config.build import RunConfig
+from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
+from pipeline.data import Pack
+from pipeline.evaluation import report_key
+from pipeline.execution.configured_run import ENTRY, Run
+from pipeline.runs import journal
+from pipeline.runs.folder import EVALUATED
+
+LOCAL = "local"  # the one launcher whose host is this computer: what this process knows needs no placeholder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One task of a run: whether it is done, and why (not), in a few words."""
+
+    name: str
+    done: bool
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One configuration: its steps, and what would be launched. ``key`` is None while its data isn't fetched.
+
+    ``chosen`` are those of the overrides that a sweep chose for it; ``accepted`` says by whose word a run of another
+    key holds for it.
+    """
+
+    key: str | None
+    chosen: tuple[str, ...]
+    overrides: tuple[str, ...]
+    steps: tuple[Step, ...]
+    launch: LaunchPlan
+    accepted: str | None = None
+
+    @property
+    def to_run(self) -> bool:
+        return any(not step.done for step in self.steps)
+
+
+def trial(config: RunConfig, pack: Pack | None, run: Run | None, *, root: Path, chosen: tuple[str, ...] = ()) -> Trial:
+    """Plan one configuration. Looks at files here; asks no host, starts nothing. Raises UsageError."""
+    return Trial(
+        key=run.key.short if run else None,
+        chosen=chosen,
+        overrides=config.overrides,
+        steps=steps(config, pack, run, root=root),
+        launch=launch_plan(config, run),
+        accepted=_accepted(run),
+    )
+
+
+def _accepted(run: Run | None) -> str | None:
+    return str(run.accepted) if run is not None and run.accepted is not None and run.reason is None else None
+
+
+# ------------------------------------------------------------------------------------------- steps
+def steps(config: RunConfig, pack: Pack | None, run: Run | None, *, root: Path) -> tuple[Step, ...]:
+    """fetch, train, evaluate and record, each decided by its own key."""
+    fetch = Step(
+        name="fetch",
+        done=pack is not None,
+        why=f"data/{pack.path.name}, digest {pack.digest[:12]}" if pack else f"{config.train.dataset.name} isn't here",
+    )
+    if run is None:
+        rest = ("train", "its data isn't fetched, so its key isn't known yet"), ("evaluate", "after train")
+        waiting = tuple(Step(name=name, done=False, why=why) for name, why in rest)
+        return (fetch, *waiting, _record(config, None, "after evaluate", root))
+    run.folder.refuse_newer()
+    if (accepted := _accepted(run)) is not None:
+        done = tuple(Step(name=name, done=True, why=accepted) for name in ("train", "evaluate", "record"))
+        return (fetch, *done)
+    stale = run.reason if run.accepted is not None else run.folder.stale_because(run.key)
+    train = _train(run, stale)
+    evaluate = _evaluate(run, stale, root) if train.done else Step(name="evaluate", done=False, why="after train")
+    return (fetch, train, evaluate, _record(config, run, None if evaluate.done else "after evaluate", root))
+
+
+def _train(run: Run, stale: str | None) -> Step:
+    finished = stale is None or stale.startswith(EVALUATED)
+    if finished or run.folder.training_done(run.key):
+        return Step(name="train", done=True, why="finished and intact")
+    entries = journal.read(run.folder.journal)
+    if entries and not run.folder.result.exists():
+        stale = f"{stale}: {entries[-1].state} in attempt {entries[-1].attempt}; it goes on from its last checkpoint"
+    return Step(name="train", done=False, why=stale or "")
+
+
+def _evaluate(run: Run, stale: str | None, root: Path) -> Step:
+    if not run.folder.result.exists():
+        return Step(name="evaluate", done=False, why="the command ended before its report was vouched for")
+    reason = stale or report_key.stale_because(run.folder, root)
+    return Step(name="evaluate", done=reason is None, why=reason or "made of what is there")
+
+
+def _record(config: RunConfig, run: Run | None, waits: str | None, root: Path) -> Step:
+    if not config.tracking_enabled:
+        return Step(name="record", done=True, why="tracking is switched off")
+    if run is None or waits is not None:
+        return Step(name="record", done=False, why=waits or "after evaluate")
+    uri = tracking.absolute_uri(config.tracking_uri, root)
+    if tracking.is_recorded(run.folder.path, uri, config.tracking_experiment):
+        return Step(name="record", done=True, why="everything stands in MLflow")
+    return Step(name="record", done=False, why=f"not (all) recorded in {tracking.redact(uri)}")
+
+
+# ---------------------------------------------------------------------------------------- commands
+def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
+    """The next attempt's plan, rendered by the same function as the launch itself."""
+    cluster = config.cluster
+    key = run.key.short if run else "<key>"
+    run_dir = config.runs_dir.absolute() / key
+    attempt = journal.attempts(run_dir / "journal.jsonl") + 1
+    run_id = f"{key}-{attempt}-<random>"
+    pack = LaunchPack(path=run.pack.path.resolve(), digest=run.pack.digest) if run else None
+    placing = launchers.placing(cluster)
+    taken = rank_threads.of_checkpoints(run_dir)
+
+    def place(host: Host, fact: NodeFacts) -> Place:
+        return placing.place(host, fact, pack=pack, run_dir=run_dir, run_id=run_id, attempt=attempt)
+
+    plan = render(
+        cluster=cluster,
+        facts=[_unasked(host, cluster) for host in cluster.hosts],
+        run_key=key,
+        attempt=attempt,
+        run_id=run_id,
+        master_port=cast(int, f"<free port of {cluster.hosts[0].label}>"),  # it is only ever written into the command
+        trainer=ENTRY,
+        place=place,
+        threads=taken,
+    )
+    if cluster.launcher == LOCAL or taken:
+        return plan
+    nodes = [_with_cpus_unknown(node, host) for node, host in zip(plan.nodes, cluster.hosts, strict=True)]
+    return dataclasses.replace(plan, nodes=tuple(nodes))
+
+
+def _unasked(host: Host, cluster: Cluster) -> NodeFacts:
+    """What is known of a host that was not asked: its configuration, else a placeholder's name."""
+    local = cluster.launcher == LOCAL
+    return NodeFacts(
+        host=host.label,
+        identity="",
+        hostname=host.name,
+        address=host.address or ("127.0.0.1" if local else f"<address of {host.label}>"),
+        interface=host.interface or f"<interface of {host.label}>",
+        python=host.python or (sys.executable if local else f"<python of {host.label}>"),
+        python_version="",
+        torch_version=None,
+        gpus=0,
+        cpus=agent.count_cpus() if local else 1,
+        memory_bytes=0,
+        disk_free_bytes=0,
+        free_port=0,
+        home="~",
+        unix_time=0.0,
+    )
+
+
+def _with_cpus_unknown(node: Any, host: Host) -> Any:
+    if "OMP_NUM_THREADS" not in node.env or "OMP_NUM_THREADS" in host.env:
+        return node
+    share = f"<cpus of {host.label}>" + (f"/{host.nproc_per_node}" if host.nproc_per_node > 1 else "")
+    return dataclasses.replace(node, env={**node.env, "OMP_NUM_THREADS": share})
+
+
+def commands(plan: LaunchPlan) -> str:
+    """Each host's command as a shell would take it, placeholders quoted."""
+    rows = []
+    for node in plan.nodes:
+        env = [f"{name}={shlex.quote(value)}" for name, value in node.env.items()]
+        rows.append(f"{node.host}:\n  {' '.join(env)} {shlex.join(node.argv)}")
+    return "\n".join(rows)
+
+
+# ------------------------------------------------------------------------------------------- shown
+def text(trials: Sequence[Trial]) -> str:
+    """For a terminal: one trial with every step, or a line a trial; then the commands of the first one to run."""
+    lines = _one(trials[0]) if len(trials) == 1 else _many(trials)
+    launched = next((item for item in trials if not _step(item, "train").done), None)
+    if launched is None:
+        return "\n".join([*lines, "nothing would be launched"])
+    plan = launched.launch
+    whose = "" if len(trials) == 1 else f" of {launched.key or 'the first'} (json=1 shows all)"
+    head = f"attempt {plan.attempt} on {plan.nnodes} node(s), {plan.world_size} rank(s), {plan.launcher}{whose}:"
+    return "\n".join([*lines, "", head, commands(plan)])
+
+
+def _one(item: Trial) -> list[str]:
+    rows = [f"  {step.name:<9} {'done' if step.done else 'to do':<6} {step.why}" for step in item.steps]
+    return [f"run {item.key or '<key: known once the data is fetched>'}", *rows]
+
+
+def _many(trials: Sequence[Trial]) -> list[str]:
+    to_run = sum(item.to_run for item in trials)
+    rows = [f"{len(trials)} trials: {len(trials) - to_run} done, {to_run} to run"]
+    for item in trials:
+        open_step = next((step for step in item.steps if not step.done), None)
+        state = f"to run  {open_step.name}: {open_step.why}" if open_step else item.accepted or "done"
+        rows.append(f"  {item.key or '<key>':<12}  {' '.join(item.chosen)}  {state}")
+    return rows
+
+
+def as_json(trials: Sequence[Trial]) -> str:
+    """All of it as data."""
+    return json.dumps([dataclasses.asdict(item) for item in trials], indent=2, ensure_ascii=False)
+
+
+# --------------------------------------------------------------------------------------------- DAG
+def mermaid(trials: Sequence[Trial]) -> str:
+    """The tasks as a Mermaid flow chart, left to right; what is to do is dashed."""
+    nodes, edges = _graph(trials)
+    lines = ["flowchart LR"]
+    lines += [f'  {name}["{_escaped(label)}"]{"" if done else ":::todo"}' for name, (label, done) in nodes.items()]
+    lines += [f"  {before} --> {after}" for before, after in edges]
+    return "\n".join([*lines, "  classDef todo stroke-dasharray: 4 3"])
+
+
+def dot(trials: Sequence[Trial]) -> str:
+    """The same graph for Graphviz."""
+    nodes, edges = _graph(trials)
+    lines = ["digraph paceline {", "  rankdir=LR; node [shape=box];"]
+    for name, (label, done) in nodes.items():
+        shown = label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        lines.append(f'  {name} [label="{shown}"{"" if done else ", style=dashed"}];')
+    lines += [f"  {before} -> {after};" for before, after in edges]
+    return "\n".join([*lines, "}"])
+
+
+def _graph(trials: Sequence[Trial]) -> tuple[dict[str, tuple[str, bool]], list[tuple[str, str]]]:
+    """Node name → (label, done), and the edges. Trials on one data pack share its fetch."""
+    nodes: dict[str, tuple[str, bool]] = {}
+    edges: list[tuple[str, str]] = []
+    fetches: dict[str, str] = {}
+    for number, item in enumerate(trials):
+        label = _label(item.steps[0], "")
+        before = fetches.setdefault(label, f"fetch{number}")
+        nodes[before] = (label, item.steps[0].done)
+        for step in item.steps[1:]:
+            name = f"{step.name}{number}"
+            nodes[name] = (_label(step, item.key or ""), step.done)
+            edges.append((before, name))
+            before = name
+    return nodes, edges
+
+
+def _label(step: Step, key: str) -> str:
+    return f"{step.name} {key}".strip() + f"\n{'done' if step.done else 'to do'}: {step.why}"
+
+
+def _escaped(label: str) -> str:
+    return label.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace("\n", "<br/>")
+
+
+def _step(item: Trial, name: str) -> Step:
+    return next(step for step in item.steps if step.name == name)

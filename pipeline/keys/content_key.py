@@ -1,0 +1,92 @@
+"""The content key: a run is decided by what it is made of.
+
+Five parts: the configuration without what only says where; the node half's import closure with the digest of each
+file's syntax tree; the digest of the data pack; the environment (Python and what the closure imports); the topology.
+"""
+
+from __future__ import annotations
+
+import copy
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core.files import canonical_json, sha256_text
+from pipeline.keys import rank_environment
+
+if TYPE_CHECKING:
+    from pipeline.core.cluster import Cluster
+
+KEY_VERSION = 2
+KEY_LENGTH = 12
+
+_WHERE = ("cluster", "tracking", "paths")  # where it runs and who is told; the topology part holds the rest
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContentKey:
+    """``short`` names the run folder; ``parts`` is what key.json holds."""
+
+    digest: str
+    parts: Mapping[str, Any]
+
+    @property
+    def short(self) -> str:
+        return self.digest[:KEY_LENGTH]
+
+
+def content_key(
+    *,
+    config: Mapping[str, Any],
+    code: Mapping[str, str],
+    data_digest: str,
+    environment: Mapping[str, str],
+    cluster: Cluster,
+) -> ContentKey:
+    """Digest the five parts. Pure: equal inputs give equal keys, in whatever order their fields stand."""
+    parts: dict[str, Any] = {
+        "version": KEY_VERSION,
+        "config": canonical_config(config),
+        "code": dict(sorted(code.items())),
+        "data": data_digest,
+        "environment": dict(sorted(environment.items())),
+        "topology": topology(cluster),
+    }
+    return ContentKey(digest=sha256_text(canonical_json(parts)), parts=parts)
+
+
+def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration without hosts, ports, tracking, folders and the data's address (its digest counts instead)."""
+    kept = {name: copy.deepcopy(value) for name, value in config.items() if name not in _WHERE}
+    if isinstance(kept.get("dataset"), dict):
+        kept["dataset"].pop("source", None)
+    return kept
+
+
+def topology(cluster: Cluster) -> dict[str, Any]:
+    """How the ranks are spread, on which kind of device, and what of each node's environment can change arithmetic."""
+    return {
+        "nnodes": cluster.nnodes,
+        "device": "cuda" if cluster.device == "cuda" else "cpu",
+        "nproc_per_node": [host.nproc_per_node for host in cluster.hosts],
+        "env": [
+            {name: value for name, value in sorted(host.env.items()) if rank_environment.decides(name)}
+            for host in cluster.hosts
+        ],
+    }
+
+
+def environment(versions: Mapping[str, str]) -> dict[str, str]:
+    """Python's version and those of the distributions that a closure imports."""
+    return {"python": platform.python_version(), **versions}
+
+
+def recorded(known: Mapping[str, Any]) -> ContentKey | None:
+    """The key that key.json holds, or None where its parts don't give the digest that stands beside them."""
+    parts = {name: value for name, value in known.items() if name not in ("key", "digest")}
+    try:
+        key = ContentKey(digest=sha256_text(canonical_json(parts)), parts=parts)
+    except ValueError:  # NaN
+        return None
+    return key if (known.get("key"), known.get("digest")) == (key.short, key.digest) else None

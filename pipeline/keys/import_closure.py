@@ -1,0 +1,275 @@
+"""Which sources a run imports, and which installed distributions: the part of the content key that follows the code.
+
+Read statically from the syntax trees, so nothing of torch is imported. Followed at any depth are the modules of the
+project's folder, of distributions that are installed as editable, and of what the person puts on the ranks'
+PYTHONPATH; of other distributions the version counts. The options that the configuration chose (model, optimizer, …)
+are imported by name, so their modules are entries of their own. A string that names a module of the project counts as
+an import of it.
+
+What one source says is remembered (``pipeline.keys.readings``); which files there are, and what they hold, is looked at
+each time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+from pipeline.core.errors import UsageError
+from pipeline.keys.imports import Import
+from pipeline.keys.installed import Found, Installed
+from pipeline.keys.readings import Reading, Readings
+
+ABSENT = "absent"
+_SUFFIXES = (*(f"/__init__{end}" for end in (*EXTENSION_SUFFIXES, ".py")), *EXTENSION_SUFFIXES, ".py")  # Python's order
+_LIBRARY = re.compile(r"lib.+\.(so|dylib)(\.\d+)*|.+\.dll")
+_CONTROLLER = ("pipeline", "hydra_plugins", "dodo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Closure:
+    """The files that a run imports, by their paths in the code snapshot, sorted.
+
+    ``digests`` is what counts of each, ``sources`` where it lies; ``versions`` are those of the distributions that
+    they import, and ``absent`` for a module that is missing and that the code can do without.
+    """
+
+    digests: Mapping[str, str]
+    sources: Mapping[str, Path]
+    versions: Mapping[str, str]
+
+
+def import_closure(
+    root: Path, entries: str | Collection[str], behind: Sequence[str] = (), given: Collection[str] = ()
+) -> Closure:
+    """Everything that ``python -m entry`` can import, found from its source.
+
+    Args:
+        root: the project.
+        entries: dotted name of the entry, for example ``trainers.classifier``; or several, as with a run's options.
+        behind: the folders of ``cluster.env.PYTHONPATH``.
+        given: modules that don't count, nor what only they import.
+
+    Raises:
+        UsageError: an entry isn't there, a module can't be parsed, or an import leads to nothing that is in the key.
+    """
+    _refuse_working_tree(root, behind)
+    names = [entries] if isinstance(entries, str) else [*entries]
+    walk = _Walk(root=root, installed=Installed(root, behind), readings=Readings(root), _seen={*given})
+    walk.apart = () if any(name.partition(".")[0] in _CONTROLLER for name in names) else _CONTROLLER
+    for name in names:
+        if walk.file_of(name) is None:
+            raise UsageError(f"{name} is not a module under {root}")
+        walk.follow(name)
+    for name in walk.installed.shadowing():
+        walk.follow_for_all(name)
+    walk.readings.keep()
+    walk.installed.keep()
+    return Closure(
+        digests=_digests(walk.found),
+        sources={name: Path(walk.places[name]) for name in sorted(walk.found)},
+        versions=walk.versions(),
+    )
+
+
+def _refuse_working_tree(root: Path, behind: Sequence[str]) -> None:
+    """The snapshot holds what the run imports of the project; behind it the ranks would find the rest, unhashed."""
+    for entry in behind:
+        if os.path.realpath(entry) == os.path.realpath(root):
+            raise UsageError(
+                f"cluster.env.PYTHONPATH names the project's own folder {entry}, of which a run has its own copy",
+                try_=f"leave {entry} out of it",
+            )
+
+
+def matches(root: Path, folder: Path, digests: Mapping[str, str]) -> bool:
+    """Whether the copies in ``folder`` are the files that ``digests`` were taken of, up to what doesn't count of them.
+
+    ``root`` is the project, where what is known of sources lies. Raises OSError, UsageError.
+    """
+    readings = Readings(root)
+    found = {name: readings.of(name, (folder / name).read_bytes()) for name in digests}
+    return all(digest in (found[name].digest, found[name].text) for name, digest in digests.items())
+
+
+def _digests(found: Mapping[str, Reading]) -> dict[str, str]:
+    """The tree of each file; its text where code can see that."""
+    everywhere = any(reading.sight == "all" for reading in found.values())
+    return {
+        path: reading.text if everywhere or reading.sight == "own" else reading.digest
+        for path, reading in sorted(found.items())
+    }
+
+
+@dataclass(kw_only=True)
+class _Walk:
+    """One walk along the imports. ``found`` and ``places`` are by path in the snapshot, ``outside`` by top level."""
+
+    root: Path
+    installed: Installed
+    readings: Readings
+    apart: Collection[str] = ()
+    found: dict[str, Reading] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+    outside: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    absent: set[str] = field(default_factory=set)
+    _seen: set[str] = field(default_factory=set)
+    _tops: dict[str, tuple[tuple[str, ...], Found | None]] = field(default_factory=dict)
+    _files: dict[str, tuple[str, str] | None] = field(default_factory=dict)
+    _listed: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def follow(self, name: str) -> None:
+        """A module of a source tree and everything that it imports."""
+        waiting = [name]
+        while waiting:
+            name = waiting.pop()
+            if name in self._seen:
+                continue
+            self._seen.add(name)
+            parts = name.split(".")
+            waiting += [".".join(parts[:depth]) for depth in range(1, len(parts))]  # parent packages run first
+            file = self.file_of(name)
+            if file is not None:
+                path, place = file
+                reading = self.found[path] = self.readings.of(path, Path(place).read_bytes())
+                self.places[path] = place
+                waiting += [item.name for item in reading.imports if self._leads_to_source(item, path)]
+
+    def follow_for_all(self, name: str) -> None:
+        """A module on the ranks' PYTHONPATH that what is installed would import too, or Python itself."""
+        path = "cluster.env.PYTHONPATH"
+        if name not in self.apart and self._leads_to_source(Import(name, 1, "optional"), path):
+            self.follow(name)
+
+    def _leads_to_source(self, item: Import, path: str) -> bool:
+        """Whether an import is to be followed; if not, it is noted. Raises UsageError."""
+        if item.name in self._seen:
+            return False
+        top, _, rest = item.name.partition(".")
+        if item.kind == "named" and not self._is_own(top):
+            return False
+        counts = item.kind in ("needed", "optional")
+        if top in self.apart:
+            if counts:
+                raise _refused(
+                    path, item, "the controller's half, which no host has", "move what both need into trainers/"
+                )
+            return False
+        bases, found = self._top(top)
+        if counts and found is not None and (library := self._library(found.bases)):
+            where = f"its sources link {library}, a shared library, which a run's copy of the code lacks"
+            raise _refused(path, item, where, "pip install its project without -e, then the same command")
+        if bases and (self.file_of(item.name) or self._folder_of(item.name)):
+            return True
+        if item.kind == "named":
+            return False
+        if found is not None and found.owners:
+            self.outside[top].add(rest)
+        elif counts and found is not None and found.strays:
+            where = f"would come from {found.strays[0]}, which no installed distribution has"
+            raise _refused(path, item, where, "pip install -e its project, or put it beside trainers/")
+        elif counts and not self._is_made_at_run_time(item.name):
+            self._missing(item, path)
+        return False
+
+    def _library(self, bases: Sequence[str]) -> str | None:
+        """A shared library that compiled modules of a source tree have to link: in its package or a folder there."""
+        for base in bases:
+            names = self._names(base)
+            if not any(name.endswith(tuple(EXTENSION_SUFFIXES)) for name in names):
+                continue
+            for folder in (base, *(f"{base}/{name}" for name in sorted(names) if "lib" in name)):
+                for name in sorted(self._names(folder)):
+                    if _LIBRARY.fullmatch(name):
+                        return f"{folder}/{name}"
+        return None
+
+    def _is_own(self, top: str) -> bool:
+        return not {top, f"{top}.py"}.isdisjoint(self._names(str(self.root)))
+
+    def _missing(self, item: Import, path: str) -> None:
+        if item.kind == "optional" or not self._is_of_project(path):
+            self.absent.add(item.name)
+            return
+        what = "neither a file of the project nor of the standard library nor of an installed distribution"
+        mend = f"pip install what has it; or, where it may be missing, try: import {item.name} … except ImportError"
+        raise _refused(path, item, what, mend)
+
+    def _is_of_project(self, path: str) -> bool:
+        return Path(self.places[path]).is_relative_to(self.root)
+
+    def _is_made_at_run_time(self, name: str) -> bool:
+        """Below a module that is no package, as six.moves is: only its own code knows."""
+        parent = self.file_of(name.rpartition(".")[0])
+        return parent is not None and "/__init__." not in parent[0]
+
+    def file_of(self, name: str) -> tuple[str, str] | None:
+        """A module's path in the snapshot and the place of its source; None: it is none, or a namespace."""
+        if name not in self._files:
+            self._files[name] = self._find(name)
+        return self._files[name]
+
+    def _find(self, name: str) -> tuple[str, str] | None:
+        top, _, rest = name.partition(".")
+        inner = f"/{rest.replace('.', '/')}" if rest else ""
+        for base in self._top(top)[0]:
+            suffix = self._suffix(f"{base}{inner}")
+            if suffix is not None:
+                return f"{top}{inner}{suffix}", f"{base}{inner}{suffix}"
+        return None
+
+    def _folder_of(self, name: str) -> bool:
+        """Whether it is a namespace package of a source tree."""
+        top, _, rest = name.partition(".")
+        folders = [f"{base}/{rest.replace('.', '/')}" for base in self._top(top)[0]]
+        return any(os.path.isdir(folder) and "__init__.pyc" not in self._names(folder) for folder in folders)  # noqa: PTH112
+
+    def _top(self, top: str) -> tuple[tuple[str, ...], Found | None]:
+        """Where the sources of a top-level module begin, and what is installed of it. As Python does: a module with a
+        file before folders that only may hold some, the project before the rest."""
+        if top not in self._tops:
+            own = f"{self.root}/{top}"
+            if self._suffix(own) is not None:
+                self._tops[top] = ((own,), None)
+            else:
+                found = self.installed.find(top)
+                shared = (own,) if os.path.isdir(own) and (found is None or found.is_namespace) else ()  # noqa: PTH112
+                self._tops[top] = ((*shared, *(found.bases if found else ())), found)
+        return self._tops[top]
+
+    def _suffix(self, base: str) -> str | None:
+        """What follows ``base`` in the path of a module's file."""
+        folder, _, name = base.rpartition("/")
+        names = self._names(folder)
+        for suffix in _SUFFIXES:
+            is_there = suffix[1:] in self._names(base) if suffix[0] == "/" and name in names else name + suffix in names
+            if is_there and os.path.isfile(f"{base}{suffix}"):  # noqa: PTH113
+                return suffix
+        return None
+
+    def _names(self, folder: str) -> frozenset[str]:
+        """What a folder holds, looked at once: hundreds of names are asked for, most of which aren't there."""
+        if folder not in self._listed:
+            try:
+                self._listed[folder] = frozenset(os.listdir(folder))  # noqa: PTH208
+            except OSError:
+                self._listed[folder] = frozenset()
+        return self._listed[folder]
+
+    def versions(self) -> dict[str, str]:
+        """Of each distribution that is imported; ``absent`` for modules that are missing."""
+        names = set[str]()
+        for top, parts in self.outside.items():
+            found = self._top(top)[1]
+            names |= found.distributions(parts) if found is not None else set()
+        known = {name: self.installed.version(name) or ABSENT for name in names}
+        return dict(sorted({**dict.fromkeys(self.absent, ABSENT), **known}.items()))
+
+
+def _refused(path: str, item: Import, what: str, mend: str) -> UsageError:
+    return UsageError(f"{path}:{item.line} imports {item.name}: {what}", try_=mend)

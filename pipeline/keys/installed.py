@@ -1,0 +1,229 @@
+"""What this Python would import from outside of the project, and which installed distribution that is of.
+
+Nothing is imported to find out. Distributions say in their RECORD which files are theirs, so ``PIL`` is Pillow's, and
+``google.protobuf`` is protobuf's while ``google.auth`` is google-auth's. What these lists say is remembered as long as
+the folders and the distributions in them are the same.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import site
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
+from importlib.metadata import Distribution
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.cache import Remembered
+from pipeline.core.files import sha256_file, sha256_text
+
+_MOST = 256  # modules whose owners are remembered
+_FIRST = {"sitecustomize", "usercustomize"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Where a top-level module would come from.
+
+    Args:
+        is_namespace: it has no file of its own, and its parts may come from several places.
+        owners: distribution → dotted names of its packages and modules in it (empty where no other has the same).
+        bases: sources that no index gave: paths without suffix.
+        strays: what lies where no distribution says that it put it.
+    """
+
+    is_namespace: bool
+    owners: Mapping[str, Sequence[str]]
+    bases: tuple[str, ...]
+    strays: tuple[str, ...]
+
+    def distributions(self, parts: Collection[str]) -> set[str]:
+        """The owners of ``parts``, dotted names below the module; all of them where their lists tell nothing."""
+        named = {label for label, names in self.owners.items() for part in parts if _has(names, part)}
+        return named or {*self.owners}
+
+
+class Installed:
+    """Of the interpreter that runs this. ``behind`` are folders that the ranks' PYTHONPATH names as well."""
+
+    def __init__(self, root: Path, behind: Sequence[str] = ()) -> None:
+        self._root = os.path.realpath(root)
+        self._behind = [entry for entry in behind if Path(entry).is_dir()]
+        self._memory = Remembered(root, "installed", most=_MOST)
+        self._new: dict[str, Any] = {}
+
+    def find(self, name: str) -> Found | None:
+        """None where there is no such module."""
+        spec = PathFinder.find_spec(name, self._path)
+        if spec is None or not spec.origin:
+            spec = _editable_spec(name) or spec
+        if spec is None:
+            return None
+        owners: dict[str, list[str]] = {}
+        bases: list[str] = []
+        strays: list[str] = []
+        for place in [spec.origin] if spec.origin else spec.submodule_search_locations or ():
+            base = _base(place, name) if spec.origin else place
+            known = self._owners(name, str(Path(base).parent))
+            owners.update(known)
+            if not known:
+                (bases if self._is_source(place) else strays).append(base)
+        return Found(is_namespace=not spec.origin, owners=owners, bases=tuple(bases), strays=tuple(strays))
+
+    def shadowing(self) -> list[str]:
+        """Modules in the folders of the ranks' PYTHONPATH that Python takes before the standard library's or an
+        installed one, or runs when it starts, whoever imports them."""
+        others = [entry for entry in self._path if entry not in self._behind]
+        names = {name for folder in self._behind for name in _modules(folder)}
+        return sorted(name for name in names if name in _FIRST or PathFinder.find_spec(name, others) is not None)
+
+    def version(self, name: str) -> str | None:
+        """``version`` of a distribution as the ranks find it."""
+        return version(name, self._path)
+
+    def keep(self) -> None:
+        """Write down what was read anew."""
+        if self._new:
+            self._memory.keep(self._new)
+
+    @cached_property
+    def _path(self) -> list[str]:
+        """Where Python looks, without the project: that is looked through before."""
+        return [*self._behind, *(entry for entry in sys.path if entry and os.path.realpath(entry) != self._root)]
+
+    def _owners(self, name: str, folder: str) -> dict[str, list[str]]:
+        if folder not in self._path:
+            return {}
+        found: dict[str, list[str]] = self._remembered(f"{folder} {name}", lambda: _owners(name, folder))
+        return found
+
+    def _is_source(self, place: str) -> bool:
+        """Of an editable install, or of a folder that the person put on the ranks' path."""
+        editable: list[str] = self._remembered("editable", lambda: _editable_folders(self._path))
+        return any(Path(place).is_relative_to(folder) for folder in (*editable, *self._behind))
+
+    def _remembered(self, what: str, read: Any) -> Any:
+        key = sha256_text(f"{self._state} {what}")
+        found = self._memory[key]
+        if found is None:
+            found = self._new[key] = read()
+        return found
+
+    @cached_property
+    def _state(self) -> str:
+        """All that decides who owns what: every install and removal makes or removes a folder beside the packages."""
+        seen = [sha256_file(Path(__file__)), sys.version]
+        for entry in self._path:
+            try:
+                names = [name for name in os.listdir(entry) if name.endswith((".dist-info", ".egg-info"))]  # noqa: PTH208
+                seen += [f"{entry} {os.stat(entry).st_mtime_ns} {sorted(names)}"] if names else []  # noqa: PTH116
+            except OSError:  # an archive, or a folder that isn't there
+                continue
+        return "\n".join(seen)
+
+
+def _modules(folder: str) -> set[str]:
+    """The top-level modules of a folder but for packages without a file of their own, which shadow nothing."""
+    suffixes = (".py", *EXTENSION_SUFFIXES)
+    paths = list(Path(folder).iterdir())
+    names = {path.name.partition(".")[0] for path in paths if path.name.endswith(suffixes)}
+    return names | {path.name for path in paths if (path / "__init__.py").is_file()}
+
+
+def version(name: str, path: Sequence[str] | None = None) -> str | None:
+    """Of an installed distribution, or None. One that no index gave (a folder, a repository, a file) may have other
+    content under an equal version, so a digest of what was installed stands behind it.
+
+    ``importlib.metadata.version`` parses the whole METADATA as an e-mail, which takes 1 ms each.
+    """
+    found = next(iter(importlib.metadata.distributions(name=name, path=[*(sys.path if path is None else path)])), None)
+    if found is None:
+        return None
+    header = (found.read_text("METADATA") or found.read_text("PKG-INFO") or "").partition("\n\n")[0]
+    versions = [line.partition(":")[2].strip() for line in header.splitlines() if line.startswith("Version:")]
+    number = versions[0] if versions else found.version
+    if found.read_text("direct_url.json") is None:
+        return number
+    return f"{number} (content {sha256_text(_content(found))[:12]})"
+
+
+def _content(found: Distribution) -> str:
+    """The lines of RECORD that say what was installed, without what differs from place to place."""
+    lines = (found.read_text("RECORD") or "").splitlines()
+    return "\n".join(sorted(line for line in lines if not re.match(r"\.\.|/|[^,]*(\.dist-info/|\.pyc,)", line)))
+
+
+def _owners(name: str, folder: str) -> dict[str, list[str]]:
+    """The distributions in ``folder`` that have files of the module. An .egg-info elsewhere than among installed
+    packages is what a build leaves in a working tree."""
+    found: dict[str, list[str]] = {}
+    line = re.compile(rf"^{re.escape(name)}(?:/([^,\n]*))?(?:\.[^/,\n]*)?(?:,|$)", re.MULTILINE)
+    is_site = folder in [*site.getsitepackages(), site.getusersitepackages()]
+    for distribution in importlib.metadata.distributions(path=[folder]):
+        listed = distribution.read_text("RECORD") or ""
+        inside = line.findall(listed.replace('"', ""))
+        if not listed and is_site and name in _declared(distribution):
+            inside = [""]
+        if inside:
+            found[_normal(distribution.name)] = _topmost(inside)
+    return found if len(found) > 1 else {label: [] for label in found}  # nobody else's: no need to look closer
+
+
+def _declared(distribution: Distribution) -> list[str]:
+    """The modules of one that lists no files, as Debian's packages do: what it says, else its own name."""
+    told = distribution.read_text("top_level.txt")
+    return told.split() if told is not None else [_normal(distribution.name).replace("-", "_")]
+
+
+def _topmost(files: Sequence[str]) -> list[str]:
+    """Dotted names of the regular packages, and of the modules that are in none of them."""
+    packages = {item.rpartition("/")[0] for item in files if item.rpartition("/")[2].startswith("__init__.")}
+    modules = {item.removesuffix(".py").split(".")[0] for item in files if item.endswith((".py", ".so"))}
+    names = {name.replace("/", ".") for name in packages | modules}
+    return sorted(name for name in names if not any(name.startswith(f"{other}.") for other in names))
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _has(names: Sequence[str], part: str) -> bool:
+    """Whether ``part`` is one of them, lies in one, or is a value there."""
+    return any(part == name or part.startswith(f"{name}.") for name in names if name)
+
+
+def _base(origin: str, name: str) -> str:
+    """The path without suffix: of /x/a/__init__.py /x/a, of /x/a.py the same."""
+    folder, file = os.path.split(origin)
+    return folder if file.startswith("__init__.") else os.path.join(folder, name)  # noqa: PTH118
+
+
+def _editable_spec(name: str) -> ModuleSpec | None:
+    """Of an editable install whose .pth file put a finder of its own on ``sys.meta_path``."""
+    for finder in sys.meta_path:
+        owner = finder if isinstance(finder, type) else type(finder)
+        if "editable" in owner.__module__:
+            spec = finder.find_spec(name, None)
+            if spec is not None:
+                return spec
+    return None
+
+
+def _editable_folders(path: Sequence[str]) -> list[str]:
+    """The projects that are installed as editable."""
+    from urllib.parse import unquote, urlsplit
+
+    folders = []
+    for distribution in importlib.metadata.distributions(path=[*path]):
+        origin = distribution.read_text("direct_url.json")
+        about = json.loads(origin) if origin else {}
+        if about.get("dir_info", {}).get("editable"):
+            folders.append(unquote(urlsplit(about["url"]).path))
+    return folders

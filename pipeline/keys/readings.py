@@ -1,0 +1,82 @@
+"""What is read out of sources, remembered as long as they, the code that reads them and Python are the same."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.cache import Remembered
+from pipeline.core.errors import UsageError
+from pipeline.core.files import sha256_bytes, sha256_file, sha256_text
+from pipeline.keys import imports, syntax
+from pipeline.keys.imports import Import
+
+_MOST = 256  # sources remembered, and at least twice as many as were just read; a run needs about thirty
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """``text`` is the sha256 of the bytes, ``digest`` and ``sight`` are of ``pipeline.keys.syntax``."""
+
+    text: str
+    digest: str
+    sight: str
+    imports: tuple[Import, ...]
+
+
+class Readings:
+    """The readings of a project's sources."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._known = Remembered(root, "imports", most=_MOST)
+        self._new: dict[str, Any] = {}
+        self._count = 0
+
+    def of(self, path: str, source: bytes) -> Reading:
+        """Of the module at ``path`` in the snapshot; a compiled one counts by its bytes. Raises UsageError."""
+        text = sha256_bytes(source)
+        if not path.endswith(".py"):
+            return Reading(text=text, digest=text, sight="none", imports=())
+        name = sha256_text(f"{self._reader} {path} {text}")
+        found = self._known[name]
+        self._count += 1
+        if found is None:
+            found = self._new[name] = _read(source, path)
+        return Reading(
+            text=text,
+            digest=found["digest"],
+            sight=found["sight"],
+            imports=tuple(
+                Import(name, line, kind) for kind, lines in found["imports"].items() for name, line in lines.items()
+            ),
+        )
+
+    def keep(self) -> None:
+        """Write down what was read anew."""
+        if self._new:
+            Remembered(self._root, "imports", most=max(_MOST, 2 * self._count)).keep(self._new)
+
+    @cached_property
+    def _reader(self) -> str:
+        readers = (__file__, str(imports.__file__), str(syntax.__file__))
+        return " ".join([*(sha256_file(Path(reader)) for reader in readers), sys.version])
+
+
+def _read(source: bytes, path: str) -> dict[str, Any]:
+    try:
+        tree = ast.parse(source, filename=path)
+    except (SyntaxError, ValueError) as error:  # ValueError: a NUL byte
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        why = error.msg if isinstance(error, SyntaxError) else error
+        raise UsageError(f"{path}{line} can't be parsed: {why}", try_="mend the file, then the same command") from error
+    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    found = imports.imports(tree, module, is_package=path.endswith("/__init__.py"))
+    kinds: dict[str, dict[str, int]] = {}
+    for item in found:
+        kinds.setdefault(item.kind, {})[item.name] = item.line
+    return {"digest": syntax.digest(tree), "sight": syntax.sight(tree), "imports": kinds}

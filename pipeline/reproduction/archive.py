@@ -1,0 +1,258 @@
+"""A run as one archive, and such an archive read back. Equal run folders give equal bytes.
+
+manifest.json in it names every file with its sha256, is sealed itself, and names the run's key; what doesn't agree with
+it, with the key or with the result is refused before anything of it is used.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from pipeline.core import documents, git, leftovers
+from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.files import sha256_bytes, write_atomic
+from pipeline.core.redact import hide
+from pipeline.keys.content_key import KEY_LENGTH
+from pipeline.reproduction import submodules
+from pipeline.runs import acceptance
+from pipeline.runs.agreement import check_parts
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.result import AlteredError
+
+SOURCE = "source.tar"
+"""The commit's files: with them an archive needs no clone that has the commit."""
+_KEPT = (
+    "config.json", "config.yaml", "key.json", "provenance.json", "changes.patch", "requirements.lock", "plan.json",
+    "journal.jsonl", "metrics.jsonl", "summary.json", "predictions.json", "result.json", "tracking.json",
+    "data/manifest.json", "evaluation/*", "attempts/*/*.log", "attempts/*/*.exit.json", "code/**/*.py",
+    "code/**/*.so", SOURCE,
+)  # fmt: skip
+_WEIGHTS = ("checkpoints/final.pt", "checkpoints/final.json")
+_MAY_HOLD_ADDRESSES = (".json", ".yaml", ".log")  # a password in a URL must not travel
+MANIFEST = "manifest.json"
+_VERSION = 1
+_BOUND = ("key.json", "summary.json", "result.json", "provenance.json")  # a digest of their bytes stands elsewhere
+_AGAIN = "another copy of the archive, or doit export run=KEY once more where the run's folder is"
+_BLOCK_BYTES = 1 << 20
+_LARGEST_BYTES = 16 << 30  # of all that an archive unpacks to
+_MOST_MEMBERS = 100_000
+
+
+def export(folder: RunFolder, *, root: Path, to: Path, weights: bool) -> int:
+    """Write the archive atomically; its size in bytes.
+
+    Raises:
+        AlteredError: what would be exported isn't what was written.
+        PacelineError: the run has no key or provenance, or its weights are asked for and gone.
+        OSError: the archive can't be written.
+    """
+    key, provenance = folder.read_key(), folder.read_json("provenance.json")
+    folder.read_summary(), folder.read_result()  # refuse what was altered, as read_key does
+    if key is None or provenance is None:
+        path = folder.path / ("key.json" if key is None else "provenance.json")
+        seen = "is damaged" if path.exists() else "is missing"
+        raise PacelineError(
+            f"{path} {seen}: nothing could tell where an export of run {folder.key} comes from",
+            try_="another copy of the run folder, or its MLflow run: doit reproduce run=<its MLflow id>",
+        )
+    if weights and not (folder.path / _WEIGHTS[0]).is_file():
+        raise PacelineError(f"{folder.path / _WEIGHTS[0]} is missing", try_="leave weights=1 away")
+    members = dict(_members(folder, (*_KEPT, *(_WEIGHTS if weights else ()))))
+    members |= _accepted(folder)
+    commit = provenance.get("git_commit")
+    if SOURCE not in members and commit is not None and git.has_commit(root, commit):
+        members[SOURCE] = _source(root, commit)
+    members[MANIFEST] = _manifest(folder, members)
+    archive = _packed(folder.key, members)
+    write_atomic(to, archive)
+    return len(archive)
+
+
+def unpack(archive: Path, place: Path, *, root: Path) -> RunFolder:
+    """The run of an archive, unpacked below ``place`` after every byte of it was checked.
+
+    Only plain files with paths inside the run's own folder are taken, and no more than 16 GiB of them.
+
+    Args:
+        root: the project, where what is known of sources lies.
+
+    Raises:
+        UsageError: it is no such archive, was altered, or holds something that none of ours holds.
+    """
+    try:
+        _read_through(archive)
+        with tarfile.open(archive, "r:gz") as tar:
+            members = _checked(tar, archive)
+            _check_digests(tar, members, archive)
+            tar.extractall(place, members=members, filter="data")
+    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, OverflowError) as error:
+        raise UsageError(f"run={archive} can't be read as an exported run: {error}", try_=_AGAIN) from error
+    folder = RunFolder(place / PurePosixPath(members[0].name).parts[0])
+    folder.refuse_newer()
+    try:
+        key, result = folder.read_key(), folder.read_result()
+        folder.read_summary()
+        if key is None:
+            raise UsageError(f"run={archive} is no exported run: key.json is missing")
+        check_parts(folder, key, result, root)
+        acceptance.standing(folder)
+    except AlteredError as error:
+        raise UsageError(f"run={archive}: {error.what.replace(f'{place}/', '')}", try_=_AGAIN) from error
+    return folder
+
+
+def _read_through(archive: Path) -> None:
+    """To the end, where the checksum of all that was packed stands. Raises what gzip raises, ValueError."""
+    total = 0
+    with gzip.open(archive) as packed:
+        while block := packed.read(_BLOCK_BYTES):
+            total += len(block)
+            if total > _LARGEST_BYTES:
+                raise ValueError(f"it unpacks to more than {_LARGEST_BYTES >> 30} GiB")
+
+
+def _accepted(folder: RunFolder) -> dict[str, bytes]:
+    """By whose word another run holds for this one, and that run's result. Raises AlteredError."""
+    result, accepted = acceptance.standing(folder)
+    if accepted is None or result is None:
+        return {}
+    base = acceptance.base_of(folder, accepted)
+    own = folder.path / acceptance.CARRIED
+    return {
+        acceptance.FILE: (folder.path / acceptance.FILE).read_bytes(),
+        acceptance.CARRIED: (own if own.exists() else base.result).read_bytes(),
+    }
+
+
+def _manifest(folder: RunFolder, members: Mapping[str, bytes]) -> bytes:
+    """Every file by its sha256, and whose they are."""
+    key = folder.read_key()
+    files = {name: sha256_bytes(content) for name, content in sorted(members.items())}
+    about = {"version": _VERSION, "key": folder.key, "digest": key.digest if key else "", "files": files}
+    return documents.sealed(about).encode()
+
+
+def _check_digests(tar: tarfile.TarFile, members: list[tarfile.TarInfo], archive: Path) -> None:
+    """Each file against the manifest, and none more or less than that names. Raises UsageError, DamagedError."""
+    top = PurePosixPath(members[0].name).parts[0]
+    by_name = {member.name.removeprefix(f"{top}/"): member for member in members}
+    if MANIFEST not in by_name:
+        raise UsageError(
+            f"run={archive} has no {MANIFEST}: it isn't an exported run, or an older Paceline wrote it",
+            try_="doit export run=KEY once more where the run's folder is",
+        )
+    manifest = documents.open_sealed(_content(tar, by_name.pop(MANIFEST)))
+    files = manifest.get("files")
+    if manifest.get("version") != _VERSION or manifest.get("key") != top or not isinstance(files, dict):
+        raise UsageError(
+            f"run={archive}: {MANIFEST} is that of run {manifest.get('key')}, version {manifest.get('version')}; "
+            f"the folder is {top}, and version {_VERSION} is known here",
+            try_=_AGAIN,
+        )
+    for name in sorted(by_name.keys() | files.keys()):
+        if name not in files:
+            raise UsageError(f"run={archive}: {name!r} was added; {MANIFEST} doesn't name it", try_=_AGAIN)
+        if name not in by_name:
+            raise UsageError(f"run={archive}: {name!r} was taken out; {MANIFEST} names it", try_=_AGAIN)
+        if _sha256(tar, by_name[name]) != files[name]:
+            raise UsageError(f"run={archive}: {name!r} was altered; its sha256 isn't that of {MANIFEST}", try_=_AGAIN)
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)
+    return file.read() if file is not None else b""
+
+
+def _sha256(tar: tarfile.TarFile, member: tarfile.TarInfo) -> str:
+    digest = hashlib.sha256()
+    file = tar.extractfile(member)
+    while file is not None and (block := file.read(_BLOCK_BYTES)):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _members(folder: RunFolder, patterns: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+    for pattern in patterns:
+        for path in sorted(folder.path.glob(pattern)):
+            if path.is_file():
+                name = path.relative_to(folder.path).as_posix()
+                content = path.read_bytes()
+                kept = _without_logins(content) if name.endswith(_MAY_HOLD_ADDRESSES) else content
+                if kept != content and name in _BOUND:
+                    raise PacelineError(
+                        f"{path} holds a login in an address (https://user:password@…): without it, it would be "
+                        "another file than the run was made of",
+                        try_="the login in a variable of cluster.env whose name says so, as in PROXY_PASSWORD",
+                    )
+                yield name, kept
+
+
+def _without_logins(content: bytes) -> bytes:
+    return hide(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+
+
+def _source(root: Path, commit: str) -> bytes:
+    """``git archive`` of the whole repository at that commit, with the submodules that are here."""
+    repository, top = git.common_folder(root) or root, git.top_of(root)
+    with tempfile.TemporaryDirectory(prefix=leftovers.of_system("git")) as scratch:
+        path, part = Path(scratch) / SOURCE, Path(scratch) / "part.tar"
+        _archive(repository, commit, path)
+        for item in submodules.recorded(repository, commit, top):
+            if item.repository is not None:
+                _archive(item.repository, item.commit, part, f"--prefix={item.path}/")
+                with tarfile.open(part) as more, tarfile.open(path, "a") as whole:
+                    for member in more:
+                        whole.addfile(member, more.extractfile(member) if member.isreg() else None)
+        return path.read_bytes()
+
+
+def _archive(repository: Path, commit: str, to: Path, *words: str) -> None:
+    words = ("archive", "--format=tar", f"--output={to}", *words, commit)
+    done = git.git(repository, *words, env=git.without_checkout(repository))
+    if done is None or done.code != 0:
+        raise PacelineError(f"git archive {commit} failed: {done.stderr.strip() if done else 'no git'}")
+
+
+def _packed(key: str, members: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0, filename="") as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for name, content in sorted(members.items()):
+            info = tarfile.TarInfo(f"{key}/{name}")  # owner, time and mode stay at their defaults: 0, 0, 0644
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _checked(tar: tarfile.TarFile, archive: Path) -> list[tarfile.TarInfo]:
+    """All members, or UsageError at the first that is not as ``export`` writes it. Read before anything is written."""
+    members: list[tarfile.TarInfo] = []
+    seen: set[str] = set()
+    total = 0
+    for member in tar:
+        path = PurePosixPath(member.name)
+        total += member.size
+        if not member.isreg():
+            raise UsageError(f"run={archive}: {member.name!r} is no plain file; an exported run has only these")
+        if path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or "\\" in member.name:
+            raise UsageError(f"run={archive}: {member.name!r} leads out of the run's folder")
+        if members and path.parts[0] != PurePosixPath(members[0].name).parts[0]:
+            raise UsageError(f"run={archive} holds more than one run: {member.name!r}")
+        if member.name.casefold() in seen:
+            raise UsageError(f"run={archive} holds {member.name!r} twice")
+        seen.add(member.name.casefold())
+        if total > _LARGEST_BYTES or len(members) >= _MOST_MEMBERS:
+            raise UsageError(f"run={archive} unpacks to more than {_LARGEST_BYTES >> 30} GiB or {_MOST_MEMBERS} files")
+        members.append(member)
+    if not members or len(PurePosixPath(members[0].name).parts[0]) != KEY_LENGTH:
+        raise UsageError(f"run={archive} is no exported run: there is no folder with a run's key in it")
+    return members

@@ -1,0 +1,88 @@
+"""A run and its reproduction compared: weights, metrics and steps, then what may have made them differ. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.keys.diff import Difference, differences
+from pipeline.reproduction.recipe import Recipe
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.provenance import LOCK
+
+_COMPARED = ("weights_sha256", "steps", "epochs", "nnodes", "world_size")
+_QUIET = ("hostname", "memory_bytes")  # differ from host to host and decide nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """``outcome`` differs in weights, metrics or steps (empty: reproduced); ``key`` and ``surroundings`` say why."""
+
+    run: str
+    again: str
+    outcome: tuple[Difference, ...]
+    key: tuple[Difference, ...]
+    surroundings: tuple[Difference, ...]
+
+    @property
+    def reproduced(self) -> bool:
+        return not self.outcome
+
+
+def compare(recipe: Recipe, again: RunFolder) -> Verdict:
+    """Field by field: what came out, the parts of the key, and what the hosts had installed."""
+    found, parts = again.read_result(), again.read_json("key.json") or {}
+    result = found.fields if found is not None else {}
+    provenance = again.read_json("provenance.json") or {}
+    nodes = min(len(_hosts(recipe.provenance)), len(_hosts(provenance)))  # their number stands in ``outcome``
+    return Verdict(
+        run=recipe.folder.key,
+        again=again.key,
+        outcome=tuple(differences(_outcome(recipe.result), _outcome(result))),
+        key=tuple(differences(recipe.parts, parts)),
+        surroundings=tuple(
+            differences(
+                _surroundings(recipe.provenance, recipe.result, nodes), _surroundings(provenance, result, nodes)
+            ),
+        ),
+    )
+
+
+def _outcome(result: Mapping[str, Any]) -> dict[str, Any]:
+    """As ``differences`` takes it: all under one part, so that each line shows field, old and new."""
+    return {"config": {**{name: result.get(name) for name in _COMPARED}, **(result.get("metrics") or {})}}
+
+
+def _surroundings(provenance: Mapping[str, Any], result: Mapping[str, Any], nodes: int) -> dict[str, Any]:
+    """By node rank, not by name: the hosts may be called otherwise here."""
+    hosts = _hosts(provenance)[:nodes]
+    ran = [*(result.get("nodes") or ()), *({} for _ in hosts)]  # a run of an earlier version says nothing
+    told = {
+        f"node{rank}": {name: value for name, value in {**host, **ran[rank]}.items() if name not in _QUIET}
+        for rank, host in enumerate(hosts)
+    }
+    return {"config": {**told, LOCK: provenance.get("lock_sha256"), "precision": result.get("precision")}}
+
+
+def _hosts(provenance: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return list((provenance.get("environments") or {}).values())
+
+
+def text(verdict: Verdict) -> str:
+    """The verdict for a terminal."""
+    lines = []
+    if verdict.reproduced:
+        lines.append(f"REPRODUCED {verdict.run}: weights_sha256, metrics and steps are equal")
+    else:
+        lines.append(f"NOT REPRODUCED {verdict.run}: {len(verdict.outcome)} field(s) differ")
+        lines += [f"  {item}" for item in verdict.outcome]
+    if verdict.again != verdict.run:
+        lines.append(f"its key is {verdict.again} here, because of:")
+        lines += [f"  {item}" for item in verdict.key]
+    else:
+        lines.append("its key is the same")
+    if verdict.surroundings:
+        lines.append("hosts and lock differ in:")
+        lines += [f"  {item}" for item in verdict.surroundings]
+    return "\n".join(lines)

@@ -1,0 +1,142 @@
+"""What a finished run was made of, and its code brought back: the commit in a detached worktree, with the patch.
+
+The user's checkout is never touched; submodules come from the git folders that it has of them. Where the clone lacks
+the commit, an exported run brings its files along.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core import git
+from pipeline.core.errors import PacelineError
+from pipeline.core.files import sha256_bytes
+from pipeline.reproduction import git_clone, submodules
+from pipeline.reproduction.archive import SOURCE
+from pipeline.runs import acceptance
+from pipeline.runs.agreement import check_parts
+from pipeline.runs.folder import RunFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What is known of a finished run: everything that is needed to make it again."""
+
+    folder: RunFolder
+    result: Mapping[str, Any]
+    parts: Mapping[str, Any]
+    config: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    patch: bytes
+
+    @property
+    def commit(self) -> str:
+        return str(self.provenance["git_commit"])
+
+
+def read(folder: RunFolder, root: Path) -> Recipe:
+    """What the folder says, after its parts were compared with each other and with the key.
+
+    ``root`` is the project.
+
+    Raises:
+        PacelineError: the run isn't finished, or has no commit, or its patch is lost.
+        AlteredError: a part isn't what was written.
+    """
+    result, key = folder.read_result(), folder.read_key()
+    provenance, config = folder.read_json("provenance.json"), folder.read_json("config.json")
+    if result is None:  # of a key that another run was accepted for, the weights are to be that one's
+        result, _ = acceptance.standing(folder)
+    if result is None:
+        raise PacelineError(
+            f"run {folder.key} has no result to compare with: it isn't finished", try_=f"doit status run={folder.key}"
+        )
+    if provenance is None or key is None or config is None:
+        raise PacelineError(f"run {folder.key} can't be made again: its provenance, key or configuration is missing")
+    if provenance.get("git_commit") is None:
+        raise PacelineError(
+            f"run {folder.key} was not made from a git repository, so its code can't be brought back as a whole",
+            try_=f"the trainer's own files are in {folder.path / 'code'}",
+        )
+    check_parts(folder, key, result if result.key == folder.key else None, root)
+    path = folder.path / "changes.patch"
+    patch = path.read_bytes() if path.is_file() else b""
+    if sha256_bytes(patch) != provenance.get("patch_sha256", sha256_bytes(patch)):
+        raise PacelineError(
+            f"{path} is {'altered' if path.exists() else 'missing'}: the uncommitted changes of run {folder.key} "
+            "can't be brought back",
+            try_="another copy of the run folder, or its export (MLflow keeps no patch that has a login in it)",
+        )
+    return Recipe(
+        folder=folder, result=result.fields, parts=key.parts, config=config, provenance=provenance, patch=patch
+    )
+
+
+@contextmanager
+def checkout(
+    recipe: Recipe, *, root: Path, place: Path, keep: bool, say: Callable[[str], None] = lambda _: None
+) -> Iterator[Path]:
+    """The project's folder at the run's commit with its patch applied, and with the code that the run itself kept."""
+    shutil.rmtree(place, ignore_errors=True)  # an earlier, killed call may have left it
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        repository = git.common_folder(root) if git.has_commit(root, recipe.commit) else None
+        if repository is not None:
+            git_clone.clone(repository, place, recipe.commit)
+        elif (recipe.folder.path / SOURCE).is_file():
+            with tarfile.open(recipe.folder.path / SOURCE) as archive:
+                archive.extractall(place, filter="data")
+        else:
+            raise PacelineError(
+                f"commit {recipe.commit} of run {recipe.folder.key} is not in this clone ({root})",
+                try_="git fetch --all (or git fetch from the clone that has it), then the same command",
+            )
+        _apply(recipe, place)
+        for line in submodules.fill(place, root if repository is not None else None, recipe.commit):
+            say(f"  submodule    {line}")
+        project = place / recipe.provenance.get("git_prefix", "")
+        for name in _from_snapshot(recipe, project):
+            say(f"  snapshot     {name} is the run's own copy: its commit and patch have another, or none")
+        yield project
+    finally:
+        if not keep:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _apply(recipe: Recipe, place: Path) -> None:
+    cloned = (place / ".git").exists()
+    if recipe.patch:
+        _patch(recipe, place, ("--cached",) if cloned else ())
+    if cloned:
+        git_clone.check_out(place)
+
+
+def _from_snapshot(recipe: Recipe, project: Path) -> list[str]:
+    """Put the run's own copy of its code in place where the commit and the patch have none or another; their names."""
+    restored = []
+    for path in sorted(path for path in recipe.folder.code.rglob("*") if path.is_file()):
+        name = path.relative_to(recipe.folder.code).as_posix()
+        target = project / name
+        if name in recipe.parts["code"] and not (target.is_file() and target.read_bytes() == path.read_bytes()):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+            restored.append(name)
+    return restored
+
+
+def _patch(recipe: Recipe, place: Path, where: tuple[str, ...]) -> None:
+    path = recipe.folder.path.absolute() / "changes.patch"
+    ceiling = {"GIT_CEILING_DIRECTORIES": str(place.absolute().parent)}  # an unpacked archive is no repository
+    done = git.git(place, "apply", *where, "--binary", "--whitespace=nowarn", str(path), env=ceiling)
+    if done is None or done.code != 0:
+        why = done.stderr.strip() if done else "git is missing"
+        raise PacelineError(
+            f"the uncommitted changes of run {recipe.folder.key} don't apply to its commit {recipe.commit}:\n{why}",
+            try_=f"git apply --reject {path}, in a checkout of that commit",
+        )

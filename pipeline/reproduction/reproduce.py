@@ -1,0 +1,216 @@
+"""A finished run made again from its provenance, in a checkout of its own, and compared: weights and metrics.
+
+The training runs from that checkout into a folder of its own, and the checkout is removed again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipeline import data
+from pipeline.config.build import train_config
+from pipeline.core import git, process, redact
+from pipeline.core.errors import DataError, PacelineError, TrainingError, UsageError
+from pipeline.core.files import write_json
+from pipeline.core.signals import Interruptible
+from pipeline.keys import content_key
+from pipeline.keys.diff import Difference, differences
+from pipeline.keys.import_closure import ABSENT
+from pipeline.keys.installed import version
+from pipeline.reproduction.compare import Verdict, compare
+from pipeline.reproduction.recipe import Recipe, checkout, read
+from pipeline.runs.folder import RunFolder
+
+WHERE = ("cluster", "paths", "tracking", "dataset.source")
+"""What a reproduction may be told anew: none of it counts in the key, but for how the ranks are spread."""
+FOLDER = ".reproduced"
+_ADDRESSES = ("ssh_config", "hostfile")  # files of the cluster group, relative to the project
+
+Say = Any
+
+
+def reproduce(
+    folder: RunFolder,
+    *,
+    root: Path,
+    work: Path,
+    data_dir: Path,
+    overrides: Sequence[str],
+    keep: bool,
+    say: Say,
+) -> Verdict:
+    """Make the run again below ``work`` and compare.
+
+    Args:
+        root: the project, whose repository has the run's commit (or the folder is of an archive that brings it).
+        overrides: what this time says of WHERE; each replaces what the run was told of the same field or group.
+        keep: leave the checkout of the run's code in ``work``.
+
+    Raises:
+        PacelineError: the run can't be made again, or the training failed; the text says what is missing.
+    """
+    recipe = read(folder, root)
+    for item in _environment_changes(recipe):
+        say(f"  environment  {item}")
+    for name in recipe.provenance.get("left_out", ()):
+        say(f"  not kept     {name}")
+    _refuse_untold(recipe, overrides)
+    runs_dir = work / "runs"
+    with _alone(work), checkout(recipe, root=root, place=work / "code", keep=keep, say=say) as project:
+        shutil.rmtree(runs_dir, ignore_errors=True)  # of an earlier reproduction: this one has to train
+        source = _source(recipe, overrides, (root, project))
+        _check_data(recipe, source, data_dir)
+        words = _overrides(recipe, overrides, root=root, project=project, source=source)
+        for item in _topology_changes(recipe, words, root):
+            say(f"  topology     {item}; other ranks, other weights")
+        where = [f"paths.runs={_quoted(str(runs_dir))}", f"paths.data={_quoted(str(data_dir.absolute()))}"]
+        command = [sys.executable, "-m", "doit", "--db-file", str(work / "doit.db"), "train"]
+        where += _threads(recipe)
+        words, secrets = redact.by_environment(words)
+        say(f"training {recipe.commit[:10]}{' with its patch' if recipe.patch else ''}: {' '.join(words)}")
+        environment = {**git.environment(), **secrets, "PYTHONPATH": str(project)}
+        with Interruptible():
+            code = process.attached([*command, *words, *where, "tracking=none"], cwd=project, env=environment)
+    made = [RunFolder(path.parent) for path in runs_dir.glob("*/result.json")]
+    if code != 0 or len(made) != 1:
+        raise TrainingError(
+            f"run {recipe.folder.key} could not be made again: its training ended with exit code {code}, for the "
+            "reason above",
+            try_=f"mend that, then the same command; keep=1 leaves the run's code in {work / 'code'}",
+        )
+    verdict = compare(recipe, made[0])
+    write_json(work / "verdict.json", {**asdict(verdict), "reproduced": verdict.reproduced})
+    return verdict
+
+
+@contextmanager
+def _alone(work: Path) -> Iterator[None]:
+    """One reproduction of a run at a time: they share a folder."""
+    from filelock import FileLock
+
+    work.mkdir(parents=True, exist_ok=True)
+    with FileLock(work.parent / f"{work.name}.lock"):
+        yield
+
+
+# ------------------------------------------------------------------------------- overrides and data
+def _overrides(
+    recipe: Recipe, given: Sequence[str], *, root: Path, project: Path, source: str | None
+) -> list[str]:  # fmt: skip
+    """The run's own words; what says where is taken from this call, and files of the checkout by absolute path."""
+    told = {_name(word) for word in given}
+    words = _own_words(recipe, told)
+    words += [word for word in given if _is_of(word, ("cluster",))]
+    if source is not None:
+        words.append(f"dataset.source={_quoted(source)}")
+    for name in _ADDRESSES:
+        if not told & {"cluster", f"cluster.{name}"}:
+            file = (recipe.config.get("cluster") or {}).get(name)
+            if file and not (project / Path(file).expanduser()).exists():  # a lab's ssh_config is no source
+                words.append(f"cluster.{name}={_quoted(str(root / file))}")
+    return words
+
+
+def _own_words(recipe: Recipe, told: Collection[str]) -> list[str]:
+    """The run's words but for what ``told`` replaces. A variable of this process stands in for a secret of its name."""
+    anew = ("paths", "tracking", "dataset.source", *told)
+    values = {name: f"'${{oc.env:{name}}}'" for name in os.environ if re.fullmatch(r"\w+", name)}
+    values |= {name.rpartition(".")[2]: "''" for name in told if name.startswith("cluster.env.")}
+    return [redact.told_anew(word, values) for word in recipe.provenance["overrides"] if not _is_of(word, anew)]
+
+
+def _refuse_untold(recipe: Recipe, given: Sequence[str]) -> None:
+    """Raises PacelineError: what the run was told of a secret, which no file keeps, is neither told nor to be found."""
+    told = {_name(word) for word in given}
+    source = (recipe.config.get("dataset") or {}).get("source")
+    words = [*_own_words(recipe, told), *([f"dataset.source={source}"] if "dataset.source" not in told else [])]
+    untold = [word for word in words if redact.HIDDEN in word]
+    if untold:
+        word = untold[0].partition("=")[0]
+        name = word.rpartition(".")[2] if word.lstrip("+").startswith("cluster.env.") else "NAME"
+        raise PacelineError(
+            f"run {recipe.folder.key} was told secrets, which no file keeps; to be told anew: {' '.join(untold)}",
+            try_=f"doit reproduce run={recipe.folder.key} {word}='${{oc.env:{name}}}', with the value in the "
+            f"environment variable {name} (a variable of the same name in your environment is taken as it is)",
+        )
+
+
+def _name(word: str) -> str:
+    """``cluster.env`` of ``+cluster.env=…``, ``cluster`` of ``cluster=…`` and ``~cluster``."""
+    return word.lstrip("+~").partition("=")[0].partition("@")[0]
+
+
+def _is_of(word: str, names: Sequence[str]) -> bool:
+    """Whether it sets one of ``names`` or something inside it: ``cluster.hosts`` is inside ``cluster``."""
+    return any(f"{_name(word)}.".startswith(f"{name}.") for name in names)
+
+
+def _source(recipe: Recipe, given: Sequence[str], roots: Sequence[Path]) -> str | None:
+    """Where the data comes from: as this call says, else as the run was told; a path becomes absolute.
+
+    ``roots``: a relative path is taken from the first of them that has it (the patch may have brought it along).
+    """
+    told = [word.partition("=")[2] for word in given if _name(word) == "dataset.source"]
+    source = told[-1].strip("'\"") if told else (recipe.config.get("dataset") or {}).get("source")
+    if source is None or "://" in source:
+        return source
+    places = [root / Path(source).expanduser() for root in roots]
+    return str(next((place for place in places if place.exists()), places[0]))
+
+
+def _check_data(recipe: Recipe, source: str | None, data_dir: Path) -> None:
+    """The run's data, found or fetched. Raises PacelineError: it is gone, or other data."""
+    wanted = str(recipe.parts["data"])
+    try:
+        dataset = train_config({**recipe.config, "dataset": {**recipe.config["dataset"], "source": source}}).dataset
+    except (UsageError, KeyError):
+        return  # another version's fields: its own code looks for the data
+    lost = f"the data of run {recipe.folder.key} (digest {wanted[:12]}) is gone"
+    mend = "dataset.source=<where it is now>, or paths.data=<a folder that has its pack>"
+    try:
+        found = data.find(dataset, data_dir) or data.fetch(dataset, data_dir)
+    except DataError as error:
+        raise PacelineError(f"{lost}: {error.what}", try_=mend) from error
+    if found.digest != wanted:
+        item = Difference(part="data", field="digest", old=wanted, new=found.digest)
+        raise PacelineError(f"{lost}; what is found in its place is other data\n  {item}", try_=mend)
+
+
+def _quoted(text: str) -> str:
+    """As a Hydra value."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _threads(recipe: Recipe) -> list[str]:
+    """The threads of each rank, which are not in the key and decide the last bits; a run of long ago doesn't say."""
+    nodes = recipe.result.get("nodes") or []
+    return ["threads_per_rank=" + ",".join(str(node["threads_per_rank"]) for node in nodes)] if nodes else []
+
+
+def _environment_changes(recipe: Recipe) -> list[Difference]:
+    """What the key says of Python and libraries against what is here."""
+    old = dict(recipe.parts.get("environment") or {})
+    told = (recipe.config.get("cluster") or {}).get("environment") or {}  # of its hosts, and so of these
+    new = {**content_key.environment({name: version(name) or ABSENT for name in old if name != "python"}), **told}
+    return differences({"environment": old}, {"environment": new})
+
+
+def _topology_changes(recipe: Recipe, words: Sequence[str], root: Path) -> list[Difference]:
+    """How the ranks will be spread otherwise than they were; to be told before hours of training."""
+    from pipeline.cluster.local_gpus import usable_gpus
+    from pipeline.config import build, compose
+
+    try:
+        section = compose.resolve(compose.compose_config(words))["cluster"]
+        cluster = build.build_cluster(section, root=root, local_gpus=usable_gpus())
+    except PacelineError:
+        return []  # another version's words: the run's own code checks them
+    return differences({"topology": recipe.parts.get("topology")}, {"topology": content_key.topology(cluster)})

@@ -1,0 +1,162 @@
+"""A person's word that a finished run holds for another key as well: accepted, not proven, until it is reproduced.
+
+accepted.json lies in the folder of the new key and names the finished run, what differs, who said so and when. It holds
+as long as that run is finished and intact; a training under the new key takes its place.
+"""
+
+from __future__ import annotations
+
+import getpass
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core import documents
+from pipeline.keys.content_key import ContentKey
+from pipeline.keys.diff import Difference
+from pipeline.runs import result as results
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.result import Result
+
+FILE = "accepted.json"
+HELD = "accepted_as.json"
+"""In the folder of the finished run: the keys that it was accepted for, for its record in MLflow."""
+
+CARRIED = "accepted_result.json"
+"""In an exported run: the result of the finished run, whose folder isn't there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acceptance:
+    """``run`` is the key of the finished run, ``run_digest`` the whole of it; ``digest`` is that of the new key.
+
+    ``who`` is user@host, ``unix_time`` when they said so; ``proven``: made again since, with equal weights.
+    """
+
+    digest: str
+    run: str
+    run_digest: str
+    differences: tuple[Difference, ...]
+    who: str
+    unix_time: float
+    proven: bool = False
+
+    def __str__(self) -> str:
+        day = time.strftime("%Y-%m-%d", time.localtime(self.unix_time))
+        word = "accepted and proven equal" if self.proven else "accepted, not proven"
+        return f"{word}: as {self.run}, by {self.who} on {day}"
+
+
+def by_this_person(key: ContentKey, base: ContentKey, differences: Sequence[Difference]) -> Acceptance:
+    """What is accepted now."""
+    return Acceptance(
+        digest=key.digest,
+        run=base.short,
+        run_digest=base.digest,
+        differences=tuple(differences),
+        who=f"{_user()}@{platform.node()}",
+        unix_time=round(time.time(), 3),
+    )
+
+
+def write(folder: RunFolder, acceptance: Acceptance) -> None:
+    """Into the folder of the new key, and into that of the run. Raises OSError."""
+    documents.write_sealed(folder.path / FILE, asdict(acceptance))
+    _note(folder, acceptance)
+
+
+def withdraw(folder: RunFolder, acceptance: Acceptance) -> None:
+    """Take it back. Raises OSError."""
+    (folder.path / FILE).unlink(missing_ok=True)
+    _note(folder, acceptance, withdrawn=True)
+
+
+def base_of(folder: RunFolder, acceptance: Acceptance) -> RunFolder:
+    """The finished run that holds for the folder's key."""
+    return RunFolder(folder.path.with_name(acceptance.run))
+
+
+def read(folder: RunFolder) -> Acceptance | None:
+    """None where nothing was accepted. Raises AlteredError."""
+    path = folder.path / FILE
+    if not path.exists():
+        return None
+    try:
+        raw = documents.read_sealed(path)
+        differences = tuple(Difference(**item) for item in raw.pop("differences"))
+        found = Acceptance(differences=differences, **raw)
+    except documents.DamagedError as error:
+        raise folder.altered(FILE, str(error)) from error
+    except (TypeError, KeyError) as error:
+        raise folder.altered(FILE, f"holds what no acceptance does ({error})") from error
+    if found.digest[: len(folder.key)] != folder.key:
+        raise folder.altered(FILE, "is that of another run")
+    return found
+
+
+def stale_because(folder: RunFolder, acceptance: Acceptance, key: ContentKey) -> str | None:
+    """None while it holds; otherwise why not, in a few words."""
+    if acceptance.digest != key.digest:
+        return f"{FILE} belongs to another key"
+    why = base_of(folder, acceptance).stale_because(ContentKey(digest=acceptance.run_digest, parts={}))
+    return None if why is None else f"it was accepted as {acceptance.run}, which holds no longer: {why}"
+
+
+def standing(folder: RunFolder) -> tuple[Result | None, Acceptance | None]:
+    """The result that counts for the folder: its own, or while an acceptance holds that of its run.
+
+    Raises AlteredError.
+    """
+    own = folder.read_result()
+    accepted = read(folder) if own is None else None
+    if accepted is None:
+        return own, None
+    if (folder.path / CARRIED).exists():
+        return _carried(folder, accepted), accepted
+    if stale_because(folder, accepted, ContentKey(digest=accepted.digest, parts={})) is not None:
+        return None, None
+    return base_of(folder, accepted).read_result(), accepted
+
+
+def _carried(folder: RunFolder, accepted: Acceptance) -> Result:
+    """Of an unpacked archive. Raises AlteredError."""
+    try:
+        result = results.read(folder.path / CARRIED)
+    except documents.DamagedError as error:
+        raise folder.altered(CARRIED, str(error)) from error
+    if result is None or (result.key, result.digest) != (accepted.run, accepted.run_digest):
+        raise folder.altered(CARRIED, f"is not that of run {accepted.run}")
+    return result
+
+
+def _note(folder: RunFolder, acceptance: Acceptance, *, withdrawn: bool = False) -> None:
+    base = base_of(folder, acceptance)
+    if not base.path.is_dir():
+        return
+    known: dict[str, Any] = base.read_json(HELD) or {}
+    known.pop("sha256", None)
+    known.pop(folder.key, None)
+    mine = {} if withdrawn else {folder.key: [str(acceptance), *map(str, acceptance.differences)]}
+    if known or mine:
+        documents.write_sealed(base.path / HELD, {**known, **mine})
+    else:
+        (base.path / HELD).unlink(missing_ok=True)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user id without a name
+        return "unknown"
+
+
+def accepted_for(run_dir: Path) -> dict[str, list[str]]:
+    """New key → what was said and what differs, of a run that was accepted for others."""
+    try:
+        known = documents.read_sealed(run_dir / HELD)
+    except (OSError, documents.DamagedError):
+        return {}
+    return {key: list(map(str, lines)) for key, lines in known.items() if isinstance(lines, list)}

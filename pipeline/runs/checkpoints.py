@@ -1,0 +1,72 @@
+"""The checkpoints of a run folder as the controller sees them (no torch): which one the next attempt goes on from.
+
+The trainer looks in the same way at the copy on its node; see trainers/checkpoint/files.py for what the files hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.files import canonical_json, sha256_file, sha256_text, write_atomic
+from pipeline.runs.metrics_file import bad_lines
+
+DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
+
+
+def go_on_from_checkpoint(run_dir: Path) -> Iterator[str]:
+    """Leave the newest checkpoint that is whole as the newest one, and in metrics.jsonl the lines up to it.
+
+    What the trainer does to the copies on its node, so both sides stay byte for byte alike. Yields warnings about
+    what was damaged. Raises OSError.
+    """
+    text = ""
+    for path in sorted((run_dir / "checkpoints").glob("step-*.pt"), reverse=True):
+        try:
+            text = read_verified(path)["metrics"]
+            break
+        except DAMAGE as error:
+            yield f"checkpoint {path.name} is skipped: {error}"
+            set_aside(path)
+    path = run_dir / "metrics.jsonl"
+    if path.exists():
+        bad = bad_lines(path)
+        if bad:
+            more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+            yield f"{path.name}: line {bad[0]}{more} was damaged; all that the checkpoint knows is there again"
+        if path.read_bytes() == text.encode():
+            return
+    write_atomic(path, text)
+
+
+def read_verified(path: Path) -> dict[str, Any]:
+    """What stands beside a checkpoint, whose files have the sha256 that it names.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError, RecursionError: the checkpoint is torn, altered or unreadable.
+    """
+    side = read_side(path)
+    for name, sha256 in {path.name: side["sha256"], **side.get("shards", {})}.items():
+        seen = sha256_file(path.parent / name)
+        if seen != sha256:
+            raise ValueError(f"the sha256 of {name} is {seen[:12]}, {path.stem}.json says {sha256[:12]}")
+    return side
+
+
+def read_side(path: Path) -> dict[str, Any]:
+    """What stands beside a checkpoint, without a look at the checkpoint. Raises as ``read_verified`` does."""
+    side: dict[str, Any] = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    rest = {name: value for name, value in side.items() if name != "digest"}
+    if side["digest"] != sha256_text(canonical_json(rest)):
+        raise ValueError(f"{path.stem}.json was altered: its digest does not match its content")
+    return side
+
+
+def set_aside(path: Path) -> None:
+    """Rename a checkpoint and all that belongs to it to ``*.bad``: it counts no more. Raises OSError."""
+    for part in (path, path.with_suffix(".json"), path.with_name(path.stem.replace("step-", "shards-"))):
+        with suppress(FileNotFoundError):
+            part.replace(part.with_name(f"{part.name}.bad"))

@@ -1,0 +1,332 @@
+"""The run folder: where everything that is known of a run stands, and whether it is finished and intact."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core import documents
+from pipeline.core.documents import DamagedError
+from pipeline.core.errors import UsageError
+from pipeline.core.files import sha256_file, write_atomic, write_json
+from pipeline.keys import content_key as keys
+from pipeline.keys.content_key import KEY_VERSION, ContentKey
+from pipeline.runs import result as results
+from pipeline.runs.result import AlteredError, Result, changed
+from pipeline.runs.stamps import Stamps
+
+TRAINED = ("checkpoints/final.pt", "metrics.jsonl", "predictions.json")
+"""What the node half leaves behind."""
+EVALUATED = ("evaluation/report.json", "evaluation/confusion_matrix.png")
+"""What the evaluation leaves behind."""
+DESCRIBED = ("key.json", "config.json", "config.yaml", "summary.json")
+"""What the run was made of and has come to: made again, without a training, where it was altered."""
+TARGETS = (*TRAINED, *EVALUATED, *DESCRIBED)
+"""The files that result.json vouches for."""
+ORIGIN = ("provenance.json", "changes.patch")
+"""Where the run comes from: history, which nothing can make again, so it decides nothing but a reproduction."""
+_SEALED_SINCE = 2  # the version of key.json; what older ones wrote has no digest of its own text
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run. The folder's name is the run key."""
+
+    path: Path
+
+    @property
+    def key(self) -> str:
+        return self.path.name
+
+    @property
+    def code(self) -> Path:
+        return self.path / "code"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.path.parent / f".{self.key}.lock"
+
+    def refuse_newer(self) -> None:
+        """Raises UsageError for a folder that a newer Paceline wrote: nothing here may guess at it or write to it."""
+        known = self.read_json("key.json") or {}
+        if is_newer(known):
+            raise UsageError(
+                f"run {self.key} was written by a newer Paceline: key.json has version {known['version']}, "
+                f"this one knows up to {KEY_VERSION}",
+                try_="update this checkout, or paths.runs=<another folder>",
+            )
+
+    def prepare(
+        self,
+        *,
+        sources: Mapping[str, Path],
+        key: ContentKey,
+        config: Mapping[str, Any],
+        config_yaml: str,
+        pack_path: Path,
+    ) -> None:
+        """Lay the folder out before a launch: key.json, the configuration, the code snapshot and the data link.
+
+        The snapshot holds exactly the files that were hashed (``sources`` by their paths in it): what is not in the
+        key cannot be imported.
+        """
+        self._write_key(key)
+        self._write_config(config, config_yaml)
+        self._write_code(sources)
+        self._link_data(pack_path)
+
+    def describe(
+        self,
+        *,
+        key: ContentKey,
+        config: Mapping[str, Any],
+        config_yaml: str,
+        provenance: Mapping[str, Any],
+        patch: bytes,
+        sources: Mapping[str, Path],
+    ) -> None:
+        """What a run is made of, without one: for a key that another run was accepted for. Raises OSError."""
+        self._write_key(key)
+        self._write_config(config, config_yaml)
+        self._write_code(sources)
+        write_json(self.path / "provenance.json", provenance)
+        write_atomic(self.path / "changes.patch", patch)
+
+    def _write_key(self, key: ContentKey) -> None:
+        write_json(self.path / "key.json", {"key": key.short, "digest": key.digest, **key.parts})
+
+    def _write_config(self, config: Mapping[str, Any], config_yaml: str) -> None:
+        write_json(self.path / "config.json", config)
+        write_atomic(self.path / "config.yaml", config_yaml)
+
+    def _write_code(self, sources: Mapping[str, Path]) -> None:
+        shutil.rmtree(self.code, ignore_errors=True)
+        for name, source in sources.items():
+            write_atomic(self.code / name, source.read_bytes())
+
+    def _link_data(self, pack_path: Path) -> None:
+        link, target = self.path / "data", pack_path.resolve()
+        if link.is_symlink():
+            if link.readlink() == target:
+                return
+            link.unlink()
+        link.symlink_to(target, target_is_directory=True)
+
+    def restore(self, *, key: ContentKey, config: Mapping[str, Any], config_yaml: str, pack_path: Path) -> None:
+        """Write again what describes a finished training, where it was altered since. Raises OSError."""
+        self._link_data(pack_path)
+        vouched = self.vouched()
+        altered = {name for name in DESCRIBED if name not in vouched or changed(self.path / name, vouched[name])}
+        if "key.json" in altered:
+            self._write_key(key)
+        if altered & {"config.json", "config.yaml"} and (vouched or not self.config_agrees(key)):
+            self._write_config(config, config_yaml)
+        result = self._intact(key)
+        if "summary.json" in altered and result is not None:
+            documents.write_sealed(self.summary, result.summary)
+
+    def config_agrees(self, key: ContentKey) -> bool:
+        """Whether config.json is the configuration that the key was taken of."""
+        config = self.read_json("config.json")
+        return config is not None and keys.canonical_config(config) == key.parts.get("config")
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """A JSON object of the folder, or None where it is missing or damaged."""
+        return documents.read_or_none(self.path / name)
+
+    def read_key(self) -> ContentKey | None:
+        """What key.json holds; None where it is missing. Raises AlteredError: its parts give another key."""
+        known = self.read_json("key.json")
+        if known is None and not (self.path / "key.json").exists():
+            return None
+        key = keys.recorded(known or {})
+        if key is None or key.short != self.key:
+            raise self.altered("key.json", "doesn't agree with its own digest and the folder's name")
+        return key
+
+    def read_result(self) -> Result | None:
+        """None where the run isn't finished. Raises AlteredError: it isn't what was written, or is another run's."""
+        try:
+            return self._result()
+        except DamagedError as error:
+            raise self.altered(results.FILE, str(error)) from error
+
+    def _result(self) -> Result | None:
+        """The same. Raises DamagedError, for who tells it in other words."""
+        try:
+            result = results.read(self.result)
+        except documents.UnsealedError:
+            if not self._is_older():
+                raise
+            result = results.read(self.result, unsealed=True)
+        if result is not None and result.key != self.key:
+            raise DamagedError(f"is that of run {result.key}")
+        return result
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """What the node half has come to; None before its end. Raises AlteredError."""
+        try:
+            try:
+                return documents.read_sealed(self.summary)
+            except documents.UnsealedError:
+                if not self._is_older():
+                    raise
+                return documents.read(self.summary)
+        except FileNotFoundError:
+            return None
+        except DamagedError as error:
+            raise self.altered("summary.json", str(error)) from error
+
+    def altered(self, name: str, why: str) -> AlteredError:
+        """What a person is told of a file that isn't what was written. ``why`` begins with a verb."""
+        words = (self.read_json("provenance.json") or {}).get("overrides")
+        said = isinstance(words, list) and all(isinstance(word, str) for word in words)
+        command = shlex.join(["doit", "train", *words]) if said and words else "doit train with the words of the run"
+        return AlteredError(
+            f"{self.path / name} was altered: it {why}",
+            try_=f"{command}   (makes it again from the run's files, or trains where those were altered too)",
+        )
+
+    def _is_older(self) -> bool:
+        """Whether a Paceline wrote the folder that sealed nothing."""
+        version = (self.read_json("key.json") or {}).get("version")
+        return isinstance(version, int) and version < _SEALED_SINCE
+
+    def write_result(
+        self,
+        *,
+        key: ContentKey,
+        summary: Mapping[str, Any],
+        hosts: list[str],
+        attempts: int,
+        duration_s: float,
+        mlflow_run_id: str | None,
+    ) -> None:
+        """result.json, last and atomically, with a fingerprint of each target and what a list of runs shows."""
+        from pipeline.core.specs import State
+
+        results.write(
+            self.result,
+            {
+                **summary,
+                "state": State.FINISHED,
+                "key": key.short,
+                "digest": key.digest,
+                "what": what(self.read_json("config.json") or {}),
+                "nproc_per_node": topology_of(self.read_json("key.json") or {}),
+                "hosts": hosts,
+                "attempts": attempts,
+                "unix_time": round(time.time(), 3),
+                "duration_s": round(duration_s, 3),
+                "mlflow_run_id": mlflow_run_id,
+                "origin_sha256": {
+                    name: sha256_file(self.path / name) for name in ORIGIN if (self.path / name).exists()
+                },
+                "files": self._fingerprints(TARGETS),
+            },
+        )
+
+    def vouch_again(self) -> None:
+        """Fingerprint the report anew after it was repeated; a run without a result vouches for nothing."""
+        result = self.read_result()
+        if result is not None:
+            report = self._fingerprints(EVALUATED)
+            results.write(self.result, {**result.fields, "files": {**result.fields["files"], **report}})
+
+    def _fingerprints(self, names: Sequence[str]) -> dict[str, Any]:
+        return {name: results.fingerprint(self.path / name) for name in names if (self.path / name).exists()}
+
+    def vouched(self) -> Mapping[str, results.Fingerprint]:
+        """The targets that result.json vouches for; none where it is missing or was altered."""
+        try:
+            result = self._result()
+            return result.files if result is not None else {}
+        except DamagedError:
+            return {}
+
+    def training_done(self, key: ContentKey) -> bool:
+        """Whether the node half has ended well under this very key and its outputs are as it left them.
+
+        True without a result, when the controller died after the training or the result was altered: what is left is
+        quickly done then. The summary is sealed by the node half and says what the other outputs were.
+        """
+        result = self._intact(key)
+        try:
+            known = self.read_key() if result is None else key
+            summary = self.read_summary() if result is None else result.summary
+        except AlteredError:
+            return False
+        if known is None or summary is None or known.digest != key.digest:
+            return False
+        vouched = self.vouched()
+        if any(name in vouched and changed(self.path / name, vouched[name]) for name in TRAINED):
+            return False
+        outputs = summary.get("outputs_sha256")
+        return (
+            isinstance(outputs, dict)
+            and all((self.path / name).is_file() for name in (*TRAINED, *outputs))
+            and all(sha256_file(self.path / name) == digest for name, digest in outputs.items())
+        )
+
+    def _intact(self, key: ContentKey) -> Result | None:
+        """The result where it is this key's and as it was written."""
+        try:
+            result = self._result()
+        except DamagedError:
+            return None
+        return result if result is not None and result.sealed and result.digest == key.digest else None
+
+    def stale_because(self, key: ContentKey) -> str | None:
+        """None when the run is finished and intact; otherwise the reason in a few words."""
+        try:
+            result = self._result()
+            files = result.files if result is not None else {}
+        except DamagedError as error:
+            return f"{results.FILE} was altered: it {error}"
+        if result is None:
+            return "not finished yet"
+        if result.digest != key.digest or not result.sealed:
+            return f"{results.FILE} belongs to another key"
+        stamps = Stamps(self.path)
+        for name, expected in files.items():
+            reason = stamps.changed(name, expected)
+            if reason:
+                return f"{name} {reason}"
+        stamps.keep()
+        return None
+
+
+def is_newer(key: Mapping[str, Any]) -> bool:
+    """Whether key.json has a version that this code can't know."""
+    version = key.get("version", KEY_VERSION)
+    return not isinstance(version, int) or version > KEY_VERSION
+
+
+def what(config: Mapping[str, Any]) -> str:
+    """``digits small_cnn sgd``: a run in three words."""
+    groups = (config.get(group) for group in ("dataset", "model", "optimizer"))
+    return " ".join(str(group.get("name", "?")) if isinstance(group, Mapping) else "?" for group in groups)
+
+
+def topology_of(key: Mapping[str, Any]) -> list[int]:
+    """Ranks of each node, from what key.json holds."""
+    topology = key.get("topology")
+    found = topology.get("nproc_per_node") if isinstance(topology, Mapping) else None
+    return [count for count in found if isinstance(count, int)] if isinstance(found, list) else []

@@ -1,0 +1,141 @@
+"""The run folders taken together: finding one by its key, listing them all."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import UsageError, hint
+from pipeline.keys.content_key import KEY_LENGTH, KEY_VERSION
+from pipeline.runs import acceptance, journal
+from pipeline.runs.folder import RunFolder, is_newer, topology_of, what
+from pipeline.runs.result import AlteredError
+
+NEWER = "NEWER"
+"""The state that a list shows of a run which a newer Paceline wrote: nothing else is read of it."""
+ALTERED = "ALTERED"
+"""That of a run whose result.json isn't what was written: no figure of it is shown."""
+ACCEPTED = "ACCEPTED"
+"""That of a key for which a finished run holds by a person's word."""
+_UNVERIFIED = "  unverified (an older Paceline wrote it)"
+_MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One run as a list shows it; ``accuracy`` is test/accuracy in 0..1 once the run is finished.
+
+    ``note`` is what a reader has to know of it, for the end of its line.
+    """
+
+    key: str
+    state: str
+    what: str
+    nodes: str
+    accuracy: float | None
+    synthetic: bool
+    unix_time: float
+    note: str = ""
+
+
+def find(runs_dir: Path, named: str) -> RunFolder:
+    """The run whose key begins with ``named``, or that MLflow knows by this run id.
+
+    Raises UsageError: no run does, several do, or a newer Paceline wrote it.
+    """
+    keys = list(_keys(runs_dir))
+    found = [key for key in keys if named and key.startswith(named)]
+    if not found and is_mlflow_id(named):
+        found = [key for key in keys if _mlflow_run_id(RunFolder(runs_dir / key)) == named]
+    if len(found) > 1:
+        raise UsageError(f"run={named} is the beginning of {len(found)} keys: {', '.join(sorted(found))}")
+    if not found:
+        raise UsageError(f"run={named}: no such run under {runs_dir}; {hint(named, keys)}")
+    folder = RunFolder(runs_dir / found[0])
+    folder.refuse_newer()
+    return folder
+
+
+def is_mlflow_id(named: str) -> bool:
+    """Whether it can be the id of an MLflow run: no key is that long."""
+    return _MLFLOW_ID.fullmatch(named) is not None
+
+
+def rows(runs_dir: Path) -> list[Row]:
+    """All runs, oldest first. Of a finished run one file is read, so that ten thousand are listed in a second."""
+    return sorted((_row(RunFolder(runs_dir / key)) for key in _keys(runs_dir)), key=lambda row: row.unix_time)
+
+
+def finished_parts(runs_dir: Path) -> dict[str, dict[str, Any]]:
+    """key → what key.json holds, of every finished run that this version can read."""
+    parts = {}
+    for key in _keys(runs_dir):
+        known = RunFolder(runs_dir / key).read_json("key.json")
+        if known is not None and not is_newer(known) and (runs_dir / key / "result.json").is_file():
+            parts[key] = known
+    return parts
+
+
+def _keys(runs_dir: Path) -> Iterator[str]:
+    if runs_dir.is_dir():
+        for name in os.listdir(runs_dir):  # noqa: PTH208  (names alone: ten thousand Paths cost 50 ms)
+            if len(name) == KEY_LENGTH and os.path.isfile(f"{runs_dir}/{name}/key.json"):  # noqa: PTH113  (as above)
+                yield name
+
+
+def _mlflow_run_id(folder: RunFolder) -> Any:
+    found = (folder.read_json("tracking.json") or {}).get("run_id")
+    return found or (folder.read_json("result.json") or {}).get("mlflow_run_id")
+
+
+def _row(folder: RunFolder) -> Row:
+    try:
+        result, accepted = acceptance.standing(folder)
+    except AlteredError as error:
+        return _row_in_full(folder, str(error.what))
+    if result is None or _begins_newer(folder):
+        return _row_in_full(folder)
+    return Row(
+        key=folder.key,
+        state=result.state if accepted is None else ACCEPTED,
+        what=result.what,
+        nodes=_nodes(result.nproc_per_node),
+        accuracy=result.metrics.get("test/accuracy"),
+        synthetic=result.synthetic,
+        unix_time=result.unix_time,
+        note=f"  {accepted}" if accepted is not None else "" if result.sealed else _UNVERIFIED,
+    )
+
+
+def _begins_newer(folder: RunFolder) -> bool:
+    """From the first bytes of key.json, where its version stands; a damaged one tells no version."""
+    with (folder.path / "key.json").open("rb") as file:
+        version = re.search(rb'"version": *([^,\s]+)', file.read(256))
+    known = version is not None and version[1].isdigit() and int(version[1]) <= KEY_VERSION
+    return version is not None and not known and is_newer(folder.read_json("key.json") or {})
+
+
+def _row_in_full(folder: RunFolder, altered: str = "") -> Row:
+    """Of a run that has no result yet, or one that can't be believed."""
+    known, config = folder.read_json("key.json") or {}, folder.read_json("config.json") or {}
+    newer = is_newer(known)
+    entries = journal.read(folder.journal)
+    last = entries[-1] if entries else None
+    return Row(
+        key=folder.key,
+        state=NEWER if newer else ALTERED if altered else last.state if last else "PLANNED",
+        what="written by a newer Paceline" if newer else what(config),
+        nodes=_nodes(topology_of(known)),
+        accuracy=None,
+        synthetic=what(config).startswith("synthetic "),
+        unix_time=last.time if last else folder.path.stat().st_mtime,
+        note="" if newer or not altered else f"{altered}; the same doit train makes it again",
+    )
+
+
+def _nodes(nproc_per_node: Sequence[int]) -> str:
+    return " + ".join(str(count) for count in nproc_per_node) + " ranks"

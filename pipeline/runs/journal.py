@@ -1,0 +1,94 @@
+"""The state changes of a run, one JSON object a line, appended and flushed to disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core import documents
+from pipeline.core.specs import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """``time`` is unix seconds; ``detail`` is one line for people."""
+
+    state: State
+    attempt: int
+    time: float
+    detail: str = ""
+
+
+def append(path: Path, entry: Entry) -> None:
+    """One write of one line (atomic under O_APPEND), then fsync. Raises OSError."""
+    append_lines(path, [{"state": entry.state, "attempt": entry.attempt, "time": entry.time, "detail": entry.detail}])
+
+
+def append_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
+    """The same of JSON objects, a line each. Raises OSError."""
+    line = "".join(json.dumps(value) + "\n" for value in values)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"  # or this line would be lost with that one
+        data = (b"\n" if torn else b"") + line.encode()
+        if os.write(descriptor, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(path: Path) -> list[Entry]:
+    """All lines that make sense, in their order; one that was torn or altered is left out and costs no other."""
+    return [entry for line in lines(path) if (entry := _parsed(line)) is not None]
+
+
+def torn(path: Path) -> list[tuple[int, str]]:
+    """The lines that ``read`` leaves out: their numbers (from 1) and what they say."""
+    return [(number, line) for number, line in enumerate(lines(path), start=1) if line and _parsed(line) is None]
+
+
+def lines(path: Path) -> list[str]:
+    """Its text; none of a missing file, nor of a directory in its place. Raises OSError."""
+    try:
+        return documents.content(path).decode(errors="replace").splitlines()
+    except (FileNotFoundError, documents.DamagedError):
+        return []
+
+
+def _parsed(line: str) -> Entry | None:
+    try:
+        raw = json.loads(line)
+        return Entry(
+            state=State(raw["state"]),
+            attempt=_whole(raw["attempt"]),
+            time=_time(raw["time"]),
+            detail=str(raw.get("detail", "")),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 31:
+        raise TypeError(f"{value!r} counts nothing")
+    return value
+
+
+def _time(value: Any) -> float:
+    seconds = float(value)
+    time.gmtime(seconds)  # raises where it is no time of this world
+    return seconds
+
+
+def attempts(path: Path) -> int:
+    """How many attempts have been started so far."""
+    return max((entry.attempt for entry in read(path)), default=0)

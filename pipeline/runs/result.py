@@ -1,0 +1,190 @@
+"""result.json: what a finished run came to, read in one place, with its seal and its types checked."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipeline.core import documents
+from pipeline.core.documents import DamagedError, UnsealedError
+from pipeline.core.errors import PacelineError
+from pipeline.core.files import sha256_file
+
+FILE = "result.json"
+_OF_THE_CONTROLLER = (
+    "key", "digest", "what", "nproc_per_node", "hosts", "attempts", "unix_time", "duration_s", "mlflow_run_id",
+    "origin_sha256", "files",
+)  # fmt: skip
+_STAMP = ("mtime_ns", "inode", "ctime_ns")
+_T = TypeVar("_T")
+
+
+class AlteredError(PacelineError):
+    """A file of a run folder that isn't what was written; the text names it, says what is wrong, and the mend."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fingerprint:
+    """A target as it was when result.json vouched for it. ``stamp`` is its modification time, inode and change time
+    (unix times in ns): what tells that nobody wrote to it since, also not with the old modification time."""
+
+    sha256: str
+    bytes: int
+    stamp: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What result.json holds; ``fields`` is all of it.
+
+    ``key`` and ``digest`` are the run's, ``origin_sha256`` is where it comes from. ``metrics`` are flat, with
+    ``test/accuracy`` in 0..1. ``sealed`` is False of a file that an older Paceline wrote: nobody can say whether it
+    was altered.
+    """
+
+    key: str
+    digest: str
+    state: str
+    what: str
+    metrics: Mapping[str, float]
+    nproc_per_node: tuple[int, ...]
+    synthetic: bool
+    images_per_s: float | None
+    train_s: float | None
+    unix_time: float
+    mlflow_run_id: str | None
+    origin_sha256: Mapping[str, str]
+    sealed: bool
+    fields: Mapping[str, Any]
+
+    @property
+    def files(self) -> dict[str, Fingerprint]:
+        """The targets by name; made when asked for, as a list of ten thousand runs needs none. Raises DamagedError."""
+        try:
+            return {name: _fingerprint(value) for name, value in _a(dict, self.fields["files"]).items()}
+        except (KeyError, TypeError) as error:
+            raise DamagedError(f"names no files: {error}") from error
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What of it the node half has told: summary.json."""
+        return {name: value for name, value in self.fields.items() if name not in _OF_THE_CONTROLLER}
+
+
+def write(path: Path, fields: Mapping[str, Any]) -> None:
+    """Seal and write. Raises OSError."""
+    documents.write_sealed(path, fields)
+
+
+def read(path: Path, *, unsealed: bool = False) -> Result | None:
+    """None where there is no such file.
+
+    Args:
+        unsealed: take one without a seal, as older versions wrote it.
+
+    Raises:
+        DamagedError: it was altered, cut off, or doesn't hold a result.
+    """
+    try:
+        data = documents.content(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DamagedError(f"can't be read ({error.strerror})") from error
+    try:
+        return _typed(documents.open_sealed(data), sealed=True)
+    except UnsealedError:
+        if not unsealed:
+            raise
+    return _typed(documents.parse(data), sealed=False)
+
+
+def _typed(raw: dict[str, Any], *, sealed: bool) -> Result:
+    """Raises DamagedError: a field is missing or of another type."""
+    try:
+        return Result(
+            key=_a(str, raw["key"]),
+            digest=_a(str, raw.get("digest", "")),
+            state=_a(str, raw["state"]),
+            what=_a(str, raw.get("what", "")),
+            metrics={_a(str, name): number(value) for name, value in _a(dict, raw["metrics"]).items()},
+            nproc_per_node=tuple(_a(int, count) for count in _a(list, raw.get("nproc_per_node", []))),
+            synthetic=bool(raw.get("synthetic")),
+            images_per_s=_optional_number(raw.get("images_per_s")),
+            train_s=_optional_number(raw.get("train_s")),
+            unix_time=number(raw.get("unix_time", 0.0)),
+            mlflow_run_id=None if raw.get("mlflow_run_id") is None else _a(str, raw["mlflow_run_id"]),
+            origin_sha256=_a(dict, raw.get("origin_sha256", {})),
+            sealed=sealed,
+            fields=raw,
+        )
+    except KeyError as error:
+        raise DamagedError(f"has no field {error}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DamagedError(f"holds what no result does: {error}") from error
+
+
+def _fingerprint(raw: Any) -> Fingerprint:
+    known = _a(dict, raw)
+    return Fingerprint(
+        sha256=_a(str, known["sha256"]),
+        bytes=_a(int, known["bytes"]),
+        stamp=tuple(_a(int, known[name]) for name in _STAMP if name in known),  # older versions knew the first alone
+    )
+
+
+def _a(kind: type[_T], value: Any) -> _T:
+    if type(value) is not kind:
+        raise TypeError(f"{str(value)[:40]!r} is no {kind.__name__}")
+    return value
+
+
+def number(value: Any) -> float:
+    """A JSON number as a float (NaN is one). Raises TypeError, OverflowError."""
+    if type(value) is not float and type(value) is not int:
+        raise TypeError(f"{str(value)[:40]!r} is no number")
+    return float(value)
+
+
+def _optional_number(value: Any) -> float | None:
+    return None if value is None else number(value)
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """As it stands in ``files``. Raises OSError."""
+    found = path.stat()
+    return {"sha256": sha256_file(path), "bytes": found.st_size, **dict(zip(_STAMP, _stamp(found), strict=True))}
+
+
+def _stamp(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_mtime_ns, found.st_ino, found.st_ctime_ns
+
+
+def stamp(path: Path) -> tuple[int, ...] | None:
+    """That of a file now; None where there is none."""
+    try:
+        return _stamp(path.stat())
+    except OSError:
+        return None
+
+
+def changed(path: Path, expected: Fingerprint) -> str | None:
+    """What happened to a target since its fingerprint was taken, or None.
+
+    Size first, then the bytes unless the stamp is the recorded one (hashing 90 MB on every call is dear).
+    """
+    try:
+        found = path.stat()
+    except OSError:
+        return "is missing"
+    if not stat.S_ISREG(found.st_mode):
+        return "is a directory, not a file" if stat.S_ISDIR(found.st_mode) else "is no file any more"
+    if found.st_size != expected.bytes:
+        return f"has {found.st_size} bytes, {expected.bytes} were written"
+    if _stamp(found) != expected.stamp and sha256_file(path) != expected.sha256:
+        return "was altered"
+    return None

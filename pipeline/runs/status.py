@@ -1,0 +1,123 @@
+"""How far a run has come and what its hosts said, as its folder tells it. Reads only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from pipeline.core.errors import UsageError, hint
+from pipeline.core.specs import State
+from pipeline.runs import acceptance, attempts, journal, lock, metrics_file
+from pipeline.runs.folder import RunFolder, what
+from pipeline.runs.result import AlteredError
+
+_TAIL_BYTES = 64 << 10  # enough for the last lines of metrics.jsonl
+_UNDER_WAY = (State.PLANNED, State.RUNNING)
+
+
+def status(folder: RunFolder) -> str:
+    """State, attempt, hosts, step, last metrics, a line each."""
+    entries = journal.read(folder.journal)
+    config, plan = folder.read_json("config.json") or {}, folder.read_json("plan.json") or {}
+    last = entries[-1] if entries else None
+    lines = [f"{folder.key}  {what(config)}"]
+    accepted, altered = _accepted(folder)
+    if accepted is not None:
+        lines.append("  state    ACCEPTED")
+    elif last is None:
+        lines.append("  state    PLANNED, not started")
+    else:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.time))
+        orphaned = last.state in _UNDER_WAY and not lock.is_held(folder)
+        lost = "; no command is attached: the same doit train goes on with it" if orphaned else ""
+        lines.append(f"  state    {last.state} since {when}, attempt {last.attempt}{lost}")
+        if last.detail:
+            lines.append(f"  detail   {last.detail.splitlines()[0]}")
+    nodes = plan.get("nodes")
+    nodes = nodes if isinstance(nodes, list) else []
+    hosts = [f"{node.get('host')} ({node.get('nproc_per_node')})" for node in nodes if isinstance(node, dict)]
+    lines.append(f"  hosts    {', '.join(hosts) or '-'}, {plan.get('launcher', '-')}")
+    step, epoch, metrics = _last_metrics(folder)
+    if step is not None:
+        lines.append(f"  step     {step}, epoch {epoch}")
+        lines += [f"  {name:<20} {value:.6g}" for name, value in sorted(metrics.items())]
+    lines += _altered(folder) + altered
+    if accepted is not None:
+        lines += [f"  {accepted}", *(f"    {item}" for item in accepted.differences)]
+    torn = [(number, f": {text}") for number, text in journal.torn(folder.journal)]
+    for path, bad in ((folder.journal, torn), (folder.path / "metrics.jsonl", _bad_metrics(folder))):
+        lines += [f"  {path.name} line {number} is not readable and was left out{text}" for number, text in bad]
+    return "\n".join(lines)
+
+
+def under_way(folder: RunFolder) -> str:
+    """What the ranks of the newest attempt are at, as rank 0's last metrics tell: words that follow "still".
+
+    Until they have written any, the metrics are those of an attempt before, perhaps of later steps than its checkpoint.
+    """
+    rows = _last_rows(folder)
+    if rows and rows[-1].attempt in attempts.known(folder.path)[-1:]:
+        return f"training, the last word was of step {rows[-1].step}"
+    if not rows:
+        return "waiting for the first step; the ranks import torch and read the data"
+    stems = [path.stem.removeprefix("step-") for path in (folder.path / "checkpoints").glob("step-*.pt")]
+    steps = [int(stem) for stem in stems if stem.isdecimal()]
+    start = f"checkpoint of step {max(steps)}" if steps else "beginning"
+    return f"starting again from the {start}; the ranks import torch and read the data"
+
+
+def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
+    """The lines of every attempt's logs, each log under a heading. Raises UsageError: no logs, or no such host."""
+    attempts = folder.path / "attempts"
+    found = sorted(attempts.glob("*/*.log"), key=lambda path: (int(path.parent.name), path.name))
+    if not found:
+        raise UsageError(f"run {folder.key} has no logs: none of its attempts was started")
+    hosts = {path.stem for path in found}
+    if host is not None and host not in hosts:
+        raise UsageError(f"host={host}: run {folder.key} has no log of it; {hint(host, hosts)}")
+    for path in found:
+        if host in (None, path.stem):
+            yield f"==> attempt {path.parent.name}, {path.stem} <=="
+            with path.open(encoding="utf-8", errors="replace") as file:
+                yield from (line.rstrip("\n") for line in file)
+
+
+def _accepted(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str]]:
+    """By whose word another run holds for this one; and what is said where that word was altered."""
+    try:
+        return acceptance.standing(folder)[1], []
+    except AlteredError as error:
+        return None, [f"  {error.what}"] if acceptance.FILE in error.what else []
+
+
+def _altered(folder: RunFolder) -> list[str]:
+    """The files of which this Paceline knows that they aren't what was written."""
+    lines = []
+    for read in (folder.read_key, folder.read_summary, folder.read_result):
+        try:
+            read()
+        except AlteredError as error:
+            lines.append(f"  {error.what}")
+    return lines
+
+
+def _bad_metrics(folder: RunFolder) -> list[tuple[int, str]]:
+    path = folder.path / "metrics.jsonl"
+    return [(number, "") for number in metrics_file.bad_lines(path)] if path.is_file() else []
+
+
+def _last_metrics(folder: RunFolder) -> tuple[int | None, int | None, dict[str, float]]:
+    """Step and epoch of the last line, and the newest value of each metric among the last lines."""
+    rows = _last_rows(folder)
+    metrics = {name: value for row in rows for name, value in row.metrics.items()}
+    return (rows[-1].step, rows[-1].epoch, metrics) if rows else (None, None, {})
+
+
+def _last_rows(folder: RunFolder) -> list[metrics_file.MetricsRow]:
+    path = folder.path / "metrics.jsonl"
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        rows = [metrics_file.parse(line) for line in file.read().splitlines()]
+    return [row for row in rows if row is not None]  # the first may be cut, and the last still being written

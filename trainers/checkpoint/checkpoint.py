@@ -1,0 +1,233 @@
+"""Checkpoints: written whole or not at all, verified when read, the newest good one wins.
+
+``checkpoints/step-00000123.pt`` with ``step-00000123.json`` (its sha256, what it belongs to, and the lines of
+metrics.jsonl up to it) beside it.
+With strategy=fsdp the slices of all ranks lie beside them in ``shards-00000123/``, and the .json has their sha256 too.
+No random state is stored: every random number is a function of (seed, epoch, sample) or (seed, step, rank).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainers.checkpoint.files import (
+    prune,
+    read_verified,
+    remove_set_aside,
+    remove_stray_shards,
+    sealed,
+    set_aside,
+    step_files,
+)
+from trainers.checkpoint.weights import digest
+from trainers.core.config import TrainConfig
+from trainers.core.errors import TrainerError
+from trainers.core.files import make_folder, remove_temporaries, write_atomic, write_json
+from trainers.distributed import node_info
+from trainers.distributed.attempt import read_attempt
+
+_NOT_COMPARED = {
+    "dataset.source",
+    "strategy.backend",
+    "trainer.checkpoint_every_epochs",
+    "trainer.checkpoint_every_minutes",
+    "trainer.checkpoint_every_steps",
+    "trainer.keep_best",
+    "trainer.keep_checkpoints",
+    "trainer.log_every_steps",
+    "trainer.tta",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What a checkpoint belongs to. ``config`` is flat: ``optimizer.lr`` → 0.1."""
+
+    config: Mapping[str, Any]
+    dataset_digest: str
+    world_size: int
+    hardware: str  # kind of device and precision: "cuda in bf16"
+    strategy: str = "ddp"  # the one that was taken: ddp or fsdp
+
+
+def identity(config: TrainConfig, dataset_digest: str, *, world_size: int, hardware: str, strategy: str) -> Identity:
+    """The identity of a run, without the fields that have no influence on its weights."""
+    flat: dict[str, Any] = {}
+    for group, section in asdict(config).items():
+        if isinstance(section, dict):
+            flat |= {f"{group}.{name}": value for name, value in section.items()}
+        else:
+            flat[group] = section
+    kept = {name: value for name, value in flat.items() if name not in _NOT_COMPARED}
+    return Identity(
+        config=kept, dataset_digest=dataset_digest, world_size=world_size, hardware=hardware, strategy=strategy
+    )
+
+
+@dataclass(kw_only=True)
+class Checkpoint:
+    """State after ``step`` steps, ``position`` steps into ``epoch`` (from 0).
+
+    ``optimizer`` maps a name to its tensors (one a parameter, as a rule); ``own`` is what each rank has of its own
+    (batch statistics, gradients it hasn't sent), [world_size, n]; ``progress`` is plain data; ``metrics`` is what
+    metrics.jsonl holds, and stands in the .json, where the controller reads it too.
+    """
+
+    step: int
+    epoch: int
+    position: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, list[Tensor]]
+    own: Tensor
+    progress: dict[str, Any] = field(default_factory=dict)
+    metrics: str = ""
+
+
+class CheckpointFolder:
+    """The checkpoints of a run, used by rank 0 only. Files are written by a thread of their own."""
+
+    def __init__(self, folder: Path, owner: Identity, keep: int, nodes: Sequence[Mapping[str, Any]] = ()) -> None:
+        """``nodes``: what each node computes with, as ``node_info.of_all_nodes`` tells; kept in the .json."""
+        self._folder, self._owner, self._keep, self._nodes = folder, owner, keep, [dict(node) for node in nodes]
+        self._attempt = read_attempt(folder.parent)
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def check(self) -> None:
+        """Raises TrainerError when no checkpoint could be written here: better before the training than in it."""
+        self._attempt.check()
+        make_folder(self._folder)
+        probe = self._folder / ".probe"
+        write_atomic(probe, lambda _: None)
+        probe.unlink()
+
+    def save_best(self, weights: dict[str, Tensor], side: Mapping[str, Any]) -> None:
+        """Start writing best.pt (plain weights, safe from change) and best.json. Raises as ``save`` does."""
+        self.wait()
+        self._pending = self._writer.submit(self._write_best, weights, dict(side))
+
+    def save(self, checkpoint: Checkpoint, shards: Mapping[str, str] | None = None) -> None:
+        """Start writing; tensors must not change any more. Raises TrainerError of the write before.
+
+        ``shards``: relative path → sha256 of files that belong to it and are there already.
+        """
+        self.wait()
+        self._pending = self._writer.submit(self._write, checkpoint, dict(shards or {}))
+
+    def wait(self) -> None:
+        """Until the last checkpoint is on the disk. Raises TrainerError naming path and bytes."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Let a checkpoint that is being written get done, and end the thread. Raises nothing."""
+        self._writer.shutdown(wait=True)
+
+    def newest_good(self) -> Iterator[Checkpoint | str]:
+        """Warnings (text) about checkpoints that are skipped, then the newest good one, if any.
+
+        Raises:
+            TrainerError: the newest good one belongs to another data set or configuration.
+        """
+        if not self._folder.is_dir():
+            return
+        remove_temporaries(self._folder)
+        remove_stray_shards(self._folder)
+        for path in reversed(step_files(self._folder)):
+            try:
+                side = read_verified(path)
+                self._attempt.refuse(side.get("attempt"))
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+                yield f"checkpoint {path.name} is skipped: {error}"
+                set_aside(path)
+                continue
+            self._check_owner(path, side)
+            prune(path, self._keep)  # what the attempt before was about to remove
+            inexact = "the weights will not be bit-identical to an undisturbed run"
+            if side["world_size"] != self._owner.world_size:
+                yield (
+                    f"checkpoint {path.name} was written by {side['world_size']} ranks, now there are "
+                    f"{self._owner.world_size}: {inexact}"
+                )
+            if side["hardware"] != self._owner.hardware:
+                hardware = f"comes from {side['hardware']}, now it is {self._owner.hardware}"
+                yield f"checkpoint {path.name} {hardware}: {inexact}"
+            for change in node_info.changes(side.get("nodes", []), self._nodes):
+                yield f"checkpoint {path.name} was computed {change}: {inexact.replace('will', 'may')}"
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            yield Checkpoint(**content, metrics=side["metrics"])
+            return
+
+    def _write_best(self, weights: dict[str, Tensor], side: dict[str, Any]) -> None:
+        self._attempt.check()
+        path = self._folder / "best.pt"
+        needed_bytes = sum(item.nbytes for item in weights.values())
+        sha256 = write_atomic(path, lambda file: file.save(weights), needed_bytes=needed_bytes)
+        write_json(path.with_suffix(".json"), sealed({"sha256": sha256, "weights_sha256": digest(weights), **side}))
+
+    def _write(self, checkpoint: Checkpoint, shards: dict[str, str]) -> None:
+        self._attempt.check()
+        _refuse_nonfinite(checkpoint)
+        _lay_out(checkpoint)
+        path = self._folder / f"step-{checkpoint.step:08d}.pt"
+        content = {name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__ if name != "metrics"}
+        sha256 = write_atomic(path, lambda file: file.save(content), needed_bytes=_size_bytes(checkpoint))
+        place = {"step": checkpoint.step, "epoch": checkpoint.epoch, "position": checkpoint.position}
+        side = {"sha256": sha256, "attempt": self._attempt.id, **place, **asdict(self._owner)}
+        side |= {"nodes": self._nodes, "shards": shards, "metrics": checkpoint.metrics}
+        write_json(path.with_suffix(".json"), sealed(side))
+        prune(path, self._keep)
+        remove_set_aside(self._folder)
+
+    def _check_owner(self, path: Path, side: Mapping[str, Any]) -> None:
+        if side["dataset_digest"] != self._owner.dataset_digest:
+            raise TrainerError(
+                f"checkpoint {path} was trained on data {side['dataset_digest'][:12]}, this run has "
+                f"{self._owner.dataset_digest[:12]}; delete {path.parent} to start afresh"
+            )
+        strategy = side.get("strategy", "ddp")
+        if strategy != self._owner.strategy and self._owner.config.get("strategy.name") == "auto":
+            raise TrainerError(
+                f"checkpoint {path} was written with {strategy}, and strategy=auto takes {self._owner.strategy} for "
+                f"the devices of this attempt; go on with devices as before, or delete {path.parent} to start afresh"
+            )
+        then, now = side["config"], json.loads(json.dumps(dict(self._owner.config)))
+        different = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+        if different:
+            changes = ", ".join(f"{name}={then.get(name)} (now {now.get(name)})" for name in different)
+            raise TrainerError(
+                f"checkpoint {path} belongs to another configuration: {changes}; delete {path.parent} to start afresh"
+            )
+
+
+def _refuse_nonfinite(checkpoint: Checkpoint) -> None:
+    """A checkpoint that is kept is one to go on from."""
+    for name, value in checkpoint.model.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise TrainerError(
+                f"{name} is not finite after step {checkpoint.step}, which is therefore not saved; "
+                "a lower optimizer.lr usually helps"
+            )
+
+
+def _lay_out(checkpoint: Checkpoint) -> None:
+    """torch's default layout: the same bytes however a tensor lay in memory. One by one: no second copy of all."""
+    for name, value in checkpoint.model.items():
+        checkpoint.model[name] = value.contiguous()
+    for values in checkpoint.optimizer.values():
+        for place, value in enumerate(values):
+            values[place] = value.contiguous()
+
+
+def _size_bytes(checkpoint: Checkpoint) -> int:
+    lists = [list(checkpoint.model.values()), *checkpoint.optimizer.values()]
+    return sum(item.nbytes for items in lists for item in items)

@@ -1,0 +1,146 @@
+"""Result files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+
+from trainers.core.errors import TrainerError
+
+RESERVE = "PACELINE_RESERVE"
+"""The variable that names a file of the node agent's: it takes up the room that a last message needs on a full disk."""
+
+
+class HashingFile:
+    """A binary file for writing that keeps the sha256 of what went through, and the first write error.
+
+    torch.save hides the OSError of a full disk behind a RuntimeError of its zip writer; ``error`` has it.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+        self.size_bytes = 0
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            written = self._file.write(data)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+        self._digest.update(data)
+        self.size_bytes += len(data)
+        return written
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def save(self, content: Any) -> None:
+        """torch.save, so that torch.load(weights_only=True) gives ``content`` back. Raises OSError."""
+        try:
+            torch.save(content, cast("IO[bytes]", self))
+        except RuntimeError as error:
+            raise self.error or OSError(str(error)) from error
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+
+def write_atomic(path: Path, write: Callable[[HashingFile], None], *, needed_bytes: int = 0) -> str:
+    """Let ``write`` fill a temporary file beside ``path``, fsync and rename it. Returns the sha256.
+
+    The folder must be there: a run's folder that somebody has removed is not made anew by what is left of the run.
+
+    Raises:
+        TrainerError: the folder is not writable or the disk is full; nothing is left behind.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    with explained(path, needed_bytes):
+        try:
+            with temporary.open("wb") as raw:
+                file = HashingFile(raw)
+                write(file)
+                raw.flush()
+                os.fsync(raw.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    return file.sha256
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, never the one that it lies in: that is the run's, and may have been removed for good.
+
+    Raises:
+        TrainerError: it can't be made.
+    """
+    with explained(path, 0):
+        path.mkdir(exist_ok=True)
+
+
+def write_json(path: Path, value: Any) -> str:
+    """``write_atomic`` of JSON on one line and a newline; NaN is refused. Returns the sha256."""
+    return write_bytes(path, (json.dumps(value, allow_nan=False) + "\n").encode())
+
+
+def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
+    """JSON whose last field, ``sha256``, is that of all text before it; ``pipeline.core.documents`` reads it."""
+    body = json.dumps(value, allow_nan=False, indent=2).removesuffix("\n}")
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    write_bytes(path, f'{body},\n  "sha256": "{digest}"\n}}\n'.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> str:
+    """``write_atomic`` of what is in memory."""
+    return write_atomic(path, lambda file: _ignore(file.write(data)), needed_bytes=len(data))
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Delete what a killed ``write_atomic`` left in a folder."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def _ignore(_: int) -> None:
+    return None
+
+
+@contextmanager
+def explained(path: Path, needed_bytes: int) -> Iterator[None]:
+    """An OSError inside becomes a TrainerError that names the file, the bytes needed and those that are free."""
+    try:
+        yield
+    except OSError as error:
+        raise could_not_write(path, error, needed_bytes) from error
+
+
+def could_not_write(path: Path, error: BaseException, needed_bytes: int) -> TrainerError:
+    """What a person is told of a file that could not be written."""
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if not path.parent.is_dir():
+        return TrainerError(f"{path} could not be written: its folder was removed while the run was going on")
+    free_bytes = _free_bytes(path)
+    if reserve := os.environ.get(RESERVE):  # or the disk takes no word of this either
+        Path(reserve).unlink(missing_ok=True)
+    return TrainerError(
+        f"{path} could not be written ({why}): needs {needed_bytes} bytes, {free_bytes} bytes are free there; "
+        "make room, or set paths.runs (on other hosts cluster.workdir) to another disk"
+    )
+
+
+def _free_bytes(path: Path) -> int:
+    for folder in path.parents:
+        if folder.is_dir():
+            return shutil.disk_usage(folder).free
+    return 0

@@ -1,0 +1,150 @@
+"""Batches: which samples, cropped and flipped how, normalised. All of it on the device, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trainers.core.config import DatasetConfig
+from trainers.core.errors import TrainerError
+from trainers.data.pack import Manifest, Pack, take
+from trainers.data.randomness import Stream, below, epoch_order, key, random_bits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normaliser:
+    """``image × scale + shift`` turns uint8 into floats; both have shape [1, C, 1, 1]."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """uint8 [N, C, H, W] → float32 of the same shape, channels last in memory."""
+        floats = images.to(torch.float32, memory_format=torch.channels_last)
+        return floats.mul_(self.scale).add_(self.shift)
+
+
+def normaliser(manifest: Manifest, *, normalise: bool, device: torch.device) -> Normaliser:
+    """By mean and std of the train split, or to 0..1 when ``normalise`` is off."""
+    shape = (1, manifest.channels, 1, 1)
+    mean = torch.tensor(manifest.mean if normalise else [0.0] * manifest.channels, dtype=torch.float64)
+    std = torch.tensor(manifest.std if normalise else [1.0] * manifest.channels, dtype=torch.float64)
+    std = torch.where(std > 1e-6, std, torch.ones_like(std))  # a constant channel has nothing to scale
+    scale, shift = (1 / (255 * std)).float(), (-mean / std).float()
+    return Normaliser(scale=scale.view(shape).to(device), shift=shift.view(shape).to(device))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochPlan:
+    """What one epoch does to the train split, in visiting order. All tensors have shape [samples].
+
+    ``index`` counts from the start of the pack (int64); ``top`` and ``left`` are the crop's corner in
+    the padded image, ``hole_y`` and ``hole_x`` the middle of the cutout in the image that comes out, in pixels
+    (int64); ``mirrored`` is bool. None: that augmentation is off.
+    """
+
+    index: Tensor
+    top: Tensor | None = None
+    left: Tensor | None = None
+    mirrored: Tensor | None = None
+    hole_y: Tensor | None = None
+    hole_x: Tensor | None = None
+
+    def batch(self, start: int, count: int) -> EpochPlan:
+        """The plan of ``count`` samples from position ``start``."""
+        return self._each(lambda item: item[start : start + count])
+
+    def to(self, device: torch.device) -> EpochPlan:
+        """The same on a device."""
+        return self._each(lambda item: item.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> EpochPlan:
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return replace(self, **{name: change(value) for name, value in values.items() if value is not None})
+
+
+def plan_epoch(config: DatasetConfig, pack: Pack, *, seed: int, epoch: int) -> EpochPlan:
+    """A pure function of (seed, epoch) and the pack; every rank computes the same and takes its slices.
+
+    Raises:
+        TrainerError: a crop reflects more pixels than the images have.
+    """
+    start, stop = pack.manifest.splits["train"]
+    if config.crop_border == "reflect" and config.crop_padding >= min(pack.manifest.height, pack.manifest.width):
+        raise TrainerError(
+            f"dataset.crop_padding={config.crop_padding} reflects more than the {pack.manifest.height}×"
+            f"{pack.manifest.width} images have; use a smaller one, or dataset.crop_border=black"
+        )
+    order = epoch_order(seed, epoch, stop - start, pack.images.device)
+    bits = random_bits(key(seed, Stream.AUGMENT, epoch), order)
+    holes = random_bits(key(seed, Stream.CUTOUT, epoch), order) if config.cutout else None
+    reach = 2 * config.crop_padding + 1
+    return EpochPlan(
+        index=order + start,
+        top=below(bits, 0, reach) if config.crop_padding else None,
+        left=below(bits, 24, reach) if config.crop_padding else None,
+        mirrored=_mirrored(config, order, bits, seed=seed, epoch=epoch) if config.flip else None,
+        hole_y=None if holes is None else below(holes, 0, pack.manifest.height),
+        hole_x=None if holes is None else below(holes, 24, pack.manifest.width),
+    )
+
+
+def _mirrored(config: DatasetConfig, order: Tensor, bits: Tensor, *, seed: int, epoch: int) -> Tensor:
+    """Drawn anew in every epoch, or drawn once and then in turns: two epochs show each image both ways."""
+    if not config.alternate_flip:
+        return below(bits, 40, 2).bool()
+    first = below(random_bits(key(seed, Stream.FLIP), order), 40, 2)
+    return (first + epoch) % 2 == 1
+
+
+def augmented(images: Tensor, plan: EpochPlan, config: DatasetConfig) -> Tensor:
+    """Crop and mirror uint8 [N, C, H, W] as ``plan`` says."""
+    if plan.top is not None and plan.left is not None:
+        count, _, height, width = images.shape
+        padded = bordered(images, config.crop_padding, config.crop_border)
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: [N, C, 2p+1, 2p+1, H, W]
+        images = windows[torch.arange(count, device=images.device), :, plan.top, plan.left]
+    if plan.mirrored is not None:
+        images = torch.where(plan.mirrored.view(-1, 1, 1, 1), images.flip(3), images)
+    return images
+
+
+def bordered(images: Tensor, pixels: int, border: str) -> Tensor:
+    """[N, C, H, W] with ``pixels`` more on each side: black, or reflected at the edge (up to H−1 and W−1)."""
+    if border == "black":
+        return functional.pad(images, (pixels,) * 4)
+    for dimension in (2, 3):  # by index, as torch reflects floats only
+        size = images.shape[dimension]
+        place = torch.arange(-pixels, size + pixels, device=images.device).abs()
+        images = images.index_select(dimension, size - 1 - (size - 1 - place).abs())
+    return images
+
+
+def cut_out(images: Tensor, plan: EpochPlan, side: int) -> Tensor:
+    """Set a square of ``side`` pixels to 0 (the mean of normalised images), in place; it may stand over the edge.
+
+    DeVries, Taylor: Improved regularization of convolutional neural networks with cutout, 2017.
+    """
+    if plan.hole_y is None or plan.hole_x is None:
+        return images
+    rows = _inside(plan.hole_y, images.shape[2], side).view(-1, 1, images.shape[2], 1)
+    columns = _inside(plan.hole_x, images.shape[3], side).view(-1, 1, 1, images.shape[3])
+    return images.masked_fill_(rows & columns, 0.0)
+
+
+def _inside(middle: Tensor, size: int, side: int) -> Tensor:
+    """bool [N, size]: the ``side`` places around each middle."""
+    distance = torch.arange(size, device=middle.device) - middle.view(-1, 1) + side // 2
+    return (distance >= 0) & (distance < side)
+
+
+def training_batch(pack: Pack, plan: EpochPlan, config: DatasetConfig, normalise: Normaliser) -> tuple[Tensor, Tensor]:
+    """Normalised float32 images [n, C, H, W] and int64 labels [n] of a slice of an epoch's plan."""
+    device = normalise.scale.device
+    images, labels = take(pack.images, plan.index, device), take(pack.labels, plan.index, device)
+    plan = plan.to(device)
+    return cut_out(normalise(augmented(images, plan, config)), plan, config.cutout), labels

@@ -1,0 +1,246 @@
+"""The data pack: raw uint8 images and int64 labels, memory-mapped, on the device where they fit.
+
+A pack is a folder with ``images.bin`` (C-order [N, C, H, W]), ``labels.bin`` (little-endian [N]) and
+``manifest.json``; ``doit fetch`` makes it and the splits are ranges of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainers.core.errors import TrainerError
+
+_MANIFEST = "manifest.json"
+_FREE_SHARE = 0.5  # of the free device memory that resident data may take
+
+
+class DamagedPackError(TrainerError):
+    """The pack in ``folder`` isn't what was made: it has to be made or sent again."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        super().__init__(text)
+        self.folder = folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What manifest.json says. ``mean`` and ``std`` are per channel, of images scaled to 0..1."""
+
+    name: str
+    synthetic: bool
+    count: int
+    channels: int
+    height: int
+    width: int
+    num_classes: int
+    splits: Mapping[str, tuple[int, int]]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    sha256: Mapping[str, str]
+    digest: str
+
+    def size(self, split: str) -> int:
+        """Images in a split."""
+        start, stop = self.splits[split]
+        return stop - start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack:
+    """An open data pack. ``images`` uint8 [N, C, H, W] and ``labels`` int64 [N] share one device."""
+
+    folder: Path
+    manifest: Manifest
+    images: Tensor
+    labels: Tensor
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check ``manifest.json``. Raises DamagedPackError naming the file and field."""
+    path = folder / _MANIFEST
+    try:
+        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        _check_digest(path, raw)
+        return Manifest(
+            name=str(raw["name"]),
+            synthetic=bool(raw["synthetic"]),
+            count=int(raw["count"]),
+            channels=int(raw["channels"]),
+            height=int(raw["height"]),
+            width=int(raw["width"]),
+            num_classes=int(raw["num_classes"]),
+            splits={name: _split(path, raw, name) for name in ("train", "val", "test")},
+            mean=tuple(float(value) for value in raw["mean"]),
+            std=tuple(float(value) for value in raw["std"]),
+            sha256=dict(raw["sha256"]),
+            digest=str(raw["digest"]),
+        )
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except KeyError as error:
+        raise DamagedPackError(path.parent, f"{path} has no field {error}") from error
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise DamagedPackError(path.parent, f"{path} is not a data manifest ({error})") from error
+
+
+def open_pack(folder: Path) -> Pack:
+    """Map a pack into memory (read on demand, shared by the ranks of a node).
+
+    Raises:
+        DamagedPackError: a file is missing or isn't what the manifest says.
+        TrainerError: this machine can't read it.
+    """
+    manifest = read_manifest(folder)
+    shape = (manifest.count, manifest.channels, manifest.height, manifest.width)
+    images = _map(folder / "images.bin", torch.uint8, shape)
+    labels = _map(folder / "labels.bin", torch.int64, shape[:1])
+    if sys.byteorder != "little":
+        raise TrainerError(f"{folder}/labels.bin is little-endian; nodes of the other byte order cannot read it")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= manifest.num_classes:
+        raise DamagedPackError(
+            folder,
+            f"{folder}/labels.bin holds labels {low}..{high}, the manifest says 0..{manifest.num_classes - 1}",
+        )
+    return Pack(folder=folder, manifest=manifest, images=images, labels=labels)
+
+
+def check_digests(pack: Pack) -> None:
+    """Hash both files and compare with the manifest. Raises DamagedPackError naming the altered file."""
+    for name, wanted in pack.manifest.sha256.items():
+        try:
+            with (pack.folder / name).open("rb") as file:
+                _check_content(pack.folder, name, file, wanted)
+        except OSError as error:
+            raise DamagedPackError(pack.folder, f"{pack.folder / name} cannot be read ({error.strerror})") from error
+
+
+def _check_content(folder: Path, name: str, file: BufferedReader, wanted: str) -> None:
+    seen = hashlib.file_digest(file, "sha256").hexdigest()
+    if seen != wanted:
+        raise DamagedPackError(
+            folder,
+            f"{folder / name} was altered: its sha256 is {seen[:12]}, the manifest says {wanted[:12]}",
+        )
+
+
+class PackWatch:
+    """Notices when the files of an open pack are written to: a mapping shows that to a training under way.
+
+    Made before the digests are checked. It keeps the files open, so that one that was replaced, of which the training
+    sees nothing, isn't taken for an altered one.
+    """
+
+    def __init__(self, pack: Pack) -> None:
+        self._pack = pack
+        self._files = {name: os.open(pack.folder / name, os.O_RDONLY) for name in pack.manifest.sha256}
+        self._seen = self._stamps()
+
+    def damage(self) -> DamagedPackError | None:
+        """What was altered since. Two system calls where nothing was; hashed where a stamp has changed."""
+        stamps = self._stamps()
+        if stamps == self._seen:
+            return None
+        for name, descriptor in self._files.items():
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            with os.fdopen(os.dup(descriptor), "rb") as file:
+                try:
+                    _check_content(self._pack.folder, name, file, self._pack.manifest.sha256[name])
+                except DamagedPackError as damage:
+                    return damage
+        self._seen = stamps
+        return None
+
+    def _stamps(self) -> list[tuple[int, int, int]]:
+        found = [os.fstat(descriptor) for descriptor in self._files.values()]
+        return [(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in found]
+
+
+def set_aside(damage: DamagedPackError) -> TrainerError:
+    """Rename the pack's manifest, without which it counts for no pack, here and for the controller that sent it.
+
+    Otherwise whoever only looks at sizes and time stamps would take it for a good one for ever. Returns what a person
+    is told.
+    """
+    folder = damage.folder.resolve()
+    try:
+        with suppress(FileNotFoundError):  # another rank was quicker, or it was missing anyway
+            (folder / _MANIFEST).replace(folder / f"{_MANIFEST}.bad")
+    except OSError as error:
+        return TrainerError(
+            f"{damage}; remove {folder} there ({error.strerror}), then the same command makes it or sends it again"
+        )
+    return TrainerError(f"{damage}; {folder} is set aside: the same command makes it or sends it again")
+
+
+def place(pack: Pack, device: torch.device) -> Pack:
+    """Move a pack to the device when it takes at most half of its free memory; else it stays mapped."""
+    if device.type != "cuda":
+        return pack
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    if pack.images.nbytes + pack.labels.nbytes > _FREE_SHARE * free_bytes:
+        return pack
+    return replace(pack, images=pack.images.to(device), labels=pack.labels.to(device))
+
+
+def take(source: Tensor, index: Tensor, device: torch.device) -> Tensor:
+    """``source[index]`` on ``device``; ``index`` lies where ``source`` does."""
+    rows = source.index_select(0, index)
+    if rows.device == device:
+        return rows
+    return rows.pin_memory().to(device, non_blocking=True)
+
+
+def _split(path: Path, raw: dict[str, Any], name: str) -> tuple[int, int]:
+    start, stop = (int(value) for value in raw["splits"][name])
+    if not 0 <= start <= stop <= int(raw["count"]):
+        raise DamagedPackError(
+            path.parent, f"{path}: splits.{name}=[{start}, {stop}] is no range of {raw['count']} images"
+        )
+    return start, stop
+
+
+def _check_digest(path: Path, raw: dict[str, Any]) -> None:
+    """``digest`` is the sha256 of the canonical JSON of all the other fields."""
+    rest = {name: value for name, value in raw.items() if name != "digest"}
+    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    if hashlib.sha256(canonical.encode()).hexdigest() != raw["digest"]:
+        raise DamagedPackError(path.parent, f"{path} was altered: its digest does not match its content")
+
+
+def _map(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    wanted_bytes = dtype.itemsize * torch.Size(shape).numel()
+    try:
+        seen_bytes = path.stat().st_size
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if seen_bytes != wanted_bytes:
+        raise DamagedPackError(path.parent, f"{path} has {seen_bytes} bytes, the manifest says {wanted_bytes}")
+    if wanted_bytes == 0:
+        raise DamagedPackError(path.parent, f"{path} holds no images")
+    # torch.from_file maps writable pages, which the system must be able to back: no more than memory and swap hold
+    with path.open("rb") as file, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nobody writes to it
+        return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=dtype).view(shape)
+
+
+def _unreadable(path: Path, error: OSError) -> TrainerError:
+    """What is missing has to be made again; what may not be read may be whole."""
+    text = f"{path} cannot be read ({error.strerror})"
+    if path.with_name(f"{path.name}.bad").exists():
+        text = f"{path.parent} was found damaged by another rank"
+    return DamagedPackError(path.parent, text) if isinstance(error, FileNotFoundError) else TrainerError(text)

@@ -1,0 +1,79 @@
+"""How the steps of a run follow from the configuration, the data and the world size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainers.core.config import TrainerConfig
+from trainers.core.errors import TrainerError
+from trainers.data.pack import Manifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Sizes in images, lengths in optimizer steps. The images of an epoch that fill no global batch are left out;
+    the order is new in every epoch, so they are others each time."""
+
+    global_batch_size: int
+    rank_batch_size: int
+    accumulate: int  # micro-batches of a rank in a step
+    per_epoch: int
+    total: int
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Images of one forward and backward pass on one rank."""
+        return self.rank_batch_size // self.accumulate
+
+    @property
+    def parts(self) -> int:
+        """Into how many micro-batches, over all ranks, a global batch is divided."""
+        return self.global_batch_size // self.micro_batch_size
+
+    def place(self, step: int) -> tuple[int, int]:
+        """Epoch (from 0) and position in it (in steps) at which the given step (from 0) happens."""
+        return divmod(step, self.per_epoch)
+
+    def first_sample(self, position: int, rank: int) -> int:
+        """Where in the epoch's order a rank's part of a global batch begins."""
+        return position * self.global_batch_size + rank * self.rank_batch_size
+
+
+def plan_steps(config: TrainerConfig, manifest: Manifest, world_size: int) -> Steps:
+    """Raises TrainerError when the global batch cannot be divided, or is larger than the train split."""
+    size, available = config.global_batch_size, manifest.size("train")
+    parts = world_size * config.accumulate_steps
+    if world_size > available:
+        raise TrainerError(
+            f"{world_size} ranks are more than the {available} images of the train split of {manifest.name}; "
+            f"use at most {available} ranks"
+        )
+    if size % parts:
+        below = size // parts * parts
+        good = [value for value in (below, below + parts) if value]
+        raise TrainerError(
+            f"trainer.global_batch_size={size} does not divide among {_among(world_size, config.accumulate_steps)}; "
+            f"nearest good values: {', '.join(map(str, good))}"
+        )
+    if size > available:
+        largest = available // parts * parts
+        lower = "lower trainer.accumulate_steps"  # one image a rank and micro-batch is too many
+        advice = f"set trainer.global_batch_size to at most {largest}" if largest else lower
+        raise TrainerError(
+            f"the train split of {manifest.name} has {available} images, fewer than one global batch "
+            f"of {size}; {advice}"
+        )
+    per_epoch = available // size
+    total = per_epoch * config.epochs
+    return Steps(
+        global_batch_size=size,
+        rank_batch_size=size // world_size,
+        accumulate=config.accumulate_steps,
+        per_epoch=per_epoch,
+        total=total if config.max_steps is None else min(total, config.max_steps),
+    )
+
+
+def _among(world_size: int, accumulate: int) -> str:
+    ranks = f"{world_size} ranks"
+    return ranks if accumulate == 1 else f"{ranks} × {accumulate} micro-batches (trainer.accumulate_steps)"

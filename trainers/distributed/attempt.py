@@ -1,0 +1,61 @@
+"""Which attempt this process belongs to, and whether the run folder is still its own.
+
+A rank may outlive everything that would end it: its controller, its agent, its torchrun. Its folder may then be
+removed, or be used by a later attempt, and must not be written to any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainers.core.errors import TrainerError
+
+FILE = "attempts.json"  # written by the controller before an attempt starts, the newest id last
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """``id`` is torchrun's run id ('' without one); ``known`` all that count (None: the folder doesn't say)."""
+
+    run_dir: Path
+    id: str
+    known: frozenset[str] | None
+
+    def refuse(self, other: object) -> None:
+        """Raises ValueError when what an attempt with this id has written must not be taken up."""
+        if self.known is not None and other not in self.known:
+            raise ValueError(
+                f"it was written by attempt {other or '?'}, which {FILE} doesn't name as one of this run's"
+            )
+
+    def check(self) -> None:
+        """Raises TrainerError when the folder was removed or belongs to another attempt by now."""
+        if not self.run_dir.is_dir():
+            raise TrainerError(f"the run folder {self.run_dir} was removed while the run was going on")
+        if self.known is None or not self.id:
+            return
+        ids = _read(self.run_dir)
+        if not ids or ids[-1] != self.id:
+            what = f"belongs to attempt {ids[-1]} by now" if ids else f"has no readable {FILE} any more"
+            raise TrainerError(f"the run folder {self.run_dir} {what}; attempt {self.id} ends")
+
+
+def read_attempt(run_dir: Path) -> Attempt:
+    """This process's attempt, as torchrun's environment and the run folder tell."""
+    ids = _read(run_dir)
+    known = None if ids is None else frozenset(ids)
+    return Attempt(run_dir=run_dir, id=os.environ.get("TORCHELASTIC_RUN_ID", ""), known=known)
+
+
+def _read(run_dir: Path) -> list[str] | None:
+    """None where there is no such file; nothing where it is damaged."""
+    try:
+        ids = json.loads((run_dir / FILE).read_text(encoding="utf-8"))["attempts"]
+        return [str(item) for item in ids]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []

@@ -1,0 +1,70 @@
+"""What each node computed with, as far as it can change the last bits of a result: for summary.json."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainers.distributed.process_group import Node
+
+_CPUINFO = Path("/proc/cpuinfo")
+_ROW_BYTES = 1024
+_LONGEST_NAME = 120
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or the processor's."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+
+
+def cpu_name() -> str:
+    """The processor's model as the system tells it."""
+    try:
+        lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    found = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return found or platform.processor() or platform.machine()
+
+
+def own(node: Node) -> dict[str, Any]:
+    """This rank's kind of device and its model, the processor and the instructions torch takes of it, its threads."""
+    return {
+        "device": node.device.type,
+        "device_name": device_name(node.device)[:_LONGEST_NAME],
+        "cpu": cpu_name()[:_LONGEST_NAME],
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads_per_rank": torch.get_num_threads(),
+    }
+
+
+def changes(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A text for each node that computes with other instructions than the one in its place did: "on node 0 by …"."""
+    told = zip(then, now, strict=False)  # another number of nodes is told by the ranks
+    pairs = [(number, _instructions(old), _instructions(new)) for number, (old, new) in enumerate(told)]
+    return [f"on node {number} by {old}, now it is {new}" for number, old, new in pairs if old != new]
+
+
+def _instructions(node: Mapping[str, Any]) -> str:
+    """What rounds a node's results: its GPU, or its processor and the instructions that torch takes of it."""
+    if node.get("device") == "cpu":
+        return f"{node.get('cpu')} with {node.get('cpu_capability')}"
+    return str(node.get("device_name"))
+
+
+def of_all_nodes(node: Node) -> list[dict[str, Any]] | None:
+    """What the first rank of each node computes with, in the order of the nodes; None but on rank 0."""
+    text = json.dumps({"node": node.ranks.node_rank, "local": node.ranks.local_rank, **own(node)}).encode()
+    row = torch.zeros(_ROW_BYTES, dtype=torch.uint8)
+    row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    table = node.collect(row.to(node.device))
+    if table is None:
+        return None
+    told = [json.loads(bytes(item.tolist()).rstrip(b"\0")) for item in table]
+    first = sorted((item for item in told if item.pop("local") == 0), key=lambda item: int(item["node"]))
+    return [{name: value for name, value in item.items() if name != "node"} for item in first]

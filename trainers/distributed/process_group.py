@@ -1,0 +1,285 @@
+"""Who this rank is, its device, and what it does together with the others. RANK is read here only."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from trainers.core.errors import TrainerError
+
+_TIMEOUT = timedelta(minutes=10)  # for one collective; a peer that dies is noticed at once
+_RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
+_FILE_TIMEOUT = timedelta(minutes=2)  # for ranks of one launch to find each other in a shared folder
+_CHUNK_ELEMENTS = 1 << 20  # of a row that travels to or from rank 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """The place of this process among all of them, as torchrun says (one rank without torchrun)."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+
+
+def read_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
+    """Read what torchrun put into the environment.
+
+    Where torchrun doesn't know a node's place (rendezvous c10d gives out ranks as it likes, with file each node is
+    alone for it), the plan says it in PACELINE_ variables: then rank 0 is on the plan's first node all the same.
+    """
+
+    def number(name: str, default: int) -> int:
+        return int(environment.get(name, default))
+
+    if "PACELINE_FIRST_RANK" in environment:
+        return Ranks(
+            rank=number("PACELINE_FIRST_RANK", 0) + number("LOCAL_RANK", 0),
+            local_rank=number("LOCAL_RANK", 0),
+            world_size=number("PACELINE_WORLD_SIZE", 1),
+            local_world_size=number("LOCAL_WORLD_SIZE", 1),
+            nnodes=number("PACELINE_NNODES", 1),
+            node_rank=number("PACELINE_NODE_RANK", 0),
+        )
+    world_size = number("WORLD_SIZE", 1)
+    return Ranks(
+        rank=number("RANK", 0),
+        local_rank=number("LOCAL_RANK", 0),
+        world_size=world_size,
+        local_world_size=number("LOCAL_WORLD_SIZE", world_size),
+        nnodes=number("GROUP_WORLD_SIZE", 1),
+        node_rank=number("GROUP_RANK", 0),
+    )
+
+
+def choose_device(wanted: str, ranks: Ranks, *, gpus: int, host: str) -> tuple[torch.device, str]:
+    """Device and backend of a rank on a host with ``gpus`` GPUs; ``wanted`` is auto, gloo, nccl or mpi.
+
+    Raises:
+        TrainerError: nccl without a GPU for every rank of the host, or mpi where torch has none.
+    """
+    if wanted == "mpi" and not dist.is_mpi_available():
+        raise TrainerError(
+            f"strategy.backend=mpi, but torch {torch.__version__} on host {host} was built without MPI; take "
+            "strategy.backend=auto, or build torch from source on a host that has an MPI"
+        )
+    if gpus == 0:
+        if wanted == "nccl":
+            raise TrainerError(f"strategy.backend=nccl, but host {host} has no GPU; use strategy.backend=auto")
+        return torch.device("cpu"), "mpi" if wanted == "mpi" else "gloo"
+    if wanted in ("auto", "nccl") and ranks.local_world_size > gpus:
+        raise TrainerError(
+            f"nproc {ranks.local_world_size} > {gpus} GPUs on host {host}, and nccl takes one rank a GPU; "
+            f"set cluster.nproc_per_node={gpus}, or strategy.backend=gloo to share GPUs"
+        )
+    backend = "nccl" if wanted == "auto" else wanted
+    return torch.device("cuda", ranks.local_rank % gpus), backend
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """This rank, connected. With one rank there is no process group and every collective is the identity."""
+
+    ranks: Ranks
+    device: torch.device
+    backend: str
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0, which writes the files."""
+        return self.ranks.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add up over all ranks, in place."""
+        if self.ranks.world_size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def share(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite the tensors of all ranks with those of rank 0."""
+        self._together(list(tensors), average=False)
+
+    def average(self, tensors: Iterable[Tensor]) -> None:
+        """Replace the floating-point tensors of all ranks by their mean."""
+        self._together([item for item in tensors if item.is_floating_point()], average=True)
+
+    def smallest(self, value: int) -> int:
+        """The least of all ranks' values, on every rank."""
+        least = torch.tensor(value, dtype=torch.int64, device=self.device)
+        if self.ranks.world_size > 1:
+            dist.all_reduce(least, op=dist.ReduceOp.MIN)
+        return int(least)
+
+    def collect(self, row: Tensor) -> Tensor | None:
+        """The rows [n] of all ranks as a table [world_size, n] on the CPU of rank 0, None elsewhere."""
+        if self.ranks.world_size == 1 or not row.numel():
+            return row.cpu().expand(self.ranks.world_size, -1).clone() if self.leads else None
+        table = torch.empty(self.ranks.world_size, row.numel(), dtype=row.dtype) if self.leads else None
+        for start in range(0, row.numel(), _CHUNK_ELEMENTS):
+            chunk = row[start : start + _CHUNK_ELEMENTS]
+            came = [torch.empty_like(chunk) for _ in range(self.ranks.world_size)] if self.leads else None
+            dist.gather(chunk, came, dst=0)
+            if table is not None and came is not None:
+                table[:, start : start + chunk.numel()] = torch.stack(came).cpu()
+        return table
+
+    def deal(self, table: Tensor | None, row: Tensor) -> Tensor:
+        """The inverse: rank 0's table [world_size, n], of which each rank gets its row into ``row`` [n]."""
+        if self.ranks.world_size == 1 or not row.numel():
+            return row if table is None else row.copy_(table[0])
+        for start in range(0, row.numel(), _CHUNK_ELEMENTS):
+            chunk = row[start : start + _CHUNK_ELEMENTS]
+            stop = start + chunk.numel()
+            sent = None if table is None else [part.contiguous() for part in table[:, start:stop].to(self.device)]
+            dist.scatter(chunk, sent, src=0)
+        return row
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        shared_file = os.environ.get("PACELINE_RENDEZVOUS_FILE")
+        if shared_file is not None:  # every rank, for whoever leaves last makes the file anew
+            Path(shared_file).unlink(missing_ok=True)
+
+    @torch.no_grad()
+    def _together(self, tensors: list[Tensor], *, average: bool) -> None:
+        """Many tensors at once, for a network has hundreds of small ones; not all, for that would be a second copy."""
+        if self.ranks.world_size == 1:
+            return
+        for members in _batches(tensors):
+            flat = torch.cat([item.reshape(-1) for item in members])
+            if average:
+                dist.all_reduce(flat)
+                flat /= self.ranks.world_size
+            else:
+                dist.broadcast(flat, src=0)
+            offset = 0
+            for item in members:
+                item.copy_(flat[offset : offset + item.numel()].view(item.shape))
+                offset += item.numel()
+
+
+def _batches(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Of one dtype each, and of at most _CHUNK_ELEMENTS elements where that is more than one tensor."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for item in tensors:
+        by_dtype.setdefault(item.dtype, []).append(item)
+    for dtype in sorted(by_dtype, key=str):
+        batch: list[Tensor] = []
+        for item in by_dtype[dtype]:
+            if batch and sum(one.numel() for one in batch) + item.numel() > _CHUNK_ELEMENTS:
+                yield batch
+                batch = []
+            batch.append(item)
+        yield batch
+
+
+def connect(wanted_backend: str) -> Node:
+    """Choose the device, join the process group (with more than one rank) and return this rank.
+
+    Raises:
+        TrainerError: the backend cannot work here, or the hosts have different kinds of devices.
+    """
+    ranks, host = read_ranks(), socket.gethostname()
+    gpus = usable_gpus(os.environ.get("PACELINE_DEVICE"), host)
+    device, backend = choose_device(wanted_backend, ranks, gpus=gpus, host=host)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.deterministic = True  # the same key must give the same weights
+    if ranks.world_size > 1:
+        _join(ranks, device, backend, host)
+    return Node(ranks=ranks, device=device, backend=backend)
+
+
+def usable_gpus(kind: str | None, host: str) -> int:
+    """GPUs to choose from; ``kind`` is the device that the run's key names (None: nobody said).
+
+    Raises:
+        TrainerError: the key says cuda, and torch can't use a GPU here.
+    """
+    gpus = torch.cuda.device_count() if kind != "cpu" and torch.cuda.is_available() else 0
+    if kind == "cuda" and gpus == 0:
+        built = f"was built for CUDA {torch.version.cuda}" if torch.version.cuda else "was built without CUDA"
+        raise TrainerError(
+            f"the run's key says cuda, but torch {torch.__version__} on host {host} sees no GPU; it {built}: mend the "
+            "driver or torch there, or take cluster.device=cpu"
+        )
+    return gpus
+
+
+def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> None:
+    shared_file = os.environ.get("PACELINE_RENDEZVOUS_FILE")
+    if shared_file is None:
+        store, _, _ = next(rendezvous("env://", timeout=_RENDEZVOUS_TIMEOUT))
+    else:
+        store = _file_store(Path(shared_file), ranks, host)
+    if ranks.rank == 0:
+        store.set("paceline/device", device.type)
+    first = store.get("paceline/device").decode()
+    if first != device.type:  # ranks that wait for each other over different backends would hang
+        raise TrainerError(
+            f"rank {ranks.rank} on host {host} has device {device.type}, rank 0 has {first}: hosts with and "
+            "without GPUs cannot train together; hide them with CUDA_VISIBLE_DEVICES='' in the cluster's env"
+        )
+    if backend == "mpi":
+        _join_mpi(ranks)
+        return
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
+        store=store,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        timeout=_TIMEOUT,
+        device_id=device if backend == "nccl" else None,
+    )
+
+
+def _file_store(path: Path, ranks: Ranks, host: str) -> Store:
+    """The store in a file that all hosts share. Raises TrainerError where it can't be written or isn't shared."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        raise TrainerError(
+            f"cluster.rendezvous=file: host {host} can't write {path} ({error.strerror}); cluster.rendezvous_dir must "
+            "be a folder that every host can write, or take cluster.rendezvous=static"
+        ) from error
+    store = FileStore(str(path), ranks.world_size)
+    store.set_timeout(_FILE_TIMEOUT)
+    store.set(f"paceline/{ranks.rank}", host)
+    try:
+        store.wait([f"paceline/{rank}" for rank in range(ranks.world_size)], _FILE_TIMEOUT)
+    except RuntimeError as error:  # torch raises DistStoreError, whose base this is
+        missing = [rank for rank in range(ranks.world_size) if not store.check([f"paceline/{rank}"])]
+        raise TrainerError(
+            f"cluster.rendezvous=file: rank {ranks.rank} on host {host} saw nothing of rank(s) "
+            f"{', '.join(map(str, missing))} in {path} within {_FILE_TIMEOUT.total_seconds():g} s; is the folder "
+            "the same on every host? Else take cluster.rendezvous=static"
+        ) from error
+    store.set_timeout(_RENDEZVOUS_TIMEOUT)
+    return store
+
+
+def _join_mpi(ranks: Ranks) -> None:
+    """MPI counts its ranks itself. Raises TrainerError where it counts others than the environment names."""
+    dist.init_process_group("mpi")
+    seen = dist.get_rank(), dist.get_world_size()
+    if seen != (ranks.rank, ranks.world_size):
+        raise TrainerError(
+            f"strategy.backend=mpi: MPI calls this process rank {seen[0]} of {seen[1]}, its environment rank "
+            f"{ranks.rank} of {ranks.world_size}; start the ranks with mpirun, or take strategy.backend=gloo"
+        )

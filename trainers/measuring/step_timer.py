@@ -1,0 +1,74 @@
+"""Where the time of a step goes: the Trainer's own step with a clock read between its parts.
+
+Only measurements use it: the parts are found from outside (hooks of the network, wrapped methods), so a training
+carries none of it. After each part the device is waited for, which makes a step on a GPU longer than it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainers.measuring.bandwidth import settle
+from trainers.optimizers import Optimizer
+from trainers.strategies.gradients import GradientAverager
+
+PARTS = ("data", "forward", "backward", "communication", "optimizer", "other")
+"""``backward`` begins with the loss; ``communication`` is what is still waited for when the backward pass is over."""
+
+
+class Stopwatch:
+    """``seconds`` per part, added up over all steps."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self._device = device
+        self._part: str | None = None
+        self._since = 0.0
+
+    def mark(self, part: str | None) -> None:
+        """What comes now belongs to ``part`` (None: to nothing)."""
+        settle(self._device)
+        now = time.perf_counter()
+        if self._part is not None:
+            self.seconds[self._part] += now - self._since
+        self._part, self._since = part, now
+
+
+@contextmanager
+def watching(model: nn.Module, device: torch.device) -> Iterator[Stopwatch]:
+    """Until the block ends, steps of ``model`` mark their parts; mark ``data`` yourself where a step begins."""
+    watch = Stopwatch(device)
+    with ExitStack() as stack:
+        stack.enter_context(model.register_forward_pre_hook(lambda *_: watch.mark("forward")))
+        stack.enter_context(model.register_forward_hook(lambda *_: watch.mark("backward")))
+        stack.enter_context(_wrapped(GradientAverager, "finish", watch, "communication", "optimizer"))
+        for kind in Optimizer.__subclasses__():
+            stack.enter_context(_wrapped(kind, "step", watch, "optimizer", "other"))
+        yield watch
+        watch.mark(None)
+
+
+@contextmanager
+def _wrapped(kind: type, name: str, watch: Stopwatch, during: str, after: str) -> Iterator[None]:
+    original: Callable[..., Any] = getattr(kind, name)
+
+    @functools.wraps(original)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        watch.mark(during)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            watch.mark(after)
+
+    setattr(kind, name, marked)
+    try:
+        yield
+    finally:
+        setattr(kind, name, original)

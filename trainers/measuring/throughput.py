@@ -1,0 +1,174 @@
+"""How fast the Trainer trains, measured by ``trainers.measuring.measure``.
+
+Blocks of the Trainer's own steps and of a plain PyTorch loop (``reference_loop``) take turns in one process, pair
+by pair; then some steps are taken apart.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainers.core.config import TrainConfig
+from trainers.core.files import write_json
+from trainers.core.options import load
+from trainers.data.augment import EpochPlan, plan_epoch
+from trainers.data.pack import Pack, open_pack, place
+from trainers.distributed.affinity import take_cores
+from trainers.distributed.process_group import Node, connect, read_ranks
+from trainers.measuring import bandwidth, hardware
+from trainers.measuring.reference_loop import PlainLoop
+from trainers.measuring.step_timer import PARTS, watching
+from trainers.training.loop import Trainer
+from trainers.training.model_setup import fresh_network
+
+RESULT = "measure.json"
+_PAIRS, _BLOCK_S = 5, 2.0
+WARM_UP = {"cpu": 2, "cuda": 20}  # steps; cuDNN and the allocator settle in them
+_FLOP_IMAGES = 2  # the fewest that batch normalisation takes
+_ALONE_ITERATIONS = 5
+
+
+class Loop(Protocol):
+    """What can be timed."""
+
+    def run(self, steps: int) -> None: ...
+
+
+class OwnLoop:
+    """The Trainer's steps without what happens between them (evaluation, checkpoints, metrics.jsonl)."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self._plan: EpochPlan | None = None
+
+    def run(self, steps: int) -> None:
+        """Train ``steps`` steps; losses are read as often as in a training."""
+        trainer = self.trainer
+        for _ in range(steps):
+            epoch, position = trainer.steps.place(trainer.step)
+            if self._plan is None or position == 0:
+                self._plan = plan_epoch(trainer.config.dataset, trainer.pack, seed=trainer.config.seed, epoch=epoch)
+                trainer.model.train()
+            trainer._one_step(self._plan, position)
+            trainer.step += 1
+            if position + 1 == trainer.steps.per_epoch or trainer.step % trainer.config.trainer.log_every_steps == 0:
+                trainer.losses.read(trainer.step)
+
+
+def run(path: Path) -> None:
+    """Measure as ``config.json`` at ``path`` says. Raises ConfigError, TrainerError."""
+    config, options = load(path), json.loads(path.read_text(encoding="utf-8")).get("measure", {})
+    take_cores(read_ranks())
+    pack = open_pack(path.parent / "data")
+    node = connect(config.strategy.backend)
+    try:
+        trainer = Trainer(config, place(pack, node.device), node, path.parent)
+        trainer.prepare()
+        trainer.say(f"{config.model.name} on {pack.manifest.name}: {node.ranks.world_size} rank(s), {node.backend}")
+        own, plain = OwnLoop(trainer), PlainLoop(config, trainer.pack, node, precision=trainer.precision)
+        pairs, steps = _pairs(own, plain, options.get("pairs", _PAIRS), options.get("block_s", _BLOCK_S))
+        result = {
+            **_surroundings(config, trainer.pack, node, trainer),
+            "steps_a_block": steps,
+            "pairs": pairs,
+            **_parts(own, max(3, steps)),
+            "communication_alone_s": _alone(trainer),
+        }
+        if node.leads:
+            write_json(path.parent / RESULT, result)
+        trainer.close()
+    finally:
+        node.close()
+
+
+def _pairs(own: OwnLoop, plain: PlainLoop, count: int, block_s: float) -> tuple[list[dict[str, float]], int]:
+    """Images per second of both, block by block, the order turned round each time so that a drift hits both."""
+    trainer = own.trainer
+    node, batch = trainer.node, trainer.steps.global_batch_size
+    for loop in (own, plain):
+        timed(loop, WARM_UP[node.device.type], node)
+    steps = max(1, math.ceil(block_s * 2 / timed(own, 2, node)))
+    found = []
+    for number in range(count):
+        order: list[tuple[str, Loop]] = [("paceline", own), ("plain", plain)]
+        seconds = {name: timed(loop, steps, node) for name, loop in (order if number % 2 == 0 else order[::-1])}
+        rates = {f"{name}_images_per_s": steps * batch / seconds[name] for name, _ in order}
+        found.append(rates)
+        trainer.say(
+            f"pair {number + 1}/{count}: Paceline {rates['paceline_images_per_s']:,.1f}, "
+            f"plain loop {rates['plain_images_per_s']:,.1f} images/s"
+        )
+    return found, steps
+
+
+def timed(loop: Loop, steps: int, node: Node) -> float:
+    """Seconds of so many steps on the slowest rank, from a common start."""
+    node.sum(torch.zeros(1, device=node.device))
+    bandwidth.settle(node.device)
+    began = time.perf_counter()
+    loop.run(steps)
+    bandwidth.settle(node.device)
+    slowest = torch.tensor([time.perf_counter() - began], dtype=torch.float64, device=node.device)
+    if node.ranks.world_size > 1:
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return float(slowest)
+
+
+def _parts(own: OwnLoop, steps: int) -> dict[str, Any]:
+    """Seconds of each part of a step, mean over steps and ranks."""
+    trainer = own.trainer
+    with watching(trainer.stepper.network, trainer.node.device) as watch:
+        for _ in range(steps):
+            watch.mark("data")
+            own.run(1)
+            watch.mark(None)
+    total = torch.tensor([watch.seconds[name] for name in PARTS], dtype=torch.float64, device=trainer.node.device)
+    mean: list[float] = (trainer.node.sum(total) / (steps * trainer.node.ranks.world_size)).tolist()
+    return {"parts_s": dict(zip(PARTS, mean, strict=True)), "parts_steps": steps}
+
+
+def _alone(trainer: Trainer) -> float | None:
+    """Seconds of one all-reduce of all gradients while nothing else is done; None with one rank."""
+    if trainer.node.ranks.world_size == 1:
+        return None
+    size_bytes = sum(item.numel() * item.element_size() for item in trainer.model.parameters())
+    return bandwidth.measure(size_bytes, device=trainer.node.device, iterations=_ALONE_ITERATIONS, group=None).median_s
+
+
+def flop_per_image(config: TrainConfig, pack: Pack, node: Node) -> float:
+    """Floating-point operations of forward and backward pass for one image (a multiply-add counts as two)."""
+    network = fresh_network(config.model, pack.manifest, node, seed=0)
+    manifest = pack.manifest
+    images = torch.zeros(_FLOP_IMAGES, manifest.channels, manifest.height, manifest.width, device=node.device)
+    labels = torch.zeros(_FLOP_IMAGES, dtype=torch.int64, device=node.device)
+    with FlopCounterMode(display=False) as counter:
+        functional.cross_entropy(network(images), labels).backward()  # type: ignore[no-untyped-call]
+    return float(counter.get_total_flops()) / _FLOP_IMAGES
+
+
+def _surroundings(config: TrainConfig, pack: Pack, node: Node, trainer: Trainer) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "unix_time": time.time(),
+        "model": config.model.name,
+        "parameters": sum(item.numel() for item in trainer.model.parameters()),
+        "dataset": pack.manifest.name,
+        "dataset_digest": pack.manifest.digest,
+        "synthetic": pack.manifest.synthetic,
+        "precision": trainer.precision,
+        "global_batch_size": config.trainer.global_batch_size,
+        "world_size": node.ranks.world_size,
+        "nnodes": node.ranks.nnodes,
+        "backend": node.backend,
+        "hardware": hardware.describe(node.device, trainer.precision),
+        "flop_per_image": flop_per_image(config, pack, node),
+    }

@@ -1,0 +1,78 @@
+"""A trace of a few training steps, taken by ``trainers.measuring.profiling``: every rank trains, rank 0 is traced."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from trainers.core.files import write_json
+from trainers.core.options import load
+from trainers.data.pack import open_pack, place
+from trainers.distributed.affinity import take_cores
+from trainers.distributed.process_group import connect, read_ranks
+from trainers.measuring import bandwidth, hardware
+from trainers.measuring.throughput import WARM_UP, OwnLoop
+from trainers.training.loop import Trainer
+
+RESULT, TRACE = "profile.json", "trace.json.gz"
+_STEPS = 5
+_SHOWN = 15
+
+
+def run(path: Path) -> None:
+    """Trace as ``config.json`` at ``path`` says. Raises ConfigError, TrainerError."""
+    config, options = load(path), json.loads(path.read_text(encoding="utf-8")).get("profile", {})
+    steps = int(options.get("steps", _STEPS))
+    take_cores(read_ranks())
+    pack = open_pack(path.parent / "data")
+    node = connect(config.strategy.backend)
+    try:
+        trainer = Trainer(config, place(pack, node.device), node, path.parent)
+        trainer.prepare()
+        loop = OwnLoop(trainer)
+        loop.run(WARM_UP[node.device.type])
+        bandwidth.settle(node.device)
+        trainer.say(f"tracing {steps} steps of rank 0")
+        with _tracing(node.device) if node.leads else nullcontext() as tracer:
+            for _ in range(steps):
+                with record_function("paceline step"):
+                    loop.run(1)
+            bandwidth.settle(node.device)
+        trainer.close()
+        if tracer is not None:
+            tracer.export_chrome_trace(str(path.parent / TRACE))
+            rows = _longest(tracer, node.device, steps)
+            trainer.say("\n".join([f"{'operation':<48}{'calls a step':>14}{'ms a step':>12}", *map(_line, rows)]))
+            surroundings = hardware.describe(node.device, trainer.precision)
+            write_json(path.parent / RESULT, {"version": 1, "steps": steps, "hardware": surroundings, "rows": rows})
+    finally:
+        node.close()
+
+
+def _tracing(device: torch.device) -> profile:
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    return profile(activities=activities, record_shapes=True)
+
+
+def _longest(tracer: profile, device: torch.device, steps: int) -> list[dict[str, Any]]:
+    """Operations by their own time (on the GPU where there is one), in seconds a step."""
+    rows = [
+        {
+            "name": item.key,
+            "calls_a_step": item.count / steps,
+            "self_s": (item.self_device_time_total if device.type == "cuda" else item.self_cpu_time_total)
+            / 1e6
+            / steps,
+        }
+        for item in tracer.key_averages()
+    ]
+    return sorted(rows, key=lambda row: -row["self_s"])[:_SHOWN]
+
+
+def _line(row: dict[str, Any]) -> str:
+    return f"{row['name'][:46]:<48}{row['calls_a_step']:>14,.1f}{row['self_s'] * 1e3:>12,.3f}"

@@ -1,0 +1,1 @@
+"""The training of a run: session (folder to results), loop, step, evaluation, metrics."""

@@ -1,0 +1,116 @@
+"""Loss and accuracy of a whole split, shared out over the ranks; every image counts exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainers.data.augment import Normaliser, bordered
+from trainers.data.pack import Pack, take
+from trainers.distributed.process_group import Node
+from trainers.training.model_setup import autocast
+
+_SMALLEST_BATCH = {"cuda": 256, "cpu": 128}  # a processor gains nothing from more, which takes memory
+_SHIFT_PIXELS = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """``loss`` is the mean cross-entropy (no label smoothing), ``predictions`` are classes in split order."""
+
+    loss: float
+    accuracy: float
+    count: int
+    predictions: list[int]
+
+    def metrics(self, split: str) -> dict[str, float]:
+        """As they stand in metrics.jsonl."""
+        return {f"{split}/loss": self.loss, f"{split}/accuracy": self.accuracy}
+
+
+def shard(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int]:
+    """The half-open part of [start, stop) that belongs to a rank; sizes differ by at most one."""
+    base, extra = divmod(stop - start, world_size)
+    first = start + rank * base + min(rank, extra)
+    return first, first + base + (rank < extra)
+
+
+@torch.inference_mode()
+def evaluate(
+    model: nn.Module,
+    pack: Pack,
+    split: str,
+    *,
+    node: Node,
+    normalise: Normaliser,
+    precision: str,
+    batch_size: int,
+    tta: str = "none",
+) -> Evaluation:
+    """Evaluate a split that is not empty. Leaves the model in evaluation mode; every rank gets the result.
+
+    ``tta``: none, mirror or multicrop; loss and accuracy are those of the averaged logits.
+    """
+    start, stop = pack.manifest.splits[split]
+    count = stop - start
+    first, last = shard(start, stop, node.ranks.rank, node.ranks.world_size)
+    totals = torch.zeros(2, dtype=torch.float64, device=node.device)  # sum of losses, number correct
+    chosen = torch.zeros(stop - start, dtype=torch.int32, device=node.device)
+    model.eval()
+    step = max(batch_size, _SMALLEST_BATCH[node.device.type])
+    longest = -(-count // node.ranks.world_size)
+    for offset in range(0, longest, step):  # as often on every rank: with fsdp a forward pass waits for the others'
+        begin = min(first + offset, last)
+        end = min(begin + step, last)
+        logits, labels = _forward(model, pack, begin, end, node.device, normalise, precision, tta)
+        guesses = logits.argmax(1)
+        totals[0] += functional.cross_entropy(logits, labels, reduction="sum")
+        totals[1] += (guesses == labels).sum()
+        chosen[begin - start : end - start] = guesses
+    node.sum(totals)
+    node.sum(chosen)  # each rank filled its own part and left zeros elsewhere
+    loss_sum, correct = totals.tolist()
+    return Evaluation(loss=loss_sum / count, accuracy=correct / count, count=count, predictions=chosen.tolist())
+
+
+def _forward(
+    model: nn.Module,
+    pack: Pack,
+    begin: int,
+    end: int,
+    device: torch.device,
+    normalise: Normaliser,
+    precision: str,
+    tta: str,
+) -> tuple[Tensor, Tensor]:
+    """float32 logits [n, classes] and labels [n] of one range of the pack."""
+    index = torch.arange(begin, end, device=pack.images.device)
+    images, labels = take(pack.images, index, device), take(pack.labels, index, device)
+    logits = torch.zeros((), device=device)
+    with autocast(device, precision):
+        for weight, view in views(images, tta):
+            logits = logits + weight * model(normalise(view)).float()
+    return logits, labels
+
+
+def views(images: Tensor, tta: str) -> Iterator[tuple[float, Tensor]]:
+    """What of uint8 [N, C, H, W] is shown to the network, with weights that add up to 1.
+
+    mirror: the image and its mirror image. multicrop: also both of these shifted by a pixel, up and left or down and
+    right, at half the weight (the six views of arXiv 2404.00498).
+    """
+    if tta == "none":
+        yield 1.0, images
+        return
+    shifted: list[Tensor] = []
+    if tta == "multicrop":
+        height, width = images.shape[2:]
+        padded = bordered(images, _SHIFT_PIXELS, "reflect")
+        shifted = [padded[..., place : place + height, place : place + width] for place in (0, 2 * _SHIFT_PIXELS)]
+    for weight, view in [(0.25 if shifted else 0.5, images), *((0.125, item) for item in shifted)]:
+        yield weight, view
+        yield weight, view.flip(3)

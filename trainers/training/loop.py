@@ -1,0 +1,317 @@
+"""The training loop: reads top to bottom, and nothing inside a step waits for the device."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainers.checkpoint import checkpoint
+from trainers.checkpoint.checkpoint import Checkpoint, CheckpointFolder
+from trainers.core.config import TrainConfig
+from trainers.core.errors import TrainerError
+from trainers.data.augment import EpochPlan, normaliser, plan_epoch
+from trainers.data.pack import Pack, PackWatch, set_aside
+from trainers.data.step_plan import plan_steps
+from trainers.distributed import rank_state
+from trainers.distributed.attempt import read_attempt
+from trainers.distributed.node_info import of_all_nodes
+from trainers.distributed.process_group import Node
+from trainers.training.evaluation import Evaluation, evaluate
+from trainers.training.metrics import Clock, Losses, MetricsFile, Reading, Throughput
+from trainers.training.model_setup import agree_on_precision, calibrate, make_network
+from trainers.training.step import Stepper
+
+
+class Trainer:
+    """One rank's half of a training run. ``prepare()``, then ``train()``, then ``test()``."""
+
+    def __init__(self, config: TrainConfig, pack: Pack, node: Node, run_dir: Path) -> None:
+        self.config, self.pack, self.node, self.run_dir = config, pack, node, run_dir
+        self.attempt = read_attempt(run_dir)
+        self.steps = plan_steps(config.trainer, pack.manifest, node.ranks.world_size)
+        self.model = make_network(config.model, pack.manifest, node, seed=config.seed, steps=self.steps)
+        self.normalise = normaliser(pack.manifest, normalise=config.dataset.normalise, device=node.device)
+        calibrate(self.model, pack, self.normalise)
+        self.precision = agree_on_precision(config.trainer.precision, node)
+        self.stepper = Stepper(
+            config,
+            pack,
+            node,
+            self.model,
+            steps=self.steps,
+            normalise=self.normalise,
+            precision=self.precision,
+        )
+        self.step = 0
+        self.progress: dict[str, Any] = {"train_s": 0.0, "metrics": {}}
+        self.losses = Losses(node, min(config.trainer.log_every_steps, self.steps.per_epoch))
+        self.throughput = Throughput(self.steps.global_batch_size)
+        self.clock = Clock()
+        self.saved_step = 0
+        self.watch: PackWatch | None = None  # of the data files on this node
+        self.pruned = False  # the controller has ended the run early, at the end of an epoch
+        self._saved_at = time.monotonic()
+        self.metrics: MetricsFile | None = None
+        self.folder: CheckpointFolder | None = None
+
+    # ----------------------------------------------------------------------------- start and resume
+    def prepare(self) -> None:
+        """Take up the newest good checkpoint (rank 0 reads it and shares it), or share the fresh weights."""
+        layout, path = self.stepper.strategy.layout, self.run_dir / "checkpoints"
+        row = rank_state.row(self._own(), self.node.device)
+        table: Tensor | None = None
+        metrics = ""
+        self.nodes = of_all_nodes(self.node)
+        if self.node.leads:
+            owner = checkpoint.identity(
+                self.config,
+                self.pack.manifest.digest,
+                world_size=self.node.ranks.world_size,
+                hardware=f"{self.node.device.type} in {self.precision}",
+                strategy=layout.name,
+            )
+            self.folder = CheckpointFolder(path, owner, self.config.trainer.keep_checkpoints, self.nodes or ())
+            table = row.unsqueeze(0)
+            for found in self.folder.newest_good():
+                if isinstance(found, str):
+                    self.say(f"warning: {found}")
+                else:
+                    self._load(found)
+                    table, metrics = found.own, found.metrics
+            means = sum(item.numel() for item in rank_state.statistics(self.model))
+            table = rank_state.spread(table, self.node.ranks.world_size, row.numel(), means=means)
+            self.folder.check()
+            self.metrics = MetricsFile(self.run_dir / "metrics.jsonl", metrics, attempt=self.attempt.id)
+            if self.metrics.damage:
+                self.say(f"warning: {self.metrics.damage}")
+        layout.look(path)
+        best = self.progress.get("best_accuracy", -1.0)
+        progress = torch.tensor([self.step, best], dtype=torch.float64, device=self.node.device)
+        self.node.share([progress, *self._state()])
+        rank_state.fill(self._own(), self.node.deal(table, row))
+        self.step = self.saved_step = int(progress[0])
+        self.progress["best_accuracy"] = float(progress[1])
+        if self.step:
+            layout.load(path, self.step, self.stepper.state())
+
+    def _own(self) -> list[Tensor]:
+        """What each rank has of its own: batch statistics, and gradients that it hasn't sent."""
+        return [*rank_state.statistics(self.model), *self.stepper.averager.own()]
+
+    def _state(self) -> list[Tensor]:
+        """What all ranks have alike."""
+        model, optimizer = self.stepper.strategy.layout.replicated(self.stepper.state())
+        return [*model.values(), *(item for tensors in optimizer.values() for item in tensors)]
+
+    def _load(self, found: Checkpoint) -> None:
+        layout = self.stepper.strategy.layout
+        try:
+            self.model.load_state_dict(found.model, strict=layout.name == "ddp")  # slices come from their own files
+        except RuntimeError as error:
+            raise TrainerError(
+                f"the checkpoint of step {found.step} does not fit model={self.config.model.name} "
+                f"({' '.join(str(error).split())[:200]}); delete {self.run_dir / 'checkpoints'} to start afresh"
+            ) from error
+        for name, tensors in layout.replicated(self.stepper.state())[1].items():
+            if name == "powersgd" and name not in found.optimizer:
+                continue  # written by one rank, which has nobody to send to
+            for target, source in zip(tensors, found.optimizer[name], strict=True):
+                target.copy_(source)
+        self.step, self.progress = found.step, found.progress
+        self.say(f"resumed from step {found.step} (epoch {found.epoch + 1}, {found.position} steps into it)")
+
+    # ------------------------------------------------------------------------------------- training
+    def train(self) -> None:
+        """Run to the last step, or to the epoch's end at which the run is pruned.
+
+        Raises:
+            TrainerError: a loss is not finite, or the memory is full.
+        """
+        plan: EpochPlan | None = None
+        self._warm_up()
+        began = time.perf_counter() - self.progress["train_s"]
+        self.clock.restart(self.step)
+        self.throughput.restart()
+        while self.step < self.steps.total and not self.pruned:
+            epoch, position = self.steps.place(self.step)
+            if plan is None or position == 0:
+                plan = plan_epoch(self.config.dataset, self.pack, seed=self.config.seed, epoch=epoch)
+                self.model.train()
+            self._one_step(plan, position)
+            self.step += 1
+            if "first_step_unix_time" not in self.progress:
+                self._note_first_step()
+            self._after_step(epoch, position + 1, began)
+        if self.folder is not None:
+            self.folder.wait()
+
+    def _warm_up(self) -> None:
+        """What is done once and is no training: compilation, and on a GPU the loading of its kernels."""
+        if self.step == self.steps.total or not (self.config.trainer.compile or self.node.device.type == "cuda"):
+            return
+        epoch = self.steps.place(self.step)[0]
+        plan = plan_epoch(self.config.dataset, self.pack, seed=self.config.seed, epoch=epoch)
+        self.model.train()
+        began = time.perf_counter()
+        self.stepper.warm_up(plan)
+        if self.node.device.type == "cuda":
+            torch.cuda.synchronize(self.node.device)
+        seconds = time.perf_counter() - began
+        self.progress["warm_up_s"] = self.progress.get("warm_up_s", 0.0) + seconds
+        if self.config.trainer.compile:
+            self.say(f"compiled in {seconds:.1f} s")
+
+    def _one_step(self, plan: EpochPlan, position: int) -> None:
+        self.losses.add(self.stepper(plan, self.step, position))
+
+    def _after_step(self, epoch: int, position: int, began: float) -> None:
+        """Log, evaluate and save where it is time to. All of it depends on the step only."""
+        trainer = self.config.trainer
+        last, epoch_ends = self.step == self.steps.total, position == self.steps.per_epoch
+        evaluates = last or (epoch_ends and (epoch + 1) % trainer.eval_every_epochs == 0)
+        saves = last or (epoch_ends and (epoch + 1) % trainer.checkpoint_every_epochs == 0)
+        if trainer.checkpoint_every_steps is not None:
+            saves = saves or self.step % trainer.checkpoint_every_steps == 0
+        if epoch_ends and not last and self.node.leads and (self.run_dir / "prune").exists():
+            self.losses.call(stop=True)  # only rank 0's host has that file, and all must leave at the same step
+        if epoch_ends or evaluates or saves or self.step % trainer.log_every_steps == 0:
+            reading, rate = self._log(epoch)
+            saves, self.pruned = saves or reading.called, reading.stop
+            self.progress["train_s"] = time.perf_counter() - began
+        if evaluates:
+            self.node.average(self.model.buffers())  # batch statistics are each rank's own until here
+        accuracy = self._validate(epoch) if evaluates else None
+        if saves:
+            self._save(epoch, position)
+        if evaluates or epoch_ends:
+            self._report_epoch(epoch, reading.loss, rate, accuracy)
+        if evaluates or saves:
+            self.throughput.restart()
+
+    def _log(self, epoch: int) -> tuple[Reading, float]:
+        """Read the losses (this waits for the device), write a line. Returns them and the images per second."""
+        self.attempt.check()
+        trainer = self.config.trainer
+        minutes, passed_s = trainer.checkpoint_every_minutes, time.monotonic() - self._saved_at
+        if minutes is not None and passed_s >= 60 * minutes and self.node.leads:
+            self.losses.call()  # for a checkpoint: the ranks' clocks differ, so rank 0's counts
+        reading = self.losses.read(self.step, saved_step=self.saved_step, skip_nonfinite=trainer.skip_nonfinite)
+        rate = self.throughput.interval(reading.steps)
+        values = {"train/images_per_s": rate, "lr": self.stepper.lr(self.step - 1)}
+        if math.isfinite(reading.loss):
+            values["train/loss"] = reading.loss
+        if self.stepper.guard is not None:
+            values["train/skipped_steps"] = float(self.stepper.guard.skipped)
+        self._write(epoch, values)
+        return reading, rate
+
+    def _validate(self, epoch: int) -> float | None:
+        if not self.pack.manifest.size("val"):
+            return None
+        result = self.evaluate("val")
+        self.model.train()
+        self.progress["metrics"].update(result.metrics("val"))
+        self._write(epoch, result.metrics("val"))
+        self._keep_best(result)
+        return result.accuracy
+
+    def check_data(self) -> None:
+        """Before anything computed from the data is kept. Raises TrainerError: a node's data was written to."""
+        damage = self.watch.damage() if self.watch is not None else None
+        whole = self.node.smallest(int(damage is None))
+        if damage is not None:
+            raise set_aside(damage)
+        if not whole:
+            raise TrainerError("the data of another rank were altered during the training; the same command mends it")
+
+    def _keep_best(self, result: Evaluation) -> None:
+        """The first of equals stays. Written before the checkpoint that knows of it."""
+        if self.config.trainer.keep_best and result.accuracy > self.progress.get("best_accuracy", -1.0):
+            self.check_data()
+            self.progress["best_accuracy"] = result.accuracy
+            weights = self.stepper.strategy.layout.weights()
+            if self.folder is not None:
+                self.folder.save_best(weights, {"step": self.step, **result.metrics("val")})
+
+    def _save(self, epoch: int, position: int) -> None:
+        self.check_data()
+        table = self.node.collect(rank_state.row(self._own(), self.node.device))
+        layout, state = self.stepper.strategy.layout, self.stepper.state()
+        shards = layout.save(self.run_dir / "checkpoints", self.step, state)
+        self.saved_step, self._saved_at = self.step, time.monotonic()
+        if self.folder is None or self.metrics is None or table is None:
+            return
+        self.progress["images_per_s"] = self.throughput.median()
+        model, optimizer = layout.replicated(state)
+        self.folder.save(
+            Checkpoint(
+                step=self.step,
+                epoch=epoch + position // self.steps.per_epoch,
+                position=position % self.steps.per_epoch,
+                model={name: _copy(value) for name, value in model.items()},
+                optimizer={name: list(map(_copy, items)) for name, items in optimizer.items()},
+                own=table,
+                progress={**self.progress, "metrics": dict(self.progress["metrics"])},
+                metrics=self.metrics.text,
+            ),
+            shards,
+        )
+
+    # ---------------------------------------------------------------------------------- the results
+    def evaluate(self, split: str) -> Evaluation:
+        """Loss and accuracy of a split, over all ranks."""
+        return evaluate(
+            self.model,
+            self.pack,
+            split,
+            node=self.node,
+            normalise=self.normalise,
+            precision=self.precision,
+            batch_size=self.steps.micro_batch_size,
+            tta=self.config.trainer.tta,
+        )
+
+    def test(self) -> Evaluation:
+        """Evaluate the test split with the final weights and write its metrics."""
+        result = self.evaluate("test")
+        self.progress["metrics"].update(result.metrics("test"))
+        self._write(self.steps.place(self.steps.total - 1)[0], result.metrics("test"))
+        if self.metrics is not None:
+            self.metrics.close()
+        return result
+
+    def close(self) -> None:
+        """Finish files that are being written, also after an error."""
+        if self.folder is not None:
+            self.folder.close()
+
+    def say(self, text: str) -> None:
+        """A line for people, from rank 0."""
+        if self.node.leads:
+            print(text, flush=True)
+
+    def _write(self, epoch: int, metrics: dict[str, float]) -> None:
+        if self.metrics is not None:
+            self.metrics.write(self.step, epoch + 1, metrics)
+
+    def _note_first_step(self) -> None:
+        if self.node.device.type == "cuda":
+            torch.cuda.synchronize(self.node.device)
+        self.progress["first_step_unix_time"] = time.time()
+
+    def _report_epoch(self, epoch: int, loss: float, rate: float, accuracy: float | None) -> None:
+        value = "" if accuracy is None else f"  val accuracy {accuracy:.4f}"
+        self.say(
+            f"epoch {epoch + 1}/{self.config.trainer.epochs}  step {self.step}/{self.steps.total}"
+            f"  loss {loss:.4f}{value}  {rate:,.0f} images/s{self.clock.left(self.step, self.steps.total)}"
+        )
+
+
+def _copy(value: Tensor) -> Tensor:
+    """On the CPU, safe from the next step. As it lies in memory: the writer has more time to put it in order."""
+    return value.detach().to("cpu", copy=True)

@@ -1,0 +1,196 @@
+"""metrics.jsonl, the throughput of a run, and the losses that wait on the device until they are read."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trainers.core.errors import TrainerError
+from trainers.core.files import explained, write_bytes
+from trainers.distributed.process_group import Node
+
+
+class MetricsFile:
+    """Appends lines {"t", "step", "epoch", "metrics", "attempt"} to metrics.jsonl; ``t`` in unix seconds."""
+
+    def __init__(self, path: Path, text: str = "", *, attempt: str = "") -> None:
+        """The file holds ``text``, the lines up to the checkpoint that the run goes on from, and nothing else then.
+
+        ``damage`` says which lines made no sense or were others than those, and is empty in the ordinary case.
+        ``attempt`` is the run id that new lines carry.
+        """
+        self.damage = _restore(path, text)
+        self._path, self._texts, self._attempt = path, [text], attempt
+        self._file = path.open("a", encoding="utf-8")
+
+    @property
+    def text(self) -> str:
+        """All lines, as they were written."""
+        self._texts = ["".join(self._texts)]
+        return self._texts[0]
+
+    def write(self, step: int, epoch: int, metrics: dict[str, float]) -> None:
+        """``step`` counts finished steps, ``epoch`` from 1."""
+        line = {"t": round(time.time(), 6), "step": step, "epoch": epoch, "metrics": metrics, "attempt": self._attempt}
+        text = json.dumps(line, allow_nan=False) + "\n"
+        self._texts.append(text)
+        with explained(self._path, len(text)):
+            self._file.write(text)
+            self._file.flush()
+
+    def close(self) -> None:
+        """Put what was written on the disk, and close the file."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def _restore(path: Path, text: str) -> str:
+    """Cut off what follows ``text``; where the file doesn't begin with it, write it anew. Returns what was damaged."""
+    seen, wanted = path.read_bytes() if path.exists() else b"", text.encode()
+    if seen.startswith(wanted):
+        path.touch()
+        os.truncate(path, len(wanted))
+    else:
+        write_bytes(path, wanted)
+    return _damage(path.name, seen, wanted)
+
+
+def _damage(name: str, seen: bytes, wanted: bytes) -> str:
+    """Which lines of a file aren't those that were written; a last one without its end is none: its writer died."""
+    whole, lines = wanted.splitlines(keepends=True), seen.splitlines(keepends=True)
+    altered = [number for number, (line, seen) in enumerate(zip(whole, lines, strict=False), 1) if line != seen]
+    later = enumerate(lines[len(whole) :], len(whole) + 1)
+    altered += [number for number, line in later if line.endswith(b"\n") and not _is_metrics(line)]
+    if altered:
+        more = f" and {len(altered) - 1} more" if len(altered) > 1 else ""
+        return f"{name}: line {altered[0]}{more} was damaged; all that the checkpoint knows is there again"
+    return f"{name} lacked lines that the checkpoint knows; they are there again" if len(lines) < len(whole) else ""
+
+
+def _is_metrics(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line)["metrics"], dict)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """``loss``: mean over ``steps`` steps and all ranks (NaN: none was finite). ``called``, ``stop``: by rank 0."""
+
+    loss: float
+    steps: int
+    called: bool
+    stop: bool
+
+
+class Losses:
+    """The training losses since the last read, one row a rank, kept on the device.
+
+    ``add`` costs one small copy on the device; only ``read`` waits for it.
+    """
+
+    def __init__(self, node: Node, capacity: int) -> None:
+        self._node = node
+        self._values = torch.zeros(node.ranks.world_size, capacity + 1, device=node.device)  # the last: a call
+        self._count = 0
+
+    def add(self, loss: Tensor) -> None:
+        """Keep the (scalar) mean loss over this rank's part of the batch."""
+        self._values[self._node.ranks.rank, self._count].copy_(loss.detach())
+        self._count += 1
+
+    def call(self, *, stop: bool = False) -> None:
+        """Rank 0 asks all ranks for a checkpoint at the next read (with ``stop`` for the end too): no extra message."""
+        self._values[0, -1].clamp_(min=2.0 if stop else 1.0)
+
+    def read(self, last_step: int, *, saved_step: int = 0, skip_nonfinite: bool = False) -> Reading:
+        """What happened since the last read, over all ranks; the same on each of them.
+
+        Raises:
+            TrainerError: a loss is not a number or infinite, naming step, rank and last checkpoint.
+        """
+        count, self._count = self._count, 0
+        table: list[list[float]] = self._node.sum(self._values).tolist()
+        self._values.zero_()
+        rows = [row[:count] for row in table]
+        for column in range(0 if skip_nonfinite else count):
+            bad = [rank for rank, row in enumerate(rows) if not math.isfinite(row[column])]
+            if bad:
+                where = f"at step {last_step - count + 1 + column} on rank {', '.join(map(str, bad))}"
+                raise TrainerError(
+                    f"the training loss is {rows[bad[0]][column]} {where}; {_last_good(saved_step)}; a lower "
+                    "optimizer.lr or trainer.precision=fp32 usually helps, trainer.skip_nonfinite=true leaves such "
+                    "steps out"
+                )
+        finite = [loss for row in rows for loss in row if math.isfinite(loss)]
+        mean = sum(finite) / len(finite) if finite else math.nan
+        return Reading(loss=mean, steps=count, called=table[0][-1] > 0, stop=table[0][-1] > 1)
+
+
+def _last_good(step: int) -> str:
+    return f"the last good checkpoint is that of step {step}" if step else "there is no checkpoint yet"
+
+
+class Clock:
+    """How long the rest takes if it goes on like this, evaluations and checkpoints included."""
+
+    def __init__(self) -> None:
+        self._first_step, self._since = 0, time.perf_counter()
+
+    def restart(self, step: int) -> None:
+        """``step`` steps are done; the clock starts now."""
+        self._first_step, self._since = step, time.perf_counter()
+
+    def left(self, step: int, total: int) -> str:
+        """``  2 min 10 s left``, or nothing at the end."""
+        if step in (self._first_step, total):
+            return ""
+        passed_s = time.perf_counter() - self._since
+        return f"  {duration(passed_s / (step - self._first_step) * (total - step))} left"
+
+
+def duration(seconds: float) -> str:
+    """``45 s``, ``2 min 10 s`` or ``3 h 05 min``."""
+    minutes, rest_s = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes} min {rest_s:02d} s" if minutes else f"{rest_s} s"
+
+
+class Throughput:
+    """Images per second over all ranks, from the times between reads of the losses (no extra waiting)."""
+
+    def __init__(self, global_batch_size: int) -> None:
+        self._batch = global_batch_size
+        self._rates: list[tuple[float, int]] = []
+        self._since = time.perf_counter()
+
+    def restart(self) -> None:
+        """Leave out what happened since the last interval (an evaluation, a checkpoint)."""
+        self._since = time.perf_counter()
+
+    def interval(self, steps: int) -> float:
+        """Close an interval of ``steps`` steps that ends now; returns its images per second."""
+        now = time.perf_counter()
+        rate = steps * self._batch / max(now - self._since, 1e-9)
+        self._rates.append((rate, steps))
+        self._since = now
+        return rate
+
+    def median(self) -> float:
+        """The median over steps, without the first interval (warm-up) where there are more. 0 with none."""
+        rates = sorted(self._rates[1:] or self._rates)
+        half, seen = sum(steps for _, steps in rates) / 2, 0
+        for rate, steps in rates:
+            seen += steps
+            if seen >= half:
+                return rate
+        return 0.0

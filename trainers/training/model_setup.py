@@ -1,0 +1,90 @@
+"""The network of a run, on its device, and the random numbers that its layers draw."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from trainers import models
+from trainers.core.config import ModelConfig
+from trainers.core.errors import TrainerError
+from trainers.data.augment import Normaliser
+from trainers.data.pack import Manifest, Pack, take
+from trainers.data.step_plan import Steps
+from trainers.distributed.process_group import Node
+
+_CALIBRATION_IMAGES = 2000
+
+
+def make_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: int, steps: Steps) -> nn.Module:
+    """A network to train with these steps.
+
+    Raises:
+        ConfigError: the network does not fit the images.
+        TrainerError: a rank's micro-batch is too small for the network.
+    """
+    network = fresh_network(config, manifest, node, seed=seed)
+    if steps.micro_batch_size == 1 and any(isinstance(item, nn.BatchNorm2d) for item in network.modules()):
+        raise TrainerError(
+            f"model={config.name} has batch normalisation, which needs at least 2 images a rank; "
+            f"set trainer.global_batch_size to at least {2 * steps.parts}"
+        )
+    return network
+
+
+def fresh_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: int) -> nn.Module:
+    """Fresh weights, drawn on the CPU from the seed alone: the same on any device and rank. Raises ConfigError."""
+    shape = models.ImageShape(
+        channels=manifest.channels,
+        height=manifest.height,
+        width=manifest.width,
+        num_classes=manifest.num_classes,
+    )
+    torch.default_generator.manual_seed(seed)
+    return models.build(config, shape).to(node.device).to(memory_format=torch.channels_last)
+
+
+def calibrate(network: nn.Module, pack: Pack, normalise: Normaliser) -> None:
+    """Show training images from all over the train split to a network that wants to see some."""
+    if isinstance(network, models.Calibrated):
+        start, stop = pack.manifest.splits["train"]
+        count = min(_CALIBRATION_IMAGES, stop - start)
+        index = start + torch.arange(count, device=pack.images.device) * (stop - start) // count
+        network.calibrate(normalise(take(pack.images, index, normalise.scale.device)))
+
+
+def agree_on_precision(wanted: str, node: Node) -> str:
+    """fp32, bf16 or fp16 for all ranks: what ``wanted`` says, or for auto what suits rank 0's device.
+
+    Raises:
+        TrainerError: fp16 on the CPU.
+    """
+    if wanted == "fp16" and node.device.type == "cpu":
+        raise TrainerError("trainer.precision=fp16 needs a GPU; on the CPU choose bf16 or fp32")
+    if wanted != "auto":
+        return wanted
+    native = torch.tensor(computes_in_bf16(node.device), dtype=torch.int64, device=node.device)
+    node.share([native])
+    return "bf16" if native.item() else "fp32"
+
+
+def computes_in_bf16(device: torch.device) -> bool:
+    """Whether bf16 is faster than fp32 and not merely emulated."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # torch names no public ones
+    return any(getattr(torch.cpu, name, bool)() for name in checks)
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The lower precision where it is safe, or nothing for fp32."""
+    lower = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, lower, enabled=precision != "fp32")
+
+
+def seed_device(device: torch.device, seed: int) -> None:
+    """Seed the generator that dropout on ``device`` draws from (torch.manual_seed visits all devices)."""
+    index = device.index or 0
+    on_gpu = device.type == "cuda"
+    generator = torch.cuda.default_generators[index] if on_gpu else torch.default_generator
+    generator.manual_seed(seed)

@@ -1,0 +1,199 @@
+"""One training run from its folder to its results: what every rank does, in order."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainers.checkpoint import weights
+from trainers.checkpoint.files import sealed
+from trainers.core.config import TrainConfig
+from trainers.core.errors import TrainerError
+from trainers.core.files import write_atomic, write_json, write_sealed
+from trainers.core.options import load
+from trainers.data.pack import DamagedPackError, Manifest, Pack, PackWatch, check_digests, open_pack, place, set_aside
+from trainers.data.step_plan import Steps
+from trainers.distributed.affinity import take_cores
+from trainers.distributed.malloc import keep_freed_memory
+from trainers.distributed.process_group import Ranks, connect, read_ranks
+from trainers.training.evaluation import Evaluation
+from trainers.training.loop import Trainer
+
+_SYNTHETIC = "synthetic data: accuracy means nothing"
+
+
+def run(path: Path) -> None:
+    """Train as ``config.json`` at ``path`` says; its folder is the run folder.
+
+    Raises:
+        ConfigError, TrainerError: something a person can mend; the text says what.
+    """
+    run_dir = path.parent
+    try:
+        config = load(path)
+    except OSError as error:
+        raise TrainerError(f"{path} cannot be read ({error.strerror})") from error
+    take_cores(read_ranks())
+    try:
+        pack = open_pack(run_dir / "data")
+    except DamagedPackError as damage:
+        raise set_aside(damage) from damage
+    _refuse_empty_splits(config, pack.manifest)
+    watch = PackWatch(pack)
+    check = DigestCheck(pack, read_ranks())
+    keep_freed_memory()
+    node = connect(config.strategy.backend)
+    with ExitStack() as stack:
+        stack.callback(node.close)
+        trainer = Trainer(config, place(pack, node.device), node, run_dir)
+        stack.callback(trainer.close)
+        trainer.watch = watch
+        trainer.say(_first_line(config, trainer))
+        if pack.manifest.synthetic:
+            trainer.say(_SYNTHETIC)
+        trainer.prepare()
+        check.result()
+        trainer.train()
+        if trainer.pruned:
+            _note_pruned(trainer)
+        else:
+            test = trainer.test()
+            trainer.check_data()
+            _finish(trainer, test)
+
+
+class DigestCheck:
+    """Hashes the data in a thread of one rank a node, while the process group comes up."""
+
+    def __init__(self, pack: Pack, ranks: Ranks) -> None:
+        self._damage: DamagedPackError | None = None
+        self._thread = threading.Thread(target=self._check, args=(pack,), name="digest", daemon=True)
+        if ranks.local_rank == 0:
+            self._thread.start()
+
+    def result(self) -> None:
+        """Raises TrainerError when a file was altered. By now every rank of the node has opened the pack."""
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._damage is not None:
+            raise set_aside(self._damage)
+
+    def _check(self, pack: Pack) -> None:
+        try:
+            check_digests(pack)
+        except DamagedPackError as damage:
+            self._damage = damage
+
+
+def _refuse_empty_splits(config: TrainConfig, manifest: Manifest) -> None:
+    if manifest.size("test") == 0:
+        raise TrainerError(
+            f"the test split of {manifest.name} is empty; set dataset.holdout to make one from the training images"
+        )
+    if config.trainer.keep_best and manifest.size("val") == 0:
+        raise TrainerError(
+            f"trainer.keep_best=true needs val images, and the val split of {manifest.name} is empty; "
+            "set dataset.val_size to take one from the training images"
+        )
+
+
+def _first_line(config: TrainConfig, trainer: Trainer) -> str:
+    manifest, ranks, steps = trainer.pack.manifest, trainer.node.ranks, trainer.steps
+    sizes = ", ".join(f"{manifest.size(name):,} {name}" for name in manifest.splits)
+    count = sum(item.numel() for item in trainer.model.parameters())
+    where = f"{_counted(ranks.world_size, 'rank')} on {_counted(ranks.nnodes, 'node')}"
+    return (
+        f"{config.model.name} ({count:,} parameters) on {manifest.name} ({sizes})\n"
+        f"{where}: {trainer.node.device.type}, {trainer.node.backend}, {trainer.precision}; "
+        f"batch {steps.global_batch_size} ({_share(steps)}), {steps.per_epoch} steps an epoch, "
+        f"{steps.total} steps{_strategy(trainer)}"
+    )
+
+
+def _strategy(trainer: Trainer) -> str:
+    """A line on how the model lies on the ranks, unless it is what everybody expects."""
+    strategy, world_size = trainer.stepper.strategy, trainer.node.ranks.world_size
+    why = f" (strategy=auto: {strategy.reason})" if strategy.reason else ""
+    if strategy.layout.name == "ddp" and not why:
+        return ""
+    what = "every rank has the whole model" if strategy.layout.name == "ddp" else f"each rank has 1/{world_size} of it"
+    return f"\nstrategy {strategy.layout.name}: {what}{why}"
+
+
+def _share(steps: Steps) -> str:
+    whole = f"{steps.rank_batch_size} a rank"
+    return whole if steps.accumulate == 1 else f"{whole} in {steps.accumulate} micro-batches"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _note_pruned(trainer: Trainer) -> None:
+    """Rank 0 writes pruned.json; the checkpoint of this very step lies on the disk already."""
+    if not trainer.node.leads:
+        return
+    trainer.attempt.check()
+    epoch = trainer.step // trainer.steps.per_epoch
+    value = {"step": trainer.step, "epoch": epoch, "metrics": trainer.progress["metrics"]}
+    write_json(trainer.run_dir / "pruned.json", value)
+    trainer.say(f"pruned after epoch {epoch}, at step {trainer.step} of {trainer.steps.total}")
+
+
+def _finish(trainer: Trainer, test: Evaluation) -> None:
+    """Rank 0 writes the results, summary.json last."""
+    final = trainer.stepper.strategy.layout.weights()
+    if not trainer.node.leads:
+        return
+    trainer.attempt.check()
+    run_dir, pack = trainer.run_dir, trainer.pack
+    digest = weights.digest(final)
+    size_bytes = sum(item.nbytes for item in final.values())
+    path = run_dir / "checkpoints" / "final.pt"
+    sha256 = write_atomic(path, lambda file: file.save(final), needed_bytes=size_bytes)
+    write_json(path.with_suffix(".json"), sealed({"sha256": sha256, "weights_sha256": digest, "step": trainer.step}))
+    start, stop = pack.manifest.splits["test"]
+    targets = pack.labels[start:stop].tolist()
+    predictions = {"split": "test", "targets": targets, "predictions": test.predictions}
+    outputs = {
+        "checkpoints/final.pt": sha256,
+        "predictions.json": write_json(run_dir / "predictions.json", predictions),
+    }
+    if trainer.metrics is not None:
+        outputs["metrics.jsonl"] = hashlib.sha256(trainer.metrics.text.encode()).hexdigest()
+    summary = {**_summary(trainer, digest), "nodes": trainer.nodes, "outputs_sha256": outputs}
+    write_sealed(run_dir / "summary.json", summary)
+    value = f" ({_SYNTHETIC})" if pack.manifest.synthetic else ""
+    trainer.say(
+        f"finished: test accuracy {test.accuracy:.4f}{value}, {summary['images_per_s']:,.0f} images/s, "
+        f"{summary['train_s']:.1f} s of training"
+    )
+
+
+def _summary(trainer: Trainer, weights_sha256: str) -> dict[str, Any]:
+    progress, ranks = trainer.progress, trainer.node.ranks
+    return {
+        "state": "FINISHED",
+        "metrics": progress["metrics"],
+        "weights_sha256": weights_sha256,
+        "steps": trainer.step,
+        "epochs": trainer.step // trainer.steps.per_epoch,
+        "nnodes": ranks.nnodes,
+        "world_size": ranks.world_size,
+        "images_per_s": progress["images_per_s"],
+        "train_s": progress["train_s"],
+        "warm_up_s": progress.get("warm_up_s", 0.0),
+        "first_step_unix_time": progress["first_step_unix_time"],
+        "synthetic": trainer.pack.manifest.synthetic,
+        "dataset_digest": trainer.pack.manifest.digest,
+        "device": trainer.node.device.type,
+        "precision": trainer.precision,
+        "backend": trainer.node.backend,
+        "strategy": trainer.stepper.strategy.layout.name,
+        "torch": torch.__version__.split("+")[0],
+    }

@@ -1,0 +1,160 @@
+"""One optimizer step: batch, forward, backward, average, update. Nothing in here waits for the device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainers import optimizers, schedules, strategies
+from trainers.core.config import TrainConfig, TrainerConfig
+from trainers.core.errors import TrainerError
+from trainers.data.augment import EpochPlan, Normaliser, training_batch
+from trainers.data.pack import Pack
+from trainers.data.randomness import Stream, key
+from trainers.data.step_plan import Steps
+from trainers.distributed.process_group import Node
+from trainers.training.grad_scaler import UpdateGuard
+from trainers.training.model_setup import autocast, seed_device
+
+_WARM_UP_STEPS = 3  # CUDA graphs run, are recorded, and are replayed
+
+
+class Stepper:
+    """What a step needs, put together once. The whole state beside the model is ``state()``."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        pack: Pack,
+        node: Node,
+        model: nn.Module,
+        *,
+        steps: Steps,
+        normalise: Normaliser,
+        precision: str,
+    ) -> None:
+        """``precision``: fp32, bf16 or fp16."""
+        self.config, self.pack, self.node, self.model = config, pack, node, model
+        self.steps, self.normalise, self.precision = steps, normalise, precision
+        self.strategy = strategies.build(config, model, node, precision)
+        self.averager = self.strategy.averager
+        self.network = _compiled(model, config.trainer) if config.trainer.compile else model
+        self.optimizer = optimizers.build(config.optimizer, self.strategy.layout.parameters)
+        scales = precision == "fp16"
+        guarded = scales or config.trainer.skip_nonfinite
+        self.guard = UpdateGuard(model, node.device, scales=scales) if guarded else None
+        self._peak_lr = optimizers.peak_lr(config.optimizer, node.ranks.world_size)
+
+    def __call__(self, plan: EpochPlan, step: int, position: int) -> Tensor:
+        """Step ``step`` of the run, ``position`` of its epoch. Returns the mean loss (scalar) of this rank's part.
+
+        Raises:
+            TrainerError: the memory of the GPU is full.
+        """
+        rank = self.node.ranks.rank
+        seed_device(self.node.device, key(self.config.seed, Stream.DROPOUT, step, rank))
+        if self.guard is not None:
+            self.guard.begin()
+        try:
+            loss = self._gradients(plan, step, self.steps.first_sample(position, rank))
+            self._update(self.lr(step))
+        except torch.OutOfMemoryError as error:
+            raise TrainerError(out_of_memory(self.steps, rank)) from error
+        return loss
+
+    def warm_up(self, plan: EpochPlan) -> None:
+        """Steps that change nothing: their update is skipped and what they did to the batch statistics taken back.
+
+        Raises:
+            TrainerError: the network can't be compiled here, or the memory of the GPU is full.
+        """
+        before = [(item, item.clone()) for item in self.model.buffers()]
+        skip = torch.ones((), device=self.node.device)
+        try:
+            for _ in range(_WARM_UP_STEPS):
+                self._begin(-1)  # no step of the run: nothing is kept of it
+                self.averager.send_next()
+                self._backward(plan.batch(0, self.steps.micro_batch_size))
+                self.averager.finish()
+                self.optimizer.step(self.lr(0), skip)
+        except torch.OutOfMemoryError as error:
+            raise TrainerError(out_of_memory(self.steps, self.node.ranks.rank)) from error
+        except Exception as error:
+            if not self.config.trainer.compile:
+                raise
+            reason = " ".join(str(error).split())[:300]
+            raise TrainerError(
+                f"the network could not be compiled ({reason}); on a CPU this needs a C++ compiler; "
+                "trainer.compile=false trains without"
+            ) from error
+        for buffer, value in before:
+            buffer.copy_(value)
+
+    def lr(self, step: int) -> float:
+        """The learning rate of a step (from 0)."""
+        return schedules.lr_at(
+            self.config.schedule,
+            self._peak_lr,
+            step,
+            total_steps=self.steps.total,
+            steps_per_epoch=self.steps.per_epoch,
+        )
+
+    def state(self) -> dict[str, list[Tensor]]:
+        """Named lists of tensors; load a checkpoint by copying into them."""
+        guard = {} if self.guard is None else self.guard.state()
+        return {**self.optimizer.state(), **guard, **self.averager.state()}
+
+    def _gradients(self, plan: EpochPlan, step: int, first: int) -> Tensor:
+        """Average the gradients of the global batch; this rank's part begins at sample ``first`` of the epoch."""
+        losses, size = [], self.steps.micro_batch_size
+        self._begin(step)
+        for number in range(self.steps.accumulate):
+            if number == self.steps.accumulate - 1:
+                self.averager.send_next()
+            losses.append(self._backward(plan.batch(first + number * size, size)))
+        self.averager.finish()
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+    def _begin(self, step: int) -> None:
+        """Forget the gradients of the step before; CUDA graphs may overwrite them then."""
+        self.averager.start(step)
+        if self.config.trainer.compile:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+
+    def _update(self, lr: float) -> None:
+        if self.guard is None:
+            self.optimizer.step(lr)
+        else:
+            found = self.guard.inspect(self.optimizer.gradients())
+            self.optimizer.step(lr, self.strategy.layout.agree(found))
+            self.guard.end()
+
+    def _backward(self, part: EpochPlan) -> Tensor:
+        """Add the gradients of one micro-batch; returns its mean loss."""
+        config = self.config
+        images, labels = training_batch(self.pack, part, config.dataset, self.normalise)
+        with autocast(self.node.device, self.precision):
+            logits = self.network(images)
+        loss = functional.cross_entropy(logits.float(), labels, label_smoothing=config.trainer.label_smoothing)
+        factor = 1 / self.steps.parts if self.guard is None else self.guard.scale / self.steps.parts
+        (loss * factor).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+
+def _compiled(model: nn.Module, config: TrainerConfig) -> nn.Module:
+    """The network by torch.compile, with the same weights. Compiled when it is first called."""
+    compiled: nn.Module = torch.compile(model, dynamic=False, mode=config.compile_mode)  # type: ignore[assignment]
+    return compiled
+
+
+def out_of_memory(steps: Steps, rank: int) -> str:
+    """What to do when a micro-batch doesn't fit: the next smaller one that divides a rank's part."""
+    size = steps.micro_batch_size
+    seen = f"GPU memory is full on rank {rank} with {size} images at once ({steps.rank_batch_size} a rank and step)"
+    smaller = max((part for part in range(1, size) if steps.rank_batch_size % part == 0), default=None)
+    if smaller is None:
+        return f"{seen}; take a smaller model"
+    accumulate = steps.rank_batch_size // smaller
+    return f"{seen}; trainer.accumulate_steps={accumulate} takes {smaller} at once in the same global batch"
