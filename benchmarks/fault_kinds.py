@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 from fault_trial import Trial
 
-from pipeline.lab import cut, mend
+from pipeline.lab import cut, fix
 
 Undo = Callable[[], None] | None
 Fault = Callable[[Trial, random.Random], Undo]
@@ -121,7 +121,7 @@ def link(longest_s: float) -> Fault:
         host = chance.choice(trial.lab.hosts).name
         cut(trial.lab, host)
         time.sleep(chance.uniform(0.5, longest_s))
-        mend(trial.lab, host)
+        fix(trial.lab, host)
 
     return fault
 

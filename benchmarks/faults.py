@@ -158,9 +158,9 @@ def disturb_and_finish(trial: Trial, fault: Any, case: Case, chance: random.Rand
     typed = 1
     while (code != 0 or not how) and typed <= TRIES:
         if typed > 1:
-            for mend in mend_of(said[-12:]):
-                done = subprocess.run(_typed(mend, trial), cwd=ROOT, capture_output=True, text=True, check=False)
-                said += [f"$ {' '.join(mend)}", done.stdout + done.stderr]
+            for fix in mend_of(said[-12:]):
+                done = subprocess.run(_typed(fix, trial), cwd=ROOT, capture_output=True, text=True, check=False)
+                said += [f"$ {' '.join(fix)}", done.stdout + done.stderr]
                 how = "finished by what the message told"
         again = trial.start()
         code, typed = again.wait(), typed + 1

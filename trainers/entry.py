@@ -12,7 +12,7 @@ from trainers.distributed.isolation import leave_snapshot_and_installed
 
 
 def start(program: str, run: Callable[[Path], None], description: str | None = None) -> None:
-    """Call ``run`` with the path of config.json; what a person can mend is said once a node, with exit code 1."""
+    """Call ``run`` with the path of config.json; what a person can fix is said once a node, with exit code 1."""
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--config", type=Path, required=True, help="config.json in the run folder")
     path: Path = parser.parse_args().config

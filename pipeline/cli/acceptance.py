@@ -29,7 +29,7 @@ def accept() -> None:
     current.refuse_data()
     run = current.run
     if run is None:
-        raise PacelineError("the data set isn't fetched, so this run has no key yet", try_="doit fetch, then the same")
+        raise PacelineError("the data set isn't fetched, so this run has no key yet", hint="doit fetch, then the same")
     undo = current.asked.options.get("undo", "0")
     if undo not in ("0", "1"):
         raise UsageError(f"undo={undo} must be 1 or 0")
@@ -71,7 +71,7 @@ def _base(current: Session, run: Run, reason: str) -> tuple[RunFolder, ContentKe
         base = runs.find(runs_dir, named)
         chain = acceptance.read(base)
         if chain is not None and not base.result.exists():
-            raise UsageError(f"run={named} is itself {chain}", try_=f"doit accept run={chain.run} with the same words")
+            raise UsageError(f"run={named} is itself {chain}", hint=f"doit accept run={chain.run} with the same words")
     else:
         parts = {key: known for key, known in runs.finished_parts(runs_dir).items() if key != run.key.short}
         same_version = {key: known for key, known in parts.items() if known.get("version") == run.key.parts["version"]}
@@ -82,11 +82,11 @@ def _base(current: Session, run: Run, reason: str) -> tuple[RunFolder, ContentKe
         _refuse_choice(same_version, run, found)
     key, result = base.read_key(), base.read_result()
     if key is None or result is None:
-        raise PacelineError(f"run {base.key} isn't finished, so it can hold for no other", try_="doit runs")
+        raise PacelineError(f"run {base.key} isn't finished, so it can hold for no other", hint="doit runs")
     if base.key == run.key.short or key.parts.get("version") != run.key.parts["version"]:
         raise UsageError(f"run={base.key} is this very run, or its key was taken by an older Paceline")
     if (broken := base.stale_because(key)) is not None:
-        raise PacelineError(f"run {base.key} can hold for no other: {broken}", try_="doit train with its words")
+        raise PacelineError(f"run {base.key} can hold for no other: {broken}", hint="doit train with its words")
     return base, key, why.differences(key.parts, run.key.parts)
 
 
@@ -101,12 +101,12 @@ def _refuse_choice(parts: dict[str, dict[str, object]], run: Run, found: tuple[s
         names = ", ".join(sorted(near))
         raise UsageError(
             f"{len(near)} finished runs are as near, each with {len(differing)} difference(s): {names}",
-            try_=f"the same command with run=KEY, for example run={key}, which differs in:\n{lines}",
+            hint=f"the same command with run=KEY, for example run={key}, which differs in:\n{lines}",
         )
     if any(item.part in _NEEDS_WORD for item in differing):
         raise UsageError(
             f"more than code and environment differs from the nearest finished run, {key}:\n{lines}",
-            try_=f"the same command with run={key}, if that is meant",
+            hint=f"the same command with run={key}, if that is meant",
         )
 
 
@@ -171,7 +171,7 @@ def _record(current: Session, base: RunFolder) -> None:
     if current.config.tracking_enabled and base.path.is_dir():
         recorder = Recorder(base.path, current.config, ROOT)
         if recorder.replay() is None:
-            _say(f"WARNING: MLflow doesn't know of it yet: {recorder.why()}\n  try: {recorder.mend()}")
+            _say(f"WARNING: MLflow doesn't know of it yet: {recorder.why()}\n  try: {recorder.hint()}")
 
 
 def _say(text: str) -> None:

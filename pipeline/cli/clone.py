@@ -40,7 +40,7 @@ def refuse_another(root: Path) -> None:
             raise UsageError(
                 f"this is the clone {root}, but Python takes {name} from {found or 'nowhere'}, which the active "
                 "environment or PYTHONPATH puts first",
-                try_=f"export PYTHONPATH={shlex.quote(str(root))}, then the same command; or activate this clone's own "
+                hint=f"export PYTHONPATH={shlex.quote(str(root))}, then the same command; or activate this clone's own "
                 "environment (make train makes it)",
             )
 

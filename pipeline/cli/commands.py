@@ -112,11 +112,11 @@ def _train(current: Session) -> None:
 
     run = current.run
     if run is None:
-        raise PacelineError("the data set vanished after it was fetched", try_="the same command again")
+        raise PacelineError("the data set vanished after it was fetched", hint="the same command again")
     cluster = current.config.cluster
     say(f"run {run.key.short}: {cluster.nnodes} node(s), {cluster.world_size} rank(s), {cluster.launcher}")
-    means = training.alone(_threads(current.asked.options.get("threads_per_rank")))
-    result = training.train(run, config_yaml=current.config_yaml, argv=sys.argv, say=say, means=means)
+    services = training.alone(_threads(current.asked.options.get("threads_per_rank")))
+    result = training.train(run, config_yaml=current.config_yaml, argv=sys.argv, say=say, services=services)
     say(f"FINISHED {run.key.short}: {_figures(result)}")
     say(f"  results  {relative(run.folder.result)}")
     say("  compare  doit ui")
@@ -169,11 +169,11 @@ def record() -> None:
         if states and states[-1] in (State.PLANNED, State.RUNNING):
             raise PacelineError(
                 f"{folder.key} has not ended, its journal says {states[-1]}; it is recorded up to where it is",
-                try_="the same doit train, which goes on with it; it records by itself",
+                hint="the same doit train, which goes on with it; it records by itself",
             )
         raise PacelineError(
             f"{folder.key} is not recorded in MLflow yet: {recorder.why()}",
-            try_=recorder.mend(),
+            hint=recorder.hint(),
         )
     say(f"{folder.key} is recorded as MLflow run {run_id}")
 
@@ -242,7 +242,7 @@ def _under_way() -> RunFolder | None:
     runs_dir = session().config.runs_dir
     keys = [row.key for row in all_runs.rows(runs_dir) if row.state in ("PLANNED", "RUNNING")]
     if len(keys) > 1:
-        raise UsageError(f"{len(keys)} runs are under way: {', '.join(keys)}", try_=f"doit stop run={keys[-1]}")
+        raise UsageError(f"{len(keys)} runs are under way: {', '.join(keys)}", hint=f"doit stop run={keys[-1]}")
     return RunFolder(runs_dir / keys[0]) if keys else None
 
 

@@ -49,7 +49,7 @@ def _pack() -> Pack:
 
     pack = session().pack
     if pack is None:
-        raise PacelineError("the data set vanished after it was fetched", try_="the same command again")
+        raise PacelineError("the data set vanished after it was fetched", hint="the same command again")
     return Pack(path=pack.path, digest=pack.digest)
 
 

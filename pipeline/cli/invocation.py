@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.core.errors import UsageError, hint
+from pipeline.core.errors import UsageError, suggestion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,5 +128,5 @@ def parse(argv: Sequence[str]) -> Invocation:
     overrides = tuple(word for word in given if word.partition("=")[0] not in own)
     if overrides and not VERBS[verb].composes:
         name = overrides[0].partition("=")[0]
-        raise UsageError(f"doit {verb} takes no {name!r}; {hint(name, own)}")
+        raise UsageError(f"doit {verb} takes no {name!r}; {suggestion(name, own)}")
     return Invocation(verb=verb, overrides=overrides, options=options)

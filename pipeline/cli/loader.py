@@ -24,7 +24,7 @@ from doit.exceptions import InvalidCommand  # noqa: E402
 
 from pipeline.cli import clone, invocation  # noqa: E402
 from pipeline.core import masking  # noqa: E402
-from pipeline.core.errors import PacelineError, UsageError, hint  # noqa: E402
+from pipeline.core.errors import PacelineError, UsageError, suggestion  # noqa: E402
 
 _YOUNG = 20_000  # objects made before Python looks for garbage; its default of 700 is due twenty times in a no-op
 
@@ -46,7 +46,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         doit_cmd.traceback = _OneLine
         try:
             if sys.argv[1:2] == ["dumpdb"]:
-                raise UsageError("doit keeps no database here: run folders say what is finished", try_="doit runs")
+                raise UsageError("doit keeps no database here: run folders say what is finished", hint="doit runs")
             self._invocation = invocation.parse(sys.argv[1:])
         except PacelineError as error:
             leave(error)
@@ -75,7 +75,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             for word in pos_args:
                 if word not in names and "*" not in word and ":" not in word:
                     shown = [name for name in names if not name.startswith("_")]
-                    raise InvalidCommand(f"there is no command {word!r}; {hint(word, shown)}")
+                    raise InvalidCommand(f"there is no command {word!r}; {suggestion(word, shown)}")
             if self._invocation.verb is None and self._invocation.overrides and not pos_args:
                 raise InvalidCommand(f"no command is named; doit train {self._invocation.overrides[0]}, for example")
             self._compose()

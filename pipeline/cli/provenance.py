@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.cli.acceptance import settle
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.core import leftovers
-from pipeline.core.errors import PacelineError, UsageError, hint
+from pipeline.core.errors import PacelineError, UsageError, suggestion
 
 if TYPE_CHECKING:
     from pipeline.execution.dry_run import Trial
@@ -26,7 +26,7 @@ def plan() -> None:
     shapes = {"text": dry_run.text, "json": dry_run.as_json, "mermaid": dry_run.mermaid, "dot": dry_run.dot}
     shape = "json" if _yes("json") else options.get("format", "text")
     if shape not in shapes:
-        raise UsageError(f"format={shape} is not known; {hint(shape, shapes)}")
+        raise UsageError(f"format={shape} is not known; {suggestion(shape, shapes)}")
     _say(shapes[shape](_trials()))
 
 

@@ -31,7 +31,7 @@ def search(current: Session, *, fork: bool, retry_failed: bool, dry_run: bool) -
     if dry_run:
         _show(current.search_plan, _folder(current.search_plan, fork))
         return
-    fetch(current.search_plan.corner.config)
+    fetch(current.search_plan.representative_trial.config)
     current.forget_pack()
     with compose.hydra_ready():
         _run(current.search_plan, current.asked.overrides, fork=fork, retry_failed=retry_failed)
@@ -71,7 +71,7 @@ def _folder(plan: SearchPlan, fork: bool) -> SweepFolder:
     if folder.about() and not (folder.path / FILE).exists():
         raise UsageError(
             f"sweep.name={folder.name} stands for a grid, and this is a search",
-            try_="another sweep.name, or fork=1",
+            hint="another sweep.name, or fork=1",
         )
     return folder
 
@@ -87,7 +87,7 @@ class _Asked:
         self._about = {
             "key": plan.key,
             "configurations": plan.key,
-            "words": list(plan.corner.config.shown_words(words)),
+            "words": list(plan.representative_trial.config.shown_words(words)),
             "total": total,
             "by": objectives(plan.config)[0].metric,
         }
@@ -131,7 +131,7 @@ def _conclude(plan: SearchPlan, study: Search, folder: SweepFolder, ended: Seque
     if failed:
         raise PacelineError(
             f"{len(failed)} of {len(results)} trials failed:\n{reporting.trial_table(failed)}",
-            try_="mend it, then the same command with retry_failed=1 (finished trials are not run again)",
+            hint="fix it, then the same command with retry_failed=1 (finished trials are not run again)",
         )
 
 
@@ -176,7 +176,8 @@ def _show(plan: SearchPlan, folder: SweepFolder) -> None:
             (str(item["number"]), item["key"], str(entry.state) if entry else "asked", " ".join(item["chosen"]))
         )
     total = plan.total
-    name = folder.name if plan.corner.run or plan.settings.name else "(its data isn't fetched, so it has no key yet)"
+    known_name = plan.representative_trial.run or plan.settings.name
+    name = folder.name if known_name else "(its data isn't fetched, so it has no key yet)"
     say(f"sweep {name}: search={plan.config.name}, {total} trials, {len(known)} of them asked for so far")
     if known:
         say(aligned(rows))

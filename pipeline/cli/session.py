@@ -37,7 +37,7 @@ class Session:
         from pipeline.core.cache import remember_in
 
         if self.sweeps:
-            chosen = [self.search_plan.corner] if self.searches else self.space.trials
+            chosen = [self.search_plan.representative_trial] if self.searches else self.space.trials
             masking.remember(text for trial in chosen for text in trial.config.secrets)
             config = chosen[0].config
         else:
@@ -187,7 +187,7 @@ class Session:
             why = f"has no field {error}" if isinstance(error, KeyError) else str(error)
             raise UsageError(
                 f"{path} can't tell the hosts of run {folder.key}: it {why}",
-                try_="doit stop with the words that it was trained with, instead of run=",
+                hint="doit stop with the words that it was trained with, instead of run=",
             ) from error
 
 

@@ -58,7 +58,7 @@ def run_jobs(jobs: Sequence[tuple[str, ...]], words: Sequence[str]) -> None:
 
     space = of_jobs(jobs, root=ROOT, local_gpus=usable_gpus())
     if space.trials[0].config.search.name != "none":
-        raise UsageError("--multirun expands a grid before anything is asked", try_="doit sweep with the same words")
+        raise UsageError("--multirun expands a grid before anything is asked", hint="doit sweep with the same words")
     fetch_all(space)
     run(of_jobs(jobs, root=ROOT, local_gpus=usable_gpus()), words)
 
@@ -84,7 +84,7 @@ def run(space: Space, words: Sequence[str], *, fork: bool = False, retry_failed:
     from pipeline.sweep.grid import Grid, in_order
 
     if any(trial.run is None for trial in space.trials):
-        raise PacelineError("a data set vanished after it was fetched", try_="the same command again")
+        raise PacelineError("a data set vanished after it was fetched", hint="the same command again")
     folder = folders.locate(space.trials[0].config.runs_dir, space, fork=fork)
     with alone(folder):
         space = in_order(space, folder.about())
@@ -139,7 +139,7 @@ def alone(folder: SweepFolder) -> Iterator[None]:
         raise _cannot_keep(folder, error) from error
     except Killed as error:
         text = f"KILLED sweep {folder.name}: {error}"
-        raise Killed(text, try_="the same command again; it goes on where this one was") from error
+        raise Killed(text, hint="the same command again; it goes on where this one was") from error
     finally:
         lock.release()
 
@@ -147,13 +147,13 @@ def alone(folder: SweepFolder) -> Iterator[None]:
 def _cannot_keep(folder: SweepFolder, error: OSError) -> PacelineError:
     what = f"sweep {folder.name} can't be kept in {folder.path}: {os_reason(error)}"
     return PacelineError(
-        what, try_="make room or mend its permissions, then the same command; or paths.runs=<another folder>"
+        what, hint="make room or fix its permissions, then the same command; or paths.runs=<another folder>"
     )
 
 
 def _headline(space: Space, folder: SweepFolder) -> str:
-    doubles = f" ({space.doubles} more were the same run as another)" if space.doubles else ""
-    return f"sweep {folder.name}: {len(space.trials)} trials{doubles}, {max(1, len(space.slots))} at a time"
+    duplicates = f" ({space.duplicates} more were the same run as another)" if space.duplicates else ""
+    return f"sweep {folder.name}: {len(space.trials)} trials{duplicates}, {max(1, len(space.slots))} at a time"
 
 
 def _conclude(space: Space, folder: SweepFolder, ended: Sequence[Ended]) -> None:
@@ -174,7 +174,7 @@ def _conclude(space: Space, folder: SweepFolder, ended: Sequence[Ended]) -> None
         raise PacelineError(
             f"{len(failed)} of {len(results)} trials failed (the table above names them), the first, "
             f"trial {failed[0].number}: {failed[0].detail}",
-            try_="mend it, then the same command with retry_failed=1 (finished trials are not run again)",
+            hint="fix it, then the same command with retry_failed=1 (finished trials are not run again)",
         )
 
 

@@ -46,7 +46,7 @@ def _need_loader() -> None:
     """doit's own loader (``doit -k`` in a subfolder, ``doit -f FILE``) takes overrides for tasks and sets no root."""
     if not Loader.in_charge:
         what = f"doit was started where no pyproject.toml names Paceline's loader; {ROOT} has it"
-        leave(UsageError(what, try_=f"cd {shlex.quote(str(ROOT))}, then the same command without -k or -f"))
+        leave(UsageError(what, hint=f"cd {shlex.quote(str(ROOT))}, then the same command without -k or -f"))
 
 
 def _commands() -> Any:

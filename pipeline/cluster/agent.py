@@ -56,7 +56,7 @@ REMOVED = "the run's folder %s was removed while the run was going on; the same 
 LONGEST_START_S = 3600.0
 KEPT_S = 7 * 86400.0  # how long a host keeps what a dead attempt left, whose own command may still fetch it
 FOREIGN_S = 86400.0
-DEAF_S = 8.0
+HEARTBEAT_TIMEOUT_S = 8.0
 LONGEST_LINE_BYTES = 65536
 CUT = " [cut: the line is longer, it goes on below]"
 
@@ -100,7 +100,7 @@ def in_thread(target: Callable[..., Any], *args: Any, on_error: Callable[[str], 
 
 
 # ------------------------------------------------------------------------------------ processes
-def born(pid: int) -> str | None:
+def start_time(pid: int) -> str | None:
     """When ``pid`` started, as the system spells it: with it a recycled pid isn't taken for ours.
     None: no such process (a zombie counts as gone)."""
     if LINUX:
@@ -114,7 +114,7 @@ def born(pid: int) -> str | None:
     return ps.stdout.strip() or None
 
 
-def marked(mark: str) -> set[int]:
+def find_processes(mark: str) -> set[int]:
     """Processes that carry ``PACELINE_NODE=mark``, and all of their sessions.
 
     A mark that ends with "-" is the beginning that all attempts of one run folder share.
@@ -156,16 +156,16 @@ def send_all(pids: set[int], number: int) -> None:
 def end_tree(mark: str, grace_s: float) -> bool:
     """TERM to the whole tree, KILL after ``grace_s``, then sweeps until nothing is left. True: nothing is."""
     deadline = time.monotonic() + grace_s
-    alive = marked(mark)
+    alive = find_processes(mark)
     send_all(alive, signal.SIGTERM)
     while alive and time.monotonic() < deadline:
         time.sleep(POLL_S)
-        alive = marked(mark)
+        alive = find_processes(mark)
     deadline = time.monotonic() + 3
     while alive and time.monotonic() < deadline:
         send_all(alive, signal.SIGKILL)
         time.sleep(POLL_S)
-        alive = marked(mark)
+        alive = find_processes(mark)
     return not alive
 
 
@@ -446,18 +446,18 @@ def own_entries(request: Json) -> list[tuple[str, Json]]:
     return [(path, entry) for path, entry in entries(request) if str(entry["run_id"]).startswith(request["attempts"])]
 
 
-def bar_path(request: Json, run_id: str) -> str:
-    return os.path.join(os.path.expanduser(request["registry"]), f"{run_id}.barred")
+def tombstone_path(request: Json, run_id: str) -> str:
+    return os.path.join(os.path.expanduser(request["registry"]), f"{run_id}.tombstone")
 
 
 def end_entry(path: str, entry: Json) -> bool:
     """Stop one supervisor and everything it owns; forget it. True when nothing of it is left."""
-    if born(entry["pid"]) == entry["born"]:
+    if start_time(entry["pid"]) == entry["born"]:
         send_all({entry["pid"]}, signal.SIGTERM)
         deadline = time.monotonic() + TERM_GRACE_S + 3
-        while born(entry["pid"]) == entry["born"] and time.monotonic() < deadline:
+        while start_time(entry["pid"]) == entry["born"] and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        if born(entry["pid"]) == entry["born"]:
+        if start_time(entry["pid"]) == entry["born"]:
             send_all({entry["pid"]}, signal.SIGKILL)
     gone = end_tree(entry["mark"], 0.5)
     if gone:
@@ -470,7 +470,7 @@ def stop(request: Json) -> None:
     """End everything that runs here for one run folder, registered or not; what is ``left`` is what still lives."""
     if request["bar"]:  # a start that is still on its way finds this after it has registered
         os.makedirs(os.path.expanduser(request["registry"]), exist_ok=True)
-        write_json(bar_path(request, request["bar"]), {"monotonic_s": time.monotonic()})
+        write_json(tombstone_path(request, request["bar"]), {"monotonic_s": time.monotonic()})
     say(left=[f"process {pid}" for pid in sorted(end_attempts(request))])
 
 
@@ -478,10 +478,11 @@ def end_attempts(request: Json) -> set[int]:
     """End every attempt of the run folder; the processes that could not be ended."""
     for path, entry in own_entries(request):
         end_entry(path, entry)
-    alive = marked(request["attempts"])  # whose registration was removed, perhaps together with the run's folder
+    # those whose registration was removed, perhaps together with the run's folder
+    alive = find_processes(request["attempts"])
     if alive:
         end_tree(request["attempts"], TERM_GRACE_S)
-        alive = marked(request["attempts"])
+        alive = find_processes(request["attempts"])
     return alive
 
 
@@ -494,7 +495,7 @@ def outdated(bar: str) -> bool:
 
 def status(request: Json) -> None:
     """What is registered on this node and whether it lives."""
-    rows = [{**entry, "alive": born(entry["pid"]) == entry["born"]} for _, entry in entries(request)]
+    rows = [{**entry, "alive": start_time(entry["pid"]) == entry["born"]} for _, entry in entries(request)]
     say(runs=rows)
 
 
@@ -530,7 +531,7 @@ def remove_left(request: Json, node: Json) -> None:
         with contextlib.suppress(OSError):  # it isn't empty
             os.rmdir(os.path.dirname(folder))
     for path, entry in entries(request):
-        if born(entry["pid"]) != entry["born"] and not os.path.isdir(entry["state_dir"]):
+        if start_time(entry["pid"]) != entry["born"] and not os.path.isdir(entry["state_dir"]):
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
@@ -539,7 +540,7 @@ def is_unpacking(folder: str) -> bool:
     """Whether the process that makes this folder lives, as its name tells; of another host's only the age is known."""
     named = re.fullmatch(r"\.staging-(.+)-(\d+)-([^-]+)-\w+", os.path.basename(folder))
     if named and named.group(1) == socket.gethostname():
-        return born(int(named.group(2))) == named.group(3)
+        return start_time(int(named.group(2))) == named.group(3)
     return idle_s(folder) < FOREIGN_S
 
 
@@ -569,7 +570,7 @@ def unpack(stream: BinaryIO, folder: str) -> None:
     except (FileNotFoundError, FileExistsError, NotADirectoryError) as error:
         raise SystemExit(f"can't make the folder {parent} there ({error.strerror}); set cluster.workdir") from error
     temporary = tempfile.mkdtemp(
-        prefix=f".staging-{socket.gethostname()}-{os.getpid()}-{born(os.getpid())}-", dir=parent
+        prefix=f".staging-{socket.gethostname()}-{os.getpid()}-{start_time(os.getpid())}-", dir=parent
     )
     try:
         os.chmod(temporary, 0o755)
@@ -624,7 +625,7 @@ def settle_pack(run_dir: str, data_dir: str, digest: str) -> None:
 def start(request: Json) -> None:
     """Stage the run, end left-overs of the same key, leave a supervisor behind; answers when torchrun is up."""
     node = own_node(request)
-    for old in glob.glob(bar_path(request, "*")):
+    for old in glob.glob(tombstone_path(request, "*")):
         with contextlib.suppress(OSError):
             if outdated(old):
                 os.unlink(old)
@@ -823,7 +824,7 @@ class Supervisor:
         child = None
         try:
             self.register()
-            if os.path.exists(bar_path(self.request, self.request["run_id"])):
+            if os.path.exists(tombstone_path(self.request, self.request["run_id"])):
                 raise SystemExit("it was stopped meanwhile")
             child = self.spawn()
             answer: Json = {"pid": os.getpid(), "torchrun": child.pid, "unix_time": time.time()}
@@ -880,7 +881,7 @@ class Supervisor:
             "run_id": self.request["run_id"],
             "mark": self.mark,
             "pid": os.getpid(),
-            "born": born(os.getpid()),
+            "born": start_time(os.getpid()),
             "state_dir": self.state,
             "remove": self.node["remove"],
         }
@@ -1053,7 +1054,7 @@ def follow(request: Json) -> None:
     node = own_node(request)
     heard = [time.monotonic()]
     in_thread(listen, node, heard, on_error=leave)
-    in_thread(leave_when_deaf, heard, on_error=leave)
+    in_thread(leave_after_heartbeat_timeout, heard, on_error=leave)
     try:
         send_news(request, node)
     except OSError as error:  # nobody reads any more, or a file can't be read: a new stream may do better
@@ -1116,13 +1117,13 @@ def orphaned(node: Json, supervisor: Silence) -> Json | None:
         return {"code": 1, "reason": REMOVED % node["run_dir"], "lost": True, "errors": [], "tail": []}
     entry = read_json(os.path.join(state, "agent.json"))
     frozen = supervisor.look() > FROZEN_S
-    if entry is None or (born(entry["pid"]) == entry["born"] and not frozen):
+    if entry is None or (start_time(entry["pid"]) == entry["born"] and not frozen):
         return None
     time.sleep(3 * POLL_S)
     ended: Json | None = read_json(os.path.join(state, "exit.json"))
     if ended:
         return ended
-    send_all({entry["pid"]} if born(entry["pid"]) == entry["born"] else set(), signal.SIGKILL)
+    send_all({entry["pid"]} if start_time(entry["pid"]) == entry["born"] else set(), signal.SIGKILL)
     gone = end_tree(entry["mark"], 1.0)
     why = "the node agent was killed" if not frozen else f"the node agent was frozen for {FROZEN_S:.0f} s"
     ended = {"code": -signal.SIGKILL, "reason": why, "lost": True, "errors": [], "tail": [], "gone": gone}
@@ -1145,13 +1146,13 @@ def listen(node: Json, heard: list[float]) -> None:
                 touch(os.path.join(node["run_dir"], "prune"))
             if line.strip() == b"stop":
                 entry = read_json(os.path.join(state, "agent.json"))
-                if entry and born(entry["pid"]) == entry["born"]:
+                if entry and start_time(entry["pid"]) == entry["born"]:
                     send_all({entry["pid"]}, signal.SIGTERM)
 
 
-def leave_when_deaf(heard: list[float]) -> None:
+def leave_after_heartbeat_timeout(heard: list[float]) -> None:
     """A cut connection can leave the stream blocked in a write for minutes: no beat, no stream."""
-    while time.monotonic() - heard[0] < DEAF_S:
+    while time.monotonic() - heard[0] < HEARTBEAT_TIMEOUT_S:
         time.sleep(0.5)
     os._exit(1)
 
@@ -1194,7 +1195,7 @@ def reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return (
             f"can't write there ({error}); set cluster.workdir to a folder that this login can write to, "
-            "or mend its permissions"
+            "or fix its permissions"
         )
     return f"{type(error).__name__}: {error}"
 

@@ -349,7 +349,7 @@ class _Attempt:
             raise TrainingError(
                 f"training failed: the run's folder {self.run_dir} was removed, or was taken by another command, while "
                 "the run was going on",
-                try_="the same command again",
+                hint="the same command again",
             )
 
     def _folder_is_ours(self) -> bool:

@@ -36,7 +36,7 @@ def check(facts: Sequence[NodeFacts], key: Versions, told: Versions) -> None:
         what = ", ".join(f"{name} {version} (the key says {key[name]})" for name, version in versions.items())
         rows.setdefault(what, []).append(host)
     lines = [f"  {', '.join(hosts)}: {what}" for what, hosts in rows.items()]
-    raise HostError("\n".join(["the hosts differ from the run's key:", *lines]), try_=_mend(found, told))
+    raise HostError("\n".join(["the hosts differ from the run's key:", *lines]), hint=_mend(found, told))
 
 
 def asked(key: Versions) -> list[str]:

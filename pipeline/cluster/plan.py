@@ -28,7 +28,7 @@ def validate(
 
     Raises:
         UsageError: the ranks can't share the global batch evenly.
-        HostError: one text that lists every host that can't take part, the value seen and the mend.
+        HostError: one text that lists every host that can't take part, the value seen and the fix.
     """
     check_batch(global_batch_size, cluster.world_size, accumulate_steps)
     problems = [*_same_node(facts), *_loopback(facts)]
@@ -302,6 +302,6 @@ def _python_path(code: str, behind: str) -> dict[str, str]:
     if ":" in code:
         raise UsageError(
             f"the run's code would lie in {code}, and PYTHONPATH separates folders by ':'",
-            try_="paths.runs=<a folder without ':' in its path>, on hosts cluster.workdir",
+            hint="paths.runs=<a folder without ':' in its path>, on hosts cluster.workdir",
         )
     return {"PYTHONPATH": ":".join(filter(None, [code, behind]))}

@@ -15,7 +15,7 @@ def check(
     """The facts of every host. ``versions`` are what the key of a run would hold.
 
     Raises:
-        HostError: lists each host that can't take part, the value seen and the mend.
+        HostError: lists each host that can't take part, the value seen and the fix.
         UsageError: the ranks can't share the global batch.
     """
     with closing(launchers.create(cluster)) as launcher:

@@ -13,7 +13,7 @@ from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.plan import check_batch, visible_gpus
 from pipeline.config.schema import OPTIONS, RootConfig, SearchConfig, SweepConfig
 from pipeline.core.cluster import Cluster, Host
-from pipeline.core.errors import UsageError, hint
+from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.redact import (
     HIDDEN,
     hide,
@@ -156,7 +156,7 @@ def _refuse_placeholders(resolved: Mapping[str, Any]) -> None:
         word = f"env: {{{variable}: {reference}}} of the host" if ".hosts." in name else f"++{name}={reference}"
         raise UsageError(
             f"{name} holds {HIDDEN}, which stands for a secret that no file keeps; tell it anew",
-            try_=f"{word}, with the value in that environment variable",
+            hint=f"{word}, with the value in that environment variable",
         )
 
 
@@ -170,7 +170,7 @@ def _refuse_secrets_of_the_trainer(resolved: Mapping[str, Any], shown: Mapping[s
                 raise UsageError(
                     f"{group}.{name} is secret by its name or form, and the ranks would read it from config.json, "
                     "where no secret may stand",
-                    try_="++cluster.env.MY_TOKEN='${oc.env:MY_TOKEN}', which the trainer finds in its environment",
+                    hint="++cluster.env.MY_TOKEN='${oc.env:MY_TOKEN}', which the trainer finds in its environment",
                 )
 
 
@@ -225,7 +225,7 @@ def _check_numbers(raw: Mapping[str, Any]) -> None:
 
 def _check_rendezvous(kind: str, folder: str | None) -> None:
     if kind not in RENDEZVOUS:
-        raise UsageError(f"cluster.rendezvous={kind!r} is not an option; {hint(kind, RENDEZVOUS)}")
+        raise UsageError(f"cluster.rendezvous={kind!r} is not an option; {suggestion(kind, RENDEZVOUS)}")
     if kind == "file" and (folder is None or not folder.startswith("/")):
         raise UsageError(
             f"cluster.rendezvous=file meets in cluster.rendezvous_dir, which is {folder}; "
@@ -240,7 +240,7 @@ def _refuse_unknown(resolved: Mapping[str, Any]) -> None:
     known = [item.name for item in dataclasses.fields(RootConfig)]
     for key in resolved:
         if key not in known:
-            raise UsageError(f"unknown key {key!r}; {hint(str(key), known)}")
+            raise UsageError(f"unknown key {key!r}; {suggestion(str(key), known)}")
     for key in known:
         if key not in resolved:
             raise UsageError(f"{key} is missing: it was deleted; take ~{key} away")
@@ -309,7 +309,7 @@ def _environment(raw: Mapping[str, Any], field: str) -> dict[str, str]:
 def _device(value: str, launcher: str, env: Mapping[str, str], local_gpus: int) -> str:
     """The kind of device that the ranks will compute on, as it counts in the key; auto where no host was asked."""
     if value not in DEVICES:
-        raise UsageError(f"cluster.device={value!r} is not an option; {hint(value, DEVICES)}")
+        raise UsageError(f"cluster.device={value!r} is not an option; {suggestion(value, DEVICES)}")
     if value != "auto" or launcher != "local":
         return value
     return "cuda" if visible_gpus(local_gpus, env) else "cpu"
@@ -381,7 +381,9 @@ def _refuse_unset(names: list[str], hosts: tuple[Host, ...]) -> None:
     known = {name for host in hosts for name in host.env}
     for name in names:
         if name not in known:
-            raise UsageError(f"cluster.secrets names {name!r}, which cluster.env doesn't set; {hint(name, known)}")
+            raise UsageError(
+                f"cluster.secrets names {name!r}, which cluster.env doesn't set; {suggestion(name, known)}"
+            )
 
 
 def _refuse_duplicates(hosts: tuple[Host, ...]) -> None:

@@ -13,7 +13,7 @@ from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
 from yaml.reader import ReaderError  # type: ignore[import-untyped]
 
 from pipeline.config.schema import OPTIONS
-from pipeline.core.errors import UsageError, hint, nearest
+from pipeline.core.errors import UsageError, nearest, suggestion
 from pipeline.core.options import ROOT
 
 _ABSENT = object()
@@ -65,7 +65,7 @@ def _not_yaml(error: MarkedYAMLError) -> UsageError:
     problem = error.problem or error.context or "is no YAML"
     key = problem.removeprefix("found duplicate key ")
     if key != problem:
-        return UsageError(f"{where}: the key {key!r} stands there twice", try_="keep one of the two lines")
+        return UsageError(f"{where}: the key {key!r} stands there twice", hint="keep one of the two lines")
     return UsageError(f"{where}: {problem}")
 
 
@@ -126,7 +126,9 @@ def _missing_option(error: MissingConfigException, culprit: str) -> UsageError:
             options.settings(option)  # says what keeps it from being read
         except UsageError as reason:
             return reason
-    return UsageError(f"{culprit}: {group or 'config'} has no option {option!r}; {hint(option, error.options or ())}")
+    return UsageError(
+        f"{culprit}: {group or 'config'} has no option {option!r}; {suggestion(option, error.options or ())}"
+    )
 
 
 def _unknown_key(key: str, culprit: str, others: list[str], composed: Composer) -> UsageError:
@@ -140,7 +142,7 @@ def _unknown_key(key: str, culprit: str, others: list[str], composed: Composer) 
         node = OmegaConf.select(config, ".".join(parts[:depth])) if config is not None else None
         if isinstance(node, DictConfig):
             return UsageError(f"unknown key {key!r}; {_within('.'.join(parts[:depth]), parts[depth], _names(node))}")
-    return UsageError(f"unknown key {key!r}; {hint(parts[0], _names(config))}")
+    return UsageError(f"unknown key {key!r}; {suggestion(parts[0], _names(config))}")
 
 
 def _reason_of(culprit: str) -> str:
@@ -151,7 +153,7 @@ def _reason_of(culprit: str) -> str:
 
 
 def _within(parent: str, word: str, names: list[str]) -> str:
-    """``hint`` with the parent's name in front of the match."""
+    """``suggestion`` with the parent's name in front of the match."""
     close = nearest(word, names)
     start = f"did you mean {parent}.{close}? " if close else ""
     return f"{start}valid in {parent}: {', '.join(sorted(names))}"

@@ -23,7 +23,7 @@ from pipeline.config import compose
 from pipeline.config.explain import explain
 from pipeline.core.errors import UsageError
 
-Words = tuple[str, ...]
+Overrides = tuple[str, ...]
 Resolved = dict[str, Any]
 
 _PLAIN_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
@@ -41,8 +41,8 @@ def has_sweep(words: Sequence[str]) -> bool:
             return False
 
 
-def jobs(words: Sequence[str]) -> list[Words]:
-    """Every combination of the sweep values, in Hydra's order (the last word turns fastest), doubles and all.
+def jobs(words: Sequence[str]) -> list[Overrides]:
+    """Every combination of the sweep values, in Hydra's order (the last word turns fastest), duplicates and all.
 
     The sweep values of a grid, ``sweep=NAME`` (hydra.sweeper.params in conf/sweep/NAME.yaml), come first;
     a word of the command line replaces the grid's value of the same key.
@@ -58,7 +58,7 @@ def jobs(words: Sequence[str]) -> list[Words]:
                 if any(word.startswith("search=") for word in words):
                     raise UsageError(
                         f"{override.input_line}: what a search will choose can't be listed beforehand",
-                        try_="doit sweep with the same words and dry_run=1, which shows its space and trials so far",
+                        hint="doit sweep with the same words and dry_run=1, which shows its space and trials so far",
                     )
                 raise UsageError(
                     f"{override.input_line}: an interval has no end of values, so only a search can draw from it; "
@@ -103,11 +103,11 @@ class TrialComposer:
 
     def __init__(self) -> None:
         self._overrides: dict[str, Override] = {}
-        self._bases: dict[Words, _Base] = {}
-        self._typed: dict[tuple[Words, str], Any] = {}
+        self._bases: dict[Overrides, _Base] = {}
+        self._typed: dict[tuple[Overrides, str], Any] = {}
         self._composed: set[str] = set()  # keys that have turned out to need composing
 
-    def resolve(self, words: Words) -> Resolved:
+    def resolve(self, words: Overrides) -> Resolved:
         """What ``compose.resolve(compose.compose_config(words))`` returns. Don't change it: parts are shared.
 
         Raises:
@@ -128,7 +128,7 @@ class TrialComposer:
             _put(result, override.key_or_group, value)
         return result
 
-    def _plain(self, words: Words) -> dict[str, Override]:
+    def _plain(self, words: Overrides) -> dict[str, Override]:
         """The words whose value can be put in place: plain ones whose key no other word touches."""
         overrides = {word: self._override(word) for word in words}
         keys = [override.key_or_group for override in overrides.values()]
@@ -145,7 +145,7 @@ class TrialComposer:
             (self._overrides[word],) = _parsed([word])
         return self._overrides[word]
 
-    def _base(self, rest: Words) -> _Base:
+    def _base(self, rest: Overrides) -> _Base:
         if rest not in self._bases:
             config = compose.compose_now(rest)
             self._bases[rest] = _Base(
@@ -153,7 +153,7 @@ class TrialComposer:
             )
         return self._bases[rest]
 
-    def _value(self, rest: Words, base: _Base, word: str, override: Override) -> Any:
+    def _value(self, rest: Overrides, base: _Base, word: str, override: Override) -> Any:
         """The value as the schema types it there, or _ABSENT where only composing can tell."""
         if (rest, word) not in self._typed:
             self._typed[rest, word] = _typed(base.config, override)

@@ -10,13 +10,13 @@ class PacelineError(Exception):
 
     Args:
         what: what failed, with the field or host and the value seen.
-        try_: the command or edit that mends it, shown on a line of its own as ``  try: …``.
+        hint: the command or edit that fixes it, shown on a line of its own as ``  try: …``.
     """
 
-    def __init__(self, what: str, *, try_: str | None = None) -> None:
+    def __init__(self, what: str, *, hint: str | None = None) -> None:
         self.what = what
-        self.try_ = try_
-        super().__init__(what if try_ is None else f"{what}\n  try: {try_}")
+        self.hint = hint
+        super().__init__(what if hint is None else f"{what}\n  try: {hint}")
 
 
 class UsageError(PacelineError):
@@ -38,8 +38,8 @@ class TrainingError(PacelineError):
     little of it, or something killed a rank), ``disk`` (it is full) or ``code`` (it would end the same way again).
     """
 
-    def __init__(self, what: str, *, try_: str | None = None, cause: str = "code") -> None:
-        super().__init__(what, try_=try_)
+    def __init__(self, what: str, *, hint: str | None = None, cause: str = "code") -> None:
+        super().__init__(what, hint=hint)
         self.cause = cause
 
 
@@ -64,7 +64,7 @@ def nearest(word: str, options: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def hint(word: str, options: Iterable[str]) -> str:
+def suggestion(word: str, options: Iterable[str]) -> str:
     """``did you mean X? valid: A, B, C`` as one phrase (no 'did you mean' where nothing is alike)."""
     known = sorted(options)
     close = nearest(word, known)

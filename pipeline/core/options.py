@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pipeline.core.errors import UsageError, hint
+from pipeline.core.errors import UsageError, suggestion
 from trainers.core.config import option_names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,7 +61,7 @@ class Options:
         return _class(tree, f"{self.package}.{name}", path, self.base)
 
     def _unknown(self, name: str) -> UsageError:
-        return UsageError(f"{self.field}={name!r} is not an option; {hint(name, self.names())}")
+        return UsageError(f"{self.field}={name!r} is not an option; {suggestion(name, self.names())}")
 
 
 def _settings(source: bytes, base: type[Any]) -> ast.Module | None:

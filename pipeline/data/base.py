@@ -79,5 +79,5 @@ def refuse_source(config: DatasetConfig) -> None:
     if config.source is not None:
         raise DataError(
             f"dataset.source={config.source!r} is of no use to dataset={config.name}: it needs no files",
-            try_="leave dataset.source out, or dataset=arrays for your own .npz",
+            hint="leave dataset.source out, or dataset=arrays for your own .npz",
         )

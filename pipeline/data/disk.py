@@ -18,7 +18,7 @@ _MARGIN_BYTES = 1 << 18  # manifest, folders and the file system's own needs
 def _full(path: Path, needed_bytes: int, free_bytes: int) -> DataError:
     return DataError(
         f"no room in {path}: {needed_bytes} bytes ({megabytes(needed_bytes)}) needed, {free_bytes} free",
-        try_="free some space, or paths.data=<a folder on a larger disk>",
+        hint="free some space, or paths.data=<a folder on a larger disk>",
     )
 
 

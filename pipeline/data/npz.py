@@ -44,7 +44,7 @@ class ArrayFile:
         self.path = path
         if not zipfile.is_zipfile(path):
             raise DataError(
-                f"{path} is not a .npz file, or it is cut off", try_="numpy.savez(path, images=…, labels=…)"
+                f"{path} is not a .npz file, or it is cut off", hint="numpy.savez(path, images=…, labels=…)"
             )
         with self._reading("the directory"), zipfile.ZipFile(path) as bundle:
             members = [member for member in bundle.infolist() if member.filename.endswith(".npy")]

@@ -117,12 +117,12 @@ def _check_complete(config: DatasetConfig, catalogue: Catalogue, layout: Layout,
         forms = "; or ".join(", ".join(f.name for f in form.wanted(config)) for form in catalogue.layouts)
         raise DataError(
             f"dataset={config.name}: none of its files is in {origin}; wanted: {forms}",
-            try_="dataset.source=<the folder or archive that holds them>, or leave it out to download",
+            hint="dataset.source=<the folder or archive that holds them>, or leave it out to download",
         )
     only_test = all(file in layout.test for file in missing)
     raise DataError(
         f"dataset={config.name}: {names} is missing in {origin} ({layout.title})",
-        try_=f"dataset.holdout={catalogue.holdout}, which takes the test split from the training images"
+        hint=f"dataset.holdout={catalogue.holdout}, which takes the test split from the training images"
         if only_test
         else f"add {names}, or leave dataset.source out to download the whole set",
     )
@@ -135,13 +135,13 @@ def _verify(file: OfficialFile, path: Path) -> None:
         raise DataError(
             f"{path} is {'truncated' if size_bytes < file.size_bytes else 'too long'}: "
             f"expected {file.size_bytes} bytes, seen {size_bytes}",
-            try_="copy it again from its origin",
+            hint="copy it again from its origin",
         )
     digest = sha256_file(path)
     if digest != file.sha256:
         raise DataError(
             f"{path} is altered: expected sha256 {file.sha256}, seen {digest}",
-            try_="copy it again from its origin",
+            hint="copy it again from its origin",
         )
 
 
@@ -206,6 +206,6 @@ def unreachable(config: DatasetConfig, name: str, failures: list[Failure]) -> Da
     lines = "".join(f"\n  {shown(failure.url)}: {failure.text}" for failure in failures)
     return DataError(
         f"dataset={config.name}: {name} could not be downloaded; every address failed:{lines}",
-        try_=f"the same command later; or dataset.source=<folder, archive or mirror that has {name}>; "
+        hint=f"the same command later; or dataset.source=<folder, archive or mirror that has {name}>; "
         "or dataset=digits, which needs no download",
     )

@@ -111,7 +111,7 @@ def _hash(path: Path) -> tuple[Stamp, str]:
 
 
 def _changing(path: Path) -> DataError:
-    return DataError(f"{path} was changed while it was read", try_="the same command, when nothing writes to it")
+    return DataError(f"{path} was changed while it was read", hint="the same command, when nothing writes to it")
 
 
 def _read_cache(path: Path) -> dict[str, list[int | str]]:

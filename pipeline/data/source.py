@@ -36,7 +36,7 @@ def local_path(source: str | None) -> Path | None:
         if parts.netloc not in ("", "localhost"):
             raise DataError(
                 f"dataset.source={source}: {parts.netloc} is taken for a host there, and files are read here",
-                try_=f"dataset.source=file:///{parts.netloc}{parts.path}, or the path alone",
+                hint=f"dataset.source=file:///{parts.netloc}{parts.path}, or the path alone",
             )
         return Path(unquote(parts.path))
     return None if scheme(source) else Path(os.path.normpath(Path(source).expanduser().absolute()))
@@ -48,7 +48,7 @@ def refuse_special(source: str | None, path: Path) -> None:
         mode = path.stat().st_mode
     except FileNotFoundError:
         text = f"dataset.source={source}: {path} does not exist"
-        raise DataError(text, try_="dataset.source=<a file that is there>") from None
+        raise DataError(text, hint="dataset.source=<a file that is there>") from None
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "a device")
         raise DataError(f"dataset.source={source}: {path} is {kind}; wanted: a file")

@@ -21,7 +21,7 @@ def check(name: str, count: int, holdout: int, val_size: int, has_test: bool) ->
         share = f"dataset.holdout={min(max(1, count // 10), most)}, which takes them from the {count} training images"
         raise DataError(
             f"dataset={name} has no test images of its own and dataset.holdout=0",
-            try_=share if most > 0 else f"a source with test images, or with more than {_images(count)}",
+            hint=share if most > 0 else f"a source with test images, or with more than {_images(count)}",
         )
     for field, size, left in (
         ("dataset.holdout", holdout, count),
@@ -32,7 +32,7 @@ def check(name: str, count: int, holdout: int, val_size: int, has_test: bool) ->
             less = max(left // 10, int(needs_one))
             raise DataError(
                 f"{field}={size} leaves no training image: dataset={name} has {left} to take it from",
-                try_=f"{field}={less}" if less < left else f"a source with test images, or more than {_images(left)}",
+                hint=f"{field}={less}" if less < left else f"a source with test images, or more than {_images(left)}",
             )
 
 

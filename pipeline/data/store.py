@@ -79,8 +79,8 @@ def _os_errors_as_data_errors(dataset: DatasetConfig, data_dir: Path | None) -> 
         failed = Path(error.filename) if isinstance(error.filename, str) else None
         of_pack = failed is None or (data_dir is not None and failed.is_relative_to(data_dir))
         of_source = local is not None and failed is not None and failed.is_relative_to(local) and not of_pack
-        mend = "dataset.source=<what you can read>" if of_source else "paths.data=<a folder that you can write to>"
-        raise DataError(f"dataset={dataset.name} could not be packed: {os_reason(error)}", try_=mend) from error
+        hint = "dataset.source=<what you can read>" if of_source else "paths.data=<a folder that you can write to>"
+        raise DataError(f"dataset={dataset.name} could not be packed: {os_reason(error)}", hint=hint) from error
 
 
 @contextmanager

@@ -178,7 +178,7 @@ def refuse_protocol(source: str) -> None:
 
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
-    """What fsspec says of a protocol, with the mend. Raises DataError."""
+    """What fsspec says of a protocol, with the fix. Raises DataError."""
     import fsspec
 
     protocol = scheme(url).rpartition("::")[2]  # simplecache::s3 is read by the driver of s3
@@ -188,7 +188,7 @@ def _explained(url: str) -> Iterator[None]:
         package = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
         raise DataError(
             f"dataset.source={shown(url)}: the driver of {protocol}:// is not installed ({error})",
-            try_=f"pip install {package.get(protocol, f'fsspec[{protocol}]')}",
+            hint=f"pip install {package.get(protocol, f'fsspec[{protocol}]')}",
         ) from error
     except ValueError as error:
         known = ", ".join(sorted(fsspec.available_protocols()))

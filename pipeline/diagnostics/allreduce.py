@@ -42,7 +42,7 @@ def measure(
     given = settings(options)
     if cluster.world_size < 2:
         raise UsageError(
-            "an all-reduce needs at least 2 ranks; this cluster has 1", try_="cluster.nproc_per_node=2, or more hosts"
+            "an all-reduce needs at least 2 ranks; this cluster has 1", hint="cluster.nproc_per_node=2, or more hosts"
         )
     folder = node_module.new_folder(runs_dir, "allreduce")
     diagnosis = node_module.Diagnosis(

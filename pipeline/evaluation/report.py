@@ -88,9 +88,9 @@ def _read(run_dir: Path) -> _Outcome:
     where = run_dir / "predictions.json"
     if not isinstance(targets, list) or not isinstance(predicted, list) or len(targets) != len(predicted):
         sizes = " and ".join("no list" if not isinstance(x, list) else str(len(x)) for x in (targets, predicted))
-        raise PacelineError(f"{where}: targets and predictions must be lists of one length, not {sizes}", try_=again)
+        raise PacelineError(f"{where}: targets and predictions must be lists of one length, not {sizes}", hint=again)
     if not targets:
-        raise PacelineError(f"{where} holds no predictions: the test split is empty", try_="dataset.holdout=5000")
+        raise PacelineError(f"{where} holds no predictions: the test split is empty", hint="dataset.holdout=5000")
     classes = [str(name) for name in manifest.get("classes") or []]
     _check_numbers(where, [*targets, *predicted], len(classes), again)
     return _Outcome(
@@ -103,19 +103,19 @@ def _read(run_dir: Path) -> _Outcome:
     )
 
 
-def _object(path: Path, try_: str) -> dict[str, Any]:
+def _object(path: Path, hint: str) -> dict[str, Any]:
     try:
         return documents.read(path)
     except FileNotFoundError:
-        raise PacelineError(f"{path} is missing: there is nothing to evaluate yet", try_=try_) from None
+        raise PacelineError(f"{path} is missing: there is nothing to evaluate yet", hint=hint) from None
     except documents.DamagedError as error:
-        raise PacelineError(f"{path} {error}", try_=try_) from error
+        raise PacelineError(f"{path} {error}", hint=hint) from error
 
 
-def _check_numbers(where: Path, numbers: Sequence[Any], count: int, try_: str) -> None:
+def _check_numbers(where: Path, numbers: Sequence[Any], count: int, hint: str) -> None:
     for number in numbers:
         if type(number) is not int or not 0 <= number < count:
-            raise PacelineError(f"{where}: {number!r} is no class; the data has 0..{count - 1}", try_=try_)
+            raise PacelineError(f"{where}: {number!r} is no class; the data has 0..{count - 1}", hint=hint)
 
 
 # --------------------------------------------------------------------------------------- figures

@@ -34,7 +34,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Means:
+class RunServices:
     """What a run takes from its surroundings. A sweep gives its trials what they can share.
 
     ``evaluate`` makes the report of a run folder, by the project's code (raises PacelineError); ``on_trained`` is
@@ -53,9 +53,9 @@ class Means:
     threads_per_rank: Sequence[int] = ()
 
 
-def alone(threads_per_rank: Sequence[int] = ()) -> Means:
-    """The means of a run that is no part of a sweep."""
-    return Means(
+def alone(threads_per_rank: Sequence[int] = ()) -> RunServices:
+    """The services of a run that is no part of a sweep."""
+    return RunServices(
         evaluate=evaluate_in_child,
         recorder=own_recorder,
         provenance=collect_provenance,
@@ -63,7 +63,7 @@ def alone(threads_per_rank: Sequence[int] = ()) -> Means:
     )
 
 
-def train(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, means: Means | None = None) -> Result:
+def train(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, services: RunServices | None = None) -> Result:
     """Bring the run to FINISHED and return result.json; a second caller with the same key waits for the first.
 
     Raises:
@@ -74,7 +74,7 @@ def train(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, means: M
         PacelineError: the run folder can't be written, the evaluation failed.
     """
     with Heartbeat(say) as heartbeat, _folder_errors_explained(run):
-        return _train_alone(run, config_yaml=config_yaml, argv=argv, say=heartbeat, means=means or alone())
+        return _train_alone(run, config_yaml=config_yaml, argv=argv, say=heartbeat, services=services or alone())
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def _folder_errors_explained(run: Run) -> Iterator[None]:
     except OSError as error:
         raise PacelineError(
             f"run {run.key.short} can't go on in {run.folder.path}: {os_reason(error)}",
-            try_="make room or mend its permissions, then the same command; or paths.runs=<another folder>",
+            hint="make room or fix its permissions, then the same command; or paths.runs=<another folder>",
         ) from error
 
 
@@ -99,14 +99,14 @@ class _Work:
     config_yaml: str
     argv: Sequence[str]
     say: Heartbeat
-    means: Means
+    services: RunServices
     started: float
 
 
-def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Heartbeat, means: Means) -> Result:
+def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Heartbeat, services: RunServices) -> Result:
     """Behind the lock of the run's key."""
     say.doing(f"waiting for the command that trains {run.key.short}")
-    with locked(run.folder, say, means.stop) as lock:
+    with locked(run.folder, say, services.stop) as lock:
         if run.reason is None:
             say(f"{run.key.short} was finished by the other command")
         else:
@@ -115,11 +115,11 @@ def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Heartb
                 _Work(
                     run=run,
                     lock=lock,
-                    recorder=means.recorder(run),
+                    recorder=services.recorder(run),
                     config_yaml=config_yaml,
                     argv=argv,
                     say=say,
-                    means=means,
+                    services=services,
                     started=time.time(),
                 )
             )
@@ -131,7 +131,7 @@ def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Heartb
 
 def _finish(work: _Work) -> None:
     """Bring the run to result.json. Whatever ends that early stands in the journal and in the record."""
-    with Interruptible(work.means.stop) as signals:
+    with Interruptible(work.services.stop) as signals:
         try:
             _launch_unless_done(work)
             signals.check()
@@ -144,20 +144,20 @@ def _finish(work: _Work) -> None:
             _note_end(work, killed or error)
             if killed is not None:
                 key = work.run.key.short
-                raise Killed(f"KILLED {key}: {killed.what}", try_=_goes_on(work.run)) from None
+                raise Killed(f"KILLED {key}: {killed.what}", hint=_goes_on(work.run)) from None
             work.lock.check()  # that says more than what came of it
             raise
 
 
 def _launch_unless_done(work: _Work) -> None:
     """Until the node half has ended well, here or in a command before."""
-    run, means = work.run, work.means
+    run, services = work.run, work.services
     if run.folder.training_done(run.key):
         run.folder.restore(
             key=run.key, config=run.config.resolved, config_yaml=work.config_yaml, pack_path=run.pack.path
         )
-        if means.on_trained is not None:
-            means.on_trained()
+        if services.on_trained is not None:
+            services.on_trained()
         return
     work.say.doing("noting where the run comes from")
     _lay_out(work)
@@ -173,7 +173,7 @@ def _complete(work: _Work, signals: Interruptible) -> None:
     if summary is None:
         raise TrainingError(f"{run.folder.summary} is missing: somebody has removed it just now")
     say.doing("making the evaluation report")
-    work.means.evaluate(run.folder, run.root)
+    work.services.evaluate(run.folder, run.root)
     signals.check()
     work.lock.check()
     number = journal.attempts(run.folder.journal)
@@ -245,15 +245,15 @@ def _lay_out(work: _Work) -> None:
     for name in (run.folder.result, run.folder.summary, run.folder.path / PRUNE, run.folder.path / PRUNED):
         name.unlink(missing_ok=True)
     run.folder.prepare(
-        sources=work.means.code or run.sources,
+        sources=work.services.code or run.sources,
         key=run.key,
         config=run.config.resolved,
         config_yaml=work.config_yaml,
         pack_path=run.pack.path,
     )
     if not matches(run.root, run.folder.code, run.key.parts["code"]):
-        raise PacelineError("its code was edited while the run was being prepared", try_="the same command again")
-    origin, patch = work.means.provenance(run, work.argv, work.started, work.say)
+        raise PacelineError("its code was edited while the run was being prepared", hint="the same command again")
+    origin, patch = work.services.provenance(run, work.argv, work.started, work.say)
     write_json(run.folder.path / "provenance.json", origin.as_json())
     write_atomic(run.folder.path / "changes.patch", patch)
     provenance.keep_lock(run.root, run.folder.path)
@@ -291,13 +291,13 @@ def _leave_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
     detail = f"after epoch {pruned['epoch']}, step {pruned['step']}"
     _note(run, State.PRUNED, journal.attempts(run.folder.journal), detail)
     recorder.finish(say)
-    mend = "doit train with the same configuration goes on from there"
-    raise Pruned(f"PRUNED {run.key.short} {detail}", try_=mend)
+    hint = "doit train with the same configuration goes on from there"
+    raise Pruned(f"PRUNED {run.key.short} {detail}", hint=hint)
 
 
 def _attempts(work: _Work) -> None:
     """Attempt after attempt, each from the last checkpoint, until one ends well or none is left."""
-    run, say, means = work.run, work.say, work.means
+    run, say, services = work.run, work.say, work.services
     first = journal.attempts(run.folder.journal) + 1
     last = first + run.config.cluster.max_restarts
     for number in range(first, last + 1):
@@ -316,11 +316,11 @@ def _attempts(work: _Work) -> None:
                 on_line=lambda line: say(f"{line.host}:{'-' if line.rank is None else line.rank} | {line.text}"),
                 on_start=partial(_on_start, work, number),
                 on_facts=partial(_on_facts, work),
-                on_end=partial(_on_end, say, means),
+                on_end=partial(_on_end, say, services),
                 on_note=say if number == first else None,
-                hosts=means.hosts,
-                stop=means.stop,
-                threads_per_rank=means.threads_per_rank,
+                hosts=services.hosts,
+                stop=services.stop,
+                threads_per_rank=services.threads_per_rank,
                 versions=run.key.parts["environment"],
             )
             _need_an_end(run)
@@ -339,7 +339,7 @@ def _need_an_end(run: Run) -> None:
         return
     raise TrainingError(
         f"every rank ended with exit code 0 before the training was over: it was {progress.under_way(run.folder)}",
-        try_="take out what ends the process (sys.exit, os._exit) in the model or in what it imports",
+        hint="take out what ends the process (sys.exit, os._exit) in the model or in what it imports",
     )
 
 
@@ -349,10 +349,10 @@ def _on_start(work: _Work, number: int) -> None:
     work.say.doing(partial(progress.under_way, work.run.folder))
 
 
-def _on_end(say: Heartbeat, means: Means) -> None:
+def _on_end(say: Heartbeat, services: RunServices) -> None:
     say.doing("bringing the results here")
-    if means.on_trained is not None:
-        means.on_trained()
+    if services.on_trained is not None:
+        services.on_trained()
 
 
 def _on_facts(work: _Work, facts: Sequence[NodeFacts]) -> None:
@@ -391,4 +391,4 @@ def evaluate_again(folder: RunFolder, root: Path, say: Say) -> None:
         intact = all(name in vouched and changed(folder.path / name, vouched[name]) is None for name in EVALUATED)
         if not intact or report_key.stale_because(folder, root) is not None:
             evaluate_in_child(folder, root)
-            folder.vouch_again()
+            folder.refresh_fingerprints()

@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline import data
 from pipeline.config.build import RunConfig
 from pipeline.core.cache import remember_in
-from pipeline.core.errors import UsageError, hint
+from pipeline.core.errors import UsageError, suggestion
 from pipeline.evaluation import report_key
 from pipeline.keys.content_key import ContentKey, content_key, environment
 from pipeline.keys.import_closure import Closure, import_closure
@@ -76,7 +76,7 @@ def of_hosts(here: Mapping[str, str], told: Mapping[str, str]) -> dict[str, str]
     """The key's versions: the controller's, but where ``cluster.environment`` tells of the hosts. Raises UsageError."""
     for name in told:
         if name not in here:
-            raise UsageError(f"cluster.environment.{name}: the run doesn't import that; {hint(name, here)}")
+            raise UsageError(f"cluster.environment.{name}: the run doesn't import that; {suggestion(name, here)}")
     return {**here, **told}
 
 

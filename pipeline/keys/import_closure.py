@@ -83,7 +83,7 @@ def _refuse_working_tree(root: Path, behind: Sequence[str]) -> None:
         if os.path.realpath(entry) == os.path.realpath(root):
             raise UsageError(
                 f"cluster.env.PYTHONPATH names the project's own folder {entry}, of which a run has its own copy",
-                try_=f"leave {entry} out of it",
+                hint=f"leave {entry} out of it",
             )
 
 
@@ -197,8 +197,8 @@ class _Walk:
             self.absent.add(item.name)
             return
         what = "neither a file of the project nor of the standard library nor of an installed distribution"
-        mend = f"pip install what has it; or, where it may be missing, try: import {item.name} … except ImportError"
-        raise _refused(path, item, what, mend)
+        hint = f"pip install what has it; or, where it may be missing, try: import {item.name} … except ImportError"
+        raise _refused(path, item, what, hint)
 
     def _is_of_project(self, path: str) -> bool:
         return Path(self.places[path]).is_relative_to(self.root)
@@ -271,5 +271,5 @@ class _Walk:
         return dict(sorted({**dict.fromkeys(self.absent, ABSENT), **known}.items()))
 
 
-def _refused(path: str, item: Import, what: str, mend: str) -> UsageError:
-    return UsageError(f"{path}:{item.line} imports {item.name}: {what}", try_=mend)
+def _refused(path: str, item: Import, what: str, hint: str) -> UsageError:
+    return UsageError(f"{path}:{item.line} imports {item.name}: {what}", hint=hint)

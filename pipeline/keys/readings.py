@@ -73,7 +73,7 @@ def _read(source: bytes, path: str) -> dict[str, Any]:
     except (SyntaxError, ValueError) as error:  # ValueError: a NUL byte
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else error
-        raise UsageError(f"{path}{line} can't be parsed: {why}", try_="mend the file, then the same command") from error
+        raise UsageError(f"{path}{line} can't be parsed: {why}", hint="fix the file, then the same command") from error
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     found = imports.imports(tree, module, is_package=path.endswith("/__init__.py"))
     kinds: dict[str, dict[str, int]] = {}

@@ -31,14 +31,14 @@ def up(root: Path, hosts: int) -> Lab:
     _require()
     root = _checked_root(root)
     if not 1 <= hosts <= _MAX_HOSTS:
-        raise UsageError(f"lab: hosts={hosts} is out of range; valid: 1 to {_MAX_HOSTS}", try_="doit lab hosts=2")
+        raise UsageError(f"lab: hosts={hosts} is out of range; valid: 1 to {_MAX_HOSTS}", hint="doit lab hosts=2")
     with _lock():
         lab = state.load(root)
         if lab is not None and _usable(lab, root):
             if len(lab.hosts) != hosts:
                 raise UsageError(
                     f"lab: one of {len(lab.hosts)} hosts runs here, hosts={hosts} was asked for",
-                    try_=f"doit lab down=1 && doit lab hosts={hosts}",
+                    hint=f"doit lab down=1 && doit lab hosts={hosts}",
                 )
             return _repaired(lab)
         _remove(root)
@@ -68,7 +68,7 @@ def _checked_root(root: Path) -> Path:
     if refused:
         raise HostError(
             f"lab: the folder {str(root)!r} has {refused[0]!r} in its path, which ssh_config can't quote",
-            try_="move the project to a folder without it",
+            hint="move the project to a folder without it",
         )
     return root
 
@@ -97,7 +97,7 @@ def _usable(lab: Lab, root: Path) -> bool:
 
 def _repaired(lab: Lab) -> Lab:
     for host in lab.hosts:
-        network.mend(lab, host.name)
+        network.restore(lab, host.name)
         if host.sshd_pid is None:
             lab_host.start(host)
     return _ready(lab)
@@ -109,7 +109,7 @@ def _make(root: Path, hosts: int) -> Lab:
         state.folder(root).mkdir(exist_ok=True)
     except OSError as error:
         raise HostError(
-            f"lab: its hosts' files can't lie in this project: {os_reason(error)}", try_="a clone that you can write to"
+            f"lab: its hosts' files can't lie in this project: {os_reason(error)}", hint="a clone that you can write to"
         ) from error
     state.journal(root, id_, hosts, network.free_subnet(id_))
     lab = state.load(root)

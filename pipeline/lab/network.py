@@ -35,7 +35,7 @@ def free_subnet(id_: str) -> str:
             subnet = ipaddress.ip_network(f"{block}.{(start + index) % 256}.0/24")
             if not any(subnet.overlaps(other) for other in taken):
                 return str(subnet)
-    raise HostError("lab: no free /24 in 10.83.0.0/16 and 198.18.0.0/15", try_="ip route, and free one of them")
+    raise HostError("lab: no free /24 in 10.83.0.0/16 and 198.18.0.0/15", hint="ip route, and free one of them")
 
 
 def _taken() -> Iterator[str]:
@@ -125,7 +125,7 @@ def end_processes(name: str) -> None:
             except ProcessLookupError:
                 continue
         if time.monotonic() > deadline:
-            raise HostError(f"lab: processes {', '.join(pids)} in {name} survive SIGKILL", try_="doit lab down=1")
+            raise HostError(f"lab: processes {', '.join(pids)} in {name} survive SIGKILL", hint="doit lab down=1")
         time.sleep(0.01)
 
 
@@ -134,7 +134,7 @@ def cut(lab: Lab, host: str) -> None:
     command("ip", "-n", lab.switch, "link", "set", lab.host(host).name, "down")
 
 
-def mend(lab: Lab, host: str) -> None:
+def restore(lab: Lab, host: str) -> None:
     """Put the cable back and lift a limit."""
     command("ip", "-n", lab.switch, "link", "set", lab.host(host).name, "up")
     for name, device in _ends(lab, host):

@@ -29,25 +29,25 @@ def missing() -> HostError | None:
     if sys.platform != "linux":
         return HostError(
             f"the lab needs Linux (network namespaces); this is {sys.platform}",
-            try_="doit train cluster=pssh cluster.hostfile=FILE, with hosts of your own",
+            hint="doit train cluster=pssh cluster.hostfile=FILE, with hosts of your own",
         )
     absent = [program for program in _PACKAGES if shutil.which(program, path=PATH) is None]
     if absent:
         packages = sorted({_PACKAGES[program] for program in absent})
         return HostError(
             f"the lab needs {', '.join(absent)}, not found in {PATH}",
-            try_=f"sudo apt-get install {' '.join(packages)}   ({_OWN_HOSTS})",
+            hint=f"sudo apt-get install {' '.join(packages)}   ({_OWN_HOSTS})",
         )
     if os.geteuid() != 0:
         return HostError(
             f"the lab needs root (network namespaces); this is uid {os.geteuid()}",
-            try_=f'sudo "$(command -v doit)" lab hosts=2   ({_OWN_HOSTS})',
+            hint=f'sudo "$(command -v doit)" lab hosts=2   ({_OWN_HOSTS})',
         )
     lacking = [name for name, bit in _CAPABILITIES.items() if not _effective_capabilities() >> bit & 1]
     if lacking:
         return HostError(
             f"the lab needs {' and '.join(lacking)}, which this container's root does not have",
-            try_=f"docker run --privileged …   ({_OWN_HOSTS})",
+            hint=f"docker run --privileged …   ({_OWN_HOSTS})",
         )
     return None
 
@@ -70,6 +70,6 @@ def command(*argv: str, stdin: str = "") -> str:
         said = " ".join(done.stderr.split()) or "(nothing)"
         raise HostError(
             f"lab: `{' '.join(argv)}` ended with {done.code} and said: {said}",
-            try_="doit lab down=1, then again",
+            hint="doit lab down=1, then again",
         )
     return done.stdout

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import HostError, hint
+from pipeline.core.errors import HostError, suggestion
 from pipeline.core.files import write_json
 
 _VERSION = 1
@@ -65,7 +65,7 @@ class Lab:
         for host in self.hosts:
             if host.name == name:
                 return host
-        raise HostError(f"lab: no host {name!r}; {hint(name, [host.name for host in self.hosts])}")
+        raise HostError(f"lab: no host {name!r}; {suggestion(name, [host.name for host in self.hosts])}")
 
 
 def folder(root: Path) -> Path:

@@ -60,10 +60,10 @@ def export(folder: RunFolder, *, root: Path, to: Path, weights: bool) -> int:
         seen = "is damaged" if path.exists() else "is missing"
         raise PacelineError(
             f"{path} {seen}: nothing could tell where an export of run {folder.key} comes from",
-            try_="another copy of the run folder, or its MLflow run: doit reproduce run=<its MLflow id>",
+            hint="another copy of the run folder, or its MLflow run: doit reproduce run=<its MLflow id>",
         )
     if weights and not (folder.path / _WEIGHTS[0]).is_file():
-        raise PacelineError(f"{folder.path / _WEIGHTS[0]} is missing", try_="leave weights=1 away")
+        raise PacelineError(f"{folder.path / _WEIGHTS[0]} is missing", hint="leave weights=1 away")
     members = dict(_members(folder, (*_KEPT, *(_WEIGHTS if weights else ()))))
     members |= _accepted(folder)
     commit = provenance.get("git_commit")
@@ -93,7 +93,7 @@ def unpack(archive: Path, place: Path, *, root: Path) -> RunFolder:
             _check_digests(tar, members, archive)
             tar.extractall(place, members=members, filter="data")
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, OverflowError) as error:
-        raise UsageError(f"run={archive} can't be read as an exported run: {error}", try_=_AGAIN) from error
+        raise UsageError(f"run={archive} can't be read as an exported run: {error}", hint=_AGAIN) from error
     folder = RunFolder(place / PurePosixPath(members[0].name).parts[0])
     folder.refuse_newer()
     try:
@@ -104,7 +104,7 @@ def unpack(archive: Path, place: Path, *, root: Path) -> RunFolder:
         check_parts(folder, key, result, root)
         acceptance.standing(folder)
     except AlteredError as error:
-        raise UsageError(f"run={archive}: {error.what.replace(f'{place}/', '')}", try_=_AGAIN) from error
+        raise UsageError(f"run={archive}: {error.what.replace(f'{place}/', '')}", hint=_AGAIN) from error
     return folder
 
 
@@ -146,7 +146,7 @@ def _check_digests(tar: tarfile.TarFile, members: list[tarfile.TarInfo], archive
     if MANIFEST not in by_name:
         raise UsageError(
             f"run={archive} has no {MANIFEST}: it isn't an exported run, or an older Paceline wrote it",
-            try_="doit export run=KEY once more where the run's folder is",
+            hint="doit export run=KEY once more where the run's folder is",
         )
     manifest = documents.open_sealed(_content(tar, by_name.pop(MANIFEST)))
     files = manifest.get("files")
@@ -154,15 +154,15 @@ def _check_digests(tar: tarfile.TarFile, members: list[tarfile.TarInfo], archive
         raise UsageError(
             f"run={archive}: {MANIFEST} is that of run {manifest.get('key')}, version {manifest.get('version')}; "
             f"the folder is {top}, and version {_VERSION} is known here",
-            try_=_AGAIN,
+            hint=_AGAIN,
         )
     for name in sorted(by_name.keys() | files.keys()):
         if name not in files:
-            raise UsageError(f"run={archive}: {name!r} was added; {MANIFEST} doesn't name it", try_=_AGAIN)
+            raise UsageError(f"run={archive}: {name!r} was added; {MANIFEST} doesn't name it", hint=_AGAIN)
         if name not in by_name:
-            raise UsageError(f"run={archive}: {name!r} was taken out; {MANIFEST} names it", try_=_AGAIN)
+            raise UsageError(f"run={archive}: {name!r} was taken out; {MANIFEST} names it", hint=_AGAIN)
         if _sha256(tar, by_name[name]) != files[name]:
-            raise UsageError(f"run={archive}: {name!r} was altered; its sha256 isn't that of {MANIFEST}", try_=_AGAIN)
+            raise UsageError(f"run={archive}: {name!r} was altered; its sha256 isn't that of {MANIFEST}", hint=_AGAIN)
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
@@ -189,7 +189,7 @@ def _members(folder: RunFolder, patterns: tuple[str, ...]) -> Iterator[tuple[str
                     raise PacelineError(
                         f"{path} holds a login in an address (https://user:password@…): without it, it would be "
                         "another file than the run was made of",
-                        try_="the login in a variable of cluster.env whose name says so, as in PROXY_PASSWORD",
+                        hint="the login in a variable of cluster.env whose name says so, as in PROXY_PASSWORD",
                     )
                 yield name, kept
 

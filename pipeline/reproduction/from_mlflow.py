@@ -29,7 +29,7 @@ def fetched(run_id: str, uri: str, place: Path, *, runs_dir: Path) -> RunFolder:
     if database is not None and not database.exists():
         raise UsageError(
             f"run={run_id}: no such run under {runs_dir}, and there is no {database} to ask",
-            try_="tracking.uri=<the tracking server that knows it>",
+            hint="tracking.uri=<the tracking server that knows it>",
         )
     download = place / "record"
     argv = tracking.fetch_command(run_id, download, uri)
@@ -37,7 +37,7 @@ def fetched(run_id: str, uri: str, place: Path, *, runs_dir: Path) -> RunFolder:
     if done.code == tracking.NO_SUCH_RUN:
         raise UsageError(
             f"run={run_id}: no such run under {runs_dir}, and {store} knows none either",
-            try_="tracking.uri=<the tracking server that knows it>",
+            hint="tracking.uri=<the tracking server that knows it>",
         )
     if done.code != 0:
         why = done.stderr.strip().splitlines()[-1:]

@@ -55,14 +55,14 @@ def read(folder: RunFolder, root: Path) -> Recipe:
         result, _ = acceptance.standing(folder)
     if result is None:
         raise PacelineError(
-            f"run {folder.key} has no result to compare with: it isn't finished", try_=f"doit status run={folder.key}"
+            f"run {folder.key} has no result to compare with: it isn't finished", hint=f"doit status run={folder.key}"
         )
     if provenance is None or key is None or config is None:
         raise PacelineError(f"run {folder.key} can't be made again: its provenance, key or configuration is missing")
     if provenance.get("git_commit") is None:
         raise PacelineError(
             f"run {folder.key} was not made from a git repository, so its code can't be brought back as a whole",
-            try_=f"the trainer's own files are in {folder.path / 'code'}",
+            hint=f"the trainer's own files are in {folder.path / 'code'}",
         )
     check_parts(folder, key, result if result.key == folder.key else None, root)
     path = folder.path / "changes.patch"
@@ -71,7 +71,7 @@ def read(folder: RunFolder, root: Path) -> Recipe:
         raise PacelineError(
             f"{path} is {'altered' if path.exists() else 'missing'}: the uncommitted changes of run {folder.key} "
             "can't be brought back",
-            try_="another copy of the run folder, or its export (MLflow keeps no patch that has a login in it)",
+            hint="another copy of the run folder, or its export (MLflow keeps no patch that has a login in it)",
         )
     return Recipe(
         folder=folder, result=result.fields, parts=key.parts, config=config, provenance=provenance, patch=patch
@@ -95,7 +95,7 @@ def checkout(
         else:
             raise PacelineError(
                 f"commit {recipe.commit} of run {recipe.folder.key} is not in this clone ({root})",
-                try_="git fetch --all (or git fetch from the clone that has it), then the same command",
+                hint="git fetch --all (or git fetch from the clone that has it), then the same command",
             )
         _apply(recipe, place)
         for line in submodules.fill(place, root if repository is not None else None, recipe.commit):
@@ -138,5 +138,5 @@ def _patch(recipe: Recipe, place: Path, where: tuple[str, ...]) -> None:
         why = done.stderr.strip() if done else "git is missing"
         raise PacelineError(
             f"the uncommitted changes of run {recipe.folder.key} don't apply to its commit {recipe.commit}:\n{why}",
-            try_=f"git apply --reject {path}, in a checkout of that commit",
+            hint=f"git apply --reject {path}, in a checkout of that commit",
         )

@@ -84,7 +84,7 @@ def reproduce(
         raise TrainingError(
             f"run {recipe.folder.key} could not be made again: its training ended with exit code {code}, for the "
             "reason above",
-            try_=f"mend that, then the same command; keep=1 leaves the run's code in {work / 'code'}",
+            hint=f"fix that, then the same command; keep=1 leaves the run's code in {work / 'code'}",
         )
     verdict = compare(recipe, made[0])
     write_json(work / "verdict.json", {**asdict(verdict), "reproduced": verdict.reproduced})
@@ -138,7 +138,7 @@ def _refuse_untold(recipe: Recipe, given: Sequence[str]) -> None:
         name = word.rpartition(".")[2] if word.lstrip("+").startswith("cluster.env.") else "NAME"
         raise PacelineError(
             f"run {recipe.folder.key} was told secrets, which no file keeps; to be told anew: {' '.join(untold)}",
-            try_=f"doit reproduce run={recipe.folder.key} {word}='${{oc.env:{name}}}', with the value in the "
+            hint=f"doit reproduce run={recipe.folder.key} {word}='${{oc.env:{name}}}', with the value in the "
             f"environment variable {name} (a variable of the same name in your environment is taken as it is)",
         )
 
@@ -174,14 +174,14 @@ def _check_data(recipe: Recipe, source: str | None, data_dir: Path) -> None:
     except (UsageError, KeyError):
         return  # another version's fields: its own code looks for the data
     lost = f"the data of run {recipe.folder.key} (digest {wanted[:12]}) is gone"
-    mend = "dataset.source=<where it is now>, or paths.data=<a folder that has its pack>"
+    hint = "dataset.source=<where it is now>, or paths.data=<a folder that has its pack>"
     try:
         found = data.find(dataset, data_dir) or data.fetch(dataset, data_dir)
     except DataError as error:
-        raise PacelineError(f"{lost}: {error.what}", try_=mend) from error
+        raise PacelineError(f"{lost}: {error.what}", hint=hint) from error
     if found.digest != wanted:
         item = Difference(part="data", field="digest", old=wanted, new=found.digest)
-        raise PacelineError(f"{lost}; what is found in its place is other data\n  {item}", try_=mend)
+        raise PacelineError(f"{lost}; what is found in its place is other data\n  {item}", hint=hint)
 
 
 def _quoted(text: str) -> str:

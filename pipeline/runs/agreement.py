@@ -45,5 +45,5 @@ def _untrue(path: Path, why: str) -> AlteredError:
     """Of history, which no training can write again."""
     return AlteredError(
         f"{path} was altered: it {why}",
-        try_="another copy of the run folder, its export, or its MLflow run: doit reproduce run=<that>",
+        hint="another copy of the run folder, its export, or its MLflow run: doit reproduce run=<that>",
     )

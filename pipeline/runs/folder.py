@@ -70,7 +70,7 @@ class RunFolder:
             raise UsageError(
                 f"run {self.key} was written by a newer Paceline: key.json has version {known['version']}, "
                 f"this one knows up to {KEY_VERSION}",
-                try_="update this checkout, or paths.runs=<another folder>",
+                hint="update this checkout, or paths.runs=<another folder>",
             )
 
     def prepare(
@@ -201,7 +201,7 @@ class RunFolder:
         command = shlex.join(["doit", "train", *words]) if said and words else "doit train with the words of the run"
         return AlteredError(
             f"{self.path / name} was altered: it {why}",
-            try_=f"{command}   (makes it again from the run's files, or trains where those were altered too)",
+            hint=f"{command}   (makes it again from the run's files, or trains where those were altered too)",
         )
 
     def _is_older(self) -> bool:
@@ -243,7 +243,7 @@ class RunFolder:
             },
         )
 
-    def vouch_again(self) -> None:
+    def refresh_fingerprints(self) -> None:
         """Fingerprint the report anew after it was repeated; a run without a result vouches for nothing."""
         result = self.read_result()
         if result is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import UsageError, hint
+from pipeline.core.errors import UsageError, suggestion
 from pipeline.keys.content_key import KEY_LENGTH, KEY_VERSION
 from pipeline.runs import acceptance, journal
 from pipeline.runs.folder import RunFolder, is_newer, topology_of, what
@@ -54,7 +54,7 @@ def find(runs_dir: Path, named: str) -> RunFolder:
     if len(found) > 1:
         raise UsageError(f"run={named} is the beginning of {len(found)} keys: {', '.join(sorted(found))}")
     if not found:
-        raise UsageError(f"run={named}: no such run under {runs_dir}; {hint(named, keys)}")
+        raise UsageError(f"run={named}: no such run under {runs_dir}; {suggestion(named, keys)}")
     folder = RunFolder(runs_dir / found[0])
     folder.refuse_newer()
     return folder

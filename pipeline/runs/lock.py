@@ -49,7 +49,7 @@ class RunLock:
             path = self._folder.lock
             raise PacelineError(
                 f"{path} is a directory; it has to be a file, the lock of run {self._folder.key}",
-                try_=f"rm -r {shlex.quote(str(path))}, then the same command",
+                hint=f"rm -r {shlex.quote(str(path))}, then the same command",
             ) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,7 +76,7 @@ class RunLock:
             raise TrainingError(
                 f"{self._folder.lock}, the lock of run {self._folder.key}, was removed while the run was going on "
                 f"(rm -r {shlex.quote(str(self._folder.path.parent))} does that); nothing more is written",
-                try_="the same command again",
+                hint="the same command again",
             )
 
 

@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class AlteredError(PacelineError):
-    """A file of a run folder that isn't what was written; the text names it, says what is wrong, and the mend."""
+    """A file of a run folder that isn't what was written; the text names it, says what is wrong, and the fix."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from pipeline.core.errors import UsageError, hint
+from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.specs import State
 from pipeline.runs import acceptance, attempts, journal, lock, metrics_file
 from pipeline.runs.folder import RunFolder, what
@@ -74,7 +74,7 @@ def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
         raise UsageError(f"run {folder.key} has no logs: none of its attempts was started")
     hosts = {path.stem for path in found}
     if host is not None and host not in hosts:
-        raise UsageError(f"host={host}: run {folder.key} has no log of it; {hint(host, hosts)}")
+        raise UsageError(f"host={host}: run {folder.key} has no log of it; {suggestion(host, hosts)}")
     for path in found:
         if host in (None, path.stem):
             yield f"==> attempt {path.parent.name}, {path.stem} <=="

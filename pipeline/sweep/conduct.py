@@ -22,12 +22,12 @@ from pipeline.execution.configured_run import Run
 from pipeline.runs import journal
 from pipeline.runs.lock import RunLock
 from pipeline.sweep import folder as folders
-from pipeline.sweep.companions import was_missed
 from pipeline.sweep.folder import SweepFolder, TrialEntry
 from pipeline.sweep.outcomes import cause_of, detail_of, finished, first_line, was_pruned
 from pipeline.sweep.schedule import Ended, Schedule, Start
 from pipeline.sweep.shared import Shared
 from pipeline.sweep.trial import Outcome, Trial, TrialSource
+from pipeline.sweep.workers import was_missed
 
 _LOOK_S = 0.2  # also how soon a search hears of an epoch
 
@@ -74,7 +74,7 @@ class _Conductor:
         self.stop = Stop()
         self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
-        self.halted = self.mend = ""
+        self.halted = self.hint = ""
         self.shared = Shared(sweep.folder, sweep.slots, sweep.root)
         entries = self._read_journal()
         self._before, self._stood = folders.latest(entries), {entry.number: entry for entry in entries}
@@ -106,7 +106,7 @@ class _Conductor:
             signals.hold()
             self._join()
         if self.halted:
-            raise PacelineError(f"the sweep stopped before its end: {self.halted}", try_=self.mend)
+            raise PacelineError(f"the sweep stopped before its end: {self.halted}", hint=self.hint)
         return self.schedule.ended
 
     def _begin(self, start: Start) -> None:
@@ -148,13 +148,13 @@ class _Conductor:
         self.shared.forget(start.slot)
         if last:
             self._halt(
-                f"no host is left: {outcome.detail}", "mend it (doit preflight shows more), then the same command"
+                f"no host is left: {outcome.detail}", "fix it (doit preflight shows more), then the same command"
             )
 
-    def _halt(self, why: str, mend: str) -> None:
+    def _halt(self, why: str, hint: str) -> None:
         """Start nothing more; what is under way goes on."""
         if not self.halted:
-            self.halted, self.mend = why, mend
+            self.halted, self.hint = why, hint
         self.schedule.halt()
 
     def _end_all(self) -> None:
@@ -280,7 +280,7 @@ class _Conductor:
                 config_yaml=compose.as_yaml(run.config.resolved),
                 argv=self.sweep.argv,
                 say=say,
-                means=self.shared.means(run, start.slot, lambda: self.events.put(_Event(start=start)), self.stop),
+                services=self.shared.services(run, start.slot, lambda: self.events.put(_Event(start=start)), self.stop),
             )
         except Pruned as error:
             return Outcome(state=State.PRUNED, detail=first_line(error.what)), ""

@@ -1,4 +1,4 @@
-"""A sweep's command line → its trials: each configured, with its key, doubles removed. Starts nothing."""
+"""A sweep's command line → its trials: each configured, with its key, duplicates removed. Starts nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.cluster.plan import check_batch
 from pipeline.config import build, compose
 from pipeline.config.build import RunConfig, train_config
 from pipeline.config.schema import SweepConfig
-from pipeline.config.trials import TrialComposer, Words, jobs
+from pipeline.config.trials import Overrides, TrialComposer, jobs
 from pipeline.core import redact
 from pipeline.core.errors import UsageError
 from pipeline.core.files import canonical_json, sha256_text
@@ -37,13 +37,13 @@ _OUTSIDE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """The trials of a grid in their order. ``doubles``: how many combinations were the same run as an earlier one.
+    """The trials of a grid in their order. ``duplicates``: how many combinations were the same run as an earlier one.
 
     ``slots`` are the parts of the cluster on which trials run at a time.
     """
 
     trials: tuple[Trial, ...]
-    doubles: int
+    duplicates: int
     slots: tuple[Cluster, ...]
     settings: SweepConfig
 
@@ -79,7 +79,7 @@ def expand(words: Sequence[str], *, root: Path, local_gpus: int) -> Space:
     return of_jobs(jobs(words), root=root, local_gpus=local_gpus)
 
 
-def of_jobs(combinations: Sequence[Words], *, root: Path, local_gpus: int) -> Space:
+def of_jobs(combinations: Sequence[Overrides], *, root: Path, local_gpus: int) -> Space:
     """The trials of combinations that Hydra has made already."""
     factory = TrialFactory(root=root, local_gpus=local_gpus)
     common = set(combinations[0]).intersection(*combinations[1:]) if combinations else set()
@@ -97,7 +97,7 @@ def of_jobs(combinations: Sequence[Words], *, root: Path, local_gpus: int) -> Sp
                 trials.append(trial)
     return Space(
         trials=tuple(trials),
-        doubles=len(combinations) - len(trials),
+        duplicates=len(combinations) - len(trials),
         slots=factory.slots(),
         settings=factory.settings,
     )
@@ -142,7 +142,7 @@ class TrialFactory:
         """Look for data again: some was fetched."""
         self._packs.clear()
 
-    def trial(self, number: int, chosen: Words, words: Words) -> Trial:
+    def trial(self, number: int, chosen: Overrides, words: Overrides) -> Trial:
         """One configured trial. Raises UsageError."""
         resolved = self._composer.resolve(words)
         whole = self._whole_config(resolved, words)
@@ -168,7 +168,7 @@ class TrialFactory:
         chosen = build.words_of_the_run(chosen, resolved)
         return Trial(number=number, chosen=chosen, overrides=config.overrides, config=config, run=run)
 
-    def _whole_config(self, resolved: dict[str, Any], words: Words) -> RunConfig:
+    def _whole_config(self, resolved: dict[str, Any], words: Overrides) -> RunConfig:
         outside = canonical_json([resolved.get(name) for name in _OUTSIDE])
         if outside not in self._whole:
             self._whole[outside] = build.build(
@@ -190,7 +190,7 @@ class TrialFactory:
         return self._packs[wanted]
 
 
-def _parsed(resolved: dict[str, Any], chosen: Words) -> node.TrainConfig:
+def _parsed(resolved: dict[str, Any], chosen: Overrides) -> node.TrainConfig:
     try:
         return train_config(resolved)
     except UsageError as error:
@@ -198,7 +198,7 @@ def _parsed(resolved: dict[str, Any], chosen: Words) -> node.TrainConfig:
         raise UsageError(f"{where}{error}") from error
 
 
-def _of_the_run(words: Words, hosts: Words) -> Words:
+def _of_the_run(words: Overrides, hosts: Overrides) -> Overrides:
     """Without what only says how the sweep goes; ``hosts`` takes the place of words that name others."""
     replaced = tuple(f"{word.partition('=')[0]}=" for word in hosts)
     words = (*(word for word in words if not (replaced and word.startswith(replaced))), *hosts)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import documents
-from pipeline.core.errors import UsageError, hint
+from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.files import write_atomic, write_json
 from pipeline.core.specs import State
 from pipeline.runs import journal
@@ -68,7 +68,7 @@ class SweepFolder:
             raw = documents.read(path)
             version = raw.get("version")
             if type(version) is int and version > VERSION:
-                raise UsageError(f"{path} was written by a newer version of Paceline", try_="git pull here")
+                raise UsageError(f"{path} was written by a newer version of Paceline", hint="git pull here")
             if version != 1:
                 raw = documents.read_sealed(path)
             _check_types(raw)
@@ -76,7 +76,7 @@ class SweepFolder:
             why = error.strerror if isinstance(error, OSError) else error
             raise UsageError(
                 f"{path} was altered: it {why}",
-                try_=f"rm {'-r ' if path.is_dir() else ''}{shlex.quote(str(path))}; the same doit sweep makes it anew, "
+                hint=f"rm {'-r ' if path.is_dir() else ''}{shlex.quote(str(path))}; the same doit sweep makes it anew, "
                 "finished trials stay finished",
             ) from error
         return raw
@@ -169,7 +169,7 @@ def locate(runs_dir: Path, space: Space, *, fork: bool) -> SweepFolder:
             raise UsageError(
                 f"sweep.name={name} stands for another search space: {about.get('total')} trials of "
                 f"{' '.join(about.get('words', []))}; of the {len(space.trials)} trials now asked for it has {shared}",
-                try_="fork=1 begins a new sweep beside it (finished trials count), or another sweep.name",
+                hint="fork=1 begins a new sweep beside it (finished trials count), or another sweep.name",
             )
         number += 1
         folder = SweepFolder(runs_dir / FOLDER / f"{name}-{number}")
@@ -190,14 +190,14 @@ def find(runs_dir: Path, named: str | None) -> SweepFolder:
     names = [path.parent.name for path in known]
     if named is None:
         if not names:
-            raise UsageError(f"no sweep under {runs_dir / FOLDER} yet", try_="doit sweep optimizer.lr=0.1,0.01")
+            raise UsageError(f"no sweep under {runs_dir / FOLDER} yet", hint="doit sweep optimizer.lr=0.1,0.01")
         return SweepFolder(known[-1].parent)
     found = [named] if named in names else [name for name in names if named and name.startswith(named)]
     if len(found) == 1:
         return SweepFolder(runs_dir / FOLDER / found[0])
     if found:
         raise UsageError(f"sweep={named} is the beginning of {len(found)} names: {', '.join(sorted(found))}")
-    raise UsageError(f"sweep={named}: no such sweep under {runs_dir / FOLDER}; {hint(named, names)}")
+    raise UsageError(f"sweep={named}: no such sweep under {runs_dir / FOLDER}; {suggestion(named, names)}")
 
 
 def latest(entries: Iterable[TrialEntry]) -> dict[str, TrialEntry]:

@@ -155,14 +155,14 @@ def open_search(
         path, why = folder / FILE, (str(error) or repr(error)).splitlines()[0]
         raise UsageError(
             f"{path} can't be read as the study of this search: {why}",
-            try_=f"mv {shlex.quote(str(path))} {shlex.quote(f'{path}.damaged')}; the same command begins the search "
+            hint=f"mv {shlex.quote(str(path))} {shlex.quote(f'{path}.damaged')}; the same command begins the search "
             "anew, and finished trials are not trained again",
         ) from error
     total = config.total(space)
     if total < begun:
         raise UsageError(
             f"search.n_trials={total}, but {begun} trials of this search have begun; give at least {begun}",
-            try_=f"search.n_trials={begun}",
+            hint=f"search.n_trials={begun}",
         )
     return Search(study, config, space, total)
 
@@ -182,7 +182,7 @@ def _refuse_changes(study: optuna.Study, asked: dict[str, Any], folder: Path) ->
     if rows:
         raise UsageError(
             "\n".join([f"the search in {folder} was begun otherwise, and its trials would mislead this one:", *rows]),
-            try_="the words it was begun with, or fork=1, which begins a new search beside it",
+            hint="the words it was begun with, or fork=1, which begins a new search beside it",
         )
 
 

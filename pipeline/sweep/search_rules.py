@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.config.schema import SearchConfig
 from pipeline.config.space import SearchSpace
-from pipeline.core.errors import UsageError, hint
+from pipeline.core.errors import UsageError, suggestion
 
 PRUNERS = ("none", "median", "hyperband")
 DIRECTIONS = ("maximize", "minimize")
@@ -43,7 +43,7 @@ def _objective(word: str) -> Objective:
             "search.objectives='[val/accuracy maximize, train_s minimize]'"
         )
     if metric not in EVERY_EPOCH + AT_THE_END:
-        raise UsageError(f"search: no run has a metric {metric!r}; {hint(metric, EVERY_EPOCH + AT_THE_END)}")
+        raise UsageError(f"search: no run has a metric {metric!r}; {suggestion(metric, EVERY_EPOCH + AT_THE_END)}")
     return Objective(metric=metric, direction=direction)
 
 
@@ -58,10 +58,10 @@ def check(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any])
     """Refuse what would only show after the first trials. ``resolved``: the configuration of the fixed words.
 
     Raises:
-        UsageError: names the field, the value and the mend.
+        UsageError: names the field, the value and the fix.
     """
     if config.pruner not in PRUNERS:
-        raise UsageError(f"search.pruner={config.pruner}: {hint(config.pruner, PRUNERS)}")
+        raise UsageError(f"search.pruner={config.pruner}: {suggestion(config.pruner, PRUNERS)}")
     for name in ("n_trials", "startup_trials", "min_epochs"):
         value = getattr(config, name)
         if value is not None and value < 1:

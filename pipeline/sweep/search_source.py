@@ -30,7 +30,8 @@ OnAsked = Callable[[Trial], None]
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPlan:
-    """A search as the words ask for it. ``corner`` is one point of its space: it stands for what all trials share.
+    """A search as the words ask for it. ``representative_trial`` is one point of its space:
+    it stands for what all trials share.
 
     ``epochs``: how many a trial can have. ``factory`` makes the trials, within ``compose.hydra_ready()``.
     """
@@ -38,14 +39,14 @@ class SearchPlan:
     config: SearchConfig
     space: SearchSpace
     epochs: int
-    corner: Trial
+    representative_trial: Trial
     factory: TrialFactory
     slots: tuple[Cluster, ...]
     settings: SweepConfig
 
     @property
     def runs_dir(self) -> Path:
-        return self.corner.config.runs_dir
+        return self.representative_trial.config.runs_dir
 
     @property
     def made_of(self) -> dict[str, Any]:
@@ -54,7 +55,10 @@ class SearchPlan:
         return {
             "space": self.space.described(),
             "search": settings,
-            "runs": {"key of a trial": self.corner.key or configuration_digest(self.corner.config)},
+            "runs": {
+                "key of a trial": self.representative_trial.key
+                or configuration_digest(self.representative_trial.config)
+            },
         }
 
     @property
@@ -86,12 +90,12 @@ def plan(words: Sequence[str], *, root: Path, local_gpus: int) -> SearchPlan:
         f"{name}={item.options[0] if isinstance(item, Choice) else item.text(item.low)}"
         for name, item in found.dimensions.items()
     )
-    corner = factory.trial(0, first, (*found.fixed, *first))
+    representative_trial = factory.trial(0, first, (*found.fixed, *first))
     return SearchPlan(
         config=config,
         space=found,
         epochs=most_epochs(found, resolved),
-        corner=corner,
+        representative_trial=representative_trial,
         factory=factory,
         slots=factory.slots(),
         settings=factory.settings,
@@ -168,10 +172,10 @@ class Searching:
 def _value(goal: Objective, result: Mapping[str, Any], trial: Trial) -> float:
     value = goal.value(result)
     if value is None:
-        mend = "dataset.val_size=…, which takes val images from the training images"
+        hint = "dataset.val_size=…, which takes val images from the training images"
         raise PacelineError(
             f"trial {trial.number} ({trial.key}) has no {goal.metric}, which the search looks at",
-            try_=mend if goal.metric in EVERY_EPOCH else "another search.metric",
+            hint=hint if goal.metric in EVERY_EPOCH else "another search.metric",
         )
     return value
 

@@ -18,8 +18,8 @@ from pipeline.execution.configured_run import Run
 from pipeline.keys.import_closure import matches
 from pipeline.runs import provenance
 from pipeline.sweep import slots as placing
-from pipeline.sweep.companions import Records, Reports
 from pipeline.sweep.folder import SweepFolder
+from pipeline.sweep.workers import RecordWorker, ReportWorker
 
 
 class Shared:
@@ -31,8 +31,8 @@ class Shared:
         self._lock = threading.Lock()
         self._origin: tuple[provenance.Provenance, bytes] | None = None
         self._hosts: dict[int, Hosts] = {}
-        self._reporting: Reports | None = None
-        self._recording: Records | None = None
+        self._reporting: ReportWorker | None = None
+        self._recording: RecordWorker | None = None
 
     def __enter__(self) -> Shared:
         return self
@@ -48,9 +48,9 @@ class Shared:
             return run
         return dataclasses.replace(run, config=placing.placed(run.config, self._slots[slot]))
 
-    def means(self, run: Run, slot: int, on_trained: Callable[[], None], stop: Stop) -> training.Means:
+    def services(self, run: Run, slot: int, on_trained: Callable[[], None], stop: Stop) -> training.RunServices:
         """For a run on the hosts of ``slot``."""
-        return training.Means(
+        return training.RunServices(
             evaluate=self._reports().evaluate,
             recorder=self.records(run).recorder,
             provenance=self._provenance,
@@ -95,19 +95,19 @@ class Shared:
                 self._hosts[slot] = self._open.enter_context(closing(Hosts(cluster)))
             return self._hosts[slot]
 
-    def _reports(self) -> Reports:
+    def _reports(self) -> ReportWorker:
         """Started with the first trial, so that it is warm when that one ends."""
         with self._lock:
             if self._reporting is None:
                 self._reporting = self._open.enter_context(
-                    closing(Reports(self._root, self._folder.path / "reports.log"))
+                    closing(ReportWorker(self._root, self._folder.path / "reports.log"))
                 )
             return self._reporting
 
-    def records(self, run: Run) -> Records:
+    def records(self, run: Run) -> RecordWorker:
         """The sweep's way into MLflow."""
         with self._lock:
             if self._recording is None:
                 log = self._folder.path / "recorder.log"
-                self._recording = self._open.enter_context(closing(Records(run.config, self._root, log)))
+                self._recording = self._open.enter_context(closing(RecordWorker(run.config, self._root, log)))
             return self._recording

@@ -37,14 +37,14 @@ def absolute_uri(uri: str | None, root: Path) -> str:
     raise UsageError(
         f"tracking.uri={redact(uri)} is not a store that MLflow can write; valid: sqlite:///FILE, "
         "http://HOST:PORT, https://HOST, postgresql://…, mysql://…, mssql://…",
-        try_="tracking.uri=sqlite:///mlflow.db",
+        hint="tracking.uri=sqlite:///mlflow.db",
     )
 
 
 def _absolute_sqlite(uri: str, scheme: str, root: Path) -> str:
     path, mark, query = uri.removeprefix(f"{scheme}://").removeprefix("/").partition("?")
     if path in ("", ":memory:"):
-        raise UsageError(f"tracking.uri={uri} names no file", try_="tracking.uri=sqlite:///mlflow.db")
+        raise UsageError(f"tracking.uri={uri} names no file", hint="tracking.uri=sqlite:///mlflow.db")
     return f"{scheme}:///{root.resolve() / path}{mark}{query}"
 
 

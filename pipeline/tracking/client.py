@@ -41,7 +41,7 @@ class Recorder:
         self._settle()
         run_id = self._recorded_id()
         if run_id is None:
-            say(f"WARNING: not recorded in MLflow yet: {self.why()}\n  try: {self.mend()}")
+            say(f"WARNING: not recorded in MLflow yet: {self.why()}\n  try: {self.hint()}")
         return run_id
 
     def _settle(self) -> None:
@@ -63,7 +63,7 @@ class Recorder:
         last = (self.run_dir / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         return "; ".join([*last, f"see {self.run_dir / LOG}"])
 
-    def mend(self) -> str:
+    def hint(self) -> str:
         """The command that records the run later."""
         file = tracking.sqlite_path(self.uri)
         if file is not None and not os.access(file if file.exists() else file.parent, os.W_OK):

@@ -50,7 +50,7 @@ def record(
     if not check and state.is_recorded(run_dir, uri, experiment):
         return _outcome(run_dir)
     if not (run_dir / "config.json").is_file():
-        raise PacelineError(f"{run_dir} is not a run folder: config.json is missing", try_="doit runs")
+        raise PacelineError(f"{run_dir} is not a run folder: config.json is missing", hint="doit runs")
     with _alone(run_dir, _FOLLOWER_WAIT_S if follow else _WAIT_S):
         if not check and state.is_recorded(run_dir, uri, experiment):
             return _outcome(run_dir)
@@ -60,7 +60,7 @@ def record(
 def _outcome(run_dir: Path) -> Recorded:
     found = state.last_recorded(run_dir)
     if found is None:
-        raise PacelineError(f"{run_dir / state.FILE} vanished", try_=f"doit record run={run_dir.name}")
+        raise PacelineError(f"{run_dir / state.FILE} vanished", hint=f"doit record run={run_dir.name}")
     return found
 
 
@@ -73,7 +73,7 @@ def _alone(run_dir: Path, wait_s: float) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise PacelineError(
-            f"another process is recording {run_dir.name}", try_=f"doit record run={run_dir.name}, when it is done"
+            f"another process is recording {run_dir.name}", hint=f"doit record run={run_dir.name}, when it is done"
         ) from None
     try:
         yield
@@ -111,7 +111,7 @@ class _Recording:
         self.folder = _identity(run_dir)
         self.began = self.last_success = time.monotonic()
         self.ended_at: float | None = None
-        self.refused = False  # the last time, for a reason that waiting does not mend
+        self.refused = False  # the last time, for a reason that waiting does not fix
         self.state = self._resumed_state(uri, experiment)
         self.writer = Writer(run_dir, uri, self.state, self._succeeded)
 

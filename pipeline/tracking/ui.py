@@ -130,7 +130,7 @@ def _free_port(host: str, port: int | None) -> int:
                 return int(probe.getsockname()[1])
         except OSError as error:
             reason = error.strerror or str(error)
-    raise PacelineError(f"the MLflow UI can't listen on {host}, port {port}: {reason}", try_="doit ui port=5001")
+    raise PacelineError(f"the MLflow UI can't listen on {host}, port {port}: {reason}", hint="doit ui port=5001")
 
 
 def _wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path) -> None:

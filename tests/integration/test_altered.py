@@ -1,4 +1,4 @@
-"""Files of a run folder that were edited by hand or damaged: told in one line, and mended by the same command."""
+"""Files of a run folder that were edited by hand or damaged: told in one line, and fixed by the same command."""
 
 from __future__ import annotations
 

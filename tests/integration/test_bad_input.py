@@ -33,7 +33,7 @@ def test_a_sweep_whose_folder_cannot_be_made_is_one_error(project: Project) -> N
     assert done.returncode == 1
     assert f"can't be kept in {project.folder}/runs/sweeps/" in done.stdout
     assert (
-        "  try: make room or mend its permissions, then the same command; or paths.runs=<another folder>" in done.stdout
+        "  try: make room or fix its permissions, then the same command; or paths.runs=<another folder>" in done.stdout
     )
 
 

@@ -1,4 +1,4 @@
-"""A data pack whose bytes have changed on the disk: the trainer refuses it, and the same command mends it."""
+"""A data pack whose bytes have changed on the disk: the trainer refuses it, and the same command fixes it."""
 
 from __future__ import annotations
 

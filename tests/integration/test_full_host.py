@@ -1,4 +1,4 @@
-"""The disk of a host fills up under a run: who, what, how much, and what mends it; then the same command goes on."""
+"""The disk of a host fills up under a run: who, what, how much, and what fixes it; then the same command goes on."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_a_cut_host_is_silent_until_it_is_mended(lab: Lab) -> None:
         assert not host.answers(lab.hosts[1])
         assert host.answers(lab.hosts[0])
     finally:
-        labs.mend(lab, "node1")
+        labs.restore(lab, "node1")
     host.wait_ready(lab)
 
 
@@ -129,7 +129,7 @@ def test_a_limit_holds_both_ways_and_mend_lifts_it(lab: Lab) -> None:
         assert rates() == [True, True]
         assert host.answers(lab.hosts[0])
     finally:
-        labs.mend(lab, "node0")
+        labs.restore(lab, "node0")
     assert rates() == [False, False]
 
 

@@ -20,7 +20,7 @@ from pipeline.cluster import plan as plan_module
 from pipeline.core import leftovers
 from pipeline.core.errors import TrainingError
 from pipeline.core.specs import Cluster, Host, LogLine
-from pipeline.lab import Lab, cut, mend
+from pipeline.lab import Lab, cut, restore
 from tests.contract.conftest import Bench, count_here
 from tests.contract.stub import RUN_TO_END, SLEEP
 from tests.lab_fixture import on
@@ -79,7 +79,7 @@ def test_cut_link_ends_the_run_on_both_sides_within_ten_seconds(pssh: Bench, lab
         watcher.join(timeout=15)
     finally:
         done.set()
-        mend(lab, "node1")
+        restore(lab, "node1")
     assert pssh.left(stub) == 0
     assert times[0] < 10, "the issue's promise, not a speed"
 

@@ -1,4 +1,4 @@
-"""Hosts that can't take part, over real ssh servers: each error names the host, the value and the mend."""
+"""Hosts that can't take part, over real ssh servers: each error names the host, the value and the fix."""
 
 from __future__ import annotations
 

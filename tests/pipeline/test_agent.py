@@ -146,22 +146,22 @@ def test_end_tree_takes_the_marked_and_their_sessions_and_nothing_else() -> None
     try:
         assert ours.stdout is not None
         ours.stdout.readline()
-        while len(agent.marked(mark)) < 2:
+        while len(agent.find_processes(mark)) < 2:
             time.sleep(0.01)
         assert agent.end_tree(mark, 0.2)
         assert ours.wait() < 0
-        assert agent.marked(mark) == set()
+        assert agent.find_processes(mark) == set()
         assert other.poll() is None
     finally:
         other.kill()
         other.wait()
 
 
-def test_born_tells_a_recycled_pid_from_ours() -> None:
-    assert agent.born(os.getpid()) == agent.born(os.getpid()) != agent.born(1)
+def test_start_time_tells_a_recycled_pid_from_ours() -> None:
+    assert agent.start_time(os.getpid()) == agent.start_time(os.getpid()) != agent.start_time(1)
     gone = subprocess.Popen(["true"])
     gone.wait()
-    assert agent.born(gone.pid) is None
+    assert agent.start_time(gone.pid) is None
 
 
 def test_tail_gives_whole_lines_and_the_last_state_of_a_progress_bar(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_clean_removes_only_folders_that_start_made(tmp_path: Path) -> None:
 def test_a_start_removes_what_no_process_owns_and_keeps_what_a_command_may_still_fetch(tmp_path: Path) -> None:
     runs, gone = tmp_path / "runs", subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    me = f"{socket.gethostname()}-{os.getpid()}-{agent.born(os.getpid())}"
+    me = f"{socket.gethostname()}-{os.getpid()}-{agent.start_time(os.getpid())}"
     names = {
         "data/.staging-" + f"{socket.gethostname()}-{gone.pid}-77-abcdefgh": False,
         f"data/.staging-{me}-abcdefgh": True,

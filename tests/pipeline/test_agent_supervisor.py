@@ -45,7 +45,7 @@ def test_silence_counts_changes_and_no_clock(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_bar_holds_for_an_hour_of_the_same_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bar = tmp_path / "run.barred"
+    bar = tmp_path / "run.tombstone"
     agent.write_json(str(bar), {"monotonic_s": 1000.0})
     for now, outdated in ((1000.0, False), (4500.0, False), (4700.0, True), (30.0, True)):
         monkeypatch.setattr(agent.time, "monotonic", lambda now=now: now)
@@ -117,7 +117,7 @@ def test_a_supervisor_that_fails_takes_its_tree_along_and_says_why(
 
     monkeypatch.setattr(agent.Supervisor, "watch", fails)
     supervise(request, one)
-    assert agent.marked(request["attempts"]) == set()
+    assert agent.find_processes(request["attempts"]) == set()
     ended = json.loads((Path(one["state_dir"]) / "exit.json").read_text())
     assert ended["reason"].startswith("the node agent could not go on: ")
     assert str(error.args[-1]) in ended["reason"]
@@ -138,7 +138,7 @@ def test_a_removed_folder_ends_the_tree(node: tuple[dict[str, Any], dict[str, An
     began = time.monotonic()
     supervise(request, one, lambda: shutil.rmtree(one["run_dir"]))
     assert time.monotonic() - began < 10
-    assert agent.marked(request["attempts"]) == set()
+    assert agent.find_processes(request["attempts"]) == set()
     assert not Path(one["run_dir"]).exists(), "nothing may be made anew where somebody removed it"
     assert list(Path(request["registry"]).iterdir()) == []
 
@@ -155,7 +155,7 @@ def test_a_clock_that_is_moved_ends_nothing(node: tuple[dict[str, Any], dict[str
     def move() -> None:
         os.utime(state / "lease", (moved, moved))
         time.sleep(2.0)
-        alive.append(agent.marked(request["attempts"]) != set())
+        alive.append(agent.find_processes(request["attempts"]) != set())
         agent.end_tree(request["attempts"], 0.0)
 
     supervise({**request, "lease_s": 20.0}, one, move)
@@ -191,7 +191,7 @@ def test_stop_ends_what_no_registration_names_and_only_what_is_of_this_folder(
     monkeypatch.setattr(agent, "say", lambda **fields: said.append(fields))
     try:
         for child in (orphan, earlier):
-            while child.pid not in agent.marked(request["attempts"]):
+            while child.pid not in agent.find_processes(request["attempts"]):
                 time.sleep(0.01)
         agent.stop(request)
         assert said == [{"left": []}]

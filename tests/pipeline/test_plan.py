@@ -1,4 +1,4 @@
-"""Rendering is pure data; validation refuses what can't work and says what mends it."""
+"""Rendering is pure data; validation refuses what can't work and says what fixes it."""
 
 from __future__ import annotations
 

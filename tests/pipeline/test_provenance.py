@@ -352,9 +352,9 @@ def test_a_submodule_that_is_not_here_is_named_with_the_command_that_gets_it(nes
     git(tmp_path, "clone", "-q", str(nested), str(copy))
     said: list[str] = []
     brought_back(copy, b"", tmp_path / "a", said.append)
-    head, _, mend = said[0].partition(": ")
+    head, _, fix = said[0].partition(": ")
     assert (len(said), head) == (1, f"  submodule    lib/outer at {commit[:10]} isn't here; if the run needs it")
-    words = shlex.split(mend.removesuffix(", then the same command"))
+    words = shlex.split(fix.removesuffix(", then the same command"))
     assert words[:3] == ["git", "-C", str(copy)]
     git(copy, *ALLOWED, *words[3:])
     assert (brought_back(copy, b"", tmp_path / "b") / "lib/outer/in/inner.py").is_file()

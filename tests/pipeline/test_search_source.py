@@ -35,7 +35,7 @@ def planned(folder: Path, *words: str) -> SearchPlan:
 
 
 def source(folder: Path, *words: str) -> tuple[Searching, list[Trial]]:
-    fetch(planned(folder, *words).corner.config)  # as the verb does: a key needs the data
+    fetch(planned(folder, *words).representative_trial.config)  # as the verb does: a key needs the data
     found, asked = planned(folder, *words), []
     study = open_search(found.config, found.space, folder / "study", found.made_of, epochs=found.epochs)
     return Searching(study, found, asked.append), asked

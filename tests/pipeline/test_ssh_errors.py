@@ -13,16 +13,16 @@ from pipeline.core.cluster import Host
 
 def test_a_folder_that_the_login_cannot_write_is_no_matter_of_keys() -> None:
     failure = agent.reason(PermissionError(13, "Permission denied", "/root/x"))
-    why, mend = explain(Host(name="gpu1"), failure, None)
+    why, hint = explain(Host(name="gpu1"), failure, None)
     assert why == failure
     assert why.startswith("can't write there ([Errno 13] Permission denied: '/root/x')")
-    assert mend == "cluster.workdir=/path/to/a/folder/there"
+    assert hint == "cluster.workdir=/path/to/a/folder/there"
 
 
 def test_a_workdir_that_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (tmp_path / "file").open("rb") as stream, pytest.raises(SystemExit) as ended:
         agent.unpack(stream, str(tmp_path / "file" / "runs" / "node0"))
-    why, mend = explain(Host(name="gpu1"), agent.reason(ended.value), None)
+    why, hint = explain(Host(name="gpu1"), agent.reason(ended.value), None)
     assert why == f"can't make the folder {tmp_path}/file/runs there (Not a directory); set cluster.workdir"
-    assert mend == "cluster.workdir=/path/to/a/folder/there"
+    assert hint == "cluster.workdir=/path/to/a/folder/there"

@@ -62,7 +62,7 @@ def of_all_nodes(node: Node) -> list[dict[str, Any]] | None:
     text = json.dumps({"node": node.ranks.node_rank, "local": node.ranks.local_rank, **own(node)}).encode()
     row = torch.zeros(_ROW_BYTES, dtype=torch.uint8)
     row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    table = node.collect(row.to(node.device))
+    table = node.gather(row.to(node.device))
     if table is None:
         return None
     told = [json.loads(bytes(item.tolist()).rstrip(b"\0")) for item in table]

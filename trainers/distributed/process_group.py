@@ -98,7 +98,7 @@ class Node:
     backend: str
 
     @property
-    def leads(self) -> bool:
+    def is_rank_zero(self) -> bool:
         """Whether this is rank 0, which writes the files."""
         return self.ranks.rank == 0
 
@@ -108,7 +108,7 @@ class Node:
             dist.all_reduce(tensor)
         return tensor
 
-    def share(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite the tensors of all ranks with those of rank 0."""
         self._together(list(tensors), average=False)
 
@@ -116,27 +116,27 @@ class Node:
         """Replace the floating-point tensors of all ranks by their mean."""
         self._together([item for item in tensors if item.is_floating_point()], average=True)
 
-    def smallest(self, value: int) -> int:
+    def all_reduce_min(self, value: int) -> int:
         """The least of all ranks' values, on every rank."""
         least = torch.tensor(value, dtype=torch.int64, device=self.device)
         if self.ranks.world_size > 1:
             dist.all_reduce(least, op=dist.ReduceOp.MIN)
         return int(least)
 
-    def collect(self, row: Tensor) -> Tensor | None:
+    def gather(self, row: Tensor) -> Tensor | None:
         """The rows [n] of all ranks as a table [world_size, n] on the CPU of rank 0, None elsewhere."""
         if self.ranks.world_size == 1 or not row.numel():
-            return row.cpu().expand(self.ranks.world_size, -1).clone() if self.leads else None
-        table = torch.empty(self.ranks.world_size, row.numel(), dtype=row.dtype) if self.leads else None
+            return row.cpu().expand(self.ranks.world_size, -1).clone() if self.is_rank_zero else None
+        table = torch.empty(self.ranks.world_size, row.numel(), dtype=row.dtype) if self.is_rank_zero else None
         for start in range(0, row.numel(), _CHUNK_ELEMENTS):
             chunk = row[start : start + _CHUNK_ELEMENTS]
-            came = [torch.empty_like(chunk) for _ in range(self.ranks.world_size)] if self.leads else None
+            came = [torch.empty_like(chunk) for _ in range(self.ranks.world_size)] if self.is_rank_zero else None
             dist.gather(chunk, came, dst=0)
             if table is not None and came is not None:
                 table[:, start : start + chunk.numel()] = torch.stack(came).cpu()
         return table
 
-    def deal(self, table: Tensor | None, row: Tensor) -> Tensor:
+    def scatter(self, table: Tensor | None, row: Tensor) -> Tensor:
         """The inverse: rank 0's table [world_size, n], of which each rank gets its row into ``row`` [n]."""
         if self.ranks.world_size == 1 or not row.numel():
             return row if table is None else row.copy_(table[0])
@@ -215,7 +215,7 @@ def usable_gpus(kind: str | None, host: str) -> int:
     if kind == "cuda" and gpus == 0:
         built = f"was built for CUDA {torch.version.cuda}" if torch.version.cuda else "was built without CUDA"
         raise TrainerError(
-            f"the run's key says cuda, but torch {torch.__version__} on host {host} sees no GPU; it {built}: mend the "
+            f"the run's key says cuda, but torch {torch.__version__} on host {host} sees no GPU; it {built}: fix the "
             "driver or torch there, or take cluster.device=cpu"
         )
     return gpus

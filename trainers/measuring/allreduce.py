@@ -46,7 +46,7 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
+class RankInfo:
     """Who a rank is, in its own words."""
 
     rank: int
@@ -117,13 +117,13 @@ def run(settings: Settings, output: Path | None) -> None:
     try:
         if node.ranks.world_size < 2:
             raise TrainerError("an all-reduce needs at least 2 ranks; try cluster.nproc_per_node=2 or a cluster")
-        cards = gather_cards(node)
+        infos = gather_rank_infos(node)
         sizes = message_sizes(settings, node.backend)
-        _say(node, [f"rank {card.rank}  node {card.node_rank}  {card.host}  {card.device}" for card in cards])
+        _say(node, [f"rank {info.rank}  node {info.node_rank}  {info.host}  {info.device}" for info in infos])
         rows = _sweep(node, sizes, settings.iterations)
-        pairs = _pairs(node, cards, sizes, settings.iterations)
-        if node.leads and output is not None:
-            write_json(output, _result(node, cards, rows, pairs))
+        pairs = _pairs(node, infos, sizes, settings.iterations)
+        if node.is_rank_zero and output is not None:
+            write_json(output, _result(node, infos, rows, pairs))
         wrong = [f"{row.size_bytes} bytes: {row.wrong_elements} elements" for row in rows if row.wrong_elements]
         wrong += [f"{' – '.join(pair['hosts'])}: {pair['wrong_elements']}" for pair in pairs if pair["wrong_elements"]]
         if wrong:
@@ -147,7 +147,7 @@ def message_sizes(settings: Settings, backend: str) -> list[int]:
     return sizes if sizes[-1] == largest else [*sizes, largest]
 
 
-def gather_cards(node: Node) -> list[Card]:
+def gather_rank_infos(node: Node) -> list[RankInfo]:
     """The smoke test: what every rank says of itself, as it arrived here. Raises TrainerError."""
     import torch
     import torch.distributed as dist
@@ -161,16 +161,16 @@ def gather_cards(node: Node) -> list[Card]:
     mine = torch.tensor(list(content), dtype=torch.uint8, device=device)
     gathered = [torch.zeros_like(mine) for _ in range(ranks.world_size)]
     dist.all_gather(gathered, mine)
-    cards = []
+    infos = []
     for rank, tensor in enumerate(gathered):
         try:
-            card = Card(**dict(zip(Card.__dataclass_fields__, json.loads(bytes(tensor.tolist())), strict=True)))
+            info = RankInfo(**dict(zip(RankInfo.__dataclass_fields__, json.loads(bytes(tensor.tolist())), strict=True)))
         except (ValueError, TypeError) as error:
             raise TrainerError(f"what rank {rank} sent arrived damaged at rank {ranks.rank}: {error}") from error
-        if card.rank != rank:
-            raise TrainerError(f"in rank {rank}'s place rank {ranks.rank} got what rank {card.rank} sent")
-        cards.append(card)
-    return cards
+        if info.rank != rank:
+            raise TrainerError(f"in rank {rank}'s place rank {ranks.rank} got what rank {info.rank} sent")
+        infos.append(info)
+    return infos
 
 
 def _sweep(node: Node, sizes: Sequence[int], iterations: int) -> list[Timing]:
@@ -184,20 +184,20 @@ def _sweep(node: Node, sizes: Sequence[int], iterations: int) -> list[Timing]:
     return rows
 
 
-def _pairs(node: Node, cards: Sequence[Card], sizes: Sequence[int], iterations: int) -> list[dict[str, Any]]:
+def _pairs(node: Node, infos: Sequence[RankInfo], sizes: Sequence[int], iterations: int) -> list[dict[str, Any]]:
     """All ranks of two nodes at a time, one pair after the other: a slow link shows. Rank 0 gets all figures."""
     import torch.distributed as dist
 
     from trainers.measuring.bandwidth import measure
 
-    nodes = sorted({card.node_rank for card in cards})
+    nodes = sorted({info.node_rank for info in infos})
     if len(nodes) < 3:
         return []
-    hosts = {card.node_rank: card.host for card in cards}
+    hosts = {info.node_rank: info.host for info in infos}
     size, found = min(max(sizes), _PAIR_BYTES), []
     _say(node, ["", f"two nodes at a time, {size} bytes", f"{'nodes':<40}{_HEADER[12:]}"])
     for pair in itertools.combinations(nodes, 2):
-        members = [card.rank for card in cards if card.node_rank in pair]
+        members = [info.rank for info in infos if info.node_rank in pair]
         group = dist.new_group(members)
         timing: Timing | None = None
         if isinstance(group, dist.ProcessGroup) and node.ranks.rank in members:
@@ -241,11 +241,13 @@ def _figures(row: Timing) -> str:
 
 
 def _say(node: Node, lines: Sequence[str]) -> None:
-    if node.leads:
+    if node.is_rank_zero:
         print("\n".join(lines), flush=True)
 
 
-def _result(node: Node, cards: Sequence[Card], rows: Sequence[Timing], pairs: list[dict[str, Any]]) -> dict[str, Any]:
+def _result(
+    node: Node, infos: Sequence[RankInfo], rows: Sequence[Timing], pairs: list[dict[str, Any]]
+) -> dict[str, Any]:
     import torch
 
     return {
@@ -257,7 +259,7 @@ def _result(node: Node, cards: Sequence[Card], rows: Sequence[Timing], pairs: li
         "dtype": "float32",
         "world_size": node.ranks.world_size,
         "nnodes": node.ranks.nnodes,
-        "ranks": [vars(card) for card in cards],
+        "ranks": [vars(info) for info in infos],
         "rows": [row.as_json() for row in rows],
         "pairs": pairs,
     }

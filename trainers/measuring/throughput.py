@@ -83,7 +83,7 @@ def run(path: Path) -> None:
             **_parts(own, max(3, steps)),
             "communication_alone_s": _alone(trainer),
         }
-        if node.leads:
+        if node.is_rank_zero:
             write_json(path.parent / RESULT, result)
         trainer.close()
     finally:

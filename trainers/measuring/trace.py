@@ -38,7 +38,7 @@ def run(path: Path) -> None:
         loop.run(WARM_UP[node.device.type])
         bandwidth.settle(node.device)
         trainer.say(f"tracing {steps} steps of rank 0")
-        with _tracing(node.device) if node.leads else nullcontext() as tracer:
+        with _tracing(node.device) if node.is_rank_zero else nullcontext() as tracer:
             for _ in range(steps):
                 with record_function("paceline step"):
                     loop.run(1)

@@ -50,7 +50,7 @@ class Layout:
 
     def weights(self) -> dict[str, Tensor]:
         """The whole state dict, copied, contiguous on the CPU, for rank 0; empty on others. Every rank calls it."""
-        return weights.plain(self.model) if self.node.leads else {}
+        return weights.plain(self.model) if self.node.is_rank_zero else {}
 
     def replicated(self, state: Mapping[str, list[Tensor]]) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
         """Of the model's and the optimizer's state what all ranks have alike: here everything."""

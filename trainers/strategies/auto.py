@@ -29,7 +29,7 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
     name, reason = choose(
         sum(item.nbytes for item in model.parameters()),
         optimizer_bytes(config.optimizer, trainable(model)),
-        device_bytes=node.smallest(device_bytes(node)),
+        device_bytes=node.all_reduce_min(device_bytes(node)),
         world_size=node.ranks.world_size,
     )
     if name == "ddp":

@@ -32,7 +32,7 @@ from trainers.core.errors import TrainerError
 from trainers.core.files import could_not_write
 from trainers.distributed.process_group import Node
 from trainers.strategies import Layout, Strategy, refuse_missing
-from trainers.strategies.fsdp_files import exchange, folder_name, rank_files, strangers
+from trainers.strategies.fsdp_files import exchange, folder_name, missing_files, rank_files
 
 _LARGEST_BYTES, _SMALLEST_BYTES = 25 << 20, 1 << 20  # of the weights that are gathered at once
 
@@ -141,7 +141,7 @@ class Shards(Layout):
         found = {}
         for name, value in self.model.state_dict().items():
             full = value.full_tensor() if isinstance(value, DTensor) else value
-            if self.node.leads:
+            if self.node.is_rank_zero:
                 found[name] = full.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
         return found
 
@@ -152,7 +152,7 @@ class Shards(Layout):
 
     def look(self, folder: Path) -> None:
         """Which hosts have no access to rank 0's folder: their shards travel through the process group."""
-        self._far, self._far_leaders = strangers(folder, self.node)
+        self._far, self._far_leaders = missing_files(folder, self.node)
 
     def save(self, folder: Path, step: int, state: Mapping[str, list[Tensor]]) -> dict[str, str]:
         """``shards-<step>/`` in the format of torch.distributed.checkpoint, whole on rank 0's host.
@@ -189,7 +189,7 @@ class Shards(Layout):
             TrainerError: the shards are of another model.
         """
         source = folder / folder_name(step)
-        names: list[list[str]] = [[path.name for path in source.iterdir()] if self.node.leads else []]
+        names: list[list[str]] = [[path.name for path in source.iterdir()] if self.node.is_rank_zero else []]
         dist.broadcast_object_list(names, src=0)
         for rank in self._far_leaders:
             exchange(source, names[0], source=0, target=rank, node=self.node)

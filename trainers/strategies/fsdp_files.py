@@ -25,18 +25,18 @@ def rank_files(folder: Path, rank: int) -> list[str]:
     return [".metadata", *own] if rank == 0 else own
 
 
-def strangers(folder: Path, node: Node) -> tuple[list[int], list[int]]:
+def missing_files(folder: Path, node: Node) -> tuple[list[int], list[int]]:
     """The ranks whose ``folder`` isn't rank 0's, and the first of them on each host. Every rank calls it."""
     name = [f".seen-{secrets.token_hex(8)}"]
     dist.broadcast_object_list(name, src=0)
     path = folder / name[0]
-    if node.leads:
+    if node.is_rank_zero:
         folder.mkdir(parents=True, exist_ok=True)
         path.touch()
     dist.barrier()
     found = [(True, 0)] * node.ranks.world_size
     dist.all_gather_object(found, (path.exists(), node.ranks.local_rank))
-    if node.leads:
+    if node.is_rank_zero:
         path.unlink()
     far = [(rank, local_rank) for rank, (near, local_rank) in enumerate(found) if not near]
     return [rank for rank, _ in far], [rank for rank, local_rank in far if local_rank == 0]

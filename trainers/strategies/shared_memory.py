@@ -70,11 +70,11 @@ def share_memory(numel: int, node: Node) -> SharedMemory | None:
     if not both_here or node.device.type != "cpu" or sys.platform != "linux":
         return None
     size = 4 * numel
-    made = _make(size) if node.leads else []
+    made = _make(size) if node.is_rank_zero else []
     place = torch.zeros(1 + _DESCRIPTORS, dtype=torch.int64)  # process of rank 0 (0 where it failed), its descriptors
     if made:
         place.copy_(torch.tensor([os.getpid(), *made]))
-    node.share([place])
+    node.broadcast([place])
     process, *theirs = place.tolist()
     memory = _open(process, theirs, size, rank=ranks.rank) if process else None
     opened = node.sum(torch.tensor(float(memory is not None)))  # also: both have it open

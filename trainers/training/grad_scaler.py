@@ -18,7 +18,7 @@ _FIRST_SCALE = 2.0**16
 _GROWTH, _BACKOFF, _GROWTH_STEPS = 2.0, 0.5, 2000
 
 
-class UpdateGuard:
+class GradScaler:
     """``begin()`` before the forward pass, ``inspect()`` once the gradients are averaged, ``end()`` at last.
 
     ``found`` is 1.0 on the device when this step's update is to be skipped. What a forward pass made of the

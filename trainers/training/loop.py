@@ -67,7 +67,7 @@ class Trainer:
         table: Tensor | None = None
         metrics = ""
         self.nodes = of_all_nodes(self.node)
-        if self.node.leads:
+        if self.node.is_rank_zero:
             owner = checkpoint.identity(
                 self.config,
                 self.pack.manifest.digest,
@@ -92,8 +92,8 @@ class Trainer:
         layout.look(path)
         best = self.progress.get("best_accuracy", -1.0)
         progress = torch.tensor([self.step, best], dtype=torch.float64, device=self.node.device)
-        self.node.share([progress, *self._state()])
-        rank_state.fill(self._own(), self.node.deal(table, row))
+        self.node.broadcast([progress, *self._state()])
+        rank_state.fill(self._own(), self.node.scatter(table, row))
         self.step = self.saved_step = int(progress[0])
         self.progress["best_accuracy"] = float(progress[1])
         if self.step:
@@ -177,7 +177,7 @@ class Trainer:
         saves = last or (epoch_ends and (epoch + 1) % trainer.checkpoint_every_epochs == 0)
         if trainer.checkpoint_every_steps is not None:
             saves = saves or self.step % trainer.checkpoint_every_steps == 0
-        if epoch_ends and not last and self.node.leads and (self.run_dir / "prune").exists():
+        if epoch_ends and not last and self.node.is_rank_zero and (self.run_dir / "prune").exists():
             self.losses.call(stop=True)  # only rank 0's host has that file, and all must leave at the same step
         if epoch_ends or evaluates or saves or self.step % trainer.log_every_steps == 0:
             reading, rate = self._log(epoch)
@@ -198,15 +198,15 @@ class Trainer:
         self.attempt.check()
         trainer = self.config.trainer
         minutes, passed_s = trainer.checkpoint_every_minutes, time.monotonic() - self._saved_at
-        if minutes is not None and passed_s >= 60 * minutes and self.node.leads:
+        if minutes is not None and passed_s >= 60 * minutes and self.node.is_rank_zero:
             self.losses.call()  # for a checkpoint: the ranks' clocks differ, so rank 0's counts
         reading = self.losses.read(self.step, saved_step=self.saved_step, skip_nonfinite=trainer.skip_nonfinite)
         rate = self.throughput.interval(reading.steps)
         values = {"train/images_per_s": rate, "lr": self.stepper.lr(self.step - 1)}
         if math.isfinite(reading.loss):
             values["train/loss"] = reading.loss
-        if self.stepper.guard is not None:
-            values["train/skipped_steps"] = float(self.stepper.guard.skipped)
+        if self.stepper.grad_scaler is not None:
+            values["train/skipped_steps"] = float(self.stepper.grad_scaler.skipped)
         self._write(epoch, values)
         return reading, rate
 
@@ -223,11 +223,11 @@ class Trainer:
     def check_data(self) -> None:
         """Before anything computed from the data is kept. Raises TrainerError: a node's data was written to."""
         damage = self.watch.damage() if self.watch is not None else None
-        whole = self.node.smallest(int(damage is None))
+        whole = self.node.all_reduce_min(int(damage is None))
         if damage is not None:
             raise set_aside(damage)
         if not whole:
-            raise TrainerError("the data of another rank were altered during the training; the same command mends it")
+            raise TrainerError("the data of another rank were altered during the training; the same command fixes it")
 
     def _keep_best(self, result: Evaluation) -> None:
         """The first of equals stays. Written before the checkpoint that knows of it."""
@@ -240,7 +240,7 @@ class Trainer:
 
     def _save(self, epoch: int, position: int) -> None:
         self.check_data()
-        table = self.node.collect(rank_state.row(self._own(), self.node.device))
+        table = self.node.gather(rank_state.row(self._own(), self.node.device))
         layout, state = self.stepper.strategy.layout, self.stepper.state()
         shards = layout.save(self.run_dir / "checkpoints", self.step, state)
         self.saved_step, self._saved_at = self.step, time.monotonic()
@@ -292,7 +292,7 @@ class Trainer:
 
     def say(self, text: str) -> None:
         """A line for people, from rank 0."""
-        if self.node.leads:
+        if self.node.is_rank_zero:
             print(text, flush=True)
 
     def _write(self, epoch: int, metrics: dict[str, float]) -> None:

@@ -64,7 +64,7 @@ def agree_on_precision(wanted: str, node: Node) -> str:
     if wanted != "auto":
         return wanted
     native = torch.tensor(computes_in_bf16(node.device), dtype=torch.int64, device=node.device)
-    node.share([native])
+    node.broadcast([native])
     return "bf16" if native.item() else "fp32"
 
 

@@ -31,7 +31,7 @@ def run(path: Path) -> None:
     """Train as ``config.json`` at ``path`` says; its folder is the run folder.
 
     Raises:
-        ConfigError, TrainerError: something a person can mend; the text says what.
+        ConfigError, TrainerError: something a person can fix; the text says what.
     """
     run_dir = path.parent
     try:
@@ -136,7 +136,7 @@ def _counted(count: int, what: str) -> str:
 
 def _note_pruned(trainer: Trainer) -> None:
     """Rank 0 writes pruned.json; the checkpoint of this very step lies on the disk already."""
-    if not trainer.node.leads:
+    if not trainer.node.is_rank_zero:
         return
     trainer.attempt.check()
     epoch = trainer.step // trainer.steps.per_epoch
@@ -148,7 +148,7 @@ def _note_pruned(trainer: Trainer) -> None:
 def _finish(trainer: Trainer, test: Evaluation) -> None:
     """Rank 0 writes the results, summary.json last."""
     final = trainer.stepper.strategy.layout.weights()
-    if not trainer.node.leads:
+    if not trainer.node.is_rank_zero:
         return
     trainer.attempt.check()
     run_dir, pack = trainer.run_dir, trainer.pack

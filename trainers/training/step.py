@@ -14,7 +14,7 @@ from trainers.data.pack import Pack
 from trainers.data.randomness import Stream, key
 from trainers.data.step_plan import Steps
 from trainers.distributed.process_group import Node
-from trainers.training.grad_scaler import UpdateGuard
+from trainers.training.grad_scaler import GradScaler
 from trainers.training.model_setup import autocast, seed_device
 
 _WARM_UP_STEPS = 3  # CUDA graphs run, are recorded, and are replayed
@@ -43,7 +43,7 @@ class Stepper:
         self.optimizer = optimizers.build(config.optimizer, self.strategy.layout.parameters)
         scales = precision == "fp16"
         guarded = scales or config.trainer.skip_nonfinite
-        self.guard = UpdateGuard(model, node.device, scales=scales) if guarded else None
+        self.grad_scaler = GradScaler(model, node.device, scales=scales) if guarded else None
         self._peak_lr = optimizers.peak_lr(config.optimizer, node.ranks.world_size)
 
     def __call__(self, plan: EpochPlan, step: int, position: int) -> Tensor:
@@ -54,8 +54,8 @@ class Stepper:
         """
         rank = self.node.ranks.rank
         seed_device(self.node.device, key(self.config.seed, Stream.DROPOUT, step, rank))
-        if self.guard is not None:
-            self.guard.begin()
+        if self.grad_scaler is not None:
+            self.grad_scaler.begin()
         try:
             loss = self._gradients(plan, step, self.steps.first_sample(position, rank))
             self._update(self.lr(step))
@@ -103,7 +103,7 @@ class Stepper:
 
     def state(self) -> dict[str, list[Tensor]]:
         """Named lists of tensors; load a checkpoint by copying into them."""
-        guard = {} if self.guard is None else self.guard.state()
+        guard = {} if self.grad_scaler is None else self.grad_scaler.state()
         return {**self.optimizer.state(), **guard, **self.averager.state()}
 
     def _gradients(self, plan: EpochPlan, step: int, first: int) -> Tensor:
@@ -124,12 +124,12 @@ class Stepper:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
     def _update(self, lr: float) -> None:
-        if self.guard is None:
+        if self.grad_scaler is None:
             self.optimizer.step(lr)
         else:
-            found = self.guard.inspect(self.optimizer.gradients())
+            found = self.grad_scaler.inspect(self.optimizer.gradients())
             self.optimizer.step(lr, self.strategy.layout.agree(found))
-            self.guard.end()
+            self.grad_scaler.end()
 
     def _backward(self, part: EpochPlan) -> Tensor:
         """Add the gradients of one micro-batch; returns its mean loss."""
@@ -138,7 +138,7 @@ class Stepper:
         with autocast(self.node.device, self.precision):
             logits = self.network(images)
         loss = functional.cross_entropy(logits.float(), labels, label_smoothing=config.trainer.label_smoothing)
-        factor = 1 / self.steps.parts if self.guard is None else self.guard.scale / self.steps.parts
+        factor = 1 / self.steps.parts if self.grad_scaler is None else self.grad_scaler.scale / self.steps.parts
         (loss * factor).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

@@ -93,7 +93,7 @@ class AgentLauncher(Launcher, ABC):
 
     @abstractmethod
     def explain(self, host: Host, failure: str) -> tuple[str, str | None]:
-        """A failure in plain words, and the command that mends it."""
+        """A failure in plain words, and the command that hints it."""
 
     # ---------------------------------------------------------------------------- short verbs
     def ask(
@@ -116,18 +116,18 @@ class AgentLauncher(Launcher, ABC):
             return self.exchange(stdin, self.cluster.hosts if hosts is None else hosts, timeout_s)
 
     def demand(self, doing: str, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:
-        """The values of all answers. Raises HostError that lists every host that failed and the mend."""
-        rows, mends = [], []
+        """The values of all answers. Raises HostError that lists every host that failed and the fix."""
+        rows, hints = [], []
         for host in self.cluster.hosts:
             answer = answers.get(host.label)
             if answer is None or answer.error is None:
                 continue
-            why, mend = self.explain(host, answer.error)
+            why, hint = self.explain(host, answer.error)
             rows.append(f"  {host.label}: {why}")
-            mends.extend([mend] if mend and mend not in mends else [])
+            hints.extend([hint] if hint and hint not in hints else [])
         if rows:
             head = f"{doing}: {len(rows)} of {self.cluster.nnodes} hosts can't take part"
-            raise HostError("\n".join([head, *rows]), try_="; then ".join(mends) or None)
+            raise HostError("\n".join([head, *rows]), hint="; then ".join(hints) or None)
         return {label: answer.value or {} for label, answer in answers.items()}
 
     @property

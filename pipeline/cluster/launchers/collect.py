@@ -63,7 +63,7 @@ def receive(
             ends = "where the model or what it imports ends the process (sys.exit, os._exit): take that out"
             raise TrainingError(
                 f"{host} ended well, but its outputs could not be collected; {what}",
-                try_=None if damaged else ends,
+                hint=None if damaged else ends,
             )
         _settle(temporary, run_dir, needed[-1])
     except _FAILURES as error:

@@ -67,14 +67,14 @@ class PsshLauncher(AgentLauncher):
             of_a_lab = Path(cluster.ssh_config).parent.name == ".lab"
             raise UsageError(
                 f"cluster.ssh_config={cluster.ssh_config} does not exist" + (": no lab is up here" if of_a_lab else ""),
-                try_="doit lab hosts=2" if of_a_lab else "cluster.ssh_config=null, which takes your own ~/.ssh/config",
+                hint="doit lab hosts=2" if of_a_lab else "cluster.ssh_config=null, which takes your own ~/.ssh/config",
             )
         program = process.find("pssh", "parallel-ssh")
         if program is None or process.find("ssh") is None:
             absent = "pssh (or parallel-ssh)" if program is None else "ssh"
             raise HostError(
                 f"cluster.launcher=pssh needs the program {absent}, which is not in PATH={os.environ.get('PATH')}",
-                try_=INSTALL.get(platform.system(), "install OpenSSH's client and pssh"),
+                hint=INSTALL.get(platform.system(), "install OpenSSH's client and pssh"),
             )
         self._pssh = program
         self._connect_s = cluster.connect_timeout_s

@@ -1,4 +1,4 @@
-"""What ssh's and the remote shell's messages mean to a person, and what mends them. Pure."""
+"""What ssh's and the remote shell's messages mean to a person, and what fixes them. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OFFENDING = re.compile(r"^Offending \S+ key in (.+):\d+\s*$", re.MULTILINE)
 
 
 def explain(host: Host, failure: str, ssh_config: str | None) -> tuple[str, str | None]:
-    """(what is wrong with the value seen, the command that mends it)."""
+    """(what is wrong with the value seen, the command that fixes it)."""
     ssh = ssh_words(host, ssh_config)
     last = failure.strip().splitlines()[-1] if failure.strip() else "no message"
     if "has a full disk" in failure:

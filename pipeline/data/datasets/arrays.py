@@ -79,7 +79,7 @@ def load(config: DatasetConfig, work: Workspace) -> RawSet:
 
 def _source(config: DatasetConfig) -> str:
     if config.source is None:
-        raise DataError("dataset=arrays needs your file", try_="dataset.source=<path or URL of a .npz>")
+        raise DataError("dataset=arrays needs your file", hint="dataset.source=<path or URL of a .npz>")
     return config.source
 
 
@@ -130,7 +130,7 @@ def _image_shape(file: ArrayFile, name: str) -> tuple[tuple[int, int, int], bool
     if dtype != "uint8":
         raise DataError(
             f"{file.path}: {name} is {dtype}; wanted: uint8 (0..255)",
-            try_="save images.astype('uint8'), after scaling values of 0..1 by 255",
+            hint="save images.astype('uint8'), after scaling values of 0..1 by 255",
         )
     if len(shape) not in (3, 4) or 0 in shape[1:]:
         raise DataError(f"{file.path}: {name} has shape {shape}; wanted: [N, H, W], [N, H, W, C] or [N, C, H, W]")
@@ -152,7 +152,7 @@ def _channels_last(file: ArrayFile, name: str, shape: tuple[int, ...]) -> bool:
         raise DataError(
             f"{file.path}: {name} has shape {shape}, which does not tell where the channels are "
             f"(an axis of {', '.join(map(str, _CHANNELS))})",
-            try_="save one more array in the .npz: layout='NHWC' or layout='NCHW'",
+            hint="save one more array in the .npz: layout='NHWC' or layout='NCHW'",
         )
     return last
 

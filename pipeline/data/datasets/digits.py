@@ -56,18 +56,18 @@ def _table() -> Path:
         path = Path(root, "datasets", "data", "digits.csv.gz")
         if path.is_file():
             return path
-    raise DataError("dataset=digits: scikit-learn's digits.csv.gz is not there", try_="pip install scikit-learn")
+    raise DataError("dataset=digits: scikit-learn's digits.csv.gz is not there", hint="pip install scikit-learn")
 
 
 def _verified(path: Path) -> str:
     try:
         content = gzip.decompress(path.read_bytes())
     except (OSError, EOFError) as error:
-        raise DataError(f"{path} is damaged: {error}", try_="pip install --force-reinstall scikit-learn") from error
+        raise DataError(f"{path} is damaged: {error}", hint="pip install --force-reinstall scikit-learn") from error
     digest = hashlib.sha256(content).hexdigest()
     if digest != _SHA256:
         raise DataError(
             f"{path} is altered: expected sha256 {_SHA256} (unpacked), seen {digest}",
-            try_="pip install --force-reinstall scikit-learn",
+            hint="pip install --force-reinstall scikit-learn",
         )
     return content.decode()

@@ -43,16 +43,16 @@ def loops(options: Mapping[str, str], config: RunConfig, root: Path) -> tuple[st
     if config.cluster.launcher != "local":
         raise UsageError(
             f"against= compares on this machine, not on the hosts of launcher {config.cluster.launcher}",
-            try_="cluster=local",
+            hint="cluster=local",
         )
     model = config.train.model
     if model != type(model)(name=model.name):
         raise UsageError(
             f"against= compares model={model.name} as it is by default, and this one is changed",
-            try_="the same without overrides of model.*",
+            hint="the same without overrides of model.*",
         )
     if not (root / SCRIPT).is_file():
-        raise UsageError(f"against= needs {SCRIPT}, which is not in {root}", try_="a clone of the whole repository")
+        raise UsageError(f"against= needs {SCRIPT}, which is not in {root}", hint="a clone of the whole repository")
     return found
 
 

@@ -51,7 +51,7 @@ def points(cluster: Cluster, global_batch_size: int) -> tuple[list[Cluster], lis
         if one not in good
     ]
     if not good:
-        raise UsageError("\n".join(["nothing can be measured:", *left_out]), try_="another trainer.global_batch_size")
+        raise UsageError("\n".join(["nothing can be measured:", *left_out]), hint="another trainer.global_batch_size")
     return good, left_out
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.config import compose
-from pipeline.config.trials import TrialComposer, Words, jobs
+from pipeline.config.trials import Overrides, TrialComposer, jobs
 from pipeline.core.errors import UsageError
 from pipeline.sweep import expand
 from pipeline.sweep.expand import Space
@@ -43,7 +43,7 @@ DIMENSIONS = [
 ]
 
 
-def resolved(make: Callable[[Words], Any], job: Words) -> Any:
+def resolved(make: Callable[[Overrides], Any], job: Overrides) -> Any:
     """The configuration, or how it was refused."""
     try:
         return make(job)
@@ -78,7 +78,7 @@ def test_equal_configurations_are_one_trial_however_they_are_spelled(tmp_path: P
         ("optimizer.lr=0.2", "seed=0"),
         ("optimizer.lr=0.2", "seed=1"),
     ]
-    assert found.doubles == 4
+    assert found.duplicates == 4
 
 
 def test_a_named_grid_and_a_word_of_the_command_line_that_replaces_a_part_of_it(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ _END_S = 60.0  # what other commands' runs are still told of this sweep
 Answer = dict[str, Any] | None
 
 
-class Companion:
+class WorkerProcess:
     """A child process that answers requests; safe to ask from several threads. None: it is gone or too slow."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
@@ -44,7 +44,7 @@ class Companion:
         self._waiting: dict[int, queue.SimpleQueue[Answer]] = {}
         self._lock = threading.Lock()
         self._closed = False  # nothing more is read from it
-        self._reader = threads.start(self._read, name="answers of a companion", on_error=self._gone)
+        self._reader = threads.start(self._read, name="answers of a worker", on_error=self._gone)
 
     def ask(self, **request: Any) -> queue.SimpleQueue[Answer]:
         """Send a request; its answer comes into the queue."""
@@ -106,16 +106,16 @@ def _wait(answer: queue.SimpleQueue[Answer], timeout_s: float) -> Answer:
         return None
 
 
-class Reports:
+class ReportWorker:
     """Makes the report of one run folder after another."""
 
     def __init__(self, root: Path, log: Path) -> None:
         argv = [sys.executable, "-m", "pipeline.evaluation.report", "--serve"]
-        self._companion = Companion(argv, rank_environment.of_report(os.environ, root), log)
+        self._worker = WorkerProcess(argv, rank_environment.of_report(os.environ, root), log)
 
     def evaluate(self, folder: RunFolder, root: Path) -> None:
-        """Raises PacelineError. Without the companion (short of memory, it may have been ended): in a child."""
-        asked = self._companion.ask(run_dir=str(folder.path), made_of=report_key.made_of_run(folder, root))
+        """Raises PacelineError. Without the worker (short of memory, it may have been ended): in a child."""
+        asked = self._worker.ask(run_dir=str(folder.path), made_of=report_key.made_of_run(folder, root))
         answer = _wait(asked, _REPORT_S)
         if answer is None:
             evaluate_in_child(folder, root)
@@ -123,7 +123,7 @@ class Reports:
             raise PacelineError(f"the evaluation report of {folder.key} failed: {answer['error']}")
 
     def close(self) -> None:
-        self._companion.close()
+        self._worker.close()
 
 
 def was_missed(run: Run) -> bool:
@@ -132,24 +132,24 @@ def was_missed(run: Run) -> bool:
     return run.config.tracking_enabled and recorded is not None and not recorded.complete
 
 
-class Records:
+class RecordWorker:
     """Recorders for the trials, which share one process."""
 
     def __init__(self, config: RunConfig, root: Path, log: Path) -> None:
-        self._companion: Companion | None = None
+        self._worker: WorkerProcess | None = None
         if config.tracking_enabled:
             uri = tracking.absolute_uri(config.tracking_uri, root)
             argv = tracking.serve_command(uri, config.tracking_experiment)
-            self._companion = Companion(argv, process.of_this_clone(tracking.recorder_env(uri)), log)
+            self._worker = WorkerProcess(argv, process.of_this_clone(tracking.recorder_env(uri)), log)
         self._about = (config.tracking_enabled, config.tracking_uri, config.tracking_experiment)
 
     def recorder(self, run: Run) -> Recorder:
         """The way of one trial into MLflow: a process of its own where its tracking differs from the others'."""
         config = run.config
         about = (config.tracking_enabled, config.tracking_uri, config.tracking_experiment)
-        if self._companion is None or about != self._about:
+        if self._worker is None or about != self._about:
             return Recorder(run.folder.path, config, run.root)
-        return _Shared(run.folder.path, config, run.root, self._companion)
+        return _Shared(run.folder.path, config, run.root, self._worker)
 
     def record_missed(self, runs: Sequence[Run], say: Callable[[str], None]) -> None:
         """Record runs that ended before, a few at a time: a server that comes back shouldn't be run over."""
@@ -172,20 +172,20 @@ class Records:
             say(f"{recorded} run(s) that MLflow had missed are recorded now")
 
     def close(self) -> None:
-        if self._companion is not None:
-            self._companion.close()
+        if self._worker is not None:
+            self._worker.close()
 
 
 class _Shared(Recorder):
     """One run's way into MLflow through the sweep's recorder."""
 
-    def __init__(self, run_dir: Path, config: RunConfig, root: Path, companion: Companion) -> None:
+    def __init__(self, run_dir: Path, config: RunConfig, root: Path, worker: WorkerProcess) -> None:
         super().__init__(run_dir, config, root)
-        self._companion = companion
+        self._worker = worker
         self._answer: queue.SimpleQueue[Answer] | None = None
 
     def start(self) -> None:
-        self._answer = self._companion.ask(run_dir=str(self.run_dir))
+        self._answer = self._worker.ask(run_dir=str(self.run_dir))
 
     def _settle(self) -> None:
         if self._answer is None and not self._is_recorded():
@@ -193,4 +193,4 @@ class _Shared(Recorder):
         if self._answer is not None:
             _wait(self._answer, _RECORD_S)
         if self._says_nothing():
-            super()._settle()  # the companion is gone: a process of its own
+            super()._settle()  # the worker is gone: a process of its own

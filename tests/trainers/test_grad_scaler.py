@@ -9,14 +9,14 @@ from trainers.distributed.process_group import Node, Ranks
 from trainers.optimizers import build
 from trainers.optimizers.sgd import SGDConfig
 from trainers.training import model_setup
-from trainers.training.grad_scaler import UpdateGuard
+from trainers.training.grad_scaler import GradScaler
 
 CPU = torch.device("cpu")
 ALONE = Node(ranks=Ranks(), device=CPU, backend="gloo")
 
 
 def test_the_scale_is_that_of_torch_and_gone_from_the_gradients() -> None:
-    guard, torchs = UpdateGuard(nn.Linear(1, 1), CPU, scales=True), torch.amp.GradScaler("cpu")
+    grad_scaler, torchs = GradScaler(nn.Linear(1, 1), CPU, scales=True), torch.amp.GradScaler("cpu")
     parameter = nn.Parameter(torch.ones(3))
     reference = torch.optim.SGD([parameter], lr=0.1)
     for step in range(2005):
@@ -25,33 +25,33 @@ def test_the_scale_is_that_of_torch_and_gone_from_the_gradients() -> None:
         parameter.grad = torchs.scale(gradient).detach()
         torchs.step(reference)
         torchs.update()
-        guard.begin()
-        scaled = gradient * guard.scale
-        found = guard.inspect([scaled])
-        guard.end()
+        grad_scaler.begin()
+        scaled = gradient * grad_scaler.scale
+        found = grad_scaler.inspect([scaled])
+        grad_scaler.end()
         assert float(found) == float(step in (0, 1, 4))
         assert scaled.equal(gradient)
-        assert float(guard.scale) == torchs.get_scale()
-    assert (float(guard.scale), int(guard.skipped)) == (2.0**14, 3)
+        assert float(grad_scaler.scale) == torchs.get_scale()
+    assert (float(grad_scaler.scale), int(grad_scaler.skipped)) == (2.0**14, 3)
 
 
 def test_a_skipped_update_leaves_weights_momentum_and_batch_statistics() -> None:
     model = nn.Sequential(nn.BatchNorm2d(2))
     optimizer = build(SGDConfig(lr=0.1), list(model.parameters()))
-    guard = UpdateGuard(model, CPU)
+    grad_scaler = GradScaler(model, CPU)
     for value in (1.0, float("nan")):
         before = {name: item.clone() for name, item in model.state_dict().items()}
         momentum = [item.clone() for item in optimizer.state()["momentum"]]
-        guard.begin()
+        grad_scaler.begin()
         for parameter in model.parameters():
             parameter.grad = None
         model(torch.full((2, 2, 3, 3), value)).sum().backward()
-        optimizer.step(0.1, guard.inspect(optimizer.gradients()))
-        guard.end()
+        optimizer.step(0.1, grad_scaler.inspect(optimizer.gradients()))
+        grad_scaler.end()
     after = model.state_dict()
     assert all(after[name].equal(item) for name, item in before.items() if item.is_floating_point())
     assert all(map(torch.equal, optimizer.state()["momentum"], momentum))
-    assert int(guard.skipped) == 1
+    assert int(grad_scaler.skipped) == 1
 
 
 @pytest.mark.parametrize(("native", "wanted"), [(True, "bf16"), (False, "fp32")])
