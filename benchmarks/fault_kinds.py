@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 from fault_trial import Trial
 
-from pipeline.lab import cut, fix
+from pipeline.lab import cut, restore
 
 Undo = Callable[[], None] | None
 Fault = Callable[[Trial, random.Random], Undo]
@@ -121,7 +121,7 @@ def link(longest_s: float) -> Fault:
         host = chance.choice(trial.lab.hosts).name
         cut(trial.lab, host)
         time.sleep(chance.uniform(0.5, longest_s))
-        fix(trial.lab, host)
+        restore(trial.lab, host)
 
     return fault
 
@@ -250,7 +250,7 @@ KINDS: dict[str, Kind] = {
     "provenance: null": Kind(damaged(f"{RUN}provenance.json", "null"), ("steps", "finished")),
     "report: null": Kind(damaged(f"{RUN}evaluation/report.json", "null"), ("record", "finished")),
     "tracking: null": Kind(damaged(f"{RUN}tracking.json", "null"), ("steps", "record")),
-    "code snapshot: bit": Kind(damaged(f"{RUN}code/trainers/*.py", "flip"), ("steps", "finished")),
+    "code snapshot: bit": Kind(damaged(f"{RUN}code/trainers/training/*.py", "flip"), ("steps", "finished")),
     "data pack: bit": Kind(damaged("data/digits-*/images.bin", "flip"), ("steps", "probe")),
     "data pack: cut": Kind(damaged("data/digits-*/*.bin", "cut"), ("steps", "probe")),
     "data pack: manifest null": Kind(damaged("data/digits-*/manifest.json", "null"), ("steps", "finished")),

@@ -232,7 +232,7 @@ class Trial:
         return found
 
 
-def mend_of(lines: list[str]) -> list[list[str]]:
+def hints_of(lines: list[str]) -> list[list[str]]:
     """The commands that the last error told to type, for a shell: what stands behind ``try:`` up to a comma."""
     found = []
     for line in lines:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from fault_kinds import KINDS, clock_library, small_disk
-from fault_trial import SILENT_S, SWEEP_TRIALS, Trial, mend_of
+from fault_trial import SILENT_S, SWEEP_TRIALS, Trial, hints_of
 from measure import ROOT, surroundings
 
 from pipeline.lab import Lab, down, up
@@ -158,9 +158,9 @@ def disturb_and_finish(trial: Trial, fault: Any, case: Case, chance: random.Rand
     typed = 1
     while (code != 0 or not how) and typed <= TRIES:
         if typed > 1:
-            for fix in mend_of(said[-12:]):
-                done = subprocess.run(_typed(fix, trial), cwd=ROOT, capture_output=True, text=True, check=False)
-                said += [f"$ {' '.join(fix)}", done.stdout + done.stderr]
+            for hint in hints_of(said[-12:]):
+                done = subprocess.run(_typed(hint, trial), cwd=ROOT, capture_output=True, text=True, check=False)
+                said += [f"$ {' '.join(hint)}", done.stdout + done.stderr]
                 how = "finished by what the message told"
         again = trial.start()
         code, typed = again.wait(), typed + 1
