@@ -23,14 +23,14 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 from trainers import models
 from trainers.core import options
-from trainers.data.pack import Pack
+from trainers.data.pack import MappedPack
 from trainers.models.dense import Linear
 from trainers.models.dropout import Dropout
 
 PADDING = 4  # pixels of the random crop
 
 
-def network(name: str, pack: Pack) -> nn.Module:
+def network(name: str, pack: MappedPack) -> nn.Module:
     """Paceline's network with torch's own dropout and dense layers."""
     sizes = pack.manifest
     image = models.ImageShape(
@@ -47,7 +47,7 @@ def network(name: str, pack: Pack) -> nn.Module:
     return model
 
 
-def tuned(name: str, pack: Pack, batch: int, steps: int, tick: Callable[[], None], bf16: bool) -> None:
+def tuned(name: str, pack: MappedPack, batch: int, steps: int, tick: Callable[[], None], bf16: bool) -> None:
     """Channels last, tensors in memory, flips and crops of a whole batch at once."""
     model = DistributedDataParallel(
         network(name, pack).to(memory_format=torch.channels_last), gradient_as_bucket_view=True, static_graph=True
@@ -73,7 +73,7 @@ def tuned(name: str, pack: Pack, batch: int, steps: int, tick: Callable[[], None
 class SingleImages(Dataset[tuple[Tensor, int]]):
     """As torchvision's CIFAR10: an image at a time, as a PIL image through the transforms."""
 
-    def __init__(self, pack: Pack, transform: Callable[[Any], Tensor]) -> None:
+    def __init__(self, pack: MappedPack, transform: Callable[[Any], Tensor]) -> None:
         self.images = pack.images.permute(0, 2, 3, 1).numpy()
         self.labels: list[int] = pack.labels.tolist()
         self.transform = transform
@@ -88,7 +88,7 @@ class SingleImages(Dataset[tuple[Tensor, int]]):
         return self.transform(Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image)), self.labels[index]
 
 
-def guide(name: str, pack: Pack, batch: int, steps: int, tick: Callable[[], None], bf16: bool) -> None:
+def guide(name: str, pack: MappedPack, batch: int, steps: int, tick: Callable[[], None], bf16: bool) -> None:
     """fp32 in torch's default layout whatever ``bf16`` says. The validation that every rank repeats isn't counted."""
     del bf16
     from torchvision import transforms
@@ -119,13 +119,13 @@ def guide(name: str, pack: Pack, batch: int, steps: int, tick: Callable[[], None
                 break
 
 
-def in_memory(pack: Pack, batch: int, sampler: DistributedSampler[Any] | None) -> DataLoader[Any]:
+def in_memory(pack: MappedPack, batch: int, sampler: DistributedSampler[Any] | None) -> DataLoader[Any]:
     """Normalised float images and labels, batch by batch."""
     data = TensorDataset((pack.images.float() / 255 - 0.5) / 0.25, pack.labels)
     return DataLoader(data, batch_size=batch, sampler=sampler, shuffle=sampler is None, drop_last=True)
 
 
-def lightning(name: str, pack: Pack, batch: int, steps: int, tick: Callable[[], None], bf16: bool) -> None:
+def lightning(name: str, pack: MappedPack, batch: int, steps: int, tick: Callable[[], None], bf16: bool) -> None:
     """A LightningModule under its Trainer with strategy ddp; logger, checkpoints, progress bar off."""
     from lightning.pytorch import LightningModule, Trainer
 
@@ -152,7 +152,7 @@ def lightning(name: str, pack: Pack, batch: int, steps: int, tick: Callable[[], 
     trainer.fit(Classifier(), in_memory(pack, batch, None))
 
 
-def accelerate(name: str, pack: Pack, batch: int, steps: int, tick: Callable[[], None], bf16: bool) -> None:
+def accelerate(name: str, pack: MappedPack, batch: int, steps: int, tick: Callable[[], None], bf16: bool) -> None:
     """Its five lines around a plain loop."""
     from accelerate import Accelerator
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from trainers.core import options
 from trainers.core.config import DatasetConfig, TrainConfig, TrainerConfig
-from trainers.data.pack import Pack, open_pack
+from trainers.data.pack import MappedPack, open_pack
 from trainers.distributed.malloc import keep_freed_memory
 from trainers.distributed.process_group import connect
 from trainers.optimizers.sgd import SGDConfig
@@ -61,7 +61,9 @@ class Timed(Trainer):
         self.stopwatch.tick()
 
 
-def paceline(name: str, pack: Pack, global_batch: int, stopwatch: Stopwatch, precision: str, run_dir: Path) -> None:
+def paceline(
+    name: str, pack: MappedPack, global_batch: int, stopwatch: Stopwatch, precision: str, run_dir: Path
+) -> None:
     """What trainers.training.session does, up to the results."""
     steps = WARMUP_STEPS + stopwatch.steps
     config = TrainConfig(

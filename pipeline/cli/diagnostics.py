@@ -8,7 +8,7 @@ from pipeline.cli.session import ROOT, relative, session
 from pipeline.core.errors import PacelineError
 
 if TYPE_CHECKING:
-    from pipeline.cluster.launchers.base import Pack
+    from pipeline.cluster.launchers.base import PackSource
 
 
 def allreduce() -> None:
@@ -44,13 +44,13 @@ def profile() -> None:
     _say(f"\n  trace  {relative(path)}   (open it in ui.perfetto.dev)")
 
 
-def _pack() -> Pack:
-    from pipeline.cluster.launchers.base import Pack
+def _pack() -> PackSource:
+    from pipeline.cluster.launchers.base import PackSource
 
     pack = session().pack
     if pack is None:
         raise PacelineError("the data set vanished after it was fetched", hint="the same command again")
-    return Pack(path=pack.path, digest=pack.digest)
+    return PackSource(path=pack.path, digest=pack.digest)
 
 
 def _say(text: str) -> None:

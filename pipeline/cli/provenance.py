@@ -15,7 +15,7 @@ from pipeline.core import leftovers
 from pipeline.core.errors import PacelineError, UsageError, suggestion
 
 if TYPE_CHECKING:
-    from pipeline.execution.dry_run import Trial
+    from pipeline.execution.dry_run import PlannedRun
     from pipeline.runs.folder import RunFolder
 
 
@@ -30,15 +30,15 @@ def plan() -> None:
     _say(shapes[shape](_trials()))
 
 
-def _trials() -> list[Trial]:
+def _trials() -> list[PlannedRun]:
     from pipeline.execution import dry_run
 
     current = session()
     current.refuse_data()
     if not current.sweeps:
-        return [dry_run.trial(current.config, current.pack, current.run, root=ROOT)]
+        return [dry_run.planned(current.config, current.pack, current.run, root=ROOT)]
     return [
-        dry_run.trial(item.config, item.run.pack if item.run else None, item.run, root=ROOT, chosen=item.chosen)
+        dry_run.planned(item.config, item.run.pack if item.run else None, item.run, root=ROOT, chosen=item.chosen)
         for item in current.space.trials
     ]
 

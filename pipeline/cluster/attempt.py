@@ -15,14 +15,14 @@ from typing import IO
 
 from pipeline.cluster import earlier, host_versions, launchers, rank_threads
 from pipeline.cluster.failures import cause, failure_text, port_was_taken
-from pipeline.cluster.launchers.base import NOT_ENDED, Launcher, Pack, Place
+from pipeline.cluster.launchers.base import NOT_ENDED, Launcher, PackSource, Place
 from pipeline.cluster.plan import render, validate
 from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.files import write_json
 from pipeline.core.signals import Interruptible, Stop
 from pipeline.core.specs import (
     PRUNE,
-    TRAINED,
+    TRAINING_OUTPUTS,
     Cluster,
     Event,
     Host,
@@ -74,7 +74,7 @@ class Hosts:
         self.cluster = cluster
         self._launcher: Launcher | None = None
         self._facts: list[NodeFacts] = []
-        self._about: Pack | None = None
+        self._about: PackSource | None = None
         self._modules: frozenset[str] = frozenset()
         self._ports: list[int] = []
         self._told: set[str] = set()
@@ -86,7 +86,7 @@ class Hosts:
             self._launcher = launchers.create(self.cluster)
         return self._launcher
 
-    def facts(self, pack: Pack | None, modules: Collection[str] = ()) -> list[NodeFacts]:
+    def facts(self, pack: PackSource | None, modules: Collection[str] = ()) -> list[NodeFacts]:
         """Raises HostError. Asked again while a host lacks the pack: after the next start it has it.
 
         ``modules``: what is to be looked for among what is installed there.
@@ -136,7 +136,7 @@ def run_attempt(
     on_facts: Callable[[Sequence[NodeFacts]], None] | None = None,
     on_end: Callable[[], None] | None = None,
     on_note: Callable[[str], None] | None = None,
-    outputs: Outputs = TRAINED,
+    outputs: Outputs = TRAINING_OUTPUTS,
     hosts: Hosts | None = None,
     stop: Stop | None = None,
     threads_per_rank: Sequence[int] = (),
@@ -160,7 +160,7 @@ def run_attempt(
     """
     run_dir = run_dir.resolve()
     config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
-    pack = Pack(path=pack_dir.resolve(), digest=pack_digest) if pack_dir is not None else None
+    pack = PackSource(path=pack_dir.resolve(), digest=pack_digest) if pack_dir is not None else None
     watchers = Watchers(on_line=on_line, on_start=on_start, on_end=on_end)
     with (
         Interruptible(stop) as signals,
@@ -211,7 +211,7 @@ def _plan(
     launcher: Launcher,
     cluster: Cluster,
     facts: list[NodeFacts],
-    pack: Pack | None,
+    pack: PackSource | None,
     run_dir: Path,
     run_key: str,
     attempt: int,
@@ -254,7 +254,7 @@ class _Attempt:
         self,
         launcher: Launcher,
         plan: LaunchPlan,
-        pack: Pack | None,
+        pack: PackSource | None,
         facts: list[NodeFacts],
         run_dir: Path,
         watchers: Watchers,

@@ -89,7 +89,7 @@ _RESUME = (
     "checkpoints/best.*",
     "metrics.jsonl",
 )
-TRAINED = Outputs(
+TRAINING_OUTPUTS = Outputs(
     resume=_RESUME,
     final=(*_RESUME, "checkpoints/final.pt", "checkpoints/final.json", "predictions.json", "summary.json", PRUNED),
     needed=("checkpoints/final.pt", "summary.json"),
@@ -111,7 +111,7 @@ class LaunchPlan:
     world_size: int
     lease_s: float
     nodes: tuple[NodePlan, ...]
-    outputs: Outputs = TRAINED
+    outputs: Outputs = TRAINING_OUTPUTS
 
     @property
     def nnodes(self) -> int:

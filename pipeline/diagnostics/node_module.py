@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.attempt import run_attempt
-from pipeline.cluster.launchers.base import Pack
+from pipeline.cluster.launchers.base import PackSource
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import write_atomic, write_json
 from pipeline.core.specs import Cluster, LogLine, Outputs
@@ -51,7 +51,7 @@ def new_folder(runs_dir: Path, what: str) -> Path:
 
 
 def run(
-    diagnosis: Diagnosis, *, cluster: Cluster, folder: Path, root: Path, pack: Pack | None, say: Say
+    diagnosis: Diagnosis, *, cluster: Cluster, folder: Path, root: Path, pack: PackSource | None, say: Say
 ) -> dict[str, Any]:
     """Run the module on all ranks of the cluster; its result. Rank 0's lines are said as they come.
 

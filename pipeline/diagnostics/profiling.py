@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.cluster.launchers.base import Pack
+from pipeline.cluster.launchers.base import PackSource
 from pipeline.config.build import RunConfig
 from pipeline.core.errors import UsageError
 from pipeline.diagnostics import node_module
@@ -26,7 +26,7 @@ def settings(options: Mapping[str, str]) -> dict[str, int]:
     return {"steps": int(text)}
 
 
-def trace(config: RunConfig, pack: Pack, *, options: Mapping[str, str], root: Path, say: node_module.Say) -> Path:
+def trace(config: RunConfig, pack: PackSource, *, options: Mapping[str, str], root: Path, say: node_module.Say) -> Path:
     """Run it on all ranks; the path of rank 0's trace. Raises UsageError, HostError, TrainingError, Killed."""
     given = settings(options)
     folder = node_module.new_folder(config.runs_dir, "profile")

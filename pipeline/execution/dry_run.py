@@ -16,8 +16,7 @@ from typing import Any, cast
 
 from pipeline import tracking
 from pipeline.cluster import agent, launchers, rank_threads
-from pipeline.cluster.launchers.base import Pack as LaunchPack
-from pipeline.cluster.launchers.base import Place
+from pipeline.cluster.launchers.base import PackSource, Place
 from pipeline.cluster.plan import render
 from pipeline.config.build import RunConfig
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
@@ -40,7 +39,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class PlannedRun:
     """One configuration: its steps, and what would be launched. ``key`` is None while its data isn't fetched.
 
     ``chosen`` are those of the overrides that a sweep chose for it; ``accepted`` says by whose word a run of another
@@ -59,9 +58,11 @@ class Trial:
         return any(not step.done for step in self.steps)
 
 
-def trial(config: RunConfig, pack: Pack | None, run: Run | None, *, root: Path, chosen: tuple[str, ...] = ()) -> Trial:
+def planned(
+    config: RunConfig, pack: Pack | None, run: Run | None, *, root: Path, chosen: tuple[str, ...] = ()
+) -> PlannedRun:
     """Plan one configuration. Looks at files here; asks no host, starts nothing. Raises UsageError."""
-    return Trial(
+    return PlannedRun(
         key=run.key.short if run else None,
         chosen=chosen,
         overrides=config.overrides,
@@ -133,7 +134,7 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
     run_dir = config.runs_dir.absolute() / key
     attempt = journal.attempts(run_dir / "journal.jsonl") + 1
     run_id = f"{key}-{attempt}-<random>"
-    pack = LaunchPack(path=run.pack.path.resolve(), digest=run.pack.digest) if run else None
+    pack = PackSource(path=run.pack.path.resolve(), digest=run.pack.digest) if run else None
     placing = launchers.placing(cluster)
     taken = rank_threads.of_checkpoints(run_dir)
 
@@ -196,7 +197,7 @@ def commands(plan: LaunchPlan) -> str:
 
 
 # ------------------------------------------------------------------------------------------- shown
-def text(trials: Sequence[Trial]) -> str:
+def text(trials: Sequence[PlannedRun]) -> str:
     """For a terminal: one trial with every step, or a line a trial; then the commands of the first one to run."""
     lines = _one(trials[0]) if len(trials) == 1 else _many(trials)
     launched = next((item for item in trials if not _step(item, "train").done), None)
@@ -208,12 +209,12 @@ def text(trials: Sequence[Trial]) -> str:
     return "\n".join([*lines, "", head, commands(plan)])
 
 
-def _one(item: Trial) -> list[str]:
+def _one(item: PlannedRun) -> list[str]:
     rows = [f"  {step.name:<9} {'done' if step.done else 'to do':<6} {step.why}" for step in item.steps]
     return [f"run {item.key or '<key: known once the data is fetched>'}", *rows]
 
 
-def _many(trials: Sequence[Trial]) -> list[str]:
+def _many(trials: Sequence[PlannedRun]) -> list[str]:
     to_run = sum(item.to_run for item in trials)
     rows = [f"{len(trials)} trials: {len(trials) - to_run} done, {to_run} to run"]
     for item in trials:
@@ -223,13 +224,13 @@ def _many(trials: Sequence[Trial]) -> list[str]:
     return rows
 
 
-def as_json(trials: Sequence[Trial]) -> str:
+def as_json(trials: Sequence[PlannedRun]) -> str:
     """All of it as data."""
     return json.dumps([dataclasses.asdict(item) for item in trials], indent=2, ensure_ascii=False)
 
 
 # --------------------------------------------------------------------------------------------- DAG
-def mermaid(trials: Sequence[Trial]) -> str:
+def mermaid(trials: Sequence[PlannedRun]) -> str:
     """The tasks as a Mermaid flow chart, left to right; what is to do is dashed."""
     nodes, edges = _graph(trials)
     lines = ["flowchart LR"]
@@ -238,7 +239,7 @@ def mermaid(trials: Sequence[Trial]) -> str:
     return "\n".join([*lines, "  classDef todo stroke-dasharray: 4 3"])
 
 
-def dot(trials: Sequence[Trial]) -> str:
+def dot(trials: Sequence[PlannedRun]) -> str:
     """The same graph for Graphviz."""
     nodes, edges = _graph(trials)
     lines = ["digraph paceline {", "  rankdir=LR; node [shape=box];"]
@@ -249,7 +250,7 @@ def dot(trials: Sequence[Trial]) -> str:
     return "\n".join([*lines, "}"])
 
 
-def _graph(trials: Sequence[Trial]) -> tuple[dict[str, tuple[str, bool]], list[tuple[str, str]]]:
+def _graph(trials: Sequence[PlannedRun]) -> tuple[dict[str, tuple[str, bool]], list[tuple[str, str]]]:
     """Node name → (label, done), and the edges. Trials on one data pack share its fetch."""
     nodes: dict[str, tuple[str, bool]] = {}
     edges: list[tuple[str, str]] = []
@@ -274,5 +275,5 @@ def _escaped(label: str) -> str:
     return label.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace("\n", "<br/>")
 
 
-def _step(item: Trial, name: str) -> Step:
+def _step(item: PlannedRun, name: str) -> Step:
     return next(step for step in item.steps if step.name == name)

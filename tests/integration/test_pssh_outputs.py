@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.cluster import launchers
 from pipeline.cluster.attempt import run_attempt
-from pipeline.cluster.launchers.base import Pack
+from pipeline.cluster.launchers.base import PackSource
 from pipeline.core.errors import TrainingError
 from pipeline.core.specs import Cluster, Host, LogLine
 from pipeline.lab import Lab
@@ -80,7 +80,7 @@ def test_second_attempt_goes_on_from_the_first_ones_checkpoint(lab: Lab, tmp_pat
 
 def test_pack_is_sent_once_and_a_truncated_one_is_replaced(lab: Lab, tmp_path: Path) -> None:
     stub = make(tmp_path, "")
-    pack = Pack(path=stub.pack_dir, digest=stub.digest)
+    pack = PackSource(path=stub.pack_dir, digest=stub.digest)
     what = cluster(lab, workdir="~/packs 'n $(touch x)")
     with closing(launchers.create(what)) as launcher:
         assert [fact.pack_path for fact in launcher.probe(pack)] == [None, None]

@@ -12,10 +12,10 @@ from pipeline.execution import dry_run
 from tests.integration.commands import ROOT
 
 
-def planned(tmp_path: Path, *overrides: str) -> dry_run.Trial:
+def planned(tmp_path: Path, *overrides: str) -> dry_run.PlannedRun:
     words = ("experiment=quickstart", f"paths.runs={tmp_path}/runs", f"paths.data={tmp_path}/data", *overrides)
     config = build(resolve(compose_config(words)), words, root=tmp_path, local_gpus=0)
-    return dry_run.trial(config, None, None, root=tmp_path)
+    return dry_run.planned(config, None, None, root=tmp_path)
 
 
 def test_what_only_a_probe_can_tell_is_a_named_placeholder(tmp_path: Path) -> None:

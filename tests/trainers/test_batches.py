@@ -7,18 +7,18 @@ from tests.trainers.tiny_runs import write_pack
 from trainers.core.config import DatasetConfig, TrainerConfig
 from trainers.core.errors import TrainerError
 from trainers.data.augment import augmented, bordered, cut_out, plan_epoch
-from trainers.data.pack import Pack, open_pack
+from trainers.data.pack import MappedPack, open_pack
 from trainers.data.step_plan import plan_steps
 
 DATASET = DatasetConfig(name="arrays", crop_padding=2, flip=True)
 
 
 @pytest.fixture
-def pack(tmp_path: Path) -> Pack:
+def pack(tmp_path: Path) -> MappedPack:
     return open_pack(write_pack(tmp_path / "data"))
 
 
-def global_batches(pack: Pack, world_size: int, accumulate: int = 1) -> list[list[int]]:
+def global_batches(pack: MappedPack, world_size: int, accumulate: int = 1) -> list[list[int]]:
     """Sample ids of each global batch of two epochs, put together from what each rank takes."""
     config = TrainerConfig(epochs=2, global_batch_size=8, accumulate_steps=accumulate)
     steps = plan_steps(config, pack.manifest, world_size)
@@ -31,7 +31,7 @@ def global_batches(pack: Pack, world_size: int, accumulate: int = 1) -> list[lis
     return batches
 
 
-def test_global_batches_are_the_same_on_one_two_and_four_ranks(pack: Pack) -> None:
+def test_global_batches_are_the_same_on_one_two_and_four_ranks(pack: MappedPack) -> None:
     alone = global_batches(pack, 1)
     assert len(alone) == 14  # 60 images give 7 batches of 8 an epoch; 4 images are left out
     assert global_batches(pack, 2) == alone
@@ -39,7 +39,7 @@ def test_global_batches_are_the_same_on_one_two_and_four_ranks(pack: Pack) -> No
     assert global_batches(pack, 2, accumulate=2) == alone
 
 
-def test_a_sample_is_augmented_alike_whichever_rank_has_it(pack: Pack) -> None:
+def test_a_sample_is_augmented_alike_whichever_rank_has_it(pack: MappedPack) -> None:
     plan = plan_epoch(DATASET, pack, seed=3, epoch=1)
     whole = plan.batch(0, 8)
     halves = [plan.batch(0, 4), plan.batch(4, 4)]
@@ -47,7 +47,7 @@ def test_a_sample_is_augmented_alike_whichever_rank_has_it(pack: Pack) -> None:
     assert augmented(pack.images[whole.index], whole, DATASET).equal(together)
 
 
-def test_a_crop_is_the_window_of_the_padded_image_and_a_flip_its_mirror(pack: Pack) -> None:
+def test_a_crop_is_the_window_of_the_padded_image_and_a_flip_its_mirror(pack: MappedPack) -> None:
     plan = plan_epoch(DATASET, pack, seed=3, epoch=0).batch(0, 20)
     images = pack.images[plan.index]
     padded = torch.nn.functional.pad(images, (2, 2, 2, 2))
@@ -61,14 +61,14 @@ def test_a_crop_is_the_window_of_the_padded_image_and_a_flip_its_mirror(pack: Pa
         assert image.equal(window.flip(2) if plan.mirrored[number] else window)
 
 
-def test_a_remainder_names_the_nearest_good_batch_sizes(pack: Pack) -> None:
+def test_a_remainder_names_the_nearest_good_batch_sizes(pack: MappedPack) -> None:
     with pytest.raises(TrainerError, match=r"global_batch_size=10 does not divide among 4 .* values: 8, 12$"):
         plan_steps(TrainerConfig(global_batch_size=10), pack.manifest, 4)
     with pytest.raises(TrainerError, match=r"nearest good values: 4$"):
         plan_steps(TrainerConfig(global_batch_size=3), pack.manifest, 4)
 
 
-def test_with_accumulation_a_remainder_names_sizes_that_fit_it(pack: Pack) -> None:
+def test_with_accumulation_a_remainder_names_sizes_that_fit_it(pack: MappedPack) -> None:
     config = TrainerConfig(global_batch_size=10, accumulate_steps=3)
     with pytest.raises(TrainerError, match=r"among 2 ranks × 3 micro-batches .*; nearest good values: 6, 12$"):
         plan_steps(config, pack.manifest, 2)
@@ -76,29 +76,29 @@ def test_with_accumulation_a_remainder_names_sizes_that_fit_it(pack: Pack) -> No
     assert (steps.rank_batch_size, steps.micro_batch_size, steps.parts) == (6, 2, 6)
 
 
-def test_a_train_split_smaller_than_one_batch_is_refused(pack: Pack) -> None:
+def test_a_train_split_smaller_than_one_batch_is_refused(pack: MappedPack) -> None:
     with pytest.raises(TrainerError, match=r"stripes has 60 images, fewer than one .* of 64; .* at most 56$"):
         plan_steps(TrainerConfig(global_batch_size=64), pack.manifest, 8)
 
 
-def test_more_ranks_than_images_are_refused(pack: Pack) -> None:
+def test_more_ranks_than_images_are_refused(pack: MappedPack) -> None:
     with pytest.raises(TrainerError, match=r"64 ranks are more than the 60 images .* use at most 60 ranks$"):
         plan_steps(TrainerConfig(global_batch_size=64), pack.manifest, 64)
 
 
-def test_max_steps_ends_a_run_in_the_middle_of_an_epoch(pack: Pack) -> None:
+def test_max_steps_ends_a_run_in_the_middle_of_an_epoch(pack: MappedPack) -> None:
     config = TrainerConfig(epochs=2, global_batch_size=8, max_steps=9)
     assert plan_steps(config, pack.manifest, 1).total == 9
 
 
-def mirrored(pack: Pack, epoch: int, order: str) -> dict[int, bool]:
+def mirrored(pack: MappedPack, epoch: int, order: str) -> dict[int, bool]:
     config = DatasetConfig(name="arrays", flip=True, alternate_flip=order == "alternating")
     plan = plan_epoch(config, pack, seed=3, epoch=epoch)
     assert plan.mirrored is not None
     return dict(zip(plan.index.tolist(), plan.mirrored.tolist(), strict=True))
 
 
-def test_an_alternating_flip_turns_every_sample_round_in_each_epoch(pack: Pack) -> None:
+def test_an_alternating_flip_turns_every_sample_round_in_each_epoch(pack: MappedPack) -> None:
     first, second, third = (mirrored(pack, epoch, "alternating") for epoch in range(3))
     assert 15 < sum(first.values()) < 45
     assert second == {sample: not turned for sample, turned in first.items()}
@@ -106,19 +106,19 @@ def test_an_alternating_flip_turns_every_sample_round_in_each_epoch(pack: Pack) 
     assert mirrored(pack, 1, "random") not in (first, second)
 
 
-def test_a_reflected_border_is_that_of_torch(pack: Pack) -> None:
+def test_a_reflected_border_is_that_of_torch(pack: MappedPack) -> None:
     images = pack.images[:5]
     wanted = torch.nn.functional.pad(images.float(), (3, 3, 3, 3), mode="reflect")
     assert torch.equal(bordered(images, 3, "reflect").float(), wanted)
 
 
-def test_a_crop_reflects_no_more_than_there_is(pack: Pack) -> None:
+def test_a_crop_reflects_no_more_than_there_is(pack: MappedPack) -> None:
     config = DatasetConfig(name="arrays", crop_padding=8, crop_border="reflect")
     with pytest.raises(TrainerError, match=r"crop_padding=8 reflects more than the 8×8 images have"):
         plan_epoch(config, pack, seed=0, epoch=0)
 
 
-def test_cutout_sets_a_square_to_the_mean_wherever_its_middle_lies(pack: Pack) -> None:
+def test_cutout_sets_a_square_to_the_mean_wherever_its_middle_lies(pack: MappedPack) -> None:
     config = DatasetConfig(name="arrays", cutout=3)
     plan = plan_epoch(config, pack, seed=3, epoch=0)
     assert plan.hole_y is not None

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from trainers.core.config import DatasetConfig
 from trainers.core.errors import TrainerError
-from trainers.data.pack import Manifest, Pack, take
+from trainers.data.pack import Manifest, MappedPack, take
 from trainers.data.randomness import Stream, below, epoch_order, key, random_bits
 
 
@@ -67,7 +67,7 @@ class EpochPlan:
         return replace(self, **{name: change(value) for name, value in values.items() if value is not None})
 
 
-def plan_epoch(config: DatasetConfig, pack: Pack, *, seed: int, epoch: int) -> EpochPlan:
+def plan_epoch(config: DatasetConfig, pack: MappedPack, *, seed: int, epoch: int) -> EpochPlan:
     """A pure function of (seed, epoch) and the pack; every rank computes the same and takes its slices.
 
     Raises:
@@ -142,7 +142,9 @@ def _inside(middle: Tensor, size: int, side: int) -> Tensor:
     return (distance >= 0) & (distance < side)
 
 
-def training_batch(pack: Pack, plan: EpochPlan, config: DatasetConfig, normalise: Normaliser) -> tuple[Tensor, Tensor]:
+def training_batch(
+    pack: MappedPack, plan: EpochPlan, config: DatasetConfig, normalise: Normaliser
+) -> tuple[Tensor, Tensor]:
     """Normalised float32 images [n, C, H, W] and int64 labels [n] of a slice of an epoch's plan."""
     device = normalise.scale.device
     images, labels = take(pack.images, plan.index, device), take(pack.labels, plan.index, device)

@@ -60,7 +60,7 @@ class Manifest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pack:
+class MappedPack:
     """An open data pack. ``images`` uint8 [N, C, H, W] and ``labels`` int64 [N] share one device."""
 
     folder: Path
@@ -97,7 +97,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise DamagedPackError(path.parent, f"{path} is not a data manifest ({error})") from error
 
 
-def open_pack(folder: Path) -> Pack:
+def open_pack(folder: Path) -> MappedPack:
     """Map a pack into memory (read on demand, shared by the ranks of a node).
 
     Raises:
@@ -116,10 +116,10 @@ def open_pack(folder: Path) -> Pack:
             folder,
             f"{folder}/labels.bin holds labels {low}..{high}, the manifest says 0..{manifest.num_classes - 1}",
         )
-    return Pack(folder=folder, manifest=manifest, images=images, labels=labels)
+    return MappedPack(folder=folder, manifest=manifest, images=images, labels=labels)
 
 
-def check_digests(pack: Pack) -> None:
+def check_digests(pack: MappedPack) -> None:
     """Hash both files and compare with the manifest. Raises DamagedPackError naming the altered file."""
     for name, wanted in pack.manifest.sha256.items():
         try:
@@ -145,7 +145,7 @@ class PackWatch:
     sees nothing, isn't taken for an altered one.
     """
 
-    def __init__(self, pack: Pack) -> None:
+    def __init__(self, pack: MappedPack) -> None:
         self._pack = pack
         self._files = {name: os.open(pack.folder / name, os.O_RDONLY) for name in pack.manifest.sha256}
         self._seen = self._stamps()
@@ -187,7 +187,7 @@ def set_aside(damage: DamagedPackError) -> TrainerError:
     return TrainerError(f"{damage}; {folder} is set aside: the same command makes it or sends it again")
 
 
-def place(pack: Pack, device: torch.device) -> Pack:
+def place(pack: MappedPack, device: torch.device) -> MappedPack:
     """Move a pack to the device when it takes at most half of its free memory; else it stays mapped."""
     if device.type != "cuda":
         return pack

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
-from trainers.data.pack import Pack
+from trainers.data.pack import MappedPack
 from trainers.distributed.process_group import Node
 from trainers.optimizers.adam import AdamConfig
 from trainers.optimizers.sgd import SGDConfig
@@ -28,7 +28,7 @@ _LR_SHARE = 0.04  # of the configured rate, all the time: where the loss goes is
 class PlainLoop:
     """``run(steps)`` trains so many steps; epoch follows epoch."""
 
-    def __init__(self, config: TrainConfig, pack: Pack, node: Node, *, precision: str) -> None:
+    def __init__(self, config: TrainConfig, pack: MappedPack, node: Node, *, precision: str) -> None:
         if precision == "fp16":
             raise TrainerError("the plain loop knows fp32 and bf16; measure with trainer.precision=bf16")
         self.config, self.node, self.precision = config, node, precision

@@ -21,7 +21,7 @@ from trainers.core.config import TrainConfig
 from trainers.core.files import write_json
 from trainers.core.options import load
 from trainers.data.augment import EpochPlan, plan_epoch
-from trainers.data.pack import Pack, open_pack, place
+from trainers.data.pack import MappedPack, open_pack, place
 from trainers.distributed.affinity import take_cores
 from trainers.distributed.process_group import Node, connect, read_ranks
 from trainers.measuring import bandwidth, hardware
@@ -144,7 +144,7 @@ def _alone(trainer: Trainer) -> float | None:
     return bandwidth.measure(size_bytes, device=trainer.node.device, iterations=_ALONE_ITERATIONS, group=None).median_s
 
 
-def flop_per_image(config: TrainConfig, pack: Pack, node: Node) -> float:
+def flop_per_image(config: TrainConfig, pack: MappedPack, node: Node) -> float:
     """Floating-point operations of forward and backward pass for one image (a multiply-add counts as two)."""
     network = fresh_network(config.model, pack.manifest, node, seed=0)
     manifest = pack.manifest
@@ -155,7 +155,7 @@ def flop_per_image(config: TrainConfig, pack: Pack, node: Node) -> float:
     return float(counter.get_total_flops()) / _FLOP_IMAGES
 
 
-def _surroundings(config: TrainConfig, pack: Pack, node: Node, trainer: Trainer) -> dict[str, Any]:
+def _surroundings(config: TrainConfig, pack: MappedPack, node: Node, trainer: Trainer) -> dict[str, Any]:
     return {
         "version": 1,
         "unix_time": time.time(),

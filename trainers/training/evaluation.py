@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainers.data.augment import Normaliser, bordered
-from trainers.data.pack import Pack, take
+from trainers.data.pack import MappedPack, take
 from trainers.distributed.process_group import Node
 from trainers.training.model_setup import autocast
 
@@ -42,7 +42,7 @@ def shard(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int]:
 @torch.inference_mode()
 def evaluate(
     model: nn.Module,
-    pack: Pack,
+    pack: MappedPack,
     split: str,
     *,
     node: Node,
@@ -79,7 +79,7 @@ def evaluate(
 
 def _forward(
     model: nn.Module,
-    pack: Pack,
+    pack: MappedPack,
     begin: int,
     end: int,
     device: torch.device,

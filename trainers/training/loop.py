@@ -15,7 +15,7 @@ from trainers.checkpoint.checkpoint import Checkpoint, CheckpointFolder
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.data.augment import EpochPlan, normaliser, plan_epoch
-from trainers.data.pack import Pack, PackWatch, set_aside
+from trainers.data.pack import MappedPack, PackWatch, set_aside
 from trainers.data.step_plan import plan_steps
 from trainers.distributed import rank_state
 from trainers.distributed.attempt import read_attempt
@@ -30,7 +30,7 @@ from trainers.training.step import Stepper
 class Trainer:
     """One rank's half of a training run. ``prepare()``, then ``train()``, then ``test()``."""
 
-    def __init__(self, config: TrainConfig, pack: Pack, node: Node, run_dir: Path) -> None:
+    def __init__(self, config: TrainConfig, pack: MappedPack, node: Node, run_dir: Path) -> None:
         self.config, self.pack, self.node, self.run_dir = config, pack, node, run_dir
         self.attempt = read_attempt(run_dir)
         self.steps = plan_steps(config.trainer, pack.manifest, node.ranks.world_size)

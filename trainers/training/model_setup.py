@@ -9,7 +9,7 @@ from trainers import models
 from trainers.core.config import ModelConfig
 from trainers.core.errors import TrainerError
 from trainers.data.augment import Normaliser
-from trainers.data.pack import Manifest, Pack, take
+from trainers.data.pack import Manifest, MappedPack, take
 from trainers.data.step_plan import Steps
 from trainers.distributed.process_group import Node
 
@@ -44,7 +44,7 @@ def fresh_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: 
     return models.build(config, shape).to(node.device).to(memory_format=torch.channels_last)
 
 
-def calibrate(network: nn.Module, pack: Pack, normalise: Normaliser) -> None:
+def calibrate(network: nn.Module, pack: MappedPack, normalise: Normaliser) -> None:
     """Show training images from all over the train split to a network that wants to see some."""
     if isinstance(network, models.Calibrated):
         start, stop = pack.manifest.splits["train"]

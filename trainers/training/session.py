@@ -16,7 +16,16 @@ from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.core.files import write_atomic, write_json, write_sealed
 from trainers.core.options import load
-from trainers.data.pack import DamagedPackError, Manifest, Pack, PackWatch, check_digests, open_pack, place, set_aside
+from trainers.data.pack import (
+    DamagedPackError,
+    Manifest,
+    MappedPack,
+    PackWatch,
+    check_digests,
+    open_pack,
+    place,
+    set_aside,
+)
 from trainers.data.step_plan import Steps
 from trainers.distributed.affinity import take_cores
 from trainers.distributed.malloc import keep_freed_memory
@@ -70,7 +79,7 @@ def run(path: Path) -> None:
 class DigestCheck:
     """Hashes the data in a thread of one rank a node, while the process group comes up."""
 
-    def __init__(self, pack: Pack, ranks: Ranks) -> None:
+    def __init__(self, pack: MappedPack, ranks: Ranks) -> None:
         self._damage: DamagedPackError | None = None
         self._thread = threading.Thread(target=self._check, args=(pack,), name="digest", daemon=True)
         if ranks.local_rank == 0:
@@ -83,7 +92,7 @@ class DigestCheck:
         if self._damage is not None:
             raise set_aside(self._damage)
 
-    def _check(self, pack: Pack) -> None:
+    def _check(self, pack: MappedPack) -> None:
         try:
             check_digests(pack)
         except DamagedPackError as damage:

@@ -10,7 +10,7 @@ from trainers import optimizers, schedules, strategies
 from trainers.core.config import TrainConfig, TrainerConfig
 from trainers.core.errors import TrainerError
 from trainers.data.augment import EpochPlan, Normaliser, training_batch
-from trainers.data.pack import Pack
+from trainers.data.pack import MappedPack
 from trainers.data.randomness import Stream, key
 from trainers.data.step_plan import Steps
 from trainers.distributed.process_group import Node
@@ -26,7 +26,7 @@ class Stepper:
     def __init__(
         self,
         config: TrainConfig,
-        pack: Pack,
+        pack: MappedPack,
         node: Node,
         model: nn.Module,
         *,

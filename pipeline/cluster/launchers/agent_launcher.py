@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-from pipeline.cluster.launchers.base import NOT_ENDED, Capabilities, Launcher, Pack, Place
+from pipeline.cluster.launchers.base import NOT_ENDED, Capabilities, Launcher, PackSource, Place
 from pipeline.cluster.launchers.streams import Streams
 from pipeline.core.errors import HostError
 from pipeline.core.redact import hidden_by, rules
@@ -84,7 +84,7 @@ class AgentLauncher(Launcher, ABC):
 
     @abstractmethod
     def place(
-        self, host: Host, facts: NodeFacts, *, pack: Pack | None, run_dir: Path, run_id: str, attempt: int
+        self, host: Host, facts: NodeFacts, *, pack: PackSource | None, run_dir: Path, run_id: str, attempt: int
     ) -> Place: ...
 
     @abstractmethod
@@ -139,7 +139,7 @@ class AgentLauncher(Launcher, ABC):
         """Time limit of a short command."""
         return self.cluster.connect_timeout_s + 8.0
 
-    def probe(self, pack: Pack | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
+    def probe(self, pack: PackSource | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
         request = {
             "do": "probe",
             "workdir": self.workdir,
@@ -160,7 +160,7 @@ class AgentLauncher(Launcher, ABC):
         interface = host.interface or value["extra"]["interfaces"].get(address)
         return NodeFacts(**{**value, "host": host.label, "address": address, "interface": interface})
 
-    def start(self, plan: LaunchPlan, pack: Pack | None, facts: list[NodeFacts], run_dir: Path) -> None:
+    def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[NodeFacts], run_dir: Path) -> None:
         rides = self._provide(pack, facts) if pack is not None else None
         request = {**self._request(plan, run_dir), "do": "start", "pack_digest": pack.digest if pack else ""}
         request |= self._secrets(request["nodes"])
@@ -181,7 +181,7 @@ class AgentLauncher(Launcher, ABC):
             "hide": rules(hidden),
         }
 
-    def _provide(self, pack: Pack, facts: list[NodeFacts]) -> Pack | None:
+    def _provide(self, pack: PackSource, facts: list[NodeFacts]) -> PackSource | None:
         """Send a large pack to the hosts that lack it; one that is small enough to ride along comes back."""
         lacking = [host for host, fact in zip(self.cluster.hosts, facts, strict=True) if fact.pack_path is None]
         if lacking and _size(pack.path) <= RIDES_ALONG_BYTES:
@@ -190,7 +190,7 @@ class AgentLauncher(Launcher, ABC):
             self.send_pack(pack, lacking)
         return None
 
-    def send_pack(self, pack: Pack, hosts: Sequence[Host]) -> None:
+    def send_pack(self, pack: PackSource, hosts: Sequence[Host]) -> None:
         """Lay the data pack on ``hosts``, whole or not at all. Raises HostError."""
         request = {"do": "put_pack", "workdir": self.workdir, "pack_digest": pack.digest}
         timeout_s = self.short_s + _size(pack.path) * len(hosts) / 1e6  # at least 1 MB/s in all
@@ -279,7 +279,7 @@ def _append(stdin: IO[bytes], source: Path, name: str) -> None:
         archive.add(source, arcname=name)
 
 
-def _append_run(stdin: IO[bytes], run_dir: Path, pack: Pack | None) -> None:
+def _append_run(stdin: IO[bytes], run_dir: Path, pack: PackSource | None) -> None:
     """The run as a node needs it: code, config, what a later attempt resumes from, the pack where it is small."""
     with tarfile.open(fileobj=stdin, mode="w|", dereference=True) as archive:
         for path in _staged(run_dir):

@@ -25,7 +25,7 @@ NOT_ENDED = "could not be ended there: "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pack:
+class PackSource:
     """The data pack as the controller holds it: where, and the digest that names it on every node."""
 
     path: Path
@@ -69,7 +69,7 @@ class Launcher(Protocol):
 
     capabilities: Capabilities
 
-    def probe(self, pack: Pack | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
+    def probe(self, pack: PackSource | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
         """Facts of every host, in the cluster's order; ``modules`` are names to look for among what is installed there.
 
         Raises HostError that lists every host that failed.
@@ -77,12 +77,12 @@ class Launcher(Protocol):
         ...
 
     def place(
-        self, host: Host, facts: NodeFacts, *, pack: Pack | None, run_dir: Path, run_id: str, attempt: int
+        self, host: Host, facts: NodeFacts, *, pack: PackSource | None, run_dir: Path, run_id: str, attempt: int
     ) -> Place:
         """Where this host keeps the run. Pure. No pack (a diagnosis without data): ``data_dir`` is empty."""
         ...
 
-    def start(self, plan: LaunchPlan, pack: Pack | None, facts: list[NodeFacts], run_dir: Path) -> None:
+    def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[NodeFacts], run_dir: Path) -> None:
         """Send what is missing, start torchrun on all nodes at once. Raises HostError: some may have started."""
         ...
 

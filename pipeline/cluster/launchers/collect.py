@@ -17,7 +17,7 @@ from pipeline.cluster.launchers.agent_launcher import message
 from pipeline.cluster.launchers.answers import parse
 from pipeline.core import leftovers, process
 from pipeline.core.errors import PacelineError, TrainingError
-from pipeline.core.specs import TRAINED, Outputs
+from pipeline.core.specs import TRAINING_OUTPUTS, Outputs
 from pipeline.runs.checkpoints import DAMAGE, read_verified
 
 SILENT_S = 10.0
@@ -32,7 +32,7 @@ def receive(
     *,
     host: str,
     final: bool,
-    outputs: Outputs = TRAINED,
+    outputs: Outputs = TRAINING_OUTPUTS,
     again: Callable[[], list[str]] | None = None,
 ) -> bool:
     """Ask the agent behind ``argv`` for files and put them into ``run_dir``.

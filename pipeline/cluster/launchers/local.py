@@ -10,7 +10,7 @@ from typing import IO
 
 from pipeline.cluster.launchers.agent_launcher import BOOTSTRAP, AgentLauncher, Answer
 from pipeline.cluster.launchers.answers import parse_answer
-from pipeline.cluster.launchers.base import Capabilities, Pack, Place
+from pipeline.cluster.launchers.base import Capabilities, PackSource, Place
 from pipeline.cluster.launchers.settings import ClusterConfig
 from pipeline.core import process
 from pipeline.core.errors import PacelineError
@@ -48,7 +48,7 @@ class LocalLauncher(AgentLauncher):
         return self._argv(host)
 
     def place(
-        self, host: Host, facts: NodeFacts, *, pack: Pack | None, run_dir: Path, run_id: str, attempt: int
+        self, host: Host, facts: NodeFacts, *, pack: PackSource | None, run_dir: Path, run_id: str, attempt: int
     ) -> Place:
         state_dir = run_dir / "attempts" / str(attempt) / f"agent-{run_id}"
         return Place(run_dir=str(run_dir), data_dir=str(pack.path) if pack else "", state_dir=str(state_dir))

@@ -23,7 +23,7 @@ from typing import IO
 
 from pipeline.cluster.launchers.agent_launcher import BOOTSTRAP, AgentLauncher, Answer
 from pipeline.cluster.launchers.answers import parse_answer
-from pipeline.cluster.launchers.base import Capabilities, Pack, Place
+from pipeline.cluster.launchers.base import Capabilities, PackSource, Place
 from pipeline.cluster.launchers.collect import receive
 from pipeline.cluster.launchers.settings import ClusterConfig
 from pipeline.cluster.launchers.ssh_errors import explain
@@ -115,7 +115,7 @@ class PsshLauncher(AgentLauncher):
         argv += ["-p", str(host.port)] if host.port else []
         return argv
 
-    def probe(self, pack: Pack | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
+    def probe(self, pack: PackSource | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
         self._sharing = self._shared
         facts = super().probe(pack, modules)
         # hosts that have answered answer quickly again, or the others would run on for long after one is lost
@@ -179,7 +179,7 @@ class PsshLauncher(AgentLauncher):
 
     # ------------------------------------------------------------------------ where things lie
     def place(
-        self, host: Host, facts: NodeFacts, *, pack: Pack | None, run_dir: Path, run_id: str, attempt: int
+        self, host: Host, facts: NodeFacts, *, pack: PackSource | None, run_dir: Path, run_id: str, attempt: int
     ) -> Place:
         """A folder for each run id and node: homes are often shared over NFS."""
         workdir = self.workdir

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster.launchers.base import Pack
+from pipeline.cluster.launchers.base import PackSource
 from pipeline.config.build import RunConfig
 from pipeline.core import process
 from pipeline.core.errors import PacelineError, UsageError
@@ -43,7 +43,7 @@ def settings(options: Mapping[str, str]) -> dict[str, float]:
 
 
 def measure(
-    config: RunConfig, pack: Pack, *, options: Mapping[str, str], root: Path, say: node_module.Say
+    config: RunConfig, pack: PackSource, *, options: Mapping[str, str], root: Path, say: node_module.Say
 ) -> tuple[Path, dict[str, Any]]:
     """All points of the scaling table, one after the other; the folder of the results and benchmark.json.
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster.launchers.base import Pack
+from pipeline.cluster.launchers.base import PackSource
 from pipeline.config.build import RunConfig
 from pipeline.core import leftovers
 from pipeline.core.errors import PacelineError, UsageError
@@ -57,7 +57,7 @@ def loops(options: Mapping[str, str], config: RunConfig, root: Path) -> tuple[st
 
 
 def compare(
-    names: Sequence[str], config: RunConfig, pack: Pack, *, pairs: int | None, root: Path, say: node_module.Say
+    names: Sequence[str], config: RunConfig, pack: PackSource, *, pairs: int | None, root: Path, say: node_module.Say
 ) -> list[dict[str, Any]]:
     """Each loop in turns with Paceline's; one entry of benchmark.json each.
 
