@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.errors import UsageError, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +127,8 @@ def parse(argv: Sequence[str]) -> Invocation:
             raise UsageError(f"{name}={value!r} holds what can't be printed; is a shell variable wrong?")
     overrides = tuple(word for word in given if word.partition("=")[0] not in own)
     if overrides and not VERBS[verb].composes:
-        name = overrides[0].partition("=")[0]
-        raise UsageError(f"doit {verb} takes no {name!r}; {suggestion(name, own)}")
+        name, _, value = overrides[0].partition("=")
+        close = nearest(name, own)
+        meant = f"did you mean {close}={value}? " if close else ""
+        raise UsageError(f"doit {verb} takes no {name!r}; {meant}valid: {', '.join(own)}")
     return Invocation(verb=verb, overrides=overrides, options=options)

@@ -91,7 +91,20 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             try:
                 session().config  # noqa: B018  (composed once, kept)
             except PacelineError as error:
-                leave(error)
+                leave(for_verb(error, verb))
+
+
+def for_verb(error: PacelineError, verb: str) -> PacelineError:
+    """An unknown key may have been meant as an option of the verb, or of another one."""
+    from pipeline.config.unknown_key import UnknownKeyError
+
+    if not isinstance(error, UnknownKeyError):
+        return error
+    others: dict[str, list[str]] = {}
+    for name, other in invocation.VERBS.items():
+        for option in other.options:
+            others.setdefault(option, []).append(name)
+    return error.of_verb(verb, invocation.VERBS[verb].options, others)
 
 
 class _OneLine:

@@ -89,7 +89,7 @@ def build(
     Raises:
         UsageError: a field that no code reads, or a value that cannot work.
     """
-    _refuse_unknown(resolved)
+    _refuse_unknown(resolved, overrides)
     refuse_unprintable(resolved)
     train = train_config(resolved)
     cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
@@ -235,12 +235,16 @@ def _check_rendezvous(kind: str, folder: str | None) -> None:
         raise UsageError(f"cluster.rendezvous_dir={folder} is for cluster.rendezvous=file, and this is {kind}")
 
 
-def _refuse_unknown(resolved: Mapping[str, Any]) -> None:
+def _refuse_unknown(resolved: Mapping[str, Any], words: tuple[str, ...]) -> None:
     """``+key=value`` can add anything to a Hydra configuration; a key that nothing reads is a mistake."""
     known = [item.name for item in dataclasses.fields(RootConfig)]
     for key in resolved:
         if key not in known:
-            raise UsageError(f"unknown key {key!r}; {suggestion(str(key), known)}")
+            from pipeline.config.explain import unknown_key  # it imports Hydra
+
+            typed = [word.partition("=")[2] for word in words if word.lstrip("+").startswith(f"{key}=")]
+            rest = {name: value for name, value in resolved.items() if name in known}
+            raise unknown_key(str(key), typed[-1] if typed else None, rest)
     for key in known:
         if key not in resolved:
             raise UsageError(f"{key} is missing: it was deleted; take ~{key} away")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
@@ -13,6 +16,7 @@ from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
 from yaml.reader import ReaderError  # type: ignore[import-untyped]
 
 from pipeline.config.schema import OPTIONS
+from pipeline.config.unknown_key import Names, UnknownKeyError, field_names
 from pipeline.core.errors import UsageError, nearest, suggestion
 from pipeline.core.options import ROOT
 
@@ -138,11 +142,32 @@ def _unknown_key(key: str, culprit: str, others: list[str], composed: Composer) 
     if config is not None and OmegaConf.select(config, key.partition("@")[0], default=_ABSENT) is not _ABSENT:
         return UsageError(f"{culprit}: {key} is there but can't be changed this way; {_reason_of(culprit)}")
     parts = re.split(r"[./]", key.partition("@")[0])
-    for depth in range(len(parts) - 1, 0, -1):
+    for depth in range(len(parts) - 1, 1, -1):
         node = OmegaConf.select(config, ".".join(parts[:depth])) if config is not None else None
         if isinstance(node, DictConfig):
             return UsageError(f"unknown key {key!r}; {_within('.'.join(parts[:depth]), parts[depth], _names(node))}")
-    return UsageError(f"unknown key {key!r}; {suggestion(parts[0], _names(config))}")
+    value = culprit.partition("=")[2] if "=" in culprit else None
+    return unknown_key(key.partition("@")[0], value, OmegaConf.to_container(config) if config is not None else {})
+
+
+def unknown_key(key: str, value: str | None, config: Any) -> UnknownKeyError:
+    """What the key was meant to be. ``config`` is the composition without it, as plain containers."""
+    fields = tuple(field_names(config))
+    groups = (path.name for path in (ROOT / "conf").iterdir() if path.is_dir())
+    known = sorted({*map(str, config), *groups})
+    return UnknownKeyError(key, value, Names(groups=tuple(known), fields=fields, unchosen=_unchosen(fields)))
+
+
+def _unchosen(fields: Collection[str]) -> dict[str, list[str]]:
+    """The fields that only options have which weren't chosen, with these options."""
+    found: dict[str, list[str]] = {}
+    for group, options in OPTIONS.items():
+        for name in options.names():
+            with suppress(UsageError):  # an option that can't be read, and wasn't chosen
+                for item in dataclasses.fields(options.settings(name)):
+                    if f"{group}.{item.name}" not in fields:
+                        found.setdefault(f"{group}.{item.name}", []).append(f"{group}={name}")
+    return found
 
 
 def _reason_of(culprit: str) -> str:

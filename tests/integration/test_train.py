@@ -133,7 +133,7 @@ def test_killed_outright_the_same_command_finishes_with_the_weights_of_an_undist
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["optimizer.lrr=1"], "unknown key 'optimizer.lrr'; did you mean optimizer.lr?"),
+        (["optimizer.lrr=1"], "unknown key 'optimizer.lrr'; did you mean optimizer.lr=1?"),
         (["model=resnet"], "did you mean resnet"),
         (["trainer.epochs=ten"], "trainer.epochs=ten"),
         (["~x"], "unknown key 'x'"),

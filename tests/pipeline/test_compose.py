@@ -128,10 +128,11 @@ def test_composes_what_hydra_main_composes(most: int, monkeypatch: pytest.Monkey
     [
         (
             "optimizer.lrr=1",
-            ["unknown key 'optimizer.lrr'", "did you mean optimizer.lr?", "valid in optimizer: lr, "],
+            ["unknown key 'optimizer.lrr'", "did you mean optimizer.lr=1?", "valid in optimizer: lr, "],
         ),
-        ("optimzer.lr=1", ["unknown key 'optimzer.lr'", "did you mean optimizer?", "cluster, dataset"]),
-        ("optimzer=sgd", ["unknown key 'optimzer'", "did you mean optimizer?"]),
+        ("optimzer.lr=1", ["unknown key 'optimzer.lr'", "did you mean optimizer.lr=1?", "cluster, dataset"]),
+        ("optimzer=sgd", ["unknown key 'optimzer'", "did you mean optimizer=sgd?", "dataset, experiment, model"]),
+        ("optimizer.bias_lr=1", ["unknown key 'optimizer.bias_lr'; optimizer.bias_lr is a field of optimizer=muon;"]),
         ("optimizer=sgdd", ["optimizer=sgdd", "did you mean sgd? valid: adam, muon, sgd"]),
         ("model=resnet", ["model=resnet", "did you mean resnet", "valid: resnet18, resnet50, small_cnn, whitened_cnn"]),
         ("optimizer.lr=abc", ["optimizer.lr=abc", "'abc'", "Float"]),

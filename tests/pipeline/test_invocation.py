@@ -40,7 +40,7 @@ def test_a_verb_takes_its_own_options_apart() -> None:
     [
         (["train", ""], "argument 2 is empty"),
         (["train", "  "], "argument 2 is empty"),
-        (["lab", "host=2"], "doit lab takes no 'host'; did you mean hosts?"),
+        (["lab", "host=2"], "doit lab takes no 'host'; did you mean hosts=2?"),
     ],
 )
 def test_words_that_make_no_sense_are_refused(words: list[str], said: str) -> None:

@@ -1,0 +1,141 @@
+"""A word of the command line that names nothing: what it was meant to be, with its value. Pure.
+
+It is compared with the verb's own options, the groups, the fields of all groups by their full and short names, and
+with what other tools call the same thing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.core.errors import UsageError
+from pipeline.core.redact import hide, is_secret_name
+
+_LEAST = 0.6  # likeness, as difflib counts it; "epochs" and "paths" are less alike than that
+_ELSEWHERE = {
+    "trainer.global_batch_size": "batch batch_size bs global_batch train_batch_size per_device_train_batch_size",
+    "trainer.epochs": "epoch max_epochs num_epochs n_epochs num_train_epochs",
+    "trainer.max_steps": "steps num_steps total_steps iterations max_iters",
+    "trainer.accumulate_steps": "accumulate_grad_batches gradient_accumulation_steps grad_accum",
+    "trainer.precision": "dtype mixed_precision",
+    "trainer.precision=auto": "amp",
+    "trainer.precision=fp16": "fp16",
+    "trainer.precision=bf16": "bf16",
+    "trainer.log_every_steps": "log_interval log_every_n_steps logging_steps",
+    "trainer.checkpoint_every_steps": "save_every save_steps",
+    "optimizer.lr": "learning_rate base_lr",
+    "optimizer.weight_decay": "wd decay",
+    "cluster.nproc_per_node": "gpus ngpus num_gpus devices nproc num_processes ranks world_size",
+    "cluster.device": "accelerator",
+    "cluster=pssh cluster.hosts='[{name: HOST1}, {name: HOST2}]'": "nodes num_nodes nnodes",
+    "model": "arch net network backbone",
+    "optimizer": "optim opt",
+    "schedule": "scheduler lr_scheduler sched",
+    "dataset": "data ds",
+    "experiment": "exp config recipe preset",
+    "seed": "random_seed manual_seed",
+    "paths.data": "data_dir data_path data_root",
+    "paths.runs": "output_dir out_dir log_dir save_dir",
+    "tracking.uri": "tracking_uri mlflow_uri",
+}
+MEANT = {word: name for name, words in _ELSEWHERE.items() for word in words.split()}
+"""What torchrun, Lightning, Accelerate, transformers and beginners' scripts call it → its name here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """What can be told. ``fields`` are full names (``trainer.epochs``); ``options`` are the verb's own, and
+    ``other_options`` those of other verbs, with the verbs. ``unchosen``: fields that only other options of a group
+    have, with these options (``optimizer.momentum`` → ``optimizer=sgd``)."""
+
+    groups: tuple[str, ...]
+    fields: tuple[str, ...]
+    unchosen: Mapping[str, Sequence[str]]
+    verb: str = ""
+    options: tuple[str, ...] = ()
+    other_options: Mapping[str, Sequence[str]] | None = None
+
+
+class UnknownKeyError(UsageError):
+    """A key that nothing reads. ``of_verb`` compares it with the options of a verb too.
+
+    Args:
+        key: as it was typed, without ``+``.
+        value: what was to be put there, or None (``~key``).
+        names: what there is.
+    """
+
+    def __init__(self, key: str, value: str | None, names: Names) -> None:
+        self._key, self._value, self._names = key, value, names
+        super().__init__(_text(key, value, names))
+
+    def of_verb(self, verb: str, options: tuple[str, ...], others: Mapping[str, Sequence[str]]) -> UnknownKeyError:
+        """The same error for one who typed ``doit verb``."""
+        told = {"verb": verb, "options": options, "other_options": others}
+        return UnknownKeyError(self._key, self._value, Names(**{**vars(self._names), **told}))
+
+
+def _text(key: str, value: str | None, names: Names) -> str:
+    start = f"unknown key {key!r}; "
+    for name in names.unchosen:
+        if key in (name, name.rpartition(".")[2]):
+            return f"{start}{name} is a field of {', '.join(names.unchosen[name])}; {_valid(name, names)}"
+    if (found := meant(key, names)) is not None:
+        return f"{start}did you mean {_word(key, found, value)}? {_valid(key, names)}"
+    if verbs := (names.other_options or {}).get(key):
+        return f"{start}it is an option of doit {', '.join(verbs)}; {_valid(key, names)}"
+    return start + _valid(key, names)
+
+
+def _word(key: str, found: str, value: str | None) -> str:
+    """What to type instead, quoted for the shell where it has to be."""
+    if value is None or "=" in found or is_secret_name(key):
+        return found
+    return shlex.quote(f"{found}={hide(value)}")
+
+
+def meant(key: str, names: Names) -> str | None:
+    """The name that ``key`` stands for, or the whole word (``trainer.precision=fp16``); None where nothing is alike."""
+    parts = re.split(r"[./]", key.lower().replace("-", "_"))
+    short = parts[-1]
+    if name := MEANT.get(short):
+        return name
+    exact = [name for name in names.fields if short != "name" and name.rpartition(".")[2] == short]
+    if exact:
+        return exact[0]
+    inside = [name for name in names.fields if len(parts) > 1 and name.startswith(f"{parts[0]}.")]
+    if found := _nearest(short, {name.rpartition(".")[2]: name for name in inside}):
+        return found
+    if len(parts) > 1:
+        return None if inside else _nearest(".".join(parts), {name: name for name in (*names.fields, *names.groups)})
+    known = {name.rpartition(".")[2]: name for name in reversed(names.fields) if not name.endswith(".name")}
+    return _nearest(short, {**known, **{name: name for name in (*names.groups, *names.options)}})
+
+
+def _nearest(word: str, known: Mapping[str, str]) -> str | None:
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=_LEAST)
+    return known[found[0]] if found else None
+
+
+def _valid(key: str, names: Names) -> str:
+    """What would be valid where the word stands."""
+    parent = re.split(r"[./]", key)[0]
+    inside = [name[len(parent) + 1 :] for name in names.fields if name.startswith(f"{parent}.")]
+    if parent != key and inside:
+        return f"valid in {parent}: {', '.join(sorted(inside))}"
+    own = f"; of doit {names.verb}: {', '.join(sorted(names.options))}" if names.options else ""
+    return f"valid: {', '.join(sorted(names.groups))}{own}"
+
+
+def field_names(config: Mapping[str, object]) -> Iterator[str]:
+    """``trainer.epochs``, … of a composed configuration, and what stands in no group."""
+    for group in config:
+        section = config[group]
+        if isinstance(section, Mapping):
+            yield from (f"{group}.{name}" for name in section)
+        else:
+            yield str(group)

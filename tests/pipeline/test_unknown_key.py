@@ -1,0 +1,64 @@
+"""A word that names nothing: what it was meant to be, with its value."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.cli.loader import for_verb
+from pipeline.config.compose import compose_config
+from pipeline.config.unknown_key import MEANT
+from pipeline.core.errors import UsageError
+
+
+def _said(word: str, verb: str = "train") -> str:
+    with pytest.raises(UsageError) as caught:
+        compose_config(["experiment=quickstart", word])
+    return str(for_verb(caught.value, verb))
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("epochs=3", "trainer.epochs=3"),
+        ("lr=0.1", "optimizer.lr=0.1"),
+        ("trainer.lr=0.1", "optimizer.lr=0.1"),
+        ("trainers.epochs=3", "trainer.epochs=3"),
+        ("val-size=9", "dataset.val_size=9"),
+        ("modle=resnet18", "model=resnet18"),
+        ("experimnt=quickstart", "experiment=quickstart"),
+        ("batch_size=64", "trainer.global_batch_size=64"),
+        ("train.max_epochs=5", "trainer.epochs=5"),
+        ("optimizer.learning_rate=1", "optimizer.lr=1"),
+        ("gpus=4", "cluster.nproc_per_node=4"),
+        ("num_nodes=2", "cluster=pssh cluster.hosts='[{name: HOST1}, {name: HOST2}]'"),
+        ("fp16=true", "trainer.precision=fp16"),
+        ("cluster.host=[a]", "'cluster.hosts=[a]'"),
+        ("~epochs", "trainer.epochs"),
+    ],
+)
+def test_a_wrong_word_is_answered_with_the_right_one_and_its_value(word: str, meant: str) -> None:
+    assert f"; did you mean {meant}? valid" in _said(word)
+
+
+def test_the_options_of_the_verb_are_among_the_words() -> None:
+    assert "did you mean json=1? valid: cluster, dataset, experiment," in _said("jsn=1", "plan")
+    assert _said("jsn=1", "plan").endswith("; of doit plan: format, json")
+    assert "did you mean" not in _said("jsn=1", "train")
+    assert "unknown key 'undo'; it is an option of doit accept; valid: " in _said("undo=1", "train")
+
+
+def test_what_is_like_nothing_is_answered_with_what_there_is() -> None:
+    assert _said("optimizer.rho=2").startswith("unknown key 'optimizer.rho'; valid in optimizer: lr, ")
+    assert _said("zzzz=1").startswith("unknown key 'zzzz'; valid: cluster, dataset, experiment, model, ")
+
+
+def test_the_value_of_a_secret_is_not_repeated() -> None:
+    assert "hunter22" not in _said("cluster.token=hunter22") + _said("experiment.password=hunter22")
+
+
+def test_every_word_of_other_tools_leads_to_something_that_exists() -> None:
+    config = compose_config([])
+    for name in {word.partition("=")[0] for meant in MEANT.values() for word in meant.split()[:1]} - {"experiment"}:
+        group, _, field = name.partition(".")
+        assert group in config
+        assert not field or field in config[group]
