@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from pipeline import tracking
-from pipeline.cluster import agent, launchers, rank_threads
+from pipeline.cluster import launchers, rank_threads
+from pipeline.cluster.agent import main as agent
 from pipeline.cluster.launchers.base import PackSource, Place
 from pipeline.cluster.plan import render
 from pipeline.config.build import RunConfig

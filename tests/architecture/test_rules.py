@@ -27,16 +27,18 @@ def _offenders(allowed: set[str], *wanted: str) -> list[str]:
 
 def test_processes_are_started_in_the_shell_and_the_agent_alone() -> None:
     starters = ("subprocess.Popen", "subprocess.run", "subprocess.call", "os.system", "os.fork", "os.execvp")
-    assert _offenders({"pipeline/core/process.py", "pipeline/cluster/agent.py"}, *starters) == []
+    assert _offenders({"pipeline/core/process.py", "pipeline/cluster/agent/main.py"}, *starters) == []
 
 
 def test_threads_of_the_controller_are_started_in_one_module() -> None:
     starters = ("threading.Thread", "Thread", "threading.Timer", "Timer")
     assert (
-        _offenders({"pipeline/core/threads.py", "pipeline/cluster/agent.py", "trainers/training/session.py"}, *starters)
+        _offenders(
+            {"pipeline/core/threads.py", "pipeline/cluster/agent/main.py", "trainers/training/session.py"}, *starters
+        )
         == []
     )
-    agent = ast.parse((ROOT / "pipeline/cluster/agent.py").read_text(encoding="utf-8"))
+    agent = ast.parse((ROOT / "pipeline/cluster/agent/main.py").read_text(encoding="utf-8"))
     calls = [ast.unparse(node.func) for node in ast.walk(agent) if isinstance(node, ast.Call)]
     assert calls.count("threading.Thread") == 1, "in_thread"
 

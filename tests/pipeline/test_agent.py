@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster import agent
+from pipeline.cluster.agent import main as agent
 from pipeline.cluster.launchers.agent_launcher import BOOTSTRAP, message
 from pipeline.cluster.launchers.answers import parse_answer
 from tests.small_disk import mounted

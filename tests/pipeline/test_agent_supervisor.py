@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster import agent
+from pipeline.cluster.agent import main as agent
 from pipeline.runs import attempts
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]

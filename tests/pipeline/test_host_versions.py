@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster import agent, preflight
+from pipeline.cluster import preflight
+from pipeline.cluster.agent import main as agent
 from pipeline.cluster.host_versions import check, differing
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.cluster import Cluster, Host

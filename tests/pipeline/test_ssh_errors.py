@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster import agent
+from pipeline.cluster.agent import main as agent
 from pipeline.cluster.launchers.ssh_errors import explain
 from pipeline.core.cluster import Host
 

@@ -51,7 +51,7 @@ class Answer:
 
 @cache
 def agent_source() -> bytes:
-    return (Path(__file__).parent.parent / "agent.py").read_bytes()
+    return (Path(__file__).parent.parent / "agent/main.py").read_bytes()
 
 
 def message(request: dict[str, Any]) -> bytes:
