@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from pipeline import tracking
 from pipeline.cluster import launchers, rank_threads
-from pipeline.cluster.agent import main as agent
+from pipeline.cluster.agent.processors import count_cpus
 from pipeline.cluster.launchers.base import PackSource, Place
 from pipeline.cluster.plan import render
 from pipeline.config.build import RunConfig
@@ -172,7 +172,7 @@ def _unasked(host: Host, cluster: Cluster) -> NodeFacts:
         python_version="",
         torch_version=None,
         gpus=0,
-        cpus=agent.count_cpus() if local else 1,
+        cpus=count_cpus() if local else 1,
         memory_bytes=0,
         disk_free_bytes=0,
         free_port=0,

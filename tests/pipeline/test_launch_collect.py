@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.launchers import collect as collecting
-from pipeline.cluster.launchers.agent_launcher import BOOTSTRAP
 from pipeline.cluster.launchers.collect import receive
+from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.runs.checkpoints import go_on_from_checkpoint

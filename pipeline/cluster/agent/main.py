@@ -37,9 +37,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-if sys.version_info < (3, 9):  # noqa: UP036  (said here, before the first line that an older one trips over)
-    print("\n@paceline " + json.dumps({"error": "Python %s is too old" % sys.version.split()[0]}))  # noqa: UP031
-    sys.exit(1)
+from .processors import count_cpus, count_gpus
 
 MARK = "PACELINE_NODE"
 LINUX = os.path.isdir("/proc/self")
@@ -213,28 +211,6 @@ def free_ports(count: int) -> list[int]:
             listener.bind(("", 0))
             ports.append(int(listener.getsockname()[1]))
         return ports
-
-
-def count_gpus() -> int:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")])
-    devices = [path for path in glob.glob("/dev/nvidia*") if re.fullmatch(r"/dev/nvidia\d+", path)]
-    if devices or not shutil.which("nvidia-smi"):
-        return len(devices)
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=5, check=False)
-        return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
-    return 0
-
-
-def count_cpus() -> int:
-    """CPUs that this process may use: its affinity, and the container's quota where there is one."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError), open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
-        quota, period = file.read().split()
-        count = min(count, max(1, int(quota) // int(period)))
-    return count
 
 
 def torch_version() -> str | None:
@@ -1211,7 +1187,3 @@ def main() -> int:
             say(error=reason(error))
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tarfile
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 from pipeline.cluster.launchers.base import NOT_ENDED, Capabilities, Launcher, PackSource, Place
+from pipeline.cluster.launchers.payload import message
 from pipeline.cluster.launchers.streams import Streams
 from pipeline.core.errors import HostError
 from pipeline.core.redact import hidden_by, rules
 from pipeline.core.specs import Cluster, Event, Host, LaunchPlan, NodeFacts
 from pipeline.keys import rank_environment
 from pipeline.runs import attempts
-
-BOOTSTRAP = (
-    "import sys;sys.path=[p for p in sys.path if p];i=sys.stdin.buffer;"
-    "exec(compile(i.read(int(i.readline())),'paceline-agent','exec'))"
-)
-"""The constant program of every remote command: it reads the agent's source, then the request, from stdin.
-The working directory leaves sys.path first, or a stray ``json.py`` in someone's home would be imported. Interpreters
-run it with ``-E``: PYTHON… variables of a shell don't reach the ranks, so the probe must not see by them either."""
 
 ENV_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # a host that has set its interfaces is believed
 RIDES_ALONG_BYTES = 8 << 20  # a pack up to this size travels with the run instead of by a round trip of its own
@@ -47,17 +38,6 @@ class Answer:
             return self.failure or "no answer"
         error = self.value.get("error")
         return None if error is None else str(error)
-
-
-@cache
-def agent_source() -> bytes:
-    return (Path(__file__).parent.parent / "agent/main.py").read_bytes()
-
-
-def message(request: dict[str, Any]) -> bytes:
-    """What goes into the stdin of BOOTSTRAP: length, source, one line of JSON. A tar may follow."""
-    source = agent_source()
-    return b"%d\n%s%s\n" % (len(source), source, json.dumps(request).encode())
 
 
 class AgentLauncher(Launcher, ABC):

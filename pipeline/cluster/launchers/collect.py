@@ -13,8 +13,8 @@ from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import IO, Any, cast
 
-from pipeline.cluster.launchers.agent_launcher import message
 from pipeline.cluster.launchers.answers import parse
+from pipeline.cluster.launchers.payload import message
 from pipeline.core import leftovers, process
 from pipeline.core.errors import PacelineError, TrainingError
 from pipeline.core.specs import TRAINING_OUTPUTS, Outputs

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pipeline.cluster.launchers.agent_launcher import BOOTSTRAP, AgentLauncher, Answer
+from pipeline.cluster.launchers.agent_launcher import AgentLauncher, Answer
 from pipeline.cluster.launchers.answers import parse_answer
 from pipeline.cluster.launchers.base import Capabilities, PackSource, Place
+from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.cluster.launchers.settings import ClusterConfig
 from pipeline.core import process
 from pipeline.core.errors import PacelineError

@@ -1,0 +1,61 @@
+"""The beginning of what travels to a host: serves the agent's modules from memory, then runs the agent.
+
+``pipeline/cluster/launchers/payload.py`` sends this text with a call of ``run`` behind it. Nothing is written on the
+host. A module is compiled when it is first imported, so a short command pays only for what it uses; one that is first
+imported after a fork is served as well. Even a ``python3`` that is too old for the agent can compile this text: it is
+the one that says so.
+"""
+
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType, TracebackType
+
+PACKAGE = "paceline_agent"  # never ``pipeline``: a host may have an installed package of that name
+
+
+class SourceFinder:
+    """Imports ``PACKAGE`` from a dictionary: module name (``__init__`` for the package itself) → text.
+
+    Tracebacks show file and line: code is named by its path in the repository, and linecache asks ``get_source``.
+    """
+
+    def __init__(self, sources: "dict[str, str]") -> None:
+        self.sources = sources
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> "ModuleSpec | None":
+        if fullname.partition(".")[0] != PACKAGE or module_of(fullname) not in self.sources:
+            return None
+        return ModuleSpec(fullname, self, is_package=fullname == PACKAGE)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        path = "pipeline/cluster/agent/" + module_of(name) + ".py"
+        exec(compile(self.get_source(name), path, "exec"), module.__dict__)
+
+    def get_source(self, fullname: str) -> str:
+        return self.sources[module_of(fullname)]
+
+
+def module_of(fullname: str) -> str:
+    return fullname.partition(".")[2] or "__init__"
+
+
+def show(kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:
+    """Print what nobody caught, with lines: before Python 3.13 the interpreter itself looks for them in files alone."""
+    import traceback
+
+    traceback.print_exception(kind, error, trace)
+
+
+def run(sources: "dict[str, str]") -> None:
+    """Answer the request that is next on stdin; never returns. Raises SystemExit with the agent's exit code."""
+    if sys.version_info < (3, 9):  # noqa: UP036
+        print('\n@paceline {"error": "Python ' + sys.version.split()[0] + ' is too old"}')
+        sys.exit(1)
+    sys.meta_path.insert(0, SourceFinder(sources))
+    sys.excepthook = show
+    sys.exit(import_module(PACKAGE + ".main").main())

@@ -1,0 +1,63 @@
+"""How the agent reaches a host: one payload, its modules served from memory, nothing written there."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.cluster import agent
+from pipeline.cluster.agent import loader
+from pipeline.cluster.launchers.payload import BOOTSTRAP, message
+
+MODULES = sorted(Path(agent.__file__).parent.glob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_a_module_of_the_agent_needs_python_3_9_its_siblings_and_the_standard_library_alone(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 9))
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names.add((node.module or "").partition(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 1, "of a package that isn't sent"
+    assert names <= sys.stdlib_module_names | {"__future__"}
+
+
+def test_a_python_that_is_too_old_says_so_in_the_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ast.parse(Path(loader.__file__).read_text(encoding="utf-8"), feature_version=(3, 4))
+    monkeypatch.setattr(loader.sys, "version_info", (3, 8, 18))
+    with pytest.raises(SystemExit) as ended:
+        loader.run({})
+    assert ended.value.code == 1
+    assert capsys.readouterr().out == f'\n@paceline {{"error": "Python {sys.version.split()[0]} is too old"}}\n'
+
+
+def test_a_traceback_of_the_agent_shows_file_and_line_and_the_host_keeps_no_file(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", BOOTSTRAP],
+        input=message({"do": "no such command"}),
+        capture_output=True,
+        cwd=home,
+        env={**os.environ, "HOME": str(home), "TMPDIR": str(home)},
+        check=False,
+    )
+    said = done.stderr.decode().splitlines()
+    source = (Path(agent.__file__).parent / "main.py").read_text(encoding="utf-8").splitlines()
+    at = next(number for number, line in enumerate(source, 1) if 'request["do"]' in line)
+    shown = said.index(f'  File "pipeline/cluster/agent/main.py", line {at}, in main')
+    assert said[shown + 1].strip() == source[at - 1].strip()
+    assert said[-1] == "KeyError: 'no such command'"
+    assert done.returncode == 1
+    assert list(home.iterdir()) == []
