@@ -1,4 +1,4 @@
-"""A line every ten seconds of silence: what a command is waiting for, so that nobody takes it for dead."""
+"""A line every five seconds of silence: what a command is waiting for, so that nobody takes it for dead."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 
 from pipeline.core import threads
 
-EVERY_S = 10.0
+EVERY_S = 5.0
 
 
 class Heartbeat:
