@@ -47,9 +47,9 @@ def overview() -> None:
 def title(verb: str) -> str:
     """What doit prints as the task's line."""
     if verb == "fetch":
-        return f"fetch {session().config.train.dataset.name}"
+        return f"fetch {session().basis.dataset.name}"
     if verb in ("train", "evaluate") and "run" not in session().asked.options:
-        run = session().run
+        run = session().located
         return f"{verb} {run.key.short}" if run else verb
     return verb
 
@@ -94,12 +94,10 @@ def train() -> None:
 
 
 def _finished(current: Session) -> bool:
-    from pipeline.runs import acceptance
-
-    run = current.run
+    run = current.located
     if run is None or run.reason is not None:
         return False
-    result, accepted = acceptance.standing(run.folder)
+    result, accepted = run.standing()
     if result is None:  # removed a moment ago
         return False
     word = "finished" if accepted is None else str(accepted)
@@ -204,14 +202,14 @@ def runs() -> None:
 
 def preflight() -> None:
     from pipeline.cluster import preflight as checks
-    from pipeline.execution.configured_run import sources, versions
+    from pipeline.execution.located import sources, versions
 
     config = session().config
     facts = checks.check(
         config.cluster,
         global_batch_size=config.train.trainer.global_batch_size,
         backend=config.train.strategy.backend,
-        versions=versions(config, sources(ROOT)(config.chosen, config.cluster.python_path)),
+        versions=versions(config.cluster, sources(ROOT)(config.chosen, config.cluster.python_path)),
     )
     say(checks.table(facts))
     say(f"{len(facts)} host(s) can take part")

@@ -89,7 +89,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             from pipeline.cli.session import session
 
             try:
-                session().config  # noqa: B018  (composed once, kept)
+                session().basis  # noqa: B018  (composed once, kept)
             except PacelineError as error:
                 leave(for_verb(error, verb))
 

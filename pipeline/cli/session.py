@@ -15,10 +15,13 @@ from pipeline.core.errors import UsageError
 if TYPE_CHECKING:  # imported in the functions: a bare `doit` needs none of it
     from omegaconf import DictConfig
 
+    from pipeline.config.basis import Basis
     from pipeline.config.build import RunConfig
+    from pipeline.config.remembered import Composition
     from pipeline.core.specs import Cluster
     from pipeline.data import Pack
     from pipeline.execution.configured_run import Run
+    from pipeline.execution.located import LocatedRun
     from pipeline.runs.folder import RunFolder
     from pipeline.sweep import Space
     from pipeline.sweep.search_source import SearchPlan
@@ -46,6 +49,23 @@ class Session:
         unexpected.keep_in(config.runs_dir)
         return config
 
+    @cached_property
+    def basis(self) -> Basis:
+        """What decides the run's key and folder: remembered of a training that was asked for before, else built."""
+        if self.asked.verb != "train" or self._composition is None:
+            return self.config.basis
+        from pipeline.config.remembered import BuiltBasis
+        from pipeline.core.cache import remember_in
+
+        remembered = BuiltBasis(self._composition, ROOT, _local_gpus())
+        found = remembered.recall()
+        if found is None:
+            found = self.config.basis
+            remembered.keep(found)
+        remember_in(ROOT, found.runs_dir)
+        unexpected.keep_in(found.runs_dir)
+        return found
+
     def _built(self) -> RunConfig:
         from pipeline.config import build
 
@@ -67,9 +87,7 @@ class Session:
 
     def _resolved(self) -> dict[str, Any]:
         """Composed by Hydra, or, for a training that was asked for before, remembered."""
-        from pipeline.config.remembered import Composition
-
-        remembered = Composition(ROOT, self.asked.overrides) if self._given is None else None
+        remembered = self._composition
         found = remembered.recall() if remembered else None
         if found is not None:
             return found
@@ -79,6 +97,13 @@ class Session:
         if remembered and self.asked.verb == "train":
             remembered.keep(resolved)
         return resolved
+
+    @cached_property
+    def _composition(self) -> Composition | None:
+        """What is remembered of these words; None where the Hydra application has composed them."""
+        from pipeline.config.remembered import Composition
+
+        return Composition(ROOT, self.asked.overrides) if self._given is None else None
 
     @property
     def _own_words(self) -> tuple[str, ...]:
@@ -131,10 +156,18 @@ class Session:
         """The data pack if it is there and intact; ``forget_pack`` after a fetch."""
         from pipeline import data
 
-        return data.find(self.config.train.dataset, self.config.data_dir)
+        return data.find(self.basis.dataset, self.basis.data_dir)
+
+    @cached_property
+    def located(self) -> LocatedRun | None:
+        """The run of this configuration as far as its key and folder tell, once its data is in place."""
+        from pipeline.execution.located import locate
+
+        return locate(self.basis, ROOT, self.pack.digest) if self.pack else None
 
     def forget_pack(self) -> None:
         self.__dict__.pop("pack", None)
+        self.__dict__.pop("located", None)
         self.__dict__.pop("run", None)
         self.__dict__.pop("space", None)
         self.__dict__.pop("search_plan", None)

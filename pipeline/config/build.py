@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.plan import check_batch, visible_gpus
+from pipeline.config.basis import Basis
 from pipeline.config.schema import OPTIONS, RootConfig, SearchConfig, SweepConfig
 from pipeline.core.cluster import Cluster, Host
 from pipeline.core.errors import UsageError, suggestion
@@ -62,6 +63,18 @@ class RunConfig:
     def shown_words(self, words: Iterable[str]) -> tuple[str, ...]:
         """Words of the command line without what is secret."""
         return tuple(in_word(word, self.secrets, self.resolved["cluster"]["secrets"]) for word in words)
+
+    @property
+    def basis(self) -> Basis:
+        """What decides the key and the folder."""
+        return Basis(
+            resolved=self.resolved,
+            chosen=self.chosen,
+            cluster=dataclasses.replace(self.cluster, settings=None),
+            dataset=self.train.dataset,
+            runs_dir=self.runs_dir,
+            data_dir=self.data_dir,
+        )
 
     @property
     def chosen(self) -> tuple[str, ...]:

@@ -14,15 +14,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.schema import OPTIONS
+from pipeline.config import basis
+from pipeline.config.basis import Basis
 from pipeline.core.cache import Remembered
-from pipeline.core.files import canonical_json, sha256_bytes, sha256_text
+from pipeline.core.files import canonical_json, sha256_bytes, sha256_file, sha256_text
 from pipeline.core.redact import without_secrets
 from pipeline.keys.installed import version
 
 _PLAIN = re.compile(r"""(?P<quote>['"]?)(?P<path>[\w./ -]+)(?P=quote)""")
 _DEFAULT = re.compile(r"^paths:\n  runs: (?P<path>[\w./-]+)$", re.MULTILINE)
-_MOST = 64  # entries
+_MOST = 128  # entries, two for a command line
+OPTION_FOLDERS = (
+    "pipeline/data/datasets", "trainers/models", "trainers/optimizers", "trainers/schedules", "trainers/strategies",
+    "pipeline/cluster/launchers", "pipeline/sweep/samplers",
+)  # fmt: skip
+"""The packages of ``pipeline.config.schema.OPTIONS``, which a finished run doesn't import."""
+
+_BUILDERS = ("pipeline/cluster", "pipeline/core")
+"""What ``pipeline.config.build`` types and checks a composition with."""
+
 _OUTSIDE = re.compile(r"\$\{(?![^${}:]+\}|oc\.(?:create|decode|deprecated|select|dict\.\w+):)")
 """A resolver that takes a value from elsewhere than conf/ and the words, or may: ``oc.env``, ``now``, anybody's own."""
 _READS = re.compile(r"\b(?:environ|getenv)\b")  # of an option's settings: their defaults may be anything
@@ -34,20 +44,50 @@ class Composition:
     def __init__(self, root: Path, words: Sequence[str]) -> None:
         self._runs_dir = runs_dir(root, words)
         self._root = root
-        self._known = Remembered(self._runs_dir or root, "composed", most=_MOST)
-        self._name = _name(root, words) if self._runs_dir else None
+        self.known = Remembered(self._runs_dir or root, "composed", most=_MOST)
+        self.name = _name(root, words) if self._runs_dir else None
 
     def recall(self) -> dict[str, Any] | None:
         """The resolved configuration, or None where these words were not composed before."""
-        found = self._known[self._name] if self._name else None
+        found = self.known[self.name] if self.name else None
         return found if isinstance(found, dict) else None
 
     def keep(self, resolved: dict[str, Any]) -> None:
         """Secrets aren't kept, nor what puts its runs elsewhere than its words said."""
         if self._runs_dir != self._root / str(resolved.get("paths", {}).get("runs")):
             return
-        if self._name and json.loads(json.dumps(resolved)) == resolved == without_secrets(resolved):
-            self._known.keep({self._name: resolved})
+        if self.name and json.loads(json.dumps(resolved)) == resolved == without_secrets(resolved):
+            self.known.keep({self.name: resolved})
+
+
+class BuiltBasis:
+    """The basis that a composition was built to on this computer, with the hosts that its hostfile names now."""
+
+    def __init__(self, composition: Composition, root: Path, local_gpus: int) -> None:
+        self._composition, self._root, self._local_gpus = composition, root, local_gpus
+
+    def recall(self) -> Basis | None:
+        """None where it was not built before: then ``pipeline.config.build`` is needed, which checks every field."""
+        name = self._name
+        found = self._composition.known[name] if name else None
+        return basis.from_json(found) if isinstance(found, dict) else None
+
+    def keep(self, built: Basis) -> None:
+        """Where its composition was kept, which has no secrets then."""
+        if self._name:
+            self._composition.known.keep({self._name: basis.to_json(built)})
+
+    @property
+    def _name(self) -> str | None:
+        resolved = self._composition.recall()
+        if resolved is None:
+            return None
+        hostfile = resolved["cluster"]["hostfile"]
+        try:
+            hosts = sha256_file(self._root / Path(hostfile).expanduser()) if hostfile else None
+        except (OSError, RuntimeError):  # RuntimeError: no such home
+            return None
+        return sha256_text(canonical_json([self._composition.name, str(self._root), self._local_gpus, hosts]))
 
 
 def runs_dir(root: Path, words: Sequence[str]) -> Path | None:
@@ -80,8 +120,7 @@ def _sources(root: Path) -> Iterator[str]:
     for top, ending in (("conf", ".yaml"), ("pipeline/config", ".py"), ("hydra_plugins", ".py")):
         for folder, names in _walk(str(root / top)):
             yield from (f"{folder}/{name}"[len(f"{root}/") :] for name in names if name.endswith(ending))
-    for options in OPTIONS.values():
-        folder = options.package.replace(".", "/")
+    for folder in (*OPTION_FOLDERS, *_BUILDERS):
         with suppress(FileNotFoundError):
             yield from (f"{folder}/{name}" for name in os.listdir(root / folder) if name.endswith(".py"))  # noqa: PTH208
     yield from ("pipeline/core/options.py", "trainers/core/config.py")

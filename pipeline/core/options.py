@@ -44,8 +44,15 @@ class Options:
 
     def module(self, name: str) -> ModuleType:
         """The option's module, imported: for options of the controller half. Raises UsageError."""
-        self.settings(name)
+        if f"{self.package}.{name}" not in sys.modules:
+            self.settings(name)  # says what is wrong with it
         return import_module(f"{self.package}.{name}")
+
+    def imported_settings(self, name: str) -> type[Any]:
+        """The settings class of an option that was chosen before, so its module can be imported: not read twice."""
+        module = import_module(f"{self.package}.{name}")
+        values = (value for value in vars(module).values() if isinstance(value, type))
+        return next(value for value in values if value.__module__ == module.__name__ and self.base in value.__bases__)
 
     def _evaluated(self, name: str) -> type[Any]:
         path = f"{self.package.replace('.', '/')}/{name}.py"

@@ -20,7 +20,8 @@ from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.signals import Interruptible, Stop
 from pipeline.core.specs import PRUNE, PRUNED, NodeFacts, State
 from pipeline.evaluation import report_key
-from pipeline.execution.configured_run import ENTRY, Run
+from pipeline.execution.configured_run import Run
+from pipeline.execution.located import ENTRY
 from pipeline.keys import rank_environment
 from pipeline.keys.import_closure import matches
 from pipeline.runs import acceptance, journal, provenance

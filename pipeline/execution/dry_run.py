@@ -23,7 +23,8 @@ from pipeline.config.build import RunConfig
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
 from pipeline.data import Pack
 from pipeline.evaluation import report_key
-from pipeline.execution.configured_run import ENTRY, Run
+from pipeline.execution.configured_run import Run
+from pipeline.execution.located import ENTRY
 from pipeline.runs import journal
 from pipeline.runs.folder import EVALUATED
 

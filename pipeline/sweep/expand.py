@@ -19,7 +19,8 @@ from pipeline.core import redact
 from pipeline.core.errors import UsageError
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.core.specs import Cluster
-from pipeline.execution.configured_run import prepare, sources
+from pipeline.execution.configured_run import prepare
+from pipeline.execution.located import sources
 from pipeline.keys.content_key import KEY_LENGTH, canonical_config, topology
 from pipeline.sweep import slots as placing
 from pipeline.sweep.trial import Trial

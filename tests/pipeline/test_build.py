@@ -11,7 +11,7 @@ from pipeline.config.build import RunConfig, build
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import UsageError
 from pipeline.core.options import ROOT
-from pipeline.execution.configured_run import sources
+from pipeline.execution.located import sources
 
 
 def configured(*overrides: str, root: Path = Path("/project"), gpus: int = 0) -> RunConfig:

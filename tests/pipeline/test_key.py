@@ -12,7 +12,7 @@ import pytest
 from pipeline.config.build import RunConfig, build
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import UsageError
-from pipeline.execution.configured_run import of_hosts
+from pipeline.execution.located import of_hosts
 from pipeline.keys.content_key import ContentKey, content_key
 from pipeline.keys.installed import version
 

@@ -86,7 +86,7 @@ from pipeline.config.build import build
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import PacelineError
 from pipeline.keys.content_key import canonical_config, topology
-from pipeline.execution.configured_run import sources, versions
+from pipeline.execution.located import sources, versions
 
 def told(words):
     try:
@@ -94,7 +94,7 @@ def told(words):
     except PacelineError as error:
         return str(error)
     code = sources(Path.cwd())(made.chosen, made.cluster.python_path)
-    return [canonical_config(made.resolved), dict(code.digests), versions(made, code), topology(made.cluster)]
+    return [canonical_config(made.resolved), dict(code.digests), versions(made.cluster, code), topology(made.cluster)]
 
 answers = [told(words) for words in json.loads(sys.argv[1])]
 print(json.dumps({"answers": answers, "heavy": sorted({"torch", "optuna", "numpy"} & {*sys.modules})}))

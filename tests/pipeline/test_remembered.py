@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config import build
+from pipeline.config.basis import Basis
 from pipeline.config.compose import compose_config, resolve
-from pipeline.config.remembered import Composition
+from pipeline.config.remembered import OPTION_FOLDERS, BuiltBasis, Composition
+from pipeline.config.schema import OPTIONS
 from tests.integration.commands import ROOT
 
 EDITED = [
@@ -19,6 +22,7 @@ EDITED = [
     "trainers/models/mine.py",  # a new one
     "pipeline/data/datasets/digits.py",
     "pipeline/cluster/launchers/local.py",
+    "pipeline/core/cluster.py",
 ]
 WORDS = ("experiment=quickstart", "optimizer.lr=1e-1")
 SOME = {"paths": {"runs": "runs"}}
@@ -100,6 +104,51 @@ def test_a_file_behind_a_symbolic_link_and_a_plugin_of_hydra_are_looked_at(proje
     (project / "conf" / "shared").unlink()
     (project / "conf" / "shared").symlink_to(tmp_path / "other")
     assert Composition(project, WORDS).recall() is None
+
+
+def _built(project: Path, words: tuple[str, ...], *, gpus: int = 0) -> Basis:
+    return build.build(resolve(compose_config(words)), words, root=project, local_gpus=gpus).basis
+
+
+def test_what_a_composition_was_built_to_is_remembered_for_this_computer(project: Path) -> None:
+    built = _built(project, WORDS)
+    BuiltBasis(Composition(project, WORDS), project, 0).keep(built)
+    found = BuiltBasis(Composition(project, WORDS), project, 0).recall()
+    assert found is not None
+    assert found._replace(dataset=built.dataset) == built
+    assert vars(found.dataset) == vars(built.dataset)
+    assert BuiltBasis(Composition(project, WORDS), project, 2).recall() is None  # two ranks, but on GPUs
+    assert BuiltBasis(Composition(project, WORDS), project.parent, 0).recall() is None
+    with (project / "pipeline/cluster/plan.py").open("a") as file:
+        file.write("# other checks\n")
+    assert BuiltBasis(Composition(project, WORDS), project, 0).recall() is None
+
+
+def test_other_hosts_in_the_hostfile_are_another_basis(project: Path) -> None:
+    (project / "hosts").write_text("a slots=1\nb slots=1\n")
+    words = ("cluster=pssh", "cluster.hostfile=hosts")
+    Composition(project, words).keep(resolve(compose_config(words)))
+    BuiltBasis(Composition(project, words), project, 0).keep(_built(project, words))
+    found = BuiltBasis(Composition(project, words), project, 0).recall()
+    assert found is not None
+    assert [host.name for host in found.cluster.hosts] == ["a", "b"]
+    (project / "hosts").write_text("a slots=1\nc slots=1\n")
+    assert BuiltBasis(Composition(project, words), project, 0).recall() is None
+    (project / "hosts").unlink()
+    assert BuiltBasis(Composition(project, words), project, 0).recall() is None
+
+
+def test_nothing_is_remembered_of_what_has_a_secret(project: Path) -> None:
+    words = (*WORDS, "++cluster.env.API_TOKEN=abcdefgh1234")
+    resolved = resolve(compose_config(words))
+    Composition(project, words).keep(resolved)
+    BuiltBasis(Composition(project, words), project, 0).keep(_built(project, words))
+    assert BuiltBasis(Composition(project, words), project, 0).recall() is None
+    assert "abcdefgh1234" not in (project / "runs/.paceline/composed.json").read_text()
+
+
+def test_the_modules_of_every_group_of_options_are_looked_at() -> None:
+    assert sorted(OPTION_FOLDERS) == sorted(options.package.replace(".", "/") for options in OPTIONS.values())
 
 
 def test_a_torn_file_costs_one_composition(project: Path) -> None:

@@ -1,0 +1,108 @@
+"""A run whose key is known, and whether it is finished. Looks, and starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.config.basis import Basis
+from pipeline.core.cache import remember_in
+from pipeline.core.errors import UsageError, suggestion
+from pipeline.evaluation import report_key
+from pipeline.keys.content_key import ContentKey, content_key, environment
+from pipeline.keys.import_closure import Closure, import_closure
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.result import AlteredError
+
+if TYPE_CHECKING:  # a run that has a result of its own needs nobody's word
+    from pipeline.core.cluster import Cluster
+    from pipeline.runs.acceptance import Acceptance
+    from pipeline.runs.result import Result
+
+ENTRY = "trainers.classifier"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocatedRun:
+    """``sources`` are the files of the run's code."""
+
+    key: ContentKey
+    sources: Mapping[str, Path]
+    folder: RunFolder
+    root: Path
+
+    @property
+    def reason(self) -> str | None:
+        """Why it must run, or None when it is finished and intact. Raises UsageError: a newer Paceline wrote it."""
+        self.folder.refuse_newer()
+        stale = self.folder.stale_because(self.key)
+        if stale is not None and (accepted := self.accepted) is not None:
+            from pipeline.runs import acceptance
+
+            return acceptance.stale_because(self.folder, accepted, self.key)
+        return stale or report_key.stale_because(self.folder, self.root)
+
+    @property
+    def accepted(self) -> Acceptance | None:
+        """The person's word that another run holds for this key, which has no result of its own."""
+        if self.folder.result.exists():
+            return None
+        from pipeline.runs import acceptance
+
+        try:
+            return acceptance.read(self.folder)
+        except AlteredError:  # no word at all: it is trained
+            return None
+
+    def standing(self) -> tuple[Result | None, Acceptance | None]:
+        """The result that counts: its own, or while an acceptance holds that of another run. Raises AlteredError."""
+        own = self.folder.read_result()
+        if own is not None:
+            return own, None
+        from pipeline.runs import acceptance
+
+        return acceptance.standing(self.folder)
+
+
+Sources = Callable[[tuple[str, ...], tuple[str, ...]], Closure]
+"""Modules of the chosen options, folders of the ranks' PYTHONPATH → the code."""
+
+
+def sources(root: Path) -> Sources:
+    """What is read of the code, kept: the many runs of one sweep take the same files."""
+
+    @cache
+    def read(chosen: tuple[str, ...], behind: tuple[str, ...]) -> Closure:
+        return import_closure(root, (ENTRY, *chosen), behind)
+
+    return read
+
+
+def versions(cluster: Cluster, code: Closure) -> dict[str, str]:
+    """The key's part ``environment``. Raises UsageError."""
+    return of_hosts(environment(code.versions), cluster.environment)
+
+
+def of_hosts(here: Mapping[str, str], told: Mapping[str, str]) -> dict[str, str]:
+    """The key's versions: the controller's, but where ``cluster.environment`` tells of the hosts. Raises UsageError."""
+    for name in told:
+        if name not in here:
+            raise UsageError(f"cluster.environment.{name}: the run doesn't import that; {suggestion(name, here)}")
+    return {**here, **told}
+
+
+def locate(basis: Basis, root: Path, data_digest: str, read: Sources | None = None) -> LocatedRun:
+    """The run with its key and folder. Starts nothing, imports no torch."""
+    remember_in(root, basis.runs_dir)
+    code = (read or sources(root))(basis.chosen, basis.cluster.python_path)
+    key = content_key(
+        config=basis.resolved,
+        code=code.digests,
+        data_digest=data_digest,
+        environment=versions(basis.cluster, code),
+        cluster=basis.cluster,
+    )
+    return LocatedRun(key=key, sources=code.sources, folder=RunFolder(basis.runs_dir / key.short), root=root)
