@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, Session, session
 from pipeline.core.errors import PacelineError, UsageError
 
@@ -33,7 +34,7 @@ def accept() -> None:
     undo = current.asked.options.get("undo", "0")
     if undo not in ("0", "1"):
         raise UsageError(f"undo={undo} must be 1 or 0")
-    with locked(run.folder, _say):
+    with locked(run.folder, say):
         if undo == "1":
             _undo(current, run)
             return
@@ -41,7 +42,7 @@ def accept() -> None:
             found = acceptance.read(run.folder) if not run.folder.result.exists() else None
             raise PacelineError(f"{run.key.short} is {found or 'finished: there is nothing to accept'}")
         base, key, differing = _base(current, run, reason)
-        origin, patch = complete.collect_provenance(run, sys.argv, time.time(), _say)
+        origin, patch = complete.collect_provenance(run, sys.argv, time.time(), say)
         accepted = acceptance.by_this_person(run.key, key, differing)
         run.folder.describe(
             key=run.key,
@@ -52,10 +53,10 @@ def accept() -> None:
             sources=run.sources,
         )
         acceptance.write(run.folder, accepted)
-    _say(f"{run.key.short} is {accepted}; it differs in:")
+    say(f"{run.key.short} is {accepted}; it differs in:")
     for item in differing:
-        _say(f"  {item}")
-    _say(f"  prove it      doit reproduce run={run.key.short}\n  take it back  doit accept undo=1 with the same words")
+        say(f"  {item}")
+    say(f"  prove it      doit reproduce run={run.key.short}\n  take it back  doit accept undo=1 with the same words")
     _record(current, base)
 
 
@@ -117,7 +118,7 @@ def _undo(current: Session, run: Run) -> None:
     if found is None:
         raise PacelineError(f"{run.key.short}: nothing was accepted for it")
     acceptance.withdraw(run.folder, found)
-    _say(f"{run.key.short} was {found}; it is no longer")
+    say(f"{run.key.short} was {found}; it is no longer")
     _record(current, acceptance.base_of(run.folder, found))
 
 
@@ -171,8 +172,4 @@ def _record(current: Session, base: RunFolder) -> None:
     if current.config.tracking_enabled and base.path.is_dir():
         recorder = Recorder(base.path, current.config, ROOT)
         if recorder.replay() is None:
-            _say(f"WARNING: MLflow doesn't know of it yet: {recorder.why()}\n  try: {recorder.hint()}")
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
+            say(f"WARNING: MLflow doesn't know of it yet: {recorder.why()}\n  try: {recorder.hint()}")

@@ -11,6 +11,7 @@ from pipeline.cli.diagnostics import allreduce as allreduce
 from pipeline.cli.diagnostics import benchmark as benchmark
 from pipeline.cli.diagnostics import profile as profile
 from pipeline.cli.invocation import VERBS
+from pipeline.cli.output import say
 from pipeline.cli.provenance import export as export
 from pipeline.cli.provenance import logs as logs
 from pipeline.cli.provenance import plan as plan
@@ -23,14 +24,6 @@ from pipeline.core.errors import PacelineError, UsageError
 if TYPE_CHECKING:
     from pipeline.runs.folder import RunFolder
     from pipeline.runs.result import Result
-
-if TYPE_CHECKING:
-    from pipeline.runs.folder import RunFolder
-
-
-def say(text: str) -> None:
-    """One line for the person, at once."""
-    print(text, flush=True)
 
 
 def overview() -> None:

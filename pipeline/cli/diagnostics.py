@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.core.errors import PacelineError
 
@@ -21,27 +22,27 @@ def allreduce() -> None:
         options=session().asked.options,
         runs_dir=config.runs_dir,
         root=ROOT,
-        say=_say,
+        say=say,
     )
-    _say(f"\n{bandwidth.summary(result)}")
-    _say(f"  figures  {relative(folder / bandwidth.RESULT)}")
+    say(f"\n{bandwidth.summary(result)}")
+    say(f"  figures  {relative(folder / bandwidth.RESULT)}")
 
 
 def benchmark() -> None:
     from pipeline.diagnostics import benchmark as benchmarks
 
     config, options = session().config, session().asked.options
-    folder, whole = benchmarks.measure(config, _pack(), options=options, root=ROOT, say=_say)
-    _say(f"\n{benchmarks.table(whole)}")
-    _say(f"  figures  {relative(folder / benchmarks.RESULT)}")
-    _say(f"  picture  {relative(folder / benchmarks.PICTURE)}")
+    folder, whole = benchmarks.measure(config, _pack(), options=options, root=ROOT, say=say)
+    say(f"\n{benchmarks.table(whole)}")
+    say(f"  figures  {relative(folder / benchmarks.RESULT)}")
+    say(f"  picture  {relative(folder / benchmarks.PICTURE)}")
 
 
 def profile() -> None:
     from pipeline.diagnostics import profiling
 
-    path = profiling.trace(session().config, _pack(), options=session().asked.options, root=ROOT, say=_say)
-    _say(f"\n  trace  {relative(path)}   (open it in ui.perfetto.dev)")
+    path = profiling.trace(session().config, _pack(), options=session().asked.options, root=ROOT, say=say)
+    say(f"\n  trace  {relative(path)}   (open it in ui.perfetto.dev)")
 
 
 def _pack() -> PackSource:
@@ -51,7 +52,3 @@ def _pack() -> PackSource:
     if pack is None:
         raise PacelineError("the data set vanished after it was fetched", hint="the same command again")
     return PackSource(path=pack.path, digest=pack.digest)
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)

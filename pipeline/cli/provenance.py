@@ -7,9 +7,11 @@ import shlex
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.cli.acceptance import settle
+from pipeline.cli.options import is_on
+from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.core import leftovers
 from pipeline.core.errors import PacelineError, UsageError, suggestion
@@ -24,10 +26,10 @@ def plan() -> None:
 
     options = session().asked.options
     shapes = {"text": dry_run.text, "json": dry_run.as_json, "mermaid": dry_run.mermaid, "dot": dry_run.dot}
-    shape = "json" if _yes("json") else options.get("format", "text")
+    shape = "json" if is_on(options, "json") else options.get("format", "text")
     if shape not in shapes:
         raise UsageError(f"format={shape} is not known; {suggestion(shape, shapes)}")
-    _say(shapes[shape](_trials()))
+    say(shapes[shape](_trials()))
 
 
 def _trials() -> list[PlannedRun]:
@@ -55,7 +57,7 @@ def why() -> None:
     reason = run.reason if run else "the data set isn't fetched, so this run has no key yet; try doit fetch"
     finished = runs.finished_parts(current.config.runs_dir) if run and reason else {}
     found = compare.nearest(finished, run.key.parts) if run else None
-    if _yes("json"):
+    if is_on(session().asked.options, "json"):
         answer = {
             "key": run.key.short if run else None,
             "reason": reason,
@@ -64,33 +66,33 @@ def why() -> None:
             "differences": [asdict(item) for item in found[1]] if found else [],
             "steps": [asdict(step) for step in steps],
         }
-        _say(json.dumps(answer, indent=2, ensure_ascii=False))
+        say(json.dumps(answer, indent=2, ensure_ascii=False))
         return
     name, standing = run.key.short if run else "this run", "finished and intact"
     accepted = run.accepted if run and not reason else None
-    _say(f"{name}: {reason or f'{accepted or standing}; doit train launches nothing'}")
+    say(f"{name}: {reason or f'{accepted or standing}; doit train launches nothing'}")
     if found is not None:
         key, differing = found
-        _say(f"the nearest finished run is {key}; " + ("it has the same key" if not differing else "it differs in:"))
+        say(f"the nearest finished run is {key}; " + ("it has the same key" if not differing else "it differs in:"))
         for item in differing:
-            _say(f"  {item}")
+            say(f"  {item}")
     elif run and reason:
-        _say("no finished run to compare with")
+        say("no finished run to compare with")
     for step in steps:
-        _say(f"{step.name:<9} {'done' if step.done else 'to do':<6} {step.why}")
+        say(f"{step.name:<9} {'done' if step.done else 'to do':<6} {step.why}")
 
 
 def status() -> None:
     from pipeline.runs import status as progress
 
-    _say(progress.status(_named_or_newest()))
+    say(progress.status(_named_or_newest()))
 
 
 def logs() -> None:
     from pipeline.runs import status as progress
 
     for line in progress.logs(_named_or_newest(), session().asked.options.get("host")):
-        _say(line)
+        say(line)
 
 
 def _named_or_newest() -> RunFolder:
@@ -120,20 +122,20 @@ def export() -> None:
     to = (
         Path(asked).expanduser().absolute() if asked else session().config.runs_dir / "exports" / f"{folder.key}.tar.gz"
     )
-    size = exports.export(folder, root=ROOT, to=to, weights=_yes("weights"))
-    _say(f"{folder.key}: {relative(to)}, {size / 1e6:.1f} MB")
+    size = exports.export(folder, root=ROOT, to=to, weights=is_on(session().asked.options, "weights"))
+    say(f"{folder.key}: {relative(to)}, {size / 1e6:.1f} MB")
     _, accepted = acceptance.standing(folder)
     if accepted is not None:
-        _say(f"  {folder.key} is {accepted}")
+        say(f"  {folder.key} is {accepted}")
     try:
         made_of = recipe.read(folder, ROOT)
     except PacelineError as error:
-        _say(f"  it tells of the run, but can't be made again: {error.what}")
+        say(f"  it tells of the run, but can't be made again: {error.what}")
         return
     if git.has_commit(ROOT, made_of.commit):
-        _say(f"  make it again anywhere  doit reproduce {shlex.quote(f'run={to}')}")
+        say(f"  make it again anywhere  doit reproduce {shlex.quote(f'run={to}')}")
     else:
-        _say(
+        say(
             f"  commit {made_of.commit} isn't here, so it was not packed; in a clone that has it: "
             f"doit reproduce {shlex.quote(f'run={to}')}"
         )
@@ -157,23 +159,23 @@ def reproduce() -> None:
     with tempfile.TemporaryDirectory(prefix=leftovers.of_system("reproduce")) as scratch:
         folder = _to_reproduce(named, Path(scratch))
         work = config.runs_dir.absolute() / again.FOLDER / folder.key
-        _say(f"run {folder.key}, made again in {relative(work)}")
+        say(f"run {folder.key}, made again in {relative(work)}")
         verdict = again.reproduce(
             folder,
             root=ROOT,
             work=work,
             data_dir=config.data_dir,
             overrides=asked.overrides,
-            keep=_yes("keep"),
-            say=_say,
+            keep=is_on(session().asked.options, "keep"),
+            say=say,
         )
         settled = settle(folder, equal=verdict.reproduced, again=verdict.again)
     if settled:
-        _say(settled)
+        say(settled)
     if not verdict.reproduced:
         raise PacelineError(f"{verdicts.text(verdict)}\n  {relative(work / 'verdict.json')}")
-    _say(verdicts.text(verdict))
-    _say(f"  {relative(work / 'verdict.json')}")
+    say(verdicts.text(verdict))
+    say(f"  {relative(work / 'verdict.json')}")
 
 
 def _to_reproduce(named: str, scratch: Path) -> RunFolder:
@@ -203,15 +205,3 @@ def _archive(named: str) -> Path | None:
         return path if path.is_file() else None
     except (OSError, RuntimeError):  # too long; the home of nobody
         return None
-
-
-def _yes(name: str) -> bool:
-    """A switch of the verb: ``name=1``. Raises UsageError."""
-    value: Any = session().asked.options.get(name, "0")
-    if value.lower() not in ("0", "1", "true", "false", "yes", "no"):
-        raise UsageError(f"{name}={value} must be 1 or 0")
-    return value.lower() in ("1", "true", "yes")
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pipeline.cli.output import say
 from pipeline.cli.session import Session
-from pipeline.cli.sweeping import alone, conducted, figures_of, say
+from pipeline.cli.sweeping import alone, conducted, figures_of
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.specs import State
 
@@ -136,7 +137,8 @@ def _conclude(plan: SearchPlan, study: Search, folder: SweepFolder, ended: Seque
 
 
 def _front(trials: Sequence[TrialResult], metrics: Sequence[str]) -> str:
-    from pipeline.sweep.report import aligned, command, figure
+    from pipeline.core.tables import aligned
+    from pipeline.sweep.report import command, figure
 
     rows = [("trial", *metrics, "")]
     for item in trials:
@@ -165,8 +167,8 @@ def _result(item: Ended) -> TrialResult:
 
 def _show(plan: SearchPlan, folder: SweepFolder) -> None:
     """What was asked for so far and how it stands; what comes next depends on what they find. Writes nothing."""
+    from pipeline.core.tables import aligned
     from pipeline.sweep import folder as folders
-    from pipeline.sweep.report import aligned
 
     known, entries = folder.about().get("trials", []), folders.latest(folder.entries()[0])
     rows = [("trial", "key", "state", "what")]

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from pipeline.cli.options import is_on
+from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.core import leftovers
 from pipeline.core.errors import Killed, PacelineError, UsageError, os_reason
@@ -30,24 +32,24 @@ if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
 def sweep() -> None:
     """Bring every trial of the command line to its end; what is finished already is not run again."""
     options = session().asked.options
-    if _on(options, "dry_run"):
+    if is_on(options, "dry_run"):
         session().refuse_data()
     if session().searches:
         from pipeline.cli.searching import search
 
-        flags = {name: _on(options, name) for name in ("fork", "retry_failed", "dry_run")}
+        flags = {name: is_on(options, name) for name in ("fork", "retry_failed", "dry_run")}
         search(session(), **flags)
         return
-    if _on(options, "dry_run"):
-        _show(session().space, fork=_on(options, "fork"), retry_failed=_on(options, "retry_failed"))
+    if is_on(options, "dry_run"):
+        _show(session().space, fork=is_on(options, "fork"), retry_failed=is_on(options, "retry_failed"))
         return
     fetch_all(session().space)
     session().forget_pack()
     run(
         session().space,
         session().asked.overrides,
-        fork=_on(options, "fork"),
-        retry_failed=_on(options, "retry_failed"),
+        fork=is_on(options, "fork"),
+        retry_failed=is_on(options, "retry_failed"),
     )
 
 
@@ -208,9 +210,9 @@ def figures_of(folder: RunFolder) -> Mapping[str, float]:
 # ---------------------------------------------------------------------------------- what would run
 def _show(space: Space, *, fork: bool, retry_failed: bool) -> None:
     """Each trial: done, to run, and why. Writes nothing."""
+    from pipeline.core.tables import aligned
     from pipeline.sweep import folder as folders
     from pipeline.sweep.grid import in_order
-    from pipeline.sweep.report import aligned
 
     entries: dict[str, TrialEntry] = {}
     name = "(its data isn't fetched, so it has no key yet)"
@@ -275,7 +277,7 @@ def report() -> None:
             )
         )
     by = about.get("by", reporting.BY)  # what a search looks at
-    if _on(options, "json"):
+    if is_on(options, "json"):
         say(json.dumps({"sweep": folder.name, **reporting.as_json(results, about["total"], by)}, indent=2))
         return
     say(f"sweep {folder.name}: {' '.join(about['words'])}")
@@ -299,16 +301,3 @@ def _figures_or_why(folder: RunFolder) -> tuple[Mapping[str, float], str]:
         return figures_of(folder), ""
     except AlteredError as error:
         return {}, f"{error.what}; the sweep's command makes it again"
-
-
-def _on(options: Mapping[str, str], name: str) -> bool:
-    value = options.get(name)
-    if value is None or value.lower() in ("0", "false", "no"):
-        return False
-    if value.lower() not in ("1", "true", "yes"):
-        raise UsageError(f"{name}={value} must be 1 or 0")
-    return True
-
-
-def say(text: str) -> None:
-    print(text, flush=True)

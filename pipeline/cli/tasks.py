@@ -28,9 +28,7 @@ def always(verb: str, *, after: Sequence[str] = ()) -> Task:
         "actions": [_action(verb)],
         "task_dep": _dependencies(after),
         "verbosity": 2,
-        "meta": {
-            "answers": verb in ("runs", "why", "plan", "status", "logs", "report")
-        },  # their output is all that is wanted
+        "meta": {"answers": verb in _ANSWERS},
         "io": {"capture": False},  # doit would keep every line of a training in memory
         "title": lambda task: _title(task.name),
         **({"doc": VERBS[verb].summary} if verb in VERBS else {}),

@@ -7,6 +7,7 @@ from contextlib import closing
 
 from pipeline.cluster import host_versions, launchers, plan
 from pipeline.core.specs import Cluster, NodeFacts
+from pipeline.core.tables import aligned
 
 
 def check(
@@ -42,7 +43,4 @@ def table(facts: Sequence[NodeFacts]) -> str:
         )
         for fact in facts
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return aligned(rows)

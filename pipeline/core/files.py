@@ -11,8 +11,6 @@ from typing import Any
 
 from pipeline.core import leftovers
 
-_BLOCK_BYTES = 1 << 20
-
 
 def write_atomic(path: Path, content: bytes | str) -> None:
     """Write to a temporary name beside ``path``, fsync, rename. Parents are made. Raises OSError that names a file."""
@@ -54,9 +52,6 @@ def sha256_bytes(data: bytes) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    """Hex digest of a file's bytes, read in blocks of 1 MiB. Raises OSError."""
-    digest = hashlib.sha256()
+    """Hex digest of a file's bytes, read in blocks. Raises OSError."""
     with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,6 +14,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from typing import cast
 
 from pipeline.core import documents, git, leftovers
 from pipeline.core.errors import PacelineError, UsageError
@@ -171,11 +172,8 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 
 def _sha256(tar: tarfile.TarFile, member: tarfile.TarInfo) -> str:
-    digest = hashlib.sha256()
-    file = tar.extractfile(member)
-    while file is not None and (block := file.read(_BLOCK_BYTES)):
-        digest.update(block)
-    return digest.hexdigest()
+    file = cast("io.BufferedReader | None", tar.extractfile(member))
+    return hashlib.file_digest(file, "sha256").hexdigest() if file is not None else sha256_bytes(b"")
 
 
 def _members(folder: RunFolder, patterns: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:

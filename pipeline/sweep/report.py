@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipeline.core.tables import aligned
+
 SEED = "seed"
 BY = "val/accuracy"
 """What decides which configuration is best: choosing by test figures would make them mean less."""
@@ -133,14 +135,6 @@ def trial_table(trials: Sequence[TrialResult]) -> str:
     rows = [("trial", "key", "state", "what", "")]
     rows += [(str(item.number), item.key, item.state, " ".join(item.chosen), item.detail) for item in trials]
     return aligned(rows)
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Cells in columns, two spaces between."""
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
 
 
 def text(trials: Sequence[TrialResult], total: int, by: str | None = BY) -> str:

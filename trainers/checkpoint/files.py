@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainers.core.files import sha256_file
+
 _BAD = ".bad"
 
 
@@ -28,7 +30,7 @@ def read_verified(path: Path) -> dict[str, Any]:
     if not isinstance(side, dict) or side["digest"] != _digest(side):
         raise ValueError(f"{path.stem}.json was altered: its digest does not match its content")
     for name, sha256 in {path.name: side["sha256"], **side.get("shards", {})}.items():
-        seen = _sha256(path.parent / name)
+        seen = sha256_file(path.parent / name)
         if seen != sha256:
             raise ValueError(f"the sha256 of {name} is {seen[:12]}, {path.stem}.json says {sha256[:12]}")
     return side
@@ -85,8 +87,3 @@ def step_files(folder: Path) -> list[Path]:
 def _digest(side: Mapping[str, Any]) -> str:
     rest = {name: value for name, value in side.items() if name != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -19,6 +19,12 @@ RESERVE = "PACELINE_RESERVE"
 """The variable that names a file of the node agent's: it takes up the room that a last message needs on a full disk."""
 
 
+def sha256_file(path: Path) -> str:
+    """Hex digest of a file's bytes, read in blocks. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 class HashingFile:
     """A binary file for writing that keeps the sha256 of what went through, and the first write error.
 

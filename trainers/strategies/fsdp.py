@@ -8,7 +8,6 @@ element alone. Imported for this strategy only: it imports torch._dynamo.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import shutil
 import socket
@@ -29,7 +28,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from trainers.core.config import ConfigError, StrategyConfig, TrainConfig
 from trainers.core.errors import TrainerError
-from trainers.core.files import could_not_write
+from trainers.core.files import could_not_write, sha256_file
 from trainers.distributed.process_group import Node
 from trainers.strategies import Layout, Strategy, refuse_missing
 from trainers.strategies.fsdp_files import exchange, folder_name, missing_files, rank_files
@@ -170,7 +169,7 @@ class Shards(Layout):
             save(self._content(state), checkpoint_id=target)
         except (CheckpointException, OSError) as error:
             raise could_not_write(target, _cause(error), needed_bytes) from error
-        mine = {name: _sha256(target / name) for name in rank_files(target, self.node.ranks.rank)}
+        mine = {name: sha256_file(target / name) for name in rank_files(target, self.node.ranks.rank)}
         digests: list[dict[str, str]] = [{} for _ in range(self.node.ranks.world_size)]
         dist.all_gather_object(digests, mine)
         for rank in self._far:
@@ -263,8 +262,3 @@ def _cause(error: BaseException) -> BaseException:
     if isinstance(error, CheckpointException):
         return next(iter(error.failures.values()))[0]
     return error
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
