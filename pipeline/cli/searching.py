@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pipeline.cli import trials
 from pipeline.cli.output import say
 from pipeline.cli.session import Session
-from pipeline.cli.sweeping import alone, conducted, figures_of
-from pipeline.core.errors import PacelineError, UsageError
-from pipeline.core.specs import State
+from pipeline.core.errors import UsageError
 
 if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
     from pipeline.sweep.folder import SweepFolder
@@ -43,7 +42,7 @@ def _run(plan: SearchPlan, words: Sequence[str], *, fork: bool, retry_failed: bo
     from pipeline.sweep.search_source import Searching
 
     folder = _folder(plan, fork)
-    with alone(folder):
+    with trials.alone(folder):
         study = open_search(plan.config, plan.space, folder.path, plan.made_of, epochs=plan.epochs)
         asked = _Asked(plan, folder, words, study.total)
         settings = plan.config
@@ -53,7 +52,7 @@ def _run(plan: SearchPlan, words: Sequence[str], *, fork: bool, retry_failed: bo
             f"{max(1, len(plan.slots))} at a time{pruner}"
         )
         source = Searching(study, plan, asked.note)
-        ended = conducted(plan, source, folder, retry_failed=retry_failed)
+        ended = trials.conducted(plan, source, folder, retry_failed=retry_failed)
         _conclude(plan, study, folder, ended)
 
 
@@ -116,53 +115,23 @@ def _conclude(plan: SearchPlan, study: Search, folder: SweepFolder, ended: Seque
     from pipeline.sweep.search_rules import objectives
 
     goals = objectives(plan.config)
-    results = [_result(item) for item in sorted(ended, key=lambda item: item.trial.number)]
+    results = [trials.result_of(item) for item in sorted(ended, key=lambda item: item.trial.number)]
     say(f"\n{reporting.text(results, study.total, by=goals[0].metric if len(goals) == 1 else None)}")
     if len(goals) > 1:
         say(f"\nno other trial is better in all of {', '.join(f'{goal.metric} ({goal.direction})' for goal in goals)}:")
         say(_front([item for item in results if item.number in study.best()], [goal.metric for goal in goals]))
-    started = sum(not item.before for item in ended)
-    counts = ", ".join(
-        f"{sum(item.state == state for item in results)} {state.lower()}"
-        for state in (State.FINISHED, State.PRUNED, State.FAILED)
-    )
-    say(f"\nsweep {folder.name}: {counts}; {started} run just now")
-    say(f"  report   doit report sweep={folder.name}\n  compare  doit ui")
-    failed = [item for item in results if item.state == State.FAILED]
-    if failed:
-        raise PacelineError(
-            f"{len(failed)} of {len(results)} trials failed:\n{reporting.trial_table(failed)}",
-            hint="fix it, then the same command with retry_failed=1 (finished trials are not run again)",
-        )
+    trials.conclude(folder, results, ended)
 
 
-def _front(trials: Sequence[TrialResult], metrics: Sequence[str]) -> str:
+def _front(results: Sequence[TrialResult], metrics: Sequence[str]) -> str:
     from pipeline.core.tables import aligned
     from pipeline.sweep.report import command, figure
 
     rows = [("trial", *metrics, "")]
-    for item in trials:
+    for item in results:
         cells = (figure(item.values[name]) if name in item.values else "-" for name in metrics)
         rows.append((str(item.number), *cells, command(item.overrides)))
     return aligned(rows)
-
-
-def _result(item: Ended) -> TrialResult:
-    from pipeline.sweep.report import TrialResult
-
-    trial, state = item.trial, item.outcome.state
-    values: Mapping[str, float] = {}
-    if trial.run is not None and state is State.FINISHED:
-        values = figures_of(trial.run.folder)
-    return TrialResult(
-        number=trial.number,
-        key=trial.key or "",
-        state=str(state),
-        chosen=trial.chosen,
-        overrides=trial.overrides,
-        values=values,
-        detail=item.outcome.detail,
-    )
 
 
 def _show(plan: SearchPlan, folder: SweepFolder) -> None:

@@ -6,11 +6,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from pipeline.core import leftovers
 from pipeline.core.errors import DataError, os_reason
+from pipeline.core.locks import held
 from pipeline.data import datasets, manifest
 from pipeline.data.base import DatasetModule, Workspace
 from pipeline.data.manifest import Pack
@@ -18,8 +19,6 @@ from pipeline.data.progress import OnProgress, reporting
 from pipeline.data.request import Request, request
 from pipeline.data.source import local_path
 from trainers.core.config import DatasetConfig
-
-_LOCK_NOTICE_S = 1.0
 
 
 def find(dataset: DatasetConfig, data_dir: Path) -> Pack | None:
@@ -83,22 +82,9 @@ def _os_errors_as_data_errors(dataset: DatasetConfig, data_dir: Path | None) -> 
         raise DataError(f"dataset={dataset.name} could not be packed: {os_reason(error)}", hint=hint) from error
 
 
-@contextmanager
-def _only_one(path: Path, report: OnProgress) -> Iterator[None]:
-    """A lock per data set, so that two packs of one set share a download. The kernel frees it when its
-    holder dies, however it dies."""
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(path)
-    while not lock.is_locked:
-        try:
-            lock.acquire(timeout=_LOCK_NOTICE_S)
-        except Timeout:
-            report(f"wait for another process that holds {path}", 0, None)
-    try:
-        yield
-    finally:
-        lock.release()
+def _only_one(path: Path, report: OnProgress) -> AbstractContextManager[None]:
+    """A lock per data set, so that two packs of one set share a download."""
+    return held(path, meanwhile=lambda: report(f"wait for another process that holds {path}", 0, None))
 
 
 def _make(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: Request, report: OnProgress) -> Pack:

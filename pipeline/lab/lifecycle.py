@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.core.errors import HostError, UsageError, os_reason
+from pipeline.core.locks import try_lock
 from pipeline.lab import host as lab_host
 from pipeline.lab import network, requirements, state
 from pipeline.lab.state import Lab
@@ -78,14 +78,10 @@ def _lock() -> Iterator[None]:
     """One lab operation at a time per network namespace; the kernel lets go of it when a process dies."""
     with Path("/proc/self/ns/net").open("rb") as file:
         deadline = time.monotonic() + _LOCK_S
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise HostError(f"lab: another `doit lab` has been at work for {_LOCK_S:g} s") from None
-                time.sleep(_LOCK_POLL_S)
+        while not try_lock(file.fileno()):
+            if time.monotonic() > deadline:
+                raise HostError(f"lab: another `doit lab` has been at work for {_LOCK_S:g} s")
+            time.sleep(_LOCK_POLL_S)
         yield
 
 

@@ -9,8 +9,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from pipeline.config.build import train_config
 from pipeline.core import git, process, redact
 from pipeline.core.errors import DataError, PacelineError, TrainingError, UsageError
 from pipeline.core.files import write_json
+from pipeline.core.locks import held
 from pipeline.core.signals import Interruptible
 from pipeline.keys import content_key
 from pipeline.keys.diff import Difference, differences
@@ -91,14 +92,10 @@ def reproduce(
     return verdict
 
 
-@contextmanager
-def _alone(work: Path) -> Iterator[None]:
+def _alone(work: Path) -> AbstractContextManager[None]:
     """One reproduction of a run at a time: they share a folder."""
-    from filelock import FileLock
-
     work.mkdir(parents=True, exist_ok=True)
-    with FileLock(work.parent / f"{work.name}.lock"):
-        yield
+    return held(work.parent / f"{work.name}.lock")
 
 
 # ------------------------------------------------------------------------------- overrides and data

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from pipeline.core import locks
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.specs import State
-from pipeline.runs import acceptance, attempts, journal, lock, metrics_file
+from pipeline.runs import acceptance, attempts, journal, metrics_file
 from pipeline.runs.folder import RunFolder, what
 from pipeline.runs.result import AlteredError
 
@@ -28,7 +29,7 @@ def status(folder: RunFolder) -> str:
         lines.append("  state    PLANNED, not started")
     else:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.time))
-        orphaned = last.state in _UNDER_WAY and not lock.is_held(folder)
+        orphaned = last.state in _UNDER_WAY and not locks.is_held(folder.lock)
         lost = "; no command is attached: the same doit train goes on with it" if orphaned else ""
         lines.append(f"  state    {last.state} since {when}, attempt {last.attempt}{lost}")
         if last.detail:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.core.errors import PacelineError
+from pipeline.core.locks import FileLock
 from pipeline.tracking import state
 from pipeline.tracking.address import redact, shown
 from pipeline.tracking.state import Recorded, TrackingState
@@ -66,12 +67,10 @@ def _outcome(run_dir: Path) -> Recorded:
 
 @contextlib.contextmanager
 def _alone(run_dir: Path, wait_s: float) -> Iterator[None]:
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(run_dir / ".tracking.lock", timeout=wait_s)
+    lock = FileLock(run_dir / ".tracking.lock")
     try:
-        lock.acquire()
-    except Timeout:
+        lock.wait(timeout_s=wait_s)
+    except TimeoutError:
         raise PacelineError(
             f"another process is recording {run_dir.name}", hint=f"doit record run={run_dir.name}, when it is done"
         ) from None

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from filelock import FileLock
-
+from pipeline.core.locks import held
 from pipeline.tracking.address import recorder_env, redact, shown, sqlite_path
 from pipeline.tracking.points import Point
 
@@ -230,5 +229,5 @@ def _opening(database: Path | None) -> Iterator[None]:
         yield
         return
     database.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{database}.lock", timeout=_OPEN_TIMEOUT_S):
+    with held(Path(f"{database}.lock"), timeout_s=_OPEN_TIMEOUT_S):
         yield

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from pipeline import tracking
+from pipeline.core.locks import held
 from tests.integration.commands import ROOT, Project
 
 FINISHED = ("experiment=quickstart", "trainer.epochs=10", "tracking=none")  # how the run of ``finished`` was made
@@ -27,7 +27,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
     """``folder`` with what ``make`` puts there, by the first worker that asks for it."""
     made = Path(f"{folder}.made")
-    with FileLock(f"{folder}.lock"):
+    with held(Path(f"{folder}.lock")):
         if not made.exists():
             folder.mkdir()
             make(folder)

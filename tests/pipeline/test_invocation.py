@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.cli.invocation import parse
+from pipeline.cli.options import is_on
 from pipeline.core.errors import UsageError
 
 
@@ -52,3 +53,11 @@ def test_words_that_make_no_sense_are_refused(words: list[str], said: str) -> No
 def test_an_option_that_cannot_be_printed_is_refused(value: str) -> None:
     with pytest.raises(UsageError, match=r"run='.*' holds what can't be printed"):
         parse(["status", f"run={value}"])
+
+
+def test_a_switch_of_a_verb_is_on_or_off() -> None:
+    words = {"json": "1", "fork": "TRUE", "keep": "no", "dry_run": "maybe", "weights": ""}
+    assert [is_on(words, name) for name in ("json", "fork", "keep", "undo")] == [True, True, False, False]
+    for name in ("dry_run", "weights"):
+        with pytest.raises(UsageError, match=f"{name}={words[name]} must be 1 or 0"):
+            is_on(words, name)

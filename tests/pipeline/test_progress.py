@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from pipeline.core.errors import UsageError
 from pipeline.core.files import write_json
+from pipeline.core.locks import held
 from pipeline.core.specs import State
 from pipeline.runs import attempts, journal
 from pipeline.runs import index as runs
@@ -37,7 +37,7 @@ def running(tmp_path: Path) -> RunFolder:
 
 def test_a_run_whose_command_died_says_so_and_one_that_is_held_does_not(running: RunFolder) -> None:
     assert "attempt 2; no command is attached: the same doit train goes on with it" in progress.status(running)
-    with FileLock(running.lock):
+    with held(running.lock):
         shown = progress.status(running)
     assert shown.splitlines()[0] == f"{KEY}  dataset model optimizer"
     assert shown.splitlines()[1].endswith("attempt 2")

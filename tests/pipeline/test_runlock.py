@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core import locks
 from pipeline.core.errors import Killed, PacelineError, TrainingError
+from pipeline.core.locks import is_held
 from pipeline.core.signals import Stop
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.lock import RunLock, is_held, locked
+from pipeline.runs.lock import RunLock, locked
 from tests.read_only import mounted
 
 
@@ -30,7 +32,7 @@ def test_a_second_command_waits_and_is_told(folder: RunFolder) -> None:
             done.set()
 
     with locked(folder, said.append) as lock:
-        assert (lock.lost(), is_held(folder)) == (False, True)
+        assert (lock.lost(), is_held(folder.lock)) == (False, True)
         assert not RunLock(folder).take()
         waiting = threading.Thread(target=second)
         waiting.start()
@@ -38,7 +40,7 @@ def test_a_second_command_waits_and_is_told(folder: RunFolder) -> None:
     assert done.wait(5)
     waiting.join()
     assert said == ["another command is training 0123456789ab; waiting for it"]
-    assert not is_held(folder)
+    assert not is_held(folder.lock)
     assert lock.lost()
 
 
@@ -57,9 +59,7 @@ def test_a_lock_that_is_removed_while_it_is_taken_counts_for_nothing(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the opening of the file and its lock another command may put a new one there."""
-    from pipeline.runs import lock as runlock
-
-    real, removed = runlock.fcntl.flock, []
+    real, removed = locks.fcntl.flock, []
 
     def flock(descriptor: int, how: int) -> None:
         real(descriptor, how)
@@ -67,7 +67,7 @@ def test_a_lock_that_is_removed_while_it_is_taken_counts_for_nothing(
             removed.append(os.fstat(descriptor).st_ino)
             folder.lock.rename(folder.lock.with_suffix(".old"))
 
-    monkeypatch.setattr(runlock.fcntl, "flock", flock)
+    monkeypatch.setattr(locks.fcntl, "flock", flock)
     with locked(folder, print) as lock:
         assert (lock.lost(), folder.lock.stat().st_ino != removed[0]) == (False, True)
 
@@ -84,14 +84,14 @@ def test_waiting_ends_when_the_command_is_stopped(folder: RunFolder) -> None:
 
 
 def test_a_look_at_the_lock_writes_nothing_and_needs_no_file(folder: RunFolder, tmp_path: Path) -> None:
-    assert not is_held(folder)
+    assert not is_held(folder.lock)
     assert not folder.path.parent.exists()
     folder.lock.mkdir(parents=True)
-    assert not is_held(folder)
+    assert not is_held(folder.lock)
     with pytest.raises(PacelineError, match=r"0123456789ab\.lock is a directory; .*\n  try: rm -r .*\.lock, then the"):
         RunLock(folder).take()
     folder.lock.rmdir()
     with locked(folder, print):
         there = tmp_path / "read only"
         with mounted(folder.path.parent, there):
-            assert is_held(RunFolder(there / folder.key))
+            assert is_held(RunFolder(there / folder.key).lock)

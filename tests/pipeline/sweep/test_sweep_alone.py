@@ -9,18 +9,18 @@ import time
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
-from pipeline.cli import sweeping
+from pipeline.cli import trials
 from pipeline.core import heartbeat
 from pipeline.core.errors import PacelineError
+from pipeline.core.locks import held
 from pipeline.sweep.folder import SweepFolder
 
 
 def test_a_full_disk_in_the_middle_of_a_sweep_is_told_with_its_mend(tmp_path: Path) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "sweep.json")
     said = r"sweep abc can't be kept in .*: No space left on device"
-    with pytest.raises(PacelineError, match=said) as told, sweeping.alone(SweepFolder(tmp_path / "abc")):
+    with pytest.raises(PacelineError, match=said) as told, trials.alone(SweepFolder(tmp_path / "abc")):
         raise full
     assert "make room" in str(told.value)
 
@@ -34,12 +34,12 @@ def test_who_waits_for_another_sweep_is_not_silent(
     taken = threading.Event()
 
     def other() -> None:
-        with FileLock(folder.lock):
+        with held(folder.lock):
             taken.set()
             time.sleep(1.0)
 
     threading.Thread(target=other).start()
     taken.wait()
-    with sweeping.alone(folder):
+    with trials.alone(folder):
         pass
     assert "still waiting for the command that runs sweep abc" in capsys.readouterr().out

@@ -1,0 +1,52 @@
+"""A lock on a file: taken by one, free when its holder has ended in whatever way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.locks import FileLock, held, is_held
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from pipeline.core.locks import FileLock
+assert FileLock(Path(sys.argv[1])).take()
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_holder_frees_it_and_who_waits_is_told_for_how_long(tmp_path: Path) -> None:
+    path, rounds = tmp_path / "lock", 0
+    root = Path(__file__).parents[2]
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, path], stdout=subprocess.PIPE, cwd=root)
+    assert holder.stdout
+    assert holder.stdout.readline() == b"held\n"
+    lock = FileLock(path)
+    assert (lock.take(), is_held(path)) == (False, True)
+    with pytest.raises(TimeoutError, match=rf"another process has held {path} for 0\.2 s"):
+        lock.wait(timeout_s=0.2)
+
+    def end_it_in_the_second_round() -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 2:
+            holder.kill()
+
+    lock.wait(timeout_s=60, meanwhile=end_it_in_the_second_round)
+    assert (rounds >= 2, lock.lost(), is_held(path)) == (True, False, True)
+    lock.release()
+    assert not is_held(path)
+    holder.communicate()
+
+
+def test_an_error_in_the_block_frees_it_and_comes_out(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with pytest.raises(TimeoutError, match="of the block"), held(path, timeout_s=0):
+        raise TimeoutError("of the block")
+    with held(path, timeout_s=0):
+        assert is_held(path)
