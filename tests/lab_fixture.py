@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from pipeline.lab import Lab, down, missing, up
+from tests.waiting import HANG_S
 
 
 @pytest.fixture(scope="session")
@@ -31,4 +32,4 @@ def require_lab() -> None:
 def on(lab: Lab, host: str, command: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run a shell command on a lab host over ssh, to its end; at most 60 s."""
     argv = ["ssh", "-F", str(lab.ssh_config), "-o", "BatchMode=yes", *options, host, command]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=HANG_S, check=False)

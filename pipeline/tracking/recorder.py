@@ -131,6 +131,8 @@ class _Recording:
             now = progress(self.run_dir)
             self.ended_at = (self.ended_at or time.monotonic()) if now.ended else None
             failure = self._try(now)
+            if self._removed():
+                return self.state.outcome()
             if failure is None and (now.ended or not self.follow):
                 return self.state.outcome()
             if failure is not None and self._out_of_patience(now):
@@ -153,7 +155,7 @@ class _Recording:
             self.refused = error.final
             return str(error)
         except _RemovedError:
-            return None  # noticed again by the caller
+            return None  # the caller asks again
         except _SlowError:
             return f"too slow: not everything was taken within {_TAIL_S:g} s"
         return None
@@ -174,15 +176,19 @@ class _Recording:
 
     def _succeeded(self) -> None:
         self.last_success = time.monotonic()
-        if _identity(self.run_dir) != self.folder:
+        if self._removed():
             raise _RemovedError
         if self._too_slow():
             raise _SlowError
 
     def _abandoned(self) -> bool:
-        """The command that wants the record is gone, or the run folder was removed: another one may stand there."""
+        """The command that wants the record is gone, or the run folder was removed."""
         orphaned = self.parent_pid is not None and os.getppid() != self.parent_pid
-        return orphaned or _identity(self.run_dir) != self.folder
+        return orphaned or self._removed()
+
+    def _removed(self) -> bool:
+        """Whether another folder may stand in the run folder's place: nothing may be written there."""
+        return _identity(self.run_dir) != self.folder
 
     def _journal_bytes(self) -> int:
         try:

@@ -65,8 +65,8 @@ class Writer:
         if now.attempt != self.state.attempt:  # the new attempt may have cut metrics.jsonl back to its checkpoint
             self.state.metrics_offset_bytes = 0
         self.state.run_id, self.state.experiment_id, self.state.attempt = run_id, experiment_id, now.attempt
+        self._succeeded()  # before it writes: while the store worked, another run may have taken the folder's place
         self.state.save(self.run_dir)
-        self._succeeded()
         self._log_description(store, run_id, about)
         if not now.ended:
             store.set_running(run_id, about.name)
@@ -93,8 +93,8 @@ class Writer:
             if chunk.bad_lines:
                 self._note([f"{chunk.bad_lines} lines of metrics.jsonl before byte {chunk.end_bytes} make no sense"])
             self.state.metrics_offset_bytes = chunk.end_bytes
-            self.state.save(self.run_dir)
             self._succeeded()
+            self.state.save(self.run_dir)
 
     def _log_points(self, store: Store, points: Iterable[Point]) -> None:
         new = [point for point in points if point.step > self.state.last_steps.get(point.key, -1)]

@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from tests.waiting import HANG_S, wait_until
+
 ROOT = Path(__file__).resolve().parents[2]
 _DOIT = [sys.executable, "-m", "doit"]
 
@@ -73,17 +75,15 @@ class Project:
         return [json.loads(line)["state"] for line in lines]
 
 
-def wait_for_step(project: Project, step: int, child: subprocess.Popen[str], timeout_s: float = 90) -> None:
+def wait_for_step(project: Project, step: int, child: subprocess.Popen[str]) -> None:
     """Until metrics.jsonl tells of ``step`` or a later one. Raises AssertionError when the child ends before."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        for folder in project.run_folders():
-            path = folder / "metrics.jsonl"
-            if path.exists() and any(json.loads(line)["step"] >= step for line in _whole_lines(path)):
-                return
-        assert child.poll() is None, child.communicate()[0]
-        time.sleep(0.05)
-    raise AssertionError(f"step {step} was not reached within {timeout_s} s")
+
+    def is_reached() -> bool:
+        paths = [folder / "metrics.jsonl" for folder in project.run_folders()]
+        lines = [line for path in paths if path.exists() for line in _whole_lines(path)]
+        return any(json.loads(line)["step"] >= step for line in lines)
+
+    wait_until(is_reached, child)
 
 
 def _whole_lines(path: Path) -> list[str]:
@@ -106,5 +106,5 @@ def interrupt(child: subprocess.Popen[str], number: signal.Signals) -> tuple[str
     """Send a signal to the controller alone; its output and how many seconds it took to end."""
     began = time.monotonic()
     os.kill(child.pid, number)
-    output, _ = child.communicate(timeout=60)
+    output, _ = child.communicate(timeout=HANG_S)
     return output, time.monotonic() - began

@@ -13,6 +13,7 @@ import pytest
 from pipeline import tracking
 from pipeline.core.locks import held
 from tests.integration.commands import ROOT, Project
+from tests.waiting import HANG_S
 
 FINISHED = ("experiment=quickstart", "trainer.epochs=10", "tracking=none")  # how the run of ``finished`` was made
 
@@ -53,7 +54,7 @@ def recording(project: Project, shared: Path) -> Project:
 
     def prepare(folder: Path) -> None:
         command = tracking.prepare_command(f"sqlite:///{folder}/mlflow.db")
-        subprocess.run(command, cwd=ROOT, check=True, timeout=150)
+        subprocess.run(command, cwd=ROOT, check=True, timeout=HANG_S)
 
     shutil.copy(made_once(shared / "database", prepare) / "mlflow.db", project.folder)
     return project

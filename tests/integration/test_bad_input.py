@@ -14,6 +14,7 @@ import pytest
 from pipeline.core import leftovers
 from tests.integration.commands import ROOT, Project, wait_for_step
 from tests.small_disk import mounted
+from tests.waiting import HANG_S
 
 DOIT = (sys.executable, "-m", "doit")
 TINY = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1", "tracking=none", "seed=1,2")
@@ -74,7 +75,7 @@ def test_a_recorder_that_is_killed_loses_nothing_of_the_record(recording: Projec
         if {"pipeline.tracking", str(folder)} <= set(process.cmdline())
     )
     recorder.kill()
-    output, _ = child.communicate(timeout=150)
+    output, _ = child.communicate(timeout=HANG_S)
     assert child.returncode == 0, output
     assert "not recorded" not in output
     assert recording.result()["mlflow_run_id"]

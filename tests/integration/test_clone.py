@@ -12,6 +12,7 @@ import pytest
 
 from tests.integration.commands import ROOT
 from tests.integration.test_provenance import Checkout, copied
+from tests.waiting import HANG_S
 
 DOIT = str(Path(sys.executable).parent / "doit")
 WORDS = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1", "tracking=none")
@@ -25,7 +26,7 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
 def call(argv: list[str], cwd: Path, package: Path) -> subprocess.CompletedProcess[str]:
     """``argv`` where Python finds the package of the clone ``package`` first, as its active environment has it."""
     env = {**os.environ, "PYTHONPATH": str(package)}
-    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=150, check=False)
+    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import os
 import shutil
 import signal
 import sqlite3
-import time
 
 from tests.integration.commands import Project, processes_of, wait_for_step
 from tests.integration.conftest import FINISHED
+from tests.waiting import HANG_S, wait_until
 
 WORDS = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1")
 
@@ -23,13 +23,9 @@ def mlflow_states(project: Project) -> list[str]:
 
 def test_killed_between_training_and_result_the_same_command_trains_nothing_again(recording: Project) -> None:
     child = recording.start("train", *WORDS)
-    deadline = time.monotonic() + 90
-    while not list(recording.folder.glob("runs/*/summary.json")):
-        assert child.poll() is None, child.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: list(recording.folder.glob("runs/*/summary.json")), child)
     os.kill(child.pid, signal.SIGKILL)
-    child.communicate(timeout=60)
+    child.communicate(timeout=HANG_S)
     assert not (recording.only_run() / "result.json").exists()
     done = recording.doit("train", *WORDS)
     assert done.returncode == 0, done.stdout
@@ -53,7 +49,7 @@ def test_a_removed_run_folder_mixes_nothing_into_the_next_run(project: Project, 
             os.kill(child.pid, signal.SIGKILL)
             os.kill(json.loads(state.read_text())["pid"], signal.SIGKILL)
         shutil.rmtree(run_dir, ignore_errors=True)
-        output = child.communicate(timeout=60)[0]
+        output = child.communicate(timeout=HANG_S)[0]
         if not kill:
             assert f"the run's folder {run_dir} was removed while the run was going on" in output
             assert [rank.pid for rank in ranks if rank.is_running()] == []
@@ -84,7 +80,7 @@ def test_the_whole_folder_of_runs_removed_twice_in_a_row_costs_the_runs_under_wa
     done = project.doit("train", *words)
     assert done.returncode == 0, done.stdout
     for child in removed:
-        output = child.communicate(timeout=60)[0]
+        output = child.communicate(timeout=HANG_S)[0]
         assert child.returncode == 1, output
         assert "was removed while the run was going on" in output
         assert "Traceback" not in output
@@ -97,7 +93,7 @@ def test_many_commands_at_once_lose_nothing_and_do_nothing_twice(recording: Proj
     done = recording.doit("train", *WORDS)
     assert done.returncode == 0, done.stdout
     children = [recording.start("train", *WORDS, f"seed={number % 2}") for number in range(8)]
-    outputs = [child.communicate(timeout=170)[0] for child in children]
+    outputs = [child.communicate(timeout=HANG_S)[0] for child in children]
     assert [child.returncode for child in children] == [0] * 8, outputs
     results = list(recording.folder.glob("runs/*/result.json"))
     assert len(results) == 2

@@ -12,6 +12,7 @@ import pytest
 from tests.integration.commands import ROOT, Project
 from tests.integration.test_clone import DOIT, WORDS
 from tests.integration.test_unexpected import APPLICATION
+from tests.waiting import HANG_S
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_ctrl_c_during_an_import_is_one_line(project: Project, module: str, argv
         env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{project.folder}"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_S,
         check=False,
     )
     assert done.stderr == "stopped by Ctrl-C; the same command goes on\n"
@@ -61,7 +62,7 @@ def test_ctrl_c_in_a_library_that_swallows_its_exception_ends_the_command(projec
         "sys.addaudithook(swallow)\n"
     )
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{project.folder}"}
-    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert (done.stderr, done.returncode) == ("stopped by Ctrl-C; the same command goes on\n", -signal.SIGINT)
 
 
@@ -72,7 +73,7 @@ def test_ctrl_c_at_any_moment_shows_no_traceback(project: Project, after_s: floa
     child.stdout.readline()  # it has composed and looks for the data
     time.sleep(after_s)
     child.send_signal(signal.SIGINT)
-    output, _ = child.communicate(timeout=60)
+    output, _ = child.communicate(timeout=HANG_S)
     assert child.returncode in (-signal.SIGINT, 1)
     assert "Traceback" not in output
     assert "stopped by " in output

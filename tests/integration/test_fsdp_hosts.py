@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.lab import Lab
 from tests.integration.commands import Project, wait_for_step
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.lab
 
@@ -25,7 +26,7 @@ def test_the_next_attempt_goes_on_from_the_shards_of_both_hosts(project: Project
     assert inside is not None
     victims = [p for p in psutil.Process(inside).children(recursive=True) if "--config" in p.cmdline()]
     os.kill(victims[-1].pid, signal.SIGKILL)
-    output, _ = child.communicate(timeout=120)
+    output, _ = child.communicate(timeout=HANG_S)
     assert child.returncode == 0, output
     assert "resumed from step" in output
     result = project.result()

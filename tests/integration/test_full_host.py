@@ -10,6 +10,7 @@ import pytest
 from pipeline.lab import Lab
 from tests.integration.commands import Project, wait_for_step
 from tests.lab_fixture import on
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.lab
 WORDS = ("experiment=quickstart", "trainer.epochs=20", "trainer.checkpoint_every_steps=10")
@@ -40,7 +41,7 @@ def test_a_host_whose_disk_fills_is_named_and_the_run_goes_on_when_there_is_room
     child = project.start("train", *words)
     wait_for_step(project, 19, child)
     on(lab, "node0", f"cat /dev/zero >'{SMALL}/filler'")
-    output = child.communicate(timeout=60)[0]
+    output = child.communicate(timeout=HANG_S)[0]
     assert child.returncode == 1, output
     told = (
         rf"ERROR: training failed on node0, rank 0: {SMALL}/paceline/\S+/checkpoints/step-\d+\.pt could not be written"

@@ -13,6 +13,7 @@ from pipeline import lab as labs
 from pipeline.core.errors import HostError
 from pipeline.lab import Lab, host
 from tests.lab_fixture import on
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.lab
 
@@ -80,7 +81,7 @@ def test_another_key_is_refused(lab: Lab, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(lab.ssh_config.read_text().replace(str(lab.ssh_config.parent / "id_ed25519"), str(key)))
     argv = ["ssh", "-F", str(config), "-o", "BatchMode=yes", "node0", "true"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert "Permission denied (publickey)" in done.stderr
 
 
@@ -97,7 +98,7 @@ def test_gloo_reduces_across_the_hosts(lab: Lab) -> None:
         subprocess.Popen([*argv, f"node{rank}", f"{command} {rank}"], stdout=subprocess.PIPE, text=True)
         for rank in (0, 1)
     ]
-    assert [rank.communicate(timeout=120)[0] for rank in ranks] == ["3.0\n", "3.0\n"]
+    assert [rank.communicate(timeout=HANG_S)[0] for rank in ranks] == ["3.0\n", "3.0\n"]
 
 
 # -- links

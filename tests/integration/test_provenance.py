@@ -19,6 +19,7 @@ from pipeline.core import documents
 from pipeline.core.files import sha256_file
 from pipeline.runs import result as results
 from tests.integration.commands import ROOT
+from tests.waiting import HANG_S
 
 A = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1", "tracking=none")
 SOURCES = (
@@ -42,7 +43,7 @@ class Checkout:
     def doit(self, *words: str, code: int = 0) -> str:
         """Both outputs of a command that must end with ``code``."""
         done = self.start(*words)
-        output, _ = done.communicate(timeout=150)
+        output, _ = done.communicate(timeout=HANG_S)
         assert done.returncode == code, output
         return output
 
@@ -139,7 +140,7 @@ def test_a_then_b_then_a_launches_nothing_and_an_edit_during_b_makes_b_stale(tra
     module = trained.root / "trainers" / "loop.py"
     before = module.read_text()
     module.write_text(before + "EDITED = True  # while B trains\n")
-    output, _ = child.communicate(timeout=150)
+    output, _ = child.communicate(timeout=HANG_S)
     assert child.returncode == 0, output
     stale = trained.why(*A, "seed=1")
     assert stale["reason"] == "not finished yet"

@@ -24,6 +24,7 @@ from pipeline.lab import Lab, cut, restore
 from tests.contract.conftest import Bench, count_here
 from tests.contract.stub import RUN_TO_END, SLEEP
 from tests.lab_fixture import on
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.lab
 
@@ -76,7 +77,7 @@ def test_cut_link_ends_the_run_on_both_sides_within_ten_seconds(pssh: Bench, lab
     try:
         with pytest.raises(TrainingError, match="node1 no longer answers"):
             pssh.run(stub, Then(watcher.start), connect_timeout_s=2.0)
-        watcher.join(timeout=15)
+        watcher.join(timeout=HANG_S)
     finally:
         done.set()
         restore(lab, "node1")

@@ -15,6 +15,7 @@ from pipeline.cluster.plan import render
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
 from tests.trainers.ranks import call_on_ranks, free_ports
 from tests.trainers.tiny_runs import ROOT, MakeRun, read_summary
+from tests.waiting import HANG_S
 
 pytest_plugins = ["tests.trainers.conftest"]
 
@@ -67,7 +68,7 @@ def train(plan: LaunchPlan) -> None:
         for node in reversed(plan.nodes)
     ]
     try:
-        outputs = [node.communicate(timeout=100)[0] for node in nodes]
+        outputs = [node.communicate(timeout=HANG_S)[0] for node in nodes]
     finally:
         for node in nodes:
             node.kill()

@@ -6,13 +6,13 @@ import json
 import signal
 import socket
 import sqlite3
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.integration.commands import Project, processes_of
+from tests.waiting import HANG_S, wait_until
 
 SEARCH = [
     "experiment=quickstart",
@@ -69,13 +69,9 @@ def test_a_killed_search_goes_on_and_prunes_the_bad_rate_and_all_three_stores_ag
     project = recording
     child = project.start("sweep", *SEARCH)
     try:
-        deadline = time.monotonic() + 120
-        while sum(entry["state"] == "RUNNING" for entry in journal(project)) < 2:
-            assert child.poll() is None, child.communicate()[0]
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: sum(entry["state"] == "RUNNING" for entry in journal(project)) >= 2, child)
         child.send_signal(signal.SIGKILL)
-        child.communicate(timeout=30)
+        child.communicate(timeout=HANG_S)
         done = project.doit("sweep", *SEARCH)
         assert done.returncode == 0, done.stdout
         assert "search=grid, 3 trials of which 2 have begun, 1 at a time, pruner median" in done.stdout

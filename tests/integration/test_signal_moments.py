@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 from tests.integration.commands import ROOT, Project
+from tests.waiting import HANG_S
 
 WORDS = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1")
 LAYING_OUT = "name == 'open' and '/.config.json' in str(args[0])"
@@ -40,7 +41,7 @@ def stopped_when(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=150,
+        timeout=HANG_S,
         check=False,
     )
 

@@ -16,6 +16,7 @@ import pytest
 
 from pipeline.lab import Lab
 from tests.integration.commands import ROOT, Project, interrupt, processes_of, wait_for_step
+from tests.waiting import HANG_S
 
 TINY = ("experiment=quickstart", "trainer.max_steps=8")
 
@@ -71,7 +72,7 @@ def test_a_sweep_with_a_bad_value_finishes_the_rest_and_is_not_run_twice(recordi
     assert f"{report['best']['key']} is finished" in repeated.stdout
     multirun = [sys.executable, "-m", "pipeline", "--multirun", *TINY, "seed=1,0", "cluster.nproc_per_node=1"]
     hydra = subprocess.run(
-        [*multirun, *project.overrides], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [*multirun, *project.overrides], cwd=ROOT, capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert hydra.returncode == 0, hydra.stderr
     assert "2 finished, 0 failed; 0 run just now" in hydra.stdout

@@ -14,6 +14,7 @@ import pytest
 
 from tests.integration.commands import ROOT, Project, interrupt, processes_of, wait_for_step
 from tests.integration.conftest import FINISHED
+from tests.waiting import HANG_S
 
 TINY = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1")
 LONG = ("experiment=quickstart", "trainer.epochs=400", "tracking=none")
@@ -112,7 +113,7 @@ def test_stop_from_another_terminal_ends_the_run(project: Project) -> None:
     wait_for_step(project, 20, child)
     stopped = project.doit("stop", f"run={project.only_run().name}")
     assert f"nothing of {project.only_run().name} runs on localhost" in stopped.stdout
-    output, _ = child.communicate(timeout=30)
+    output, _ = child.communicate(timeout=HANG_S)
     assert child.returncode == 1, output
     assert list(processes_of(project.folder)) == []
 
@@ -193,7 +194,7 @@ def test_a_server_that_is_down_costs_a_warning_and_record_replays_later(recordin
 def test_hydras_own_multirun_trains_each_and_leaves_its_file_among_the_runs(project: Project) -> None:
     words = ["--multirun", "seed=0,1", *TINY, "tracking=none", "++cluster.env.API_TOKEN=in-no-file"]
     argv = [sys.executable, "-m", "pipeline", *words, *project.overrides]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=150)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=HANG_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len([folder for folder in project.run_folders() if (folder / "result.json").exists()]) == 2
     assert "++cluster.env.API_TOKEN=***" in (project.run_folders()[0] / "provenance.json").read_text()
@@ -210,13 +211,13 @@ def test_standard_streams_that_are_closed_or_take_ascii_alone_end_no_run(
     project.words = ["tracking=none"]
     command = f"exec {shlex.join(project.argv('sweep', *TINY))} {closed}"
     environment = os.environ | {"PYTHONIOENCODING": encoding}
-    assert subprocess.run(["sh", "-c", command], cwd=ROOT, env=environment, timeout=150, check=False).returncode == 0
+    assert subprocess.run(["sh", "-c", command], cwd=ROOT, env=environment, timeout=HANG_S, check=False).returncode == 0
     assert project.states() == ["PLANNED", "RUNNING", "FINISHED"]
 
 
 def test_two_commands_for_one_run_train_it_once(project: Project) -> None:
     project.words = ["tracking=none"]
     children = [project.start("train", *TINY) for _ in range(2)]
-    outputs = [child.communicate(timeout=150)[0] for child in children]
+    outputs = [child.communicate(timeout=HANG_S)[0] for child in children]
     assert [child.returncode for child in children] == [0, 0], outputs
     assert project.states() == ["PLANNED", "RUNNING", "FINISHED"]

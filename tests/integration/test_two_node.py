@@ -13,6 +13,7 @@ from pipeline.lab import Lab
 from tests.integration.commands import Project, interrupt, wait_for_step
 from tests.integration.test_signal_moments import COLLECTING, WORDS, stopped_when
 from tests.lab_fixture import on
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.lab
 
@@ -85,7 +86,7 @@ def test_a_killed_rank_ends_the_other_host_and_the_message_names_it(project: Pro
     assert inside is not None
     victims = [p for p in psutil.Process(inside).children(recursive=True) if "--config" in p.cmdline()]
     os.kill(victims[-1].pid, signal.SIGKILL)
-    output, _ = child.communicate(timeout=30)
+    output, _ = child.communicate(timeout=HANG_S)
     assert child.returncode == 1
     assert "node1" in output
     assert "SIGKILL" in output

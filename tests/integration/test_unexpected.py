@@ -14,6 +14,7 @@ import pytest
 from tests.integration.commands import ROOT
 from tests.integration.test_clone import DOIT, WORDS, call
 from tests.integration.test_provenance import Checkout, copied
+from tests.waiting import HANG_S
 
 APPLICATION = (sys.executable, "-m", "pipeline")
 LINE = r"ERROR: unexpected KeyError: .* at (\S+):\d+ \(a defect .* report it\): (\S+/\.errors/\S+\.txt)"
@@ -101,7 +102,7 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
     words = ["why", "experiment=quickstart", f"paths.runs={tmp_path}/runs", f"paths.data={tmp_path}/data"]
     done = subprocess.run(
         [sys.executable, "-m", "doit", *words],
-        cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+        cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
@@ -124,5 +125,5 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
 )
 def test_a_wrong_word_for_one_of_doits_own_commands_is_no_defect_of_paceline(words: str, said: str) -> None:
     argv = [sys.executable, "-m", "doit", *words.split()]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert (done.returncode, done.stderr, done.stdout) == (3, f"ERROR: {said}\n", "")

@@ -19,6 +19,7 @@ import pytest
 
 from pipeline.cluster.agent import main as agent
 from pipeline.runs import attempts
+from tests.waiting import HANG_S
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -195,8 +196,8 @@ def test_stop_ends_what_no_registration_names_and_only_what_is_of_this_folder(
                 time.sleep(0.01)
         agent.stop(request)
         assert said == [{"left": []}]
-        assert orphan.wait(5) < 0
-        assert earlier.wait(5) < 0
+        assert orphan.wait(HANG_S) < 0
+        assert earlier.wait(HANG_S) < 0
         assert others.poll() is None, "that of another clone"
         monkeypatch.setattr(agent, "send_all", lambda *_: None)  # one that nothing can end
         monkeypatch.setattr(agent, "TERM_GRACE_S", 0.1)

@@ -7,6 +7,7 @@ import threading
 import time
 
 from pipeline.core.heartbeat import Heartbeat
+from tests.waiting import HANG_S
 
 
 def test_silence_is_filled_with_what_is_waited_for() -> None:
@@ -19,7 +20,7 @@ def test_silence_is_filled_with_what_is_waited_for() -> None:
 
     with Heartbeat(hear, every_s=0.05) as heartbeat:
         heartbeat.doing("asking the hosts")
-        assert told.wait(5)
+        assert told.wait(HANG_S)
     assert re.fullmatch(r"still asking the hosts \(\d+ s\)", said[0])
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.locks import FileLock, held, is_held
+from tests.waiting import HANG_S
 
 HOLD = """
 import sys, time
 from pathlib import Path
 from pipeline.core.locks import FileLock
+from tests.waiting import HANG_S
 assert FileLock(Path(sys.argv[1])).take()
 print("held", flush=True)
 time.sleep(60)
@@ -37,7 +39,7 @@ def test_a_killed_holder_frees_it_and_who_waits_is_told_for_how_long(tmp_path: P
         if rounds == 2:
             holder.kill()
 
-    lock.wait(timeout_s=60, meanwhile=end_it_in_the_second_round)
+    lock.wait(timeout_s=HANG_S, meanwhile=end_it_in_the_second_round)
     assert (rounds >= 2, lock.lost(), is_held(path)) == (True, False, True)
     lock.release()
     assert not is_held(path)

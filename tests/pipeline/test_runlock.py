@@ -16,6 +16,7 @@ from pipeline.core.signals import Stop
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import RunLock, locked
 from tests.read_only import mounted
+from tests.waiting import HANG_S
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_a_second_command_waits_and_is_told(folder: RunFolder) -> None:
         waiting = threading.Thread(target=second)
         waiting.start()
         assert not done.wait(0.3)
-    assert done.wait(5)
+    assert done.wait(HANG_S)
     waiting.join()
     assert said == ["another command is training 0123456789ab; waiting for it"]
     assert not is_held(folder.lock)

@@ -8,8 +8,6 @@ import math
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from tracking_store import EXPERIMENT
 from pipeline import tracking
 from pipeline.core.errors import PacelineError
 from pipeline.tracking.state import DONE, RECORDING
+from tests.waiting import HANG_S, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +34,10 @@ def uri(tmp_path: Path, fresh_database: Path) -> str:
     return tracking.absolute_uri(None, tmp_path)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 90
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.1)
+def is_logged(run: Path, step: int) -> bool:
+    """Whether the recorder has noted that the points up to ``step`` are in the store."""
+    path = run / "tracking.json"
+    return path.exists() and f'"train/loss": {step}' in path.read_text()
 
 
 def finished(tmp_path: Path, **more: object) -> Path:
@@ -215,11 +213,13 @@ def test_the_follower_records_while_training_goes_on_and_ends_with_it(tmp_path: 
     follower = store.spawn(run, uri, follow=True, env=dict(os.environ))
     try:
         folder.metrics(run, range(5))
-        wait_for(lambda: (run / "tracking.json").exists() and '"train/loss": 4' in (run / "tracking.json").read_text())
+        wait_until(
+            lambda: (run / "tracking.json").exists() and '"train/loss": 4' in (run / "tracking.json").read_text()
+        )
         assert store.runs(uri)[0].info.status == "RUNNING"
         folder.metrics(run, range(5, 20))
         folder.end(run)
-        out, err = follower.communicate(timeout=60)
+        out, err = follower.communicate(timeout=HANG_S)
     finally:
         follower.kill()
     assert follower.returncode == 0, err
@@ -234,10 +234,10 @@ def test_the_follower_of_a_removed_folder_leaves_what_stands_there_now_alone(tmp
     folder.metrics(run, range(5))
     follower = store.spawn(run, uri, follow=True, env=dict(os.environ))
     try:
-        wait_for(lambda: bool(store.runs(uri)))
+        wait_until(lambda: bool(store.runs(uri)))
         run.rename(tmp_path / "removed")
         folder.started(tmp_path)
-        _, err = follower.communicate(timeout=60)
+        _, err = follower.communicate(timeout=HANG_S)
     finally:
         follower.kill()
     assert follower.returncode == 0, err
@@ -257,12 +257,12 @@ def test_the_follower_leaves_when_its_controller_is_gone(tmp_path: Path, uri: st
     )
     assert controller.stdout
     folder.metrics(run, range(5))
-    wait_for(lambda: (run / "tracking.json").exists() and '"train/loss": 4' in (run / "tracking.json").read_text())
+    wait_until(lambda: is_logged(run, 4))
     controller.kill()
     follower = int(controller.stdout.read())
     controller.communicate()
     with contextlib.suppress(ProcessLookupError):
-        wait_for(lambda: os.kill(follower, 0) is not None or _is_zombie(follower))
+        wait_until(lambda: os.kill(follower, 0) is not None or _is_zombie(follower))
     assert json.loads((run / "tracking.json").read_text())["state"] == RECORDING
     folder.end(run)
     assert tracking.record(run, uri, EXPERIMENT).state == DONE
@@ -281,7 +281,7 @@ def test_four_recorders_at_once_share_a_fresh_database(tmp_path: Path) -> None:
     folders = [finished(tmp_path / str(number), key=f"{number:012x}") for number in range(4)]
     recorders = [store.spawn(run, uri, follow=False, env=dict(os.environ)) for run in folders]
     for recorder in recorders:
-        _, err = recorder.communicate(timeout=120)
+        _, err = recorder.communicate(timeout=HANG_S)
         assert recorder.returncode == 0, err
     assert sorted(run.data.tags["paceline.run_key"] for run in store.runs(uri)) == [f"{n:012x}" for n in range(4)]
     assert all(len(store.history(uri, run.info.run_id)) == 20 for run in store.runs(uri))

@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.core.errors import PacelineError
 from pipeline.tracking import ui
+from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,10 +62,9 @@ def test_a_store_that_cannot_be_opened_is_said_at_once(tmp_path: Path) -> None:
         ui.serve(f"sqlite:///{tmp_path}/mlflow.db", "paceline")
 
 
-@pytest.mark.timeout(300)
 def test_the_page_is_up_when_its_address_is_shown_and_ends_with_the_command(tmp_path: Path) -> None:
     code = (
-        f"from pipeline.tracking import ui; ui.serve('sqlite:///{tmp_path}/mlflow.db', 'paceline', "
+        f"from pipeline.tracking import ui; ui.serve('sqlite:///{tmp_path}/mlflow.db', 'paceline', port=0, "
         "say=lambda text: print(text, flush=True))"
     )
     command = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -73,10 +73,10 @@ def test_the_page_is_up_when_its_address_is_shown_and_ends_with_the_command(tmp_
         assert "Ctrl-C ends it" in command.stdout.readline()
         ready = re.fullmatch(r"ready: (http://127\.0\.0\.1:(\d+))", command.stdout.readline().strip())
         assert ready
-        with urllib.request.urlopen(ready[1], timeout=30) as page:
+        with urllib.request.urlopen(ready[1], timeout=HANG_S) as page:
             assert b"MLflow" in page.read()
         command.send_signal(signal.SIGTERM)  # Ctrl-C takes the same way out
-        out, _ = command.communicate(timeout=60)
+        out, _ = command.communicate(timeout=HANG_S)
     finally:
         command.kill()
     assert out == "the MLflow UI has ended\n"

@@ -13,6 +13,7 @@ import torch
 
 from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.tiny_runs import ROOT
+from tests.waiting import HANG_S
 from trainers.core.errors import TrainerError
 from trainers.measuring.allreduce import Settings, main, message_sizes, run, size_bytes
 from trainers.measuring.bandwidth import Timing, count_wrong, fill
@@ -23,7 +24,7 @@ def launch(*words: str) -> subprocess.CompletedProcess[str]:
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", *torchrun, "trainers.measuring.allreduce", *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
 def test_two_ranks_say_who_they_are_and_add_up_right(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pipeline.core.files import sha256_file
 from tests.trainers import other_model
 from tests.trainers.tiny_runs import ROOT, MakeRun, metrics_lines, read_summary, start
+from tests.waiting import HANG_S
 from trainers.checkpoint.weights import digest
 from trainers.core.config import ConfigError
 from trainers.core.errors import TrainerError
@@ -182,7 +183,7 @@ def test_an_unknown_field_is_refused(make_run: MakeRun) -> None:
 def test_a_mistake_is_one_line_and_stands_in_the_error_file(make_run: MakeRun) -> None:
     run_dir = make_run(trainer__global_batch_size=64)
     process = start(run_dir)
-    _, err = process.communicate(timeout=150)
+    _, err = process.communicate(timeout=HANG_S)
     wanted = "the train split of stripes has 60 images, fewer than one global batch of 64; "
     wanted += "set trainer.global_batch_size to at most 60"
     assert (process.returncode, err) == (1, f"paceline: error: {wanted}\n")

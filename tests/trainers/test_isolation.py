@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainers.tiny_runs import ROOT
+from tests.waiting import HANG_S
 
 FINDER = """\
 import sys
@@ -66,7 +67,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         env={**os.environ, "PYTHONPATH": f"{code}:{top / 'mine'}"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,5 @@
 """Two real ranks over gloo."""
 
-import time
 from pathlib import Path
 
 import psutil
@@ -9,6 +8,7 @@ import torch
 
 from tests.trainers.ranks import call_on_ranks
 from tests.trainers.tiny_runs import MakeRun, finish, metrics_lines, read_summary, start
+from tests.waiting import HANG_S, wait_until
 from trainers.core.options import load
 from trainers.data.augment import normaliser
 from trainers.data.pack import open_pack
@@ -39,7 +39,7 @@ def test_two_ranks_train_evaluate_exactly_and_survive_a_kill(make_run: MakeRun) 
     process = start(broken, ranks=2)
     wait_for_step(broken, 8)
     kill_tree(process.pid)
-    process.communicate(timeout=30)
+    process.communicate(timeout=HANG_S)
     assert not (broken / "summary.json").exists()
     call_on_ranks("tests.trainers.test_pruned:train_on_this_rank", broken)
     assert read_summary(broken)["weights_sha256"] == wanted["weights_sha256"]
@@ -47,10 +47,8 @@ def test_two_ranks_train_evaluate_exactly_and_survive_a_kill(make_run: MakeRun) 
 
 
 def wait_for_step(run_dir: Path, step: int) -> None:
-    path, deadline = run_dir / "metrics.jsonl", time.monotonic() + 120
-    while f'"step": {step},' not in (path.read_text() if path.exists() else ""):
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    path = run_dir / "metrics.jsonl"
+    wait_until(lambda: f'"step": {step},' in (path.read_text() if path.exists() else ""), every_s=0.002)
 
 
 def check_evaluation_alone(run_dir: Path, accuracy: float) -> None:
@@ -82,7 +80,7 @@ def test_two_ranks_follow_the_same_path_as_one(make_run: MakeRun, accumulate: in
 def test_a_rank_that_cannot_start_says_why_once(make_run: MakeRun) -> None:
     run_dir = make_run(trainer__global_batch_size=9)
     process = start(run_dir, ranks=2)
-    _, err = process.communicate(timeout=150)
+    _, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     text = "paceline: error: trainer.global_batch_size=9 does not divide among 2 ranks; nearest good values: 8, 10"
     assert err.count(text) == 1

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from pipeline.core import documents
+from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
 MakeRun = Callable[..., Path]
@@ -91,7 +92,7 @@ def start(run_dir: Path, *, ranks: int = 0) -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
     """stdout and stderr of a launch that must have ended well."""
-    out, err = process.communicate(timeout=150)
+    out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, err
     return out, err
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,6 +22,7 @@ from pipeline.data import Pack, datasets, disk, fetch, find, manifest, packing
 from pipeline.data.datasets.synthetic import SyntheticConfig
 from pipeline.data.request import request
 from tests.small_disk import mounted
+from tests.waiting import HANG_S, wait_until
 from trainers.core.config import DatasetConfig
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -237,10 +237,7 @@ def test_threads_that_ask_at_once_download_once(
 
 
 def wait_for(pattern: str, folder: Path) -> None:
-    deadline_s = time.monotonic() + 30
-    while not list(folder.glob(pattern)):
-        assert time.monotonic() < deadline_s, f"{pattern} never appeared"
-        time.sleep(0.01)
+    wait_until(lambda: list(folder.glob(pattern)), every_s=0.01)
 
 
 def test_a_kill_while_packing_leaves_nothing_that_is_found(tmp_path: Path) -> None:
@@ -262,7 +259,7 @@ def test_a_kill_while_downloading_leaves_nothing_that_is_found(tmp_path: Path, s
     server.script.stall = threading.Event()
     config = DatasetConfig(name="arrays", source=f"{server.url}mine.npz", holdout=40)
     process = run(child_fetch(repr(config), tmp_path / "data"))
-    assert server.script.stalled.wait(30)
+    assert server.script.stalled.wait(HANG_S)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     server.script.stall.set()

@@ -1,0 +1,22 @@
+"""Waiting in tests: for what is to happen, not for a time. The limits only end a test that hangs."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+HANG_S = 400.0
+"""Nothing that a test starts takes this long, however busy the machine is. Less than pytest's own limit."""
+
+
+def wait_until(
+    happened: Callable[[], object], child: subprocess.Popen[Any] | None = None, *, every_s: float = 0.02
+) -> None:
+    """Return when ``happened`` is true. Raises AssertionError: ``child`` ended before, or HANG_S passed."""
+    until = time.monotonic() + HANG_S
+    while not happened():
+        assert child is None or child.poll() is None, child.communicate()[0]
+        assert time.monotonic() < until, f"waited {HANG_S:g} s in vain"
+        time.sleep(every_s)
