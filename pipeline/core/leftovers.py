@@ -75,7 +75,7 @@ def _started(pid: int) -> int | None:
         except OSError:
             return None
         return None if fields[0] in (b"Z", b"X") else int(fields[19])
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     try:
         return int(psutil.Process(pid).create_time() * 1000)

@@ -36,7 +36,7 @@ class Project:
     def argv(self, *words: str) -> list[str]:
         return [*_DOIT, *words[:1], *self.overrides, *words[1:]]
 
-    def doit(self, *words: str, timeout_s: float = 150) -> subprocess.CompletedProcess[str]:
+    def doit(self, *words: str, timeout_s: float = HANG_S) -> subprocess.CompletedProcess[str]:
         """Run to its end; stdout and stderr together in ``stdout``."""
         return subprocess.run(
             self.argv(*words),

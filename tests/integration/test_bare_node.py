@@ -51,9 +51,8 @@ def _bare_environment(folder: Path, torch: str | None = None) -> Path:
 def test_a_run_finishes_on_a_node_that_has_torch_alone(project: Project, tmp_path: Path) -> None:
     python = _bare_environment(tmp_path / "bare")
     for absent in ("doit", "hydra", "mlflow", "omegaconf", "sklearn", "numpy", "pipeline"):
-        argv = [python, "-E", "-c", f"import {absent}"]
-        done = subprocess.run(argv, capture_output=True, cwd=tmp_path, check=False)
-        assert done.returncode == 1, absent
+        argv = [str(python), "-E", "-c", f"import {absent}"]
+        assert subprocess.run(argv, capture_output=True, cwd=tmp_path, check=False).returncode == 1, absent
     project.words = ["tracking=none"]
     done = project.doit("train", "experiment=quickstart", "trainer.epochs=2", f"cluster.python='{python}'")
     assert done.returncode == 0, done.stdout

@@ -50,7 +50,7 @@ def agreed(project: Project) -> dict[int, str]:
     """The state of each trial, by number, after a look whether journal, study and MLflow say the same."""
     folder = sweep_folder(project)
     last = {int(str(entry["number"])): str(entry["state"]) for entry in journal(project)}
-    told = dict(rows(folder / "search.db", "select number, state from trials"))
+    told = {number: state for number, state in rows(folder / "search.db", "select number, state from trials")}  # noqa: C416
     assert told == {number: {"FINISHED": "COMPLETE"}.get(state, state) for number, state in last.items()}
     query = (
         "select k.value, r.status, t.value from runs r join tags t on t.run_uuid = r.run_uuid "

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -68,7 +69,7 @@ def test_secrets_reach_the_ranks_and_stand_nowhere_else(
     texts = [text.encode() for text in (named, password, read, listed)]
 
     child = recording.start("sweep", *words, "seed=0,1")
-    typed = "".join(f"{word}\0" for word in child.args).encode()
+    typed = "".join(f"{word}\0" for word in cast("list[str]", child.args)).encode()
     while child.poll() is None:
         shown = [line for line in command_lines(but=typed) if any(text in line for text in texts)]
         assert not shown

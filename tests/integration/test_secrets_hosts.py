@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_a_secret_stands_on_no_host_of_a_run(recording: Project, lab: Lab) -> No
         f"++cluster.env.API_TOKEN={token}",
         f"++cluster.env.PYTHONPATH='{Path.home()}/own'",
     )
-    typed, raw = "".join(f"{word}\0" for word in child.args).encode(), set()
+    typed, raw = "".join(f"{word}\0" for word in cast("list[str]", child.args)).encode(), set()
     places = [folder for host in lab.hosts for folder in all_of(host)]
     while child.poll() is None:
         assert [line for line in command_lines(but=typed) if token.encode() in line] == []

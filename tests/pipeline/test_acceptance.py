@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from finished_folder import CONFIG, finished, key_of
 
 from pipeline.keys.diff import differences
 from pipeline.reproduction import archive
@@ -16,6 +15,7 @@ from pipeline.runs import index as runs
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
 from pipeline.tracking.description import describe
+from tests.pipeline.finished_folder import CONFIG, finished, key_of
 
 NEW = key_of(torch="2.15.0")
 

@@ -26,7 +26,7 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 def test_silence_counts_changes_and_no_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(agent.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     path = tmp_path / "lease"
     path.touch()
     silence = agent.Silence(str(path))
@@ -49,7 +49,7 @@ def test_a_bar_holds_for_an_hour_of_the_same_boot(tmp_path: Path, monkeypatch: p
     bar = tmp_path / "run.tombstone"
     agent.write_json(str(bar), {"monotonic_s": 1000.0})
     for now, outdated in ((1000.0, False), (4500.0, False), (4700.0, True), (30.0, True)):
-        monkeypatch.setattr(agent.time, "monotonic", lambda now=now: now)
+        monkeypatch.setattr(time, "monotonic", lambda now=now: now)
         assert agent.outdated(str(bar)) is outdated, now
     bar.write_text("7")
     assert agent.outdated(str(bar))
@@ -89,7 +89,7 @@ def node(tmp_path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     yield request, node
     for number, handler in handlers.items():
         signal.signal(number, handler)
-    agent.end_tree(request["attempts"], 0.0)
+    agent.end_tree(str(request["attempts"]), 0.0)
 
 
 def supervise(request: dict[str, Any], node: dict[str, Any], meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -157,7 +157,7 @@ def test_a_clock_that_is_moved_ends_nothing(node: tuple[dict[str, Any], dict[str
         os.utime(state / "lease", (moved, moved))
         time.sleep(2.0)
         alive.append(agent.find_processes(request["attempts"]) != set())
-        agent.end_tree(request["attempts"], 0.0)
+        agent.end_tree(str(request["attempts"]), 0.0)
 
     supervise({**request, "lease_s": 20.0}, one, move)
     assert alive == [True]

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def reached(root: Path, *behind: Path) -> set[str]:
 
 
 def distribution(
-    site: Path, name: str, version: str, files: dict[str, str], url: dict[str, object] | None = None
+    site: Path, name: str, version: str, files: dict[str, str], url: Mapping[str, object] | None = None
 ) -> None:
     """As an installer leaves it: the files, and what they are told by."""
     write(site, files)

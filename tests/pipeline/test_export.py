@@ -8,15 +8,15 @@ import random
 import tarfile
 from pathlib import Path
 
-import finished_folder
 import pytest
-from finished_folder import finished, key_of
 
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import sha256_bytes
 from pipeline.reproduction import archive as export
 from pipeline.runs.folder import RunFolder
+from tests.pipeline import finished_folder
+from tests.pipeline.finished_folder import finished, key_of
 
 CONFIG = {**finished_folder.CONFIG, "tracking": {"uri": "https://me:secret@host/x"}}
 KEY = key_of(CONFIG).short

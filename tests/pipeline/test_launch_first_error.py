@@ -76,7 +76,7 @@ def test_an_error_that_the_trainer_explains_is_shown_without_its_traceback() -> 
 
 
 def test_a_lost_node_comes_before_the_echoes_it_caused() -> None:
-    ends = {
+    ends: dict[str, NodeExit | NodeLost] = {
         "node0": ended("node0", error(0, 1.0, ECHO)),
         "node1": NodeLost(host="node1", reason="no longer answers: x"),
     }

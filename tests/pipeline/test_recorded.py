@@ -7,16 +7,16 @@ import re
 import socket
 from pathlib import Path
 
-import finished_folder
 import pytest
-import tracking_folder as folder
-import tracking_store as store
-from tracking_store import EXPERIMENT
 
 from pipeline import tracking
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import sha256_bytes
 from pipeline.reproduction import from_mlflow, recipe
+from tests.pipeline import finished_folder
+from tests.pipeline import tracking_folder as folder
+from tests.pipeline import tracking_store as store
+from tests.pipeline.tracking_store import EXPERIMENT
 
 PATCH = b"diff --git a/x b/x\n\xff not utf-8\n"
 

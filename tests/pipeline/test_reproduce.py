@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from finished_folder import PATCH, finished, key_of
 
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import PacelineError
@@ -18,6 +17,7 @@ from pipeline.reproduction.compare import compare, text
 from pipeline.reproduction.recipe import Recipe, read
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
+from tests.pipeline.finished_folder import PATCH, finished, key_of
 
 CONFIG = resolve(compose_config(["dataset=arrays", "dataset.source=gone.npz"]))
 KEY = key_of(CONFIG)
@@ -75,7 +75,7 @@ def test_the_runs_words_are_kept_but_for_what_says_where(tmp_path: Path) -> None
     made = recipe(
         tmp_path, overrides=["experiment=x", "paths.runs=/old", "tracking.uri=x", "cluster=two_node", "seed=1"]
     )
-    told = {"root": tmp_path / "it's here", "project": tmp_path, "source": None}
+    told: dict[str, Any] = {"root": tmp_path / "it's here", "project": tmp_path, "source": None}
     assert reproduce._overrides(made, [], **told) == ["experiment=x", "cluster=two_node", "seed=1"]
     assert reproduce._overrides(made, ["cluster=pssh", "paths.data=/d"], **told) == [
         "experiment=x",
@@ -161,7 +161,7 @@ def test_secrets_are_told_anew_by_the_environment_or_named(tmp_path: Path, monke
     reproduce._refuse_untold(made, ["++cluster.env.API_TOKEN=abc"])
     monkeypatch.setenv("API_TOKEN", "abc")
     reproduce._refuse_untold(made, [])
-    told = {"root": tmp_path, "project": tmp_path, "source": None}
+    told: dict[str, Any] = {"root": tmp_path, "project": tmp_path, "source": None}
     assert reproduce._overrides(made, [], **told) == [
         "seed=1",
         "++cluster.env.API_TOKEN='${oc.env:API_TOKEN}'",

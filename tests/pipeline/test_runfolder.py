@@ -8,9 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import finished_folder
 import pytest
-from finished_folder import key_of
 
 from pipeline.core.errors import UsageError, os_reason
 from pipeline.core.files import write_json
@@ -21,6 +19,8 @@ from pipeline.runs import journal, misplaced
 from pipeline.runs.folder import DESCRIBED, ORIGIN, TARGETS, RunFolder
 from pipeline.runs.result import AlteredError
 from pipeline.runs.status import status
+from tests.pipeline import finished_folder
+from tests.pipeline.finished_folder import key_of
 
 KEY = key_of()
 

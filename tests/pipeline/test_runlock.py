@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import threading
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core import locks
 from pipeline.core.errors import Killed, PacelineError, TrainingError
 from pipeline.core.locks import is_held
 from pipeline.core.signals import Stop
@@ -60,7 +60,7 @@ def test_a_lock_that_is_removed_while_it_is_taken_counts_for_nothing(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the opening of the file and its lock another command may put a new one there."""
-    real, removed = locks.fcntl.flock, []
+    real, removed = fcntl.flock, list[int]()
 
     def flock(descriptor: int, how: int) -> None:
         real(descriptor, how)
@@ -68,7 +68,7 @@ def test_a_lock_that_is_removed_while_it_is_taken_counts_for_nothing(
             removed.append(os.fstat(descriptor).st_ino)
             folder.lock.rename(folder.lock.with_suffix(".old"))
 
-    monkeypatch.setattr(locks.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     with locked(folder, print) as lock:
         assert (lock.lost(), folder.lock.stat().st_ino != removed[0]) == (False, True)
 

@@ -6,12 +6,12 @@ import shutil
 import time
 from pathlib import Path
 
-import finished_folder
 import pytest
-from finished_folder import key_of
 
 from pipeline.core.files import sha256_file
 from pipeline.runs.folder import TARGETS, RunFolder
+from tests.pipeline import finished_folder
+from tests.pipeline.finished_folder import key_of
 
 KEY = key_of()
 

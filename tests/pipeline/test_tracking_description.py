@@ -1,12 +1,13 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-import tracking_folder as folder
 
 from pipeline.core.specs import State
 from pipeline.tracking.description import describe, mlflow_key, progress
 from pipeline.tracking.points import final_points, read_points
+from tests.pipeline import tracking_folder as folder
 
 
 def test_parameters_are_the_flattened_configuration(tmp_path: Path) -> None:
@@ -39,7 +40,8 @@ def test_names_that_mlflow_refuses_stay_readable(name: str, key: str) -> None:
 
 
 def test_names_that_become_equal_are_kept_apart(tmp_path: Path) -> None:
-    run = folder.started(tmp_path, **{"a=b": 1, "a,b": 2})
+    names: dict[str, Any] = {"a=b": 1, "a,b": 2}
+    run = folder.started(tmp_path, **names)
     params = describe(run).params
     assert (params["a_b"], params["a_b_"]) == ("1", "2")
 

@@ -9,15 +9,16 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
-import tracking_folder as folder
-import tracking_store as store
-from tracking_store import EXPERIMENT
 
 from pipeline import tracking
 from pipeline.core.errors import PacelineError
 from pipeline.tracking.state import DONE, RECORDING
+from tests.pipeline import tracking_folder as folder
+from tests.pipeline import tracking_store as store
+from tests.pipeline.tracking_store import EXPERIMENT
 from tests.waiting import HANG_S, wait_until
 
 
@@ -40,7 +41,7 @@ def is_logged(run: Path, step: int) -> bool:
     return path.exists() and f'"train/loss": {step}' in path.read_text()
 
 
-def finished(tmp_path: Path, **more: object) -> Path:
+def finished(tmp_path: Path, **more: Any) -> Path:
     run = folder.started(tmp_path, **more)
     folder.metrics(run, range(20))
     folder.end(run)

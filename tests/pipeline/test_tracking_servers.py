@@ -15,14 +15,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-import tracking_folder as folder
-import tracking_store as store
-from tracking_store import EXPERIMENT
 
 from pipeline import tracking
 from pipeline.core import process
 from pipeline.tracking import ui
 from pipeline.tracking.state import DONE, PENDING
+from tests.pipeline import tracking_folder as folder
+from tests.pipeline import tracking_store as store
+from tests.pipeline.tracking_store import EXPERIMENT
 from tests.waiting import HANG_S, wait_until
 
 

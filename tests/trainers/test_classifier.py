@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -103,7 +104,9 @@ def test_updates_that_are_not_finite_can_be_left_out(make_run: MakeRun, monkeypa
     def sometimes_infinite(self: Stepper, part: EpochPlan) -> Tensor:
         loss = original(self, part)
         if poisoned := int(part.index[0]) % 4 == 0:
-            self.optimizer.parameters[0].grad.fill_(float("inf"))
+            gradient = self.optimizer.parameters[0].grad
+            assert gradient is not None
+            gradient.fill_(float("inf"))
         return loss * float("inf") if poisoned else loss
 
     monkeypatch.setattr(Stepper, "_backward", sometimes_infinite)
@@ -226,7 +229,10 @@ def eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compiling_changes_neither_weights_nor_names_and_its_time_is_told(
     make_run: MakeRun, eagerly: None, capsys: pytest.CaptureFixture[str], optimizer: str
 ) -> None:
-    settings = {"model": {"name": "whitened_cnn", "width": 2}, "optimizer": {"name": optimizer, "lr": 0.01}}
+    settings: dict[str, Any] = {
+        "model": {"name": "whitened_cnn", "width": 2},
+        "optimizer": {"name": optimizer, "lr": 0.01},
+    }
     settings["trainer__accumulate_steps"] = 2
     plain, compiled = make_run("plain", **settings), make_run("compiled", **settings, trainer__compile=True)
     run(plain / "config.json")

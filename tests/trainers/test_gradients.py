@@ -153,7 +153,7 @@ def theirs(way: str, inputs: Tensor, parts: int) -> list[Tensor]:
     for step in range(3):
         wrapped.zero_grad()
         # one backward pass of the sum: with no_sync and a static graph torch itself would lose the first part
-        sum(wrapped(inputs[step, part]).square().sum() / parts for part in range(parts)).backward()  # type: ignore[union-attr]
+        sum(wrapped(inputs[step, part]).square().sum() / parts for part in range(parts)).backward()
         found += [item.grad.flatten().clone() for item in model.parameters() if item.grad is not None]
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,7 +85,7 @@ def train_and_die(folder: Path) -> None:
 def test_a_run_learns_and_resumes_to_the_bit(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = {"trainer__epochs": 12, "trainer__checkpoint_every_steps": 2, "model__dropout": 0.0}
+    settings: dict[str, Any] = {"trainer__epochs": 12, "trainer__checkpoint_every_steps": 2, "model__dropout": 0.0}
     settings["strategy"] = {"name": "ddp", "compression": "powersgd", "powersgd_start_step": 3}
     for name in ("whole", "killed"):
         make_run(name, **settings)

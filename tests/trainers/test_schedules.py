@@ -27,10 +27,10 @@ def torchs_one_cycle(config: OneCycleConfig, total: int, peak: float) -> list[fl
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that nothing was stepped
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, peak, total_steps=total, pct_start=config.warmup)
-        found = [schedule.get_last_lr()[0]]
+        found = [float(schedule.get_last_lr()[0])]
         for _ in range(total - 1):
             schedule.step()
-            found += schedule.get_last_lr()
+            found += map(float, schedule.get_last_lr())
     return found
 
 

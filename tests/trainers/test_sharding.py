@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -94,9 +95,7 @@ def test_fsdp_trains_to_the_weights_of_ddp_and_resumes_to_the_bit(
     ddp, fsdp = weights(tmp_path / "ddp"), weights(tmp_path / "fsdp")
     assert ddp.keys() == fsdp.keys()
     for name, value in ddp.items():
-        torch.testing.assert_close(
-            fsdp[name], value, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        torch.testing.assert_close(fsdp[name], value, rtol=1e-3, atol=1e-4, msg=partial("{}: {}".format, name))
     names = sorted(path.name for path in (tmp_path / "fsdp" / "checkpoints").iterdir())
     steps = [f"{kind}-000000{step}" for kind in ("shards", "step") for step in (14, 15)]
     assert [name for name in names if name.startswith(("shards", "step"))] == sorted(
@@ -104,8 +103,7 @@ def test_fsdp_trains_to_the_weights_of_ddp_and_resumes_to_the_bit(
     )
     assert (tmp_path / "fsdp" / "checkpoints" / "best.pt").exists()
     if optimizer == "adam":
-        network = build(load(tmp_path / "fsdp" / "config.json").model, IMAGE)
-        network.load_state_dict(fsdp)
+        build(load(tmp_path / "fsdp" / "config.json").model, IMAGE).load_state_dict(fsdp)
 
 
 def train_apart(folder: Path) -> None:

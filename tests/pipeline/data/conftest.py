@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # data_fixtures and data_server lie here
 
-from data_server import Server
+from tests.pipeline.data.data_server import Server
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data"
 

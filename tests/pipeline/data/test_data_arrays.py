@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_fixtures import random_images, read_pack
-from data_server import Server
 
 from pipeline.core.errors import DataError
 from pipeline.data import fetch, find
 from pipeline.data.datasets import digits
 from pipeline.data.datasets.synthetic import SyntheticConfig
+from tests.pipeline.data.data_fixtures import random_images, read_pack
+from tests.pipeline.data.data_server import Server
 from trainers.core.config import DatasetConfig
 
 IMAGES, LABELS = random_images(40, (6, 7, 3), 1)
@@ -194,7 +194,7 @@ def test_synthetic_classes_can_be_told_apart_and_another_seed_is_another_set(tmp
     pack = fetch(config, tmp_path / "data")
     images, labels = (part.astype(np.float64) for part in read_pack(pack.path, (3, 32, 32)))
     means = np.stack([images[:400][labels[:400] == label].mean(axis=0) for label in range(10)])
-    nearest = [((means - image) ** 2).sum(axis=(1, 2, 3)).argmin() for image in images[400:]]
+    nearest = np.array([((means - image) ** 2).sum(axis=(1, 2, 3)).argmin() for image in images[400:]])
     assert (nearest == labels[400:]).mean() > 0.99
     assert fetch(SyntheticConfig(size=400, test_size=200, generator_seed=1), tmp_path / "data").digest != pack.digest
 

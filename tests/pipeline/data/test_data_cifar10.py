@@ -5,17 +5,18 @@ import shutil
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from data_fixtures import MadeSet, archive_of, make_cifar10, offer, python2_pickle, read_pack
-from data_server import Server
 
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
 from pipeline.data import fetch
 from pipeline.data.datasets import cifar10
 from pipeline.data.download import Wanted
+from tests.pipeline.data.data_fixtures import MadeSet, archive_of, make_cifar10, offer, python2_pickle, read_pack
+from tests.pipeline.data.data_server import Server
 from trainers.core.config import DatasetConfig
 
 
@@ -24,7 +25,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[MadeSet, Made
     return make_cifar10(tmp_path / "source", monkeypatch)
 
 
-def config(source: Path | str | None, **sizes: int) -> DatasetConfig:
+def config(source: Path | str | None, **sizes: Any) -> DatasetConfig:
     return DatasetConfig(name="cifar10", source=None if source is None else str(source), **sizes)
 
 

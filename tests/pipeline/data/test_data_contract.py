@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_fixtures import make_cifar10, make_mnist, random_images, read_pack
 
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
 from pipeline.data import fetch, find
 from pipeline.data.datasets import DATASETS
 from pipeline.data.datasets.synthetic import SyntheticConfig
+from tests.pipeline.data.data_fixtures import make_cifar10, make_mnist, random_images, read_pack
 from trainers.core.config import DatasetConfig
 
 

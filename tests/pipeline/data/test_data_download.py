@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-from data_server import Server
 
 from pipeline.core.errors import DataError
 from pipeline.data import download
 from pipeline.data.download import Failure, Wanted, retrieve
+from tests.pipeline.data.data_server import Server
 
 CONTENT = bytes(range(256)) * 4000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

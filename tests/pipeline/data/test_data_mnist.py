@@ -2,16 +2,17 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from data_fixtures import MadeSet, make_mnist, offer, read_pack
-from data_server import Server
 
 from pipeline.core.errors import DataError
 from pipeline.data import fetch
 from pipeline.data.datasets import mnist
 from pipeline.data.download import Wanted
+from tests.pipeline.data.data_fixtures import MadeSet, make_mnist, offer, read_pack
+from tests.pipeline.data.data_server import Server
 from trainers.core.config import DatasetConfig
 
 
@@ -20,7 +21,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeSet:
     return make_mnist(tmp_path / "source", monkeypatch)
 
 
-def config(source: Path | str | None, **sizes: int) -> DatasetConfig:
+def config(source: Path | str | None, **sizes: Any) -> DatasetConfig:
     return DatasetConfig(name="mnist", source=None if source is None else str(source), **sizes)
 
 

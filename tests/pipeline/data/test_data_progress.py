@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 
 import pytest
 
@@ -12,7 +13,7 @@ def test_a_log_gets_a_line_every_few_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now_s = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     with progress.reporting(None) as report:
         for now_s[0] in (1.0, 4.0, 6.0, 7.0, 12.0):
             report("download x.gz", int(now_s[0] * 1e6), 20_000_000)

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_fixtures import make_mnist, random_images
-from data_server import Server
 
 from pipeline.core.errors import DataError
+from pipeline.core.files import sha256_file
 from pipeline.data import Pack, datasets, disk, fetch, find, manifest, packing
 from pipeline.data.datasets.synthetic import SyntheticConfig
 from pipeline.data.request import request
+from tests.pipeline.data.data_fixtures import make_mnist, random_images
+from tests.pipeline.data.data_server import Server
 from tests.small_disk import mounted
 from tests.waiting import HANG_S, wait_until
 from trainers.core.config import DatasetConfig
@@ -108,8 +109,7 @@ def test_a_damaged_pack_is_not_found_and_made_again(pack: Pack, name: str, damag
 
 def test_an_untouched_pack_is_not_hashed_and_a_touched_one_once(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[str] = []
-    real = manifest.sha256_file
-    monkeypatch.setattr(manifest, "sha256_file", lambda path: hashed.append(path.name) or real(path))
+    monkeypatch.setattr(manifest, "sha256_file", lambda path: hashed.append(path.name) or sha256_file(path))
     assert find(CONFIG, pack.path.parent) == pack
     assert hashed == []
     os.utime(pack.path / "images.bin", (1, 1))
