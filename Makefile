@@ -3,8 +3,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.paceline-installed
+DOCS := .venv-docs
 
-.PHONY: train test lint types contracts check lock clean-env
+.PHONY: train test lint types contracts check docs lock clean-env
 
 train: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/doit train experiment=quickstart
@@ -24,6 +25,14 @@ types: $(STAMP)
 contracts: $(STAMP)
 	PYTHONPATH=. $(BIN)/lint-imports
 
+docs: $(DOCS)/.installed  ## the pages of docs/ with the API reference, as a site in site/
+	$(DOCS)/bin/mkdocs build --strict --quiet
+
+$(DOCS)/.installed: requirements-docs.lock
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements-docs.lock
+	@touch $@
+
 $(STAMP): requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(f"Python 3.11 or newer is needed; {sys.executable} is " + sys.version.split()[0] + ". Try: make train PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	@if command -v uv >/dev/null 2>&1; then \
@@ -38,7 +47,10 @@ $(STAMP): requirements.lock
 	@touch $@
 
 lock:  ## after a change of dependencies in pyproject.toml
-	uv pip compile pyproject.toml --extra dev --universal --generate-hashes --python-version 3.11 --no-emit-index-url --no-header -o requirements.lock
+	uv pip compile pyproject.toml --extra dev $(LOCKED) -o requirements.lock
+	uv pip compile --group docs $(LOCKED) -o requirements-docs.lock
+
+LOCKED := --quiet --universal --generate-hashes --python-version 3.11 --no-emit-index-url --no-header
 
 clean-env:
-	rm -rf .venv
+	rm -rf .venv $(DOCS)

@@ -1,0 +1,76 @@
+"""What is written beside the code stays in step with it: the two READMEs, the workflow, the site's pages."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def blocks(markdown: str) -> list[list[str]]:
+    """The lines of each code block, without the words after ``#``: comments are translated."""
+    found = re.findall(r"^```(?:\w+)?\n(.*?)^```$", markdown, flags=re.MULTILINE | re.DOTALL)
+    return [[re.sub(r"\s+# .*", "", line) for line in block.splitlines()] for block in found]
+
+
+def words(markdown: str) -> set[str]:
+    """What is set in code outside of the blocks."""
+    return set(re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", markdown, flags=re.MULTILINE | re.DOTALL)))
+
+
+def links(markdown: str) -> set[str]:
+    return set(re.findall(r"\]\(([^)]+)\)", markdown)) - {"README.md", "README.zh-CN.md"}
+
+
+def test_the_chinese_readme_has_the_commands_words_and_links_of_the_english_one() -> None:
+    english, chinese = text("README.md"), text("README.zh-CN.md")
+    assert len(blocks(english)) > 10
+    for what in (blocks, words, links):
+        assert what(chinese) == what(english), "README.zh-CN.md has to be changed as README.md was"
+    assert english.count("\n## ") == chinese.count("\n## ")
+
+
+def test_links_of_the_papers_lead_somewhere() -> None:
+    for paper in ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "SECURITY.md"):
+        missing = [
+            link for link in links(text(paper)) if "://" not in link and not (ROOT / link.partition("#")[0]).exists()
+        ]
+        assert missing == [], paper
+
+
+def test_the_workflow_runs_what_there_is() -> None:
+    jobs = yaml.safe_load(text(".github/workflows/ci.yml"))["jobs"]
+    runs = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    targets = [target for run in runs for target in re.findall(r"make ([\w-]+)", run)]
+    assert {"docs", "test-fast", "check"} <= set(targets)
+    assert [target for target in targets if f"\n{target}:" not in text("Makefile")] == []
+    assert any(run.endswith(".ci/run") for run in runs)
+    oldest = tomllib.loads(text("pyproject.toml"))["project"]["requires-python"].removeprefix(">=")
+    assert jobs["linux"]["strategy"]["matrix"]["python"][0] == oldest
+
+
+def test_every_page_of_the_documentation_is_in_the_sites_menu() -> None:
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert set(re.findall(r"[\w-]+\.md", text("mkdocs.yml"))) == pages
+
+
+def test_the_version_has_its_entry_in_the_changelog() -> None:
+    version = tomllib.loads(text("pyproject.toml"))["project"]["version"]
+    assert f"\n## {version} " in text("CHANGELOG.md")
+
+
+def test_the_requirements_carry_hashes_and_name_no_index() -> None:
+    for name in ("requirements.lock", "requirements-docs.lock"):
+        lock = text(name)
+        assert re.search(r"^-|://", lock, flags=re.MULTILINE) is None, name
+        pins = re.findall(r"^[\w.-]+==.*?(?=^\S|\Z)", lock, flags=re.MULTILINE | re.DOTALL)
+        assert pins
+        assert [pin.split()[0] for pin in pins if "--hash=sha256:" not in pin] == [], name
