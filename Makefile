@@ -5,10 +5,14 @@ BIN := .venv/bin
 STAMP := .venv/.paceline-installed
 DOCS := .venv-docs
 
-.PHONY: train test lint types contracts check docs lock clean-env
+.PHONY: train test test-fast lint types contracts check docs lock clean-env
 
 train: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/doit train experiment=quickstart
+
+# The tests that take no seconds of their own: fit for a pre-commit hook. What is left out says so with the marker `slow`.
+test-fast: $(STAMP)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" --timeout 60
 
 test: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist worksteal

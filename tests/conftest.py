@@ -26,6 +26,19 @@ def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+_RUNS_AND_HOSTS = ("integration", "contract")
+_STARTS_RANKS = ("tests.trainers.ranks", "tests.trainers.tiny_runs")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts runs, hosts or ranks is slow by its folder or by what it imports; other tests carry the marker."""
+    for item in items:
+        module = getattr(item, "module", None)
+        imported = {getattr(value, "__module__", None) for value in vars(module).values()} if module else set()
+        if item.path.parent.name in _RUNS_AND_HOSTS or not imported.isdisjoint(_STARTS_RANKS):
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_collection_finish() -> None:
     """Importing Paceline's command line lets Ctrl-C end a process at once; pytest has fixtures to tidy up."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,6 +55,13 @@ def test_the_workflow_runs_what_there_is() -> None:
     assert any(run.endswith(".ci/run") for run in runs)
     oldest = tomllib.loads(text("pyproject.toml"))["project"]["requires-python"].removeprefix(">=")
     assert jobs["linux"]["strategy"]["matrix"]["python"][0] == oldest
+
+
+def test_make_test_leaves_no_test_out() -> None:
+    recipe = re.search(r"^test: .*\n\t(.*)$", text("Makefile"), flags=re.MULTILINE)
+    assert recipe
+    assert recipe[1].endswith("-m pytest -n 2 --dist worksteal")
+    assert "-m" not in tomllib.loads(text("pyproject.toml"))["tool"]["pytest"]["ini_options"]["addopts"].split()
 
 
 def test_every_page_of_the_documentation_is_in_the_sites_menu() -> None:

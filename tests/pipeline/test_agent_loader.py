@@ -35,7 +35,7 @@ def test_a_python_that_is_too_old_says_so_in_the_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ast.parse(Path(loader.__file__).read_text(encoding="utf-8"), feature_version=(3, 4))
-    monkeypatch.setattr(loader.sys, "version_info", (3, 8, 18))
+    monkeypatch.setattr(sys, "version_info", (3, 8, 18))
     with pytest.raises(SystemExit) as ended:
         loader.run({})
     assert ended.value.code == 1

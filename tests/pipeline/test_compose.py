@@ -107,6 +107,7 @@ def _dealt(rng: random.Random, most: int) -> Iterator[list[str]]:
         yield rng.sample(line, k=len(line))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_composes_what_hydra_main_composes(most: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)

@@ -18,6 +18,8 @@ from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
 from tests.pipeline.tracking_store import EXPERIMENT
 
+pytestmark = pytest.mark.slow
+
 PATCH = b"diff --git a/x b/x\n\xff not utf-8\n"
 
 

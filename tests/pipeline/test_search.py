@@ -12,6 +12,8 @@ from pipeline.core.errors import UsageError
 from pipeline.core.specs import State
 from pipeline.sweep.search import Search, Suggestion, open_search
 
+pytestmark = pytest.mark.slow
+
 WORDS = ("lr=tag(log,interval(1e-4,1))", "width=int(interval(1,8))", "model=a,b")
 
 

@@ -18,6 +18,8 @@ from pipeline.sweep.search import open_search
 from pipeline.sweep.search_source import Searching, SearchPlan, fetch, plan
 from pipeline.sweep.trial import Outcome, Trial
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 SPACE = ["optimizer.lr=tag(log,interval(1e-3,1))", "trainer.global_batch_size=choice(32,64)"]
 

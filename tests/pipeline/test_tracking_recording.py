@@ -21,6 +21,8 @@ from tests.pipeline import tracking_store as store
 from tests.pipeline.tracking_store import EXPERIMENT
 from tests.waiting import HANG_S, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def fresh_database(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -25,6 +25,8 @@ from tests.pipeline import tracking_store as store
 from tests.pipeline.tracking_store import EXPERIMENT
 from tests.waiting import HANG_S, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:

@@ -14,6 +14,8 @@ from pipeline.core.errors import PacelineError
 from pipeline.tracking import ui
 from tests.waiting import HANG_S
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -16,8 +16,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from tests.trainers.tiny_runs import ROOT
+from tests.waiting import HANG_S
 
-_TIMEOUT_S = 150
 _SERVER = get_context("forkserver")
 _SERVER.set_forkserver_preload(
     ["pytest", "trainers.training.session", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
@@ -53,7 +53,7 @@ def call_on_ranks(target: str, folder: Path, *, nnodes: int = 1, nproc: int = 2,
             ranks.append(_SERVER.Process(target=_on_rank, args=(target, folder, {**environment, **place}, output)))
             ranks[-1].start()
         for process in ranks:
-            process.join(_TIMEOUT_S)
+            process.join(HANG_S)
     finally:
         for process in ranks:
             process.kill()

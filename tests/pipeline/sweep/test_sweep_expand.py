@@ -51,6 +51,7 @@ def resolved(make: Callable[[Overrides], Any], job: Overrides) -> Any:
         return str(error)
 
 
+@pytest.mark.slow
 def test_each_trial_is_what_hydra_composes() -> None:
     chance = random.Random(0)
     refused = compared = 0
