@@ -10,7 +10,6 @@ from pipeline.cli.acceptance import accept as accept
 from pipeline.cli.diagnostics import allreduce as allreduce
 from pipeline.cli.diagnostics import benchmark as benchmark
 from pipeline.cli.diagnostics import profile as profile
-from pipeline.cli.invocation import VERBS
 from pipeline.cli.output import say
 from pipeline.cli.provenance import export as export
 from pipeline.cli.provenance import logs as logs
@@ -19,6 +18,7 @@ from pipeline.cli.provenance import reproduce as reproduce
 from pipeline.cli.provenance import status as status
 from pipeline.cli.provenance import why as why
 from pipeline.cli.session import ROOT, Session, relative, session
+from pipeline.cli.verbs import VERBS
 from pipeline.core.errors import PacelineError, UsageError
 
 if TYPE_CHECKING:

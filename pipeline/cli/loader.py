@@ -23,6 +23,7 @@ from doit.cmd_base import DodoTaskLoader, check_tasks_exist  # noqa: E402
 from doit.exceptions import InvalidCommand  # noqa: E402
 
 from pipeline.cli import clone, invocation  # noqa: E402
+from pipeline.cli.verbs import VERBS  # noqa: E402
 from pipeline.core import masking  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion  # noqa: E402
 
@@ -85,7 +86,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
     def _compose(self) -> None:
         """Refuse a bad override now, with exit code 3, rather than in the middle of a task."""
         verb = self._invocation.verb
-        if verb is not None and invocation.VERBS[verb].composes:
+        if verb is not None and VERBS[verb].composes:
             from pipeline.cli.session import session
 
             try:
@@ -101,10 +102,10 @@ def for_verb(error: PacelineError, verb: str) -> PacelineError:
     if not isinstance(error, UnknownKeyError):
         return error
     others: dict[str, list[str]] = {}
-    for name, other in invocation.VERBS.items():
+    for name, other in VERBS.items():
         for option in other.options:
             others.setdefault(option, []).append(name)
-    return error.of_verb(verb, invocation.VERBS[verb].options, others)
+    return error.of_verb(verb, VERBS[verb].options, others)
 
 
 class _OneLine:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.cli import invocation
 from pipeline.cli.clone import ROOT as ROOT
+from pipeline.cli.verbs import VERBS
 from pipeline.core import masking, unexpected
 from pipeline.core.errors import UsageError
 
@@ -70,7 +71,7 @@ class Session:
         from pipeline.config import build
 
         resolved = self._resolved()
-        verb = invocation.VERBS.get(self.asked.verb or "")
+        verb = VERBS.get(self.asked.verb or "")
         config = build.build(
             resolved,
             self.asked.overrides,
@@ -122,7 +123,7 @@ class Session:
     @property
     def sweeps(self) -> bool:
         """Whether the overrides stand for the trials of a sweep. `doit plan` takes both kinds. Raises UsageError."""
-        verb = invocation.VERBS.get(self.asked.verb or "")
+        verb = VERBS.get(self.asked.verb or "")
         if self.asked.verb == "plan":
             from pipeline.config.trials import jobs
 

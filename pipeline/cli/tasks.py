@@ -12,8 +12,8 @@ from typing import Any
 from doit.exceptions import TaskError, TaskFailed
 
 from pipeline.cli.clone import ROOT
-from pipeline.cli.invocation import VERBS
 from pipeline.cli.loader import Loader, leave
+from pipeline.cli.verbs import VERBS
 from pipeline.core import unexpected
 from pipeline.core.errors import PacelineError, UsageError
 
