@@ -18,7 +18,6 @@ from pipeline.cli.provenance import reproduce as reproduce
 from pipeline.cli.provenance import status as status
 from pipeline.cli.provenance import why as why
 from pipeline.cli.session import ROOT, Session, relative, session
-from pipeline.cli.verbs import VERBS
 from pipeline.core.errors import PacelineError, UsageError
 
 if TYPE_CHECKING:
@@ -28,13 +27,9 @@ if TYPE_CHECKING:
 
 def overview() -> None:
     """What a bare `doit` shows."""
-    say("Paceline: reproducible multi-node PyTorch training. Nothing was started. There is:\n")
-    for name, verb in VERBS.items():
-        say(f"  doit {name:<10} {verb.summary}")
-    say("\nHydra overrides follow the command, for example:\n")
-    say("  doit train experiment=quickstart")
-    say("  doit train cluster=two_node model=resnet50 optimizer.lr=0.1")
-    say("\nThe options of each group are the files in conf/; README.md shows the rest.")
+    from pipeline.cli import help as pages
+
+    say(pages.overview())
 
 
 def title(verb: str) -> str:

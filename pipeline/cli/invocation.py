@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pipeline.cli.verbs import VERBS
 from pipeline.core.errors import UsageError, nearest
 
+HELP_WORDS = frozenset({"-h", "--help", "help", "info", "--version"})
+"""A command line without any of these asks for no help (``pipeline.cli.help``, which only help imports)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Invocation:

@@ -49,6 +49,8 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             if sys.argv[1:2] == ["dumpdb"]:
                 raise UsageError("doit keeps no database here: run folders say what is finished", hint="doit runs")
             self._invocation = invocation.parse(sys.argv[1:])
+            if not invocation.HELP_WORDS.isdisjoint(sys.argv):
+                _answer_help()
         except PacelineError as error:
             leave(error)
 
@@ -74,6 +76,11 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         if cmd.name == "run":
             names = {task.name for task in tasks}
             for word in pos_args:
+                if word.startswith("-"):
+                    verb = self._invocation.verb
+                    raise InvalidCommand(
+                        f"doit's own options stand before the verb: doit {word} {verb}; see doit help run"
+                    )
                 if word not in names and "*" not in word and ":" not in word:
                     shown = [name for name in names if not name.startswith("_")]
                     raise InvalidCommand(f"there is no command {word!r}; {suggestion(word, shown)}")
@@ -95,6 +102,19 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
                 leave(for_verb(error, verb))
 
 
+def _answer_help() -> None:
+    """Print what was asked for, if it was help, and end."""
+    from pipeline.cli import help as pages
+
+    text = pages.asked(sys.argv[1:])
+    if text is not None:
+        try:
+            print(text, flush=True)
+        except BrokenPipeError as error:
+            leave(error)
+        raise SystemExit(0)
+
+
 def for_verb(error: PacelineError, verb: str) -> PacelineError:
     """An unknown key may have been meant as an option of the verb, or of another one."""
     from pipeline.config.unknown_key import UnknownKeyError
@@ -105,7 +125,7 @@ def for_verb(error: PacelineError, verb: str) -> PacelineError:
     for name, other in VERBS.items():
         for option in other.options:
             others.setdefault(option, []).append(name)
-    return error.of_verb(verb, VERBS[verb].options, others)
+    return error.of_verb(verb, tuple(VERBS[verb].options), others)
 
 
 class _OneLine:

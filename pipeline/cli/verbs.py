@@ -1,77 +1,208 @@
-"""The verbs: what each is for, and its own ``name=value`` words."""
+"""The verbs: what each is for, its own ``name=value`` words, and examples. `doit help VERB` shows all of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Option(NamedTuple):
+    """A word of a verb's own, ``name=value``: the form of its value, and what it does."""
+
+    value: str
+    meaning: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verb:
-    """One command. ``options`` are its own ``name=value`` words; ``composes`` says that it takes overrides.
+    """One command.
 
-    ``shares_batch``: the ranks must be able to share the global batch. ``sweeps``: its overrides may stand for
-    several values.
+    Attributes:
+        summary: one line, as lists of commands show it.
+        details: what else its help says.
+        options: its own words.
+        examples: command lines without the leading `doit`.
+        composes: whether it takes Hydra overrides.
+        shows_groups: whether its help lists the groups that overrides choose from.
+        shares_batch: whether the ranks must be able to share the global batch.
+        sweeps: whether overrides may stand for several values.
     """
 
     summary: str
-    options: tuple[str, ...] = ()
+    details: str = ""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    examples: tuple[str, ...]
     composes: bool = True
+    shows_groups: bool = True
     shares_batch: bool = True
     sweeps: bool = False
 
 
+_RUN = Option("KEY", "the run, by its key or the beginning of it; without it the overrides say which")
+_JSON = Option("1", "the same as JSON, for scripts")
+_SWEEP_FLAGS = {
+    "dry_run": Option("1", "list the trials with done, to run and why; start nothing"),
+    "retry_failed": Option("1", "also try again what failed by an error in the code or a wrong value"),
+    "fork": Option("1", "where a sweep of that name differs, begin another one (NAME-2) beside it"),
+}
+
 VERBS: Mapping[str, Verb] = {
-    "fetch": Verb(summary="get the data set, check it and pack it"),
-    "preflight": Verb(summary="ask every host of the cluster whether it can take part"),
+    "fetch": Verb(
+        summary="get the data set, check it and pack it",
+        details="Done already: nothing is downloaded. Every file is checked against its digest.",
+        examples=("fetch dataset=mnist", "fetch dataset=cifar10 dataset.source=/data/cifar-10-python.tar.gz"),
+    ),
+    "preflight": Verb(
+        summary="ask every host of the cluster whether it can take part",
+        details="Each host tells its Python, torch, GPUs, cores, memory and disk. Nothing is written there.",
+        examples=("preflight cluster=two_node", "preflight cluster=pssh cluster.hostfile=hosts.txt"),
+    ),
     "plan": Verb(
-        summary="what would be done, why, and the exact command of each host: format=mermaid|dot json=1",
-        options=("json", "format"),
+        summary="what would be done, why, and the exact command of each host",
+        details="Asks no host and writes nothing. With several values (seed=1,2) it lists the trials.",
+        options={"json": _JSON, "format": Option("text|mermaid|dot", "text, or the steps as a graph")},
+        examples=("plan experiment=quickstart", "plan experiment=quickstart seed='range(3)' format=mermaid"),
     ),
     "why": Verb(
-        summary="why this run is not up to date: the fields that differ from the nearest one", options=("json",)
+        summary="why this run is not up to date: the fields that differ from the nearest finished one",
+        options={"json": _JSON},
+        examples=("why experiment=quickstart optimizer.lr=0.2",),
     ),
     "accept": Verb(
-        summary="say that what differs from a finished run is harmless: run=KEY undo=1", options=("run", "undo")
+        summary="say that what differs from a finished run is harmless: accepted, not proven",
+        details="doit train then launches nothing, and all that shows the run says so. doit reproduce proves it.",
+        options={
+            "run": Option("KEY", "the finished run; without it the nearest one"),
+            "undo": Option("1", "take it back"),
+        },
+        examples=("accept experiment=quickstart", "accept experiment=quickstart undo=1"),
     ),
     "train": Verb(
-        summary="train: fetch, launch torchrun on every host, evaluate, record", options=("threads_per_rank",)
+        summary="train: fetch, launch torchrun on every host, evaluate, record",
+        details="A finished run is not repeated. A run that was interrupted goes on from its last checkpoint with the "
+        "same command.",
+        options={
+            "threads_per_rank": Option("N,N,…", "threads of each rank, a number for each node; else by its cores")
+        },
+        examples=(
+            "train experiment=quickstart",
+            "train model=resnet50 optimizer=adam optimizer.lr=1e-3 trainer.epochs=20 cluster=two_node",
+        ),
     ),
     "sweep": Verb(
-        summary="train every combination of several values: optimizer.lr=0.1,0.01 seed='range(3)'",
-        options=("dry_run", "fork", "retry_failed"),
+        summary="train every combination of several values, or what a search chooses",
+        details="Values with commas, range(…) and choice(…), or a named grid (sweep=NAME); "
+        "with search=NAME Optuna chooses. Each trial is an ordinary run: what is finished is not run again.",
+        options=_SWEEP_FLAGS,
+        examples=(
+            "sweep experiment=quickstart optimizer.lr=0.1,0.01 seed='range(3)'",
+            "sweep experiment=quickstart search=tpe 'optimizer.lr=tag(log,interval(1e-3,1))'",
+        ),
         sweeps=True,
     ),
-    "report": Verb(summary="results of a sweep, seeds taken together: sweep=KEY json=1", options=("sweep", "json")),
-    "evaluate": Verb(summary="accuracy, per-class report and confusion matrix of a run", options=("run",)),
-    "record": Verb(summary="replay a run into MLflow (exactly once)", options=("run",)),
-    "runs": Verb(summary="list the runs: state, accuracy, how to repeat them"),
-    "status": Verb(summary="how far a run has come: run=KEY (else the newest)", options=("run",)),
-    "logs": Verb(summary="what the hosts of a run said: run=KEY host=NAME", options=("run", "host")),
+    "report": Verb(
+        summary="results of a sweep, seeds taken together",
+        options={"sweep": Option("NAME", "the sweep; without it the newest"), "json": _JSON},
+        examples=("report", "report sweep=5bb24236b1de json=1"),
+        shows_groups=False,
+    ),
+    "evaluate": Verb(
+        summary="accuracy, per-class report and confusion matrix of a run",
+        options={"run": _RUN},
+        examples=("evaluate run=cf0848", "evaluate experiment=quickstart"),
+    ),
+    "record": Verb(
+        summary="replay a run into MLflow (exactly once)",
+        options={"run": _RUN},
+        examples=("record run=cf0848", "record run=cf0848 tracking.uri=http://mlflow:5000"),
+        shows_groups=False,
+    ),
+    "runs": Verb(
+        summary="list the runs: state, accuracy, hosts",
+        examples=("runs", "runs paths.runs=/data/runs"),
+        shows_groups=False,
+    ),
+    "status": Verb(
+        summary="how far a run has come",
+        options={"run": Option("KEY", "the run; without it and without overrides the newest")},
+        examples=("status", "status run=cf0848"),
+        shows_groups=False,
+    ),
+    "logs": Verb(
+        summary="what the hosts of a run said",
+        options={
+            "run": Option("KEY", "the run; without it and without overrides the newest"),
+            "host": Option("NAME", "this host alone"),
+        },
+        examples=("logs", "logs run=cf0848 host=node1"),
+        shows_groups=False,
+    ),
     "reproduce": Verb(
-        summary="make a finished run again from its provenance and compare: run=KEY|MLFLOW_ID|ARCHIVE keep=1",
-        options=("run", "keep"),
+        summary="make a finished run again from its provenance and compare",
+        details="From its commit and its uncommitted changes, in a copy of its own; weights, metrics and steps are "
+        "compared. Of the configuration only cluster, paths, tracking and dataset.source may be told anew.",
+        options={
+            "run": Option("KEY|ID|FILE", "the run's key, the id of an MLflow run, or an archive of doit export"),
+            "keep": Option("1", "leave the copy of the code in place"),
+        },
+        examples=("reproduce run=495e1d", "reproduce run=495e1d.tar.gz cluster=two_node"),
         shares_batch=False,
+        shows_groups=False,
     ),
     "export": Verb(
-        summary="a run as one archive: run=KEY weights=1 to=FILE", options=("run", "weights", "to"), shares_batch=False
+        summary="a run as one archive",
+        options={
+            "run": _RUN,
+            "weights": Option("1", "with the final weights"),
+            "to": Option("FILE", "where to; without it runs/exports/KEY.tar.gz"),
+        },
+        examples=("export run=495e1d weights=1 to=/tmp/run.tar.gz",),
+        shares_batch=False,
+        shows_groups=False,
     ),
-    "stop": Verb(summary="end a run on all of its hosts", options=("run",)),
+    "stop": Verb(
+        summary="end a run on all of its hosts",
+        options={"run": Option("KEY", "the run; without it and without overrides the one that is under way")},
+        examples=("stop", "stop run=cf0848"),
+        shows_groups=False,
+    ),
     "allreduce": Verb(
-        summary="all-reduce bandwidth of the cluster, every sum checked: max_bytes=1G iterations=20",
-        options=("min_bytes", "max_bytes", "iterations"),
+        summary="all-reduce bandwidth of the cluster, every sum checked",
+        options={
+            "min_bytes": Option("SIZE", "the smallest message (8)"),
+            "max_bytes": Option("SIZE", "the largest (64M over gloo, 1G over nccl)"),
+            "iterations": Option("N", "measurements of each size (20)"),
+        },
+        examples=("allreduce cluster=two_node max_bytes=16M iterations=50",),
         shares_batch=False,
     ),
     "benchmark": Verb(
-        summary="throughput and scaling against a plain PyTorch loop: pairs=5 block_s=2 against=guide,lightning",
-        options=("pairs", "block_s", "against"),
+        summary="throughput and scaling against a plain PyTorch loop",
+        options={
+            "pairs": Option("N", "blocks of each loop, taken in turns (5)"),
+            "block_s": Option("S", "seconds of a block (2)"),
+            "against": Option("NAME,…", "other loops too: tuned, guide, lightning, accelerate"),
+        },
+        examples=("benchmark model=resnet18 against=guide,lightning", "benchmark cluster=two_node pairs=7"),
         shares_batch=False,
     ),
-    "profile": Verb(summary="torch profiler trace of a few training steps of rank 0: steps=5", options=("steps",)),
-    "ui": Verb(summary="compare the runs in MLflow's web page", options=("port",)),
+    "profile": Verb(
+        summary="torch profiler trace of a few training steps of rank 0",
+        options={"steps": Option("N", "how many (5)")},
+        examples=("profile experiment=quickstart steps=3",),
+    ),
+    "ui": Verb(
+        summary="compare the runs in MLflow's web page",
+        options={"port": Option("N", "the port to listen on; without it 5000, or a free one")},
+        examples=("ui", "ui port=5001 tracking.uri=sqlite:////data/mlflow.db"),
+        shows_groups=False,
+    ),
     "lab": Verb(
-        summary="two SSH hosts on this computer: hosts=2 raises them, down=1 removes them",
-        options=("hosts", "down"),
+        summary="SSH hosts on this computer, for trying out: hosts=2 raises them, down=1 removes them",
+        details="Linux as root, with openssh-server and iproute2. Without an option it says what is up.",
+        options={"hosts": Option("N", "raise a lab of so many hosts"), "down": Option("1", "remove it")},
+        examples=("lab hosts=2", "lab down=1"),
         composes=False,
     ),
 }

@@ -81,7 +81,9 @@ class ModelConfig(Settings):
 # ------------------------------------------------------------------------- optimizer and schedule
 @dataclass(kw_only=True)
 class OptimizerConfig(Settings):
-    """``lr_scaling`` multiplies lr with the world size: none (the default; the global batch is
+    """How a step changes the weights.
+
+    ``lr_scaling`` multiplies lr with the world size: none (the default; the global batch is
     configured, so its meaning doesn't change with the ranks), linear (Goyal et al. 2017) or sqrt.
 
     ``elementwise``: each element is updated from its own gradient and state alone, so that slices of tensors do.
@@ -108,7 +110,9 @@ class ScheduleConfig(Settings):
 # --------------------------------------------------------------------------- trainer and strategy
 @dataclass(kw_only=True)
 class TrainerConfig:
-    """``epochs`` bounds the run, ``max_steps`` too where it is set (the smaller bound wins).
+    """How long to train, in what batches, and how often to look.
+
+    ``epochs`` bounds the run, ``max_steps`` too where it is set (the smaller bound wins).
     ``global_batch_size`` counts images over all ranks and micro-batches of an optimizer step.
     ``precision`` is that of autocast; auto is bf16 where the device computes in it, else fp32.
     ``compile_mode=reduce-overhead`` replays CUDA graphs."""

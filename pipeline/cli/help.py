@@ -1,0 +1,148 @@
+"""What `doit --help`, `doit VERB --help`, `doit help VERB`, `doit info VERB` and `doit --version` print."""
+
+from __future__ import annotations
+
+import platform
+import textwrap
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+
+from doit.doit_cmd import DoitMain
+from doit.version import VERSION
+
+from pipeline.cli.clone import ROOT
+from pipeline.cli.invocation import is_override
+from pipeline.cli.verbs import VERBS, Verb
+from pipeline.core.errors import UsageError, suggestion
+
+_WIDTH = 110
+_FLAGS = ("-h", "--help")
+_OWN = {command.get_name(): command for command in DoitMain.DOIT_CMDS}
+
+
+def asked(argv: Sequence[str]) -> str | None:
+    """The text that the words after ``doit`` ask for, or None where they ask for something else.
+
+    Raises:
+        UsageError: help is asked for a command that doesn't exist.
+    """
+    words = [word for word in argv if not is_override(word) and not word.startswith("-")]
+    if argv[:1] == ["--version"]:
+        return version()
+    if words[:1] == ["help"] and words[1:] != ["task"]:  # that one is about writing dodo.py
+        return _page(words[1:])
+    if any(word in _FLAGS for word in argv):
+        return _page([word for word in words if word in VERBS or word in _OWN])
+    if words[:1] == ["info"] and words[1:2] and words[1] in VERBS:
+        return verb_page(words[1])
+    return None
+
+
+def _page(words: Sequence[str]) -> str:
+    if not words:
+        return overview()
+    name = words[0]
+    if name in VERBS:
+        return verb_page(name)
+    if name in _OWN:
+        return _of_doit(name)
+    raise UsageError(f"there is no command {name!r}; {suggestion(name, VERBS)}")
+
+
+def version() -> str:
+    """Paceline's version, and that of what it stands on."""
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    doit = ".".join(map(str, VERSION))
+    return f"Paceline {about['version']} (doit {doit}, Python {platform.python_version()}) in {ROOT}"
+
+
+def overview() -> str:
+    """All commands, how words are combined, and where to read on."""
+    lines = [
+        "Paceline: reproducible multi-node PyTorch training.",
+        "",
+        "  doit VERB [OVERRIDE …] [OPTION=VALUE …]",
+        "",
+        *_table([(name, verb.summary) for name, verb in VERBS.items()]),
+        "",
+        "Overrides are Hydra's: GROUP=OPTION, FIELD=VALUE, in any order after the verb.",
+        "",
+        *_examples(("train experiment=quickstart", "train cluster=two_node model=resnet50 optimizer.lr=0.1")),
+        "",
+        *_table(
+            [
+                ("help VERB", "its options and examples, and the groups with their options"),
+                ("list", "the verbs alone"),
+                ("tabcompletion", "a script that completes words in bash or zsh"),
+                ("--version", "the versions of Paceline, doit and Python"),
+            ]
+        ),
+        "",
+        "Options of doit itself stand before the verb: `doit help run` lists them.",
+        "Exit codes: 0 done or up to date, 1 failed, 2 a defect, 3 wrong usage.",
+    ]
+    return "\n".join(lines)
+
+
+def verb_page(name: str) -> str:
+    """What one verb does, its options, the groups, examples."""
+    verb = VERBS[name]
+    lines = [
+        f"  doit {name}{' [OVERRIDE …]' if verb.composes else ''}{' [OPTION=VALUE …]' if verb.options else ''}",
+        "",
+        *textwrap.wrap(f"{verb.summary[0].upper()}{verb.summary[1:]}. {verb.details}", _WIDTH),
+        "",
+        *_options(name, verb),
+        *(_groups() if verb.composes and verb.shows_groups else []),
+        "Examples:",
+        *_examples(verb.examples),
+    ]
+    if verb.composes and not verb.shows_groups:
+        lines += ["", "paths.runs=FOLDER and tracking.uri=ADDRESS say where runs and records lie."]
+    return "\n".join(lines)
+
+
+def _options(name: str, verb: Verb) -> list[str]:
+    if not verb.options:
+        return []
+    rows = [(f"{word}={option.value}", option.meaning) for word, option in verb.options.items()]
+    return [f"Options of doit {name}:", *_table(rows), ""]
+
+
+def _groups() -> Iterator[str]:
+    from pipeline.config.groups import groups
+
+    yield "Overrides: GROUP=OPTION, of these groups (* is taken where none is named):"
+    for group in groups():
+        if set(group.options) == {group.default}:
+            continue
+        yield f"  {group.name}=  {group.about}"
+        yield from _table(
+            [(f"{'*' if name == group.default else ' '} {name}", about) for name, about in group.options.items()], 2
+        )
+    yield "and FIELD=VALUE, such as trainer.epochs=3 or seed=1."
+    yield ""
+
+
+def _examples(examples: Iterable[str]) -> list[str]:
+    return [f"  doit {example}" for example in examples]
+
+
+def _table(rows: Sequence[tuple[str, str]], indent: int = 2) -> list[str]:
+    """Names and what they mean, in two columns, wrapped."""
+    width = max(len(name) for name, _ in rows)
+    lines: list[str] = []
+    for name, meaning in rows:
+        start = f"{' ' * indent}{name.ljust(width)}  "
+        lines += textwrap.wrap(meaning, _WIDTH, initial_indent=start, subsequent_indent=" " * len(start)) or [start]
+    return lines
+
+
+def _of_doit(name: str) -> str:
+    """doit's own page of one of its commands."""
+    from doit.cmd_base import DodoTaskLoader
+    from doit.plugin import PluginDict
+
+    commands = PluginDict(_OWN)
+    text: str = _OWN[name](task_loader=DodoTaskLoader(), cmds=commands, bin_name="doit").help()
+    return text

@@ -1,0 +1,60 @@
+"""The groups that overrides choose from, with their options and a line about each, as conf/ and the schemas say.
+
+Imports no Hydra: help and tab completion have to be quick.
+"""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config.schema import RootConfig
+from pipeline.core.options import ROOT
+
+_RECIPE = "A recipe: options and fields that go together. Words on the command line win."
+_DEFAULT = re.compile(r"^  - (?P<group>\w+): (?P<option>\w+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """``options``: name → what it is. ``default`` is the option that is taken where none is named; None: none."""
+
+    name: str
+    about: str
+    options: Mapping[str, str]
+    default: str | None
+
+
+def groups(root: Path = ROOT) -> list[Group]:
+    """The folders of conf/, in the order of config.yaml. Raises OSError."""
+    chosen = dict(_DEFAULT.findall((root / "conf/config.yaml").read_text(encoding="utf-8")))
+    return [
+        Group(
+            name=name,
+            about=_about(name),
+            options={path.stem: _first_comment(path) for path in sorted((root / "conf" / name).glob("*.yaml"))},
+            default=None if option == "null" else option,
+        )
+        for name, option in chosen.items()
+        if (root / "conf" / name).is_dir()
+    ]
+
+
+def _about(group: str) -> str:
+    """The first sentence of the docstring of the group's settings."""
+    settings = typing.get_type_hints(RootConfig).get(group)
+    text = " ".join((settings.__doc__ or "").split()) if settings is not None else _RECIPE
+    return f"{re.split(r'[.;] ', text)[0].rstrip('.')}."
+
+
+def _first_comment(path: Path) -> str:
+    return next(_comments(path), "")
+
+
+def _comments(path: Path) -> Iterator[str]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# ") and not line.startswith("# @package"):
+            yield line.removeprefix("# ")

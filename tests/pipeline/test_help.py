@@ -1,0 +1,72 @@
+"""What `doit --help` and its kin print: every verb, every option, every group, and no object of Python's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.cli import help as pages
+from pipeline.cli.verbs import VERBS
+from pipeline.config.groups import groups
+from pipeline.core.errors import UsageError
+from tests.integration.commands import ROOT
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"]])
+def test_help_lists_every_verb_with_what_it_does(words: list[str]) -> None:
+    lines = (pages.asked(words) or "").splitlines()
+    for name, verb in VERBS.items():
+        assert f"  {name:<9}  {verb.summary}" in lines
+
+
+@pytest.mark.parametrize(
+    "words", [["train", "--help"], ["-h", "train", "seed=1"], ["help", "train"], ["info", "train"]]
+)
+def test_help_of_a_verb_has_its_options_the_groups_with_a_line_each_and_examples(words: list[str]) -> None:
+    page = pages.asked(words) or ""
+    assert "  threads_per_rank=N,N,…  threads of each rank" in page
+    assert "  model=  Which network" in page
+    assert "  * resnet18      ResNet-18 (He et al. 2016)" in page
+    assert "    quickstart        Real images, no download" in page
+    assert "  doit train experiment=quickstart" in page.splitlines()
+
+
+def test_every_verb_option_group_and_choice_is_explained() -> None:
+    for name, verb in VERBS.items():
+        page = pages.verb_page(name)
+        assert all(f"  {word}={option.value}" in page and option.meaning for word, option in verb.options.items())
+        assert all(f"  doit {example}" in page and example.split()[0] == name for example in verb.examples)
+        assert "<function" not in page
+    assert [group.name for group in groups() if not group.about or not all(group.options.values())] == []
+    assert {group.name: group.default for group in groups()}["model"] == "resnet18"
+
+
+@pytest.mark.parametrize("words", [["tabcompletion", "--help"], ["help", "run"], ["list", "-h"]])
+def test_doits_own_commands_show_doits_own_page(words: list[str]) -> None:
+    assert (pages.asked(words) or "").startswith("PURPOSE")
+
+
+@pytest.mark.parametrize("words", [["train", "seed=1"], ["help", "task"], ["info", "nope"], ["list"]])
+def test_what_asks_for_no_help_gets_none(words: list[str]) -> None:
+    assert pages.asked(words) is None
+
+
+def test_help_of_nothing_that_exists_names_what_there_is() -> None:
+    with pytest.raises(UsageError, match=r"there is no command 'trian'; did you mean train\? valid: accept, "):
+        pages.asked(["help", "trian"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--version"], 0, "Paceline 0."),
+        (["lab", "-h"], 0, "  doit lab [OPTION=VALUE …]\n"),
+        (["train", "-a"], 3, "ERROR: doit's own options stand before the verb: doit -a train; see doit help run"),
+    ],
+)
+def test_help_as_it_is_typed(words: list[str], code: int, said: str) -> None:
+    argv = [sys.executable, "-m", "doit", *words]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, (done.stdout + done.stderr)[: len(said)]) == (code, said)
