@@ -17,6 +17,7 @@ from pipeline.cluster import earlier, host_versions, launchers, rank_threads
 from pipeline.cluster.failures import cause, failure_text, port_was_taken
 from pipeline.cluster.launchers.base import NOT_ENDED, Launcher, PackSource, Place
 from pipeline.cluster.plan import render, validate
+from pipeline.cluster.tracebacks import Tracebacks
 from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.files import write_json
 from pipeline.core.signals import Interruptible, Stop
@@ -264,6 +265,7 @@ class _Attempt:
         self.run_dir, self.watchers, self.signals = run_dir, watchers, signals
         self.log_dir = run_dir / "attempts" / str(plan.attempt)
         self.ends: Ends = {}
+        self._tracebacks = Tracebacks(watchers.on_line)
         self.left = ""  # hosts that could not be asked to stop
         self.order: list[str] = []  # hosts as their ends came in
         self._files = ExitStack()
@@ -293,8 +295,10 @@ class _Attempt:
         self.signals.hold()
         if not self.ended_well:
             self._end_everything()
-        elif self.watchers.on_end is not None:
-            self.watchers.on_end()
+        else:
+            self._tracebacks.release()
+            if self.watchers.on_end is not None:
+                self.watchers.on_end()
         self._after(keep_final=self.ended_well)
         return started
 
@@ -366,7 +370,7 @@ class _Attempt:
             rank = "-" if event.rank is None else event.rank
             self._logs[event.host].write(f"{rank} | {event.text}\n")
             if event.rank is not None and not quiet:  # torchrun's own talk stays in the log file
-                self.watchers.on_line(event)
+                self._tracebacks.add(event)
         elif isinstance(event, MetricsLine):
             if self._metrics is not None:
                 self._metrics.write(event.text + "\n")

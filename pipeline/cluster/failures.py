@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pipeline.cluster.tracebacks import shortened
 from pipeline.core.specs import LaunchPlan, NodeExit, NodeLost, RankError
 
 _ECHO = re.compile(
@@ -80,8 +81,11 @@ def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], orde
         explained = _EXPLAINED.match(error.message)
         message = error.message[explained.end() :] if explained else error.message
         what = f"training failed on {host}, rank {error.rank}: {message}"
+        folder = next((Path(node.run_dir).name for node in plan.nodes if node.host == host), "")
         if error.traceback.strip() and not explained:
-            what += "\n" + _indented(error.traceback)
+            what += "\n" + _indented(shortened(error.traceback, folder).removesuffix(error.message))
+        also = same_on(error, ends)
+        what += f"\nthe same on {also}" if also else ""
     elif full is not None:
         what, host = f"training failed on {full.host}: {full.reason}", full.host
     else:
@@ -91,6 +95,26 @@ def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], orde
     others = [name for name in order if name != host]
     also = f"\nended with it: {', '.join(others)}" if others else ""
     return f"{what}{also}\nlogs: {log_dir}"
+
+
+def same_on(error: RankError, ends: Mapping[str, NodeExit | NodeLost]) -> str:
+    """``ranks 1–7``: the other ranks that have ended with an exception of this kind at the same place."""
+    errors = [item for end in ends.values() if isinstance(end, NodeExit) for item in end.errors]
+    ranks = sorted(item.rank for item in errors if item != error and _kind(item) == _kind(error))
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    shown = [str(span[0]) if len(span) == 1 else f"{span[0]}–{span[-1]}" for span in spans]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}" if ranks else ""
+
+
+def _kind(error: RankError) -> tuple[str, str]:
+    """Type and place; the message may name a device or a shape that no other rank has."""
+    places = re.findall(r'^ *File "[^"]*/([^/"]+)", line (\d+)', error.traceback, flags=re.MULTILINE)
+    return (error.message.partition(":")[0], str(places)) if places else (error.message, "")
 
 
 def _indented(text: str) -> str:

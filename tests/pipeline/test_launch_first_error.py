@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from pipeline.cluster.failures import cause, failure_text, first_error, port_was_taken
@@ -64,8 +65,33 @@ def test_text_names_host_rank_traceback_and_logs() -> None:
     ends = {"node0": ended("node0", error(0, 1.0, ECHO)), "node1": ended("node1", error(1, 1.2, "ValueError: boom"))}
     text = failure_text(PLAN, ends, ["node0", "node1"], Path("runs/k/attempts/1"))
     assert text == (
-        "training failed on node1, rank 1: ValueError: boom\n  Traceback …\n  ValueError: boom\n"
+        "training failed on node1, rank 1: ValueError: boom\n  Traceback …\n"
         "ended with it: node0\nlogs: runs/k/attempts/1"
+    )
+
+
+def test_what_several_ranks_end_with_is_told_once_with_the_persons_own_file_and_the_other_ranks() -> None:
+    trace = (
+        "Traceback (most recent call last):\n"
+        '  File "/r/k/code/trainers/training/step.py", line 9, in _backward\n    logits = network(images)\n'
+        '  File "/env/torch/nn/modules/module.py", line 7, in _call_impl\n    return forward_call()\n'
+        '  File "/r/k/code/trainers/models/mine.py", line 61, in forward\n    return self.head(x)\n           ^^^^\n'
+        '  File "/env/torch/nn/modules/linear.py", line 134, in forward\n    return F.linear()\n'
+    )
+
+    def failed(rank: int) -> RankError:
+        message = f"RuntimeError: shapes (32x{rank})"
+        return RankError(rank=rank, unix_time=rank, message=message, traceback=f"{trace}{message}\n")
+
+    ranks = [failed(rank) for rank in (0, 1, 2, 4)]
+    ends = {"node0": ended("node0", *ranks[:2]), "node1": ended("node1", *ranks[2:], error(5, 9.0, ECHO))}
+    plan = dataclasses.replace(PLAN, nodes=tuple(dataclasses.replace(item, run_dir="/r/k") for item in PLAN.nodes))
+    assert failure_text(plan, ends, ["node0"], Path("logs")) == (
+        "training failed on node0, rank 0: RuntimeError: shapes (32x0)\n"
+        "  Traceback (most recent call last):\n"
+        '    File "trainers/models/mine.py", line 61, in forward\n      return self.head(x)\n             ^^^^\n'
+        '    File "/env/torch/nn/modules/linear.py", line 134, in forward\n      return F.linear()\n'
+        "the same on ranks 1–2, 4\nlogs: logs"
     )
 
 

@@ -1,0 +1,35 @@
+"""Which lines of the ranks are shown while they come, where some of them are tracebacks."""
+
+from __future__ import annotations
+
+from pipeline.cluster.tracebacks import Tracebacks
+from pipeline.core.specs import LogLine
+
+UNCAUGHT = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', "    f()", "E: a", "", "b"]
+CAUGHT = [
+    *UNCAUGHT[:4], "", "During handling of the above exception, another exception occurred:", "", *UNCAUGHT[:3], "E: b"
+]  # fmt: skip
+
+
+def shown(*lines: tuple[int, str]) -> tuple[list[str], list[str]]:
+    """What is shown while the lines come, and what after a good end."""
+    seen: list[str] = []
+    tracebacks = Tracebacks(lambda line: seen.append(f"{line.rank} {line.text}"))
+    for rank, text in lines:
+        tracebacks.add(LogLine(host="node0", rank=rank, text=text))
+    before = [*seen]
+    tracebacks.release()
+    return before, seen[len(before) :]
+
+
+def test_an_exception_that_ends_a_rank_is_held_back_while_other_ranks_are_shown() -> None:
+    lines = [(rank, f"[rank{rank}]: {text}") for text in UNCAUGHT for rank in (0, 1)]
+    assert shown((0, "epoch 1"), *lines, (2, "epoch 1"), (0, "bye"))[0] == ["0 epoch 1", "2 epoch 1", "0 bye"]
+
+
+def test_an_exception_before_ranks_know_their_number_is_held_back_too() -> None:
+    assert shown(*((0, text) for text in CAUGHT)) == ([], [f"0 {text}" for text in CAUGHT])
+
+
+def test_a_traceback_that_the_program_has_caught_is_shown_as_soon_as_the_rank_says_something_else() -> None:
+    assert shown(*((0, text) for text in [*CAUGHT, "epoch 1"]))[0] == [*(f"0 {text}" for text in CAUGHT), "0 epoch 1"]
