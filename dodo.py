@@ -39,6 +39,11 @@ def task_plan() -> Task:
     return tasks.always("plan")
 
 
+def task_config() -> Task:
+    """The composed configuration, each value with where it comes from."""
+    return tasks.always("config")
+
+
 def task_why() -> Task:
     """Why this run is not up to date: the fields that differ from the nearest finished one."""
     return tasks.always("why")

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pipeline.cli.acceptance import accept as accept
+from pipeline.cli.configuration import config as config
 from pipeline.cli.diagnostics import allreduce as allreduce
 from pipeline.cli.diagnostics import benchmark as benchmark
 from pipeline.cli.diagnostics import profile as profile

@@ -51,6 +51,10 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             self._invocation = invocation.parse(sys.argv[1:])
             if not invocation.HELP_WORDS.isdisjoint(sys.argv):
                 _answer_help()
+            if any(word.startswith("-") for word in sys.argv[1:]):
+                from pipeline.cli import flags
+
+                flags.check(sys.argv[1:], self._invocation, self.cmd_options)
         except PacelineError as error:
             leave(error)
 
@@ -76,11 +80,6 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         if cmd.name == "run":
             names = {task.name for task in tasks}
             for word in pos_args:
-                if word.startswith("-"):
-                    verb = self._invocation.verb
-                    raise InvalidCommand(
-                        f"doit's own options stand before the verb: doit {word} {verb}; see doit help run"
-                    )
                 if word not in names and "*" not in word and ":" not in word:
                     shown = [name for name in names if not name.startswith("_")]
                     raise InvalidCommand(f"there is no command {word!r}; {suggestion(word, shown)}")

@@ -18,7 +18,7 @@ from pipeline.core import unexpected
 from pipeline.core.errors import PacelineError, UsageError
 
 Task = dict[str, Any]
-_ANSWERS = ("logs", "plan", "report", "runs", "status", "why")  # their output is all that is wanted
+_ANSWERS = ("config", "logs", "plan", "report", "runs", "status", "why")  # their output is all that is wanted
 
 
 def always(verb: str, *, after: Sequence[str] = ()) -> Task:

@@ -64,6 +64,13 @@ VERBS: Mapping[str, Verb] = {
         options={"json": _JSON, "format": Option("text|mermaid|dot", "text, or the steps as a graph")},
         examples=("plan experiment=quickstart", "plan experiment=quickstart seed='range(3)' format=mermaid"),
     ),
+    "config": Verb(
+        summary="the composed configuration, each value with where it comes from",
+        details="A file of conf/, the command line, or the default of a settings class (docs/configuration.md). "
+        "What is printed is YAML.",
+        examples=("config experiment=quickstart optimizer.lr=0.2",),
+        shares_batch=False,
+    ),
     "why": Verb(
         summary="why this run is not up to date: the fields that differ from the nearest finished one",
         options={"json": _JSON},

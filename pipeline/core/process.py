@@ -6,10 +6,11 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 from pipeline.core.errors import PacelineError
 
@@ -127,6 +128,12 @@ def attached(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
             child.kill()
             child.wait()
         raise
+
+
+def replace(argv: Sequence[str]) -> NoReturn:
+    """Become ``argv``: the same process, in the same folder and environment. Raises OSError."""
+    sys.stdout.flush()
+    os.execv(argv[0], list(argv))
 
 
 def stream(argv: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -1,0 +1,101 @@
+"""Where each value of a composed configuration comes from: a file of conf/, the command line, a schema's default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import yaml  # type: ignore[import-untyped]
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from pipeline.config import compose
+from pipeline.config.trials import overrides
+from pipeline.core.redact import without_secrets
+
+COMMAND_LINE = "command line"
+_COLUMN = 44  # of the comments; a longer value moves its own
+
+
+class Value(NamedTuple):
+    """One field of the configuration: its keys from the outside in, what it is, and where from."""
+
+    keys: tuple[str, ...]
+    value: Any
+    origin: str
+
+
+def values(words: Sequence[str]) -> list[Value]:
+    """Every field that these overrides are composed to, interpolations resolved and secrets masked.
+
+    Raises:
+        UsageError: what composing refuses.
+    """
+    with compose.hydra_ready():
+        config = compose.compose_now(words)
+        found = _origins(words)
+        resolved = without_secrets(compose.resolve(config))
+    return [Value(keys, value, found.get(keys) or _default(config, keys)) for keys, value in _leaves(resolved)]
+
+
+def text(fields: Sequence[Value]) -> str:
+    """YAML with the origin of each value as a comment."""
+    lines: list[str] = []
+    above: tuple[str, ...] = ()
+    for keys, value, origin in fields:
+        for depth in range(len(keys) - 1):
+            if keys[: depth + 1] != above[: depth + 1]:
+                lines.append(f"{'  ' * depth}{keys[depth]}:")
+        above = keys[:-1]
+        lines.append(f"{_line(keys, value).ljust(_COLUMN)}  # {origin}")
+    return "\n".join(lines)
+
+
+def _line(keys: tuple[str, ...], value: Any) -> str:
+    shown: str = yaml.safe_dump({keys[-1]: value}, default_flow_style=True, width=10_000, allow_unicode=True)
+    return "  " * (len(keys) - 1) + shown.strip()[1:-1]  # without the braces
+
+
+def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:
+    """Of what a file or the command line has set: whoever comes last in Hydra's order of merging."""
+    loader = GlobalHydra.instance().config_loader()
+    merged = loader.compute_defaults_list(compose.CONFIG_NAME, list(words), RunMode.RUN).defaults
+    found: dict[tuple[str, ...], str] = {}
+    for item in merged:
+        path = compose.CONF_DIR / f"{item.config_path}.yaml"
+        if path.is_file():  # else a schema, or Hydra's own
+            package = tuple(filter(None, (item.package or "").split(".")))
+            for keys, _ in _leaves(OmegaConf.to_container(OmegaConf.load(path))):
+                if keys[0] != "defaults":
+                    found[(*package, *keys)] = f"conf/{item.config_path}.yaml"
+    for override in overrides(words):
+        keys = tuple(override.key_or_group.split("."))
+        if not _is_group(override.key_or_group):
+            found[keys] = COMMAND_LINE
+            if isinstance(override.value(), Mapping):
+                found |= dict.fromkeys(((*keys, *inner) for inner, _ in _leaves(override.value())), COMMAND_LINE)
+    return found
+
+
+def _is_group(key: str) -> bool:
+    return (compose.CONF_DIR / key.partition("@")[0]).is_dir()
+
+
+def _default(config: DictConfig, keys: tuple[str, ...]) -> str:
+    """The nearest mapping above that has a schema gave the value."""
+    for depth in range(len(keys) - 1, -1, -1):
+        node = OmegaConf.select(config, ".".join(keys[:depth])) if depth else config
+        kind = OmegaConf.get_type(node)
+        if kind is not None and kind is not dict:
+            return f"default of {kind.__name__}"
+    return "default"
+
+
+def _leaves(value: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """What is no mapping (or an empty one), with its keys."""
+    if isinstance(value, Mapping) and (value or not above):
+        for key, inner in value.items():
+            yield from _leaves(inner, (*above, str(key)))
+    else:
+        yield above, value
