@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pipeline.cluster.attempt import Hosts, run_attempt
+from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.hosts import Hosts
 from pipeline.core import leftovers, process, threads
 from pipeline.core.errors import Killed, PacelineError, Pruned, TrainingError, os_reason
 from pipeline.core.files import write_atomic, write_json

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
 
-from pipeline.cluster.attempt import Hosts
+from pipeline.cluster.hosts import Hosts
 from pipeline.core.files import write_atomic
 from pipeline.core.signals import Stop
 from pipeline.core.specs import Cluster

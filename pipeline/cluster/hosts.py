@@ -1,0 +1,69 @@
+"""The way to a cluster's hosts, and what they said when they were asked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from pipeline.cluster import launchers, rank_threads
+from pipeline.cluster.launchers.base import Launcher, PackSource
+from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
+from pipeline.keys import rank_environment
+
+
+class Hosts:
+    """The way to a cluster's hosts, and what they said when they were asked, kept for one attempt after another.
+
+    One attempt at a time may begin with it; an earlier one may still be collecting.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._launcher: Launcher | None = None
+        self._facts: list[NodeFacts] = []
+        self._about: PackSource | None = None
+        self._modules: frozenset[str] = frozenset()
+        self._ports: list[int] = []
+        self._told: set[str] = set()
+
+    @property
+    def launcher(self) -> Launcher:
+        """Made when first needed. Raises HostError."""
+        if self._launcher is None:
+            self._launcher = launchers.create(self.cluster)
+        return self._launcher
+
+    def facts(self, pack: PackSource | None, modules: Collection[str] = ()) -> list[NodeFacts]:
+        """Raises HostError. Asked again while a host lacks the pack: after the next start it has it.
+
+        ``modules``: what is to be looked for among what is installed there.
+        """
+        lacking = pack is not None and any(not fact.pack_path for fact in self._facts)
+        if not self._facts or self._about != pack or lacking or not self._modules.issuperset(modules):
+            self._modules |= frozenset(modules)
+            self._facts, self._about = self.launcher.probe(pack, sorted(self._modules)), pack
+            self._ports = list(self._facts[0].extra.get("free_ports", [self._facts[0].free_port]))
+        return self._facts
+
+    def ports(self) -> list[int]:
+        """Ports that were free on node 0, the one that was used last at the end."""
+        self._ports = [*self._ports[1:], *self._ports[:1]]
+        return self._ports
+
+    def notes(self, plan: LaunchPlan) -> list[str]:
+        """What the person should know of the hosts' shells and cores; each line once."""
+        mine = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}  # how a checkout that isn't installed is run
+        whose = "this shell" if self.launcher.capabilities.shares_run_dir else "the login shell there"
+        seen = {fact.host: dict(fact.extra.get("left_behind", {}).items() - mine.items()) for fact in self._facts}
+        lines = [*rank_environment.left_behind(seen, whose=whose), *rank_threads.shortages(plan, self._facts)]
+        new = [line for line in lines if line not in self._told]
+        self._told.update(new)
+        return new
+
+    def forget(self) -> None:
+        """After a bad end nothing that was heard before counts."""
+        self._facts = []
+
+    def close(self) -> None:
+        if self._launcher is not None:
+            self._launcher.close()
