@@ -51,4 +51,4 @@ def _pack() -> PackSource:
     pack = session().pack
     if pack is None:
         raise PacelineError("the data set vanished after it was fetched", hint="the same command again")
-    return PackSource(path=pack.path, digest=pack.digest)
+    return PackSource(path=pack.path.resolve(), digest=pack.digest)

@@ -6,29 +6,21 @@ import dataclasses
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.cluster import earlier, host_versions, launchers, rank_threads
 from pipeline.cluster.failures import cause, failure_text, port_was_taken
 from pipeline.cluster.hosts import Hosts
-from pipeline.cluster.launchers.base import Launcher, PackSource, Place
+from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.plan import render, validate
 from pipeline.cluster.running import RunningAttempt, Watchers
 from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.files import write_json
 from pipeline.core.signals import Interruptible, Stop
-from pipeline.core.specs import (
-    TRAINING_OUTPUTS,
-    Cluster,
-    Host,
-    LaunchPlan,
-    LogLine,
-    NodeFacts,
-    Outputs,
-)
+from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
 from pipeline.runs import attempts
 
 
@@ -43,34 +35,18 @@ class AttemptResult:
 
 
 def run_attempt(
-    *,
-    cluster: Cluster,
-    run_dir: Path,
-    run_key: str,
-    pack_dir: Path | None,
-    pack_digest: str,
-    attempt: int,
-    trainer: str,
-    on_line: Callable[[LogLine], None],
-    on_start: Callable[[], None] | None = None,
-    on_facts: Callable[[Sequence[NodeFacts]], None] | None = None,
-    on_end: Callable[[], None] | None = None,
-    on_note: Callable[[str], None] | None = None,
-    outputs: Outputs = TRAINING_OUTPUTS,
-    hosts: Hosts | None = None,
-    stop: Stop | None = None,
-    threads_per_rank: Sequence[int] = (),
-    versions: Mapping[str, str] | None = None,
+    spec: AttemptSpec, way: AbstractContextManager[Hosts], watchers: Watchers, stop: Stop | None = None
 ) -> AttemptResult:
-    """Run the trainer on all nodes to its end; outputs are in ``run_dir`` then.
+    """Run the trainer on all nodes to its end; the outputs are in ``spec.run_dir`` then.
 
-    ``run_dir`` holds config.json and code/ already. Written here: plan.json, attempts/N/<host>.log and
-    .exit.json, and on launchers whose nodes don't share the folder metrics.jsonl and rank 0's ``outputs``.
-    ``pack_dir`` is None for what needs no data. ``on_facts`` hears what the hosts told, before anything starts.
-    ``on_note`` hears, once, what is remarkable about the hosts. ``hosts`` is a way to the cluster that stays open,
-    ``stop`` ends an attempt that isn't in the main thread. ``threads_per_rank`` is how many threads a rank of each node
-    takes (empty: what its cores allow); what the attempt took that left a checkpoint here goes before it.
-    ``versions`` are those of the run's key (None: it has none); a host that has others is refused.
+    Written there: plan.json, attempts/N/<host>.log and .exit.json, and on launchers whose nodes don't share the folder
+    metrics.jsonl and rank 0's outputs. What the attempt took that left a checkpoint here goes before
+    ``spec.threads_per_rank``.
+
+    Args:
+        way: ``closing(Hosts(cluster))``, or ``nullcontext`` of one that stays open for further attempts. Entered once
+            signals are caught, left before they take effect.
+        stop: ends an attempt that isn't in the main thread.
 
     Raises:
         HostError: a host can't take part or can't be started.
@@ -78,84 +54,60 @@ def run_attempt(
         TrainingError: names the host, rank and traceback of the first error.
         Killed: SIGINT, SIGTERM or SIGHUP. In every case nothing of the attempt runs any more.
     """
-    run_dir = run_dir.resolve()
-    config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
-    pack = PackSource(path=pack_dir.resolve(), digest=pack_digest) if pack_dir is not None else None
-    watchers = Watchers(on_line=on_line, on_start=on_start, on_end=on_end)
-    with (
-        Interruptible(stop) as signals,
-        nullcontext(hosts) if hosts is not None else closing(Hosts(cluster)) as reached,
-    ):
+    with Interruptible(stop) as signals, way as hosts:
         signals.check()
-        launcher, facts = reached.launcher, reached.facts(pack, host_versions.asked(versions or {}))
-        settings = config.get("trainer", {}), config.get("strategy", {})
-        validate(
-            cluster,
-            facts,
-            global_batch_size=settings[0].get("global_batch_size", cluster.world_size),
-            accumulate_steps=settings[0].get("accumulate_steps", 1),
-            backend=settings[1].get("backend", "auto"),
-        )
-        host_versions.check(facts, versions or {}, cluster.environment)
-        if on_facts is not None:
-            on_facts(facts)
-        if outputs.resume and not launcher.capabilities.shares_run_dir:
-            earlier.bring(launcher, facts, run_dir)
-        taken = rank_threads.of_checkpoints(run_dir) or threads_per_rank
-        if len(taken) != cluster.nnodes:
-            taken = ()
-        ports = reached.ports()
+        facts = _fit_hosts(spec, hosts)
+        watchers.on_facts(facts)
+        if spec.outputs.resume and not hosts.launcher.capabilities.shares_run_dir:
+            earlier.bring(hosts.launcher, facts, spec.run_dir)
+        spec = _with_threads_of_checkpoints(spec, hosts.cluster.nnodes)
+        ports = hosts.ports()
         for port in ports:
             signals.check()
-            plan = _plan(launcher, cluster, facts, pack, run_dir, run_key, attempt, port, trainer, taken)
-            plan = dataclasses.replace(plan, outputs=outputs)
-            if on_note is not None:
-                for note in reached.notes(plan):
-                    on_note(note)
-            write_json(run_dir / "plan.json", dataclasses.asdict(plan))
-            attempts.register(run_dir, plan.run_id)
-            one = RunningAttempt(launcher, plan, pack, facts, run_dir, watchers, signals)
+            plan = _planned(spec, hosts, facts, port)
+            for note in hosts.notes(plan):
+                watchers.on_note(note)
+            write_json(spec.run_dir / "plan.json", dataclasses.asdict(plan))
+            attempts.register(spec.run_dir, plan.run_id)
+            one = RunningAttempt(hosts.launcher, plan, spec, facts, watchers, signals)
             started = one.run()
             if one.ended_well:
                 return AttemptResult(
                     plan=plan, facts=tuple(facts), started_unix_time=started, ended_unix_time=time.time()
                 )
-            reached.forget()
+            hosts.forget()
             if not port_was_taken(plan, one.ends) or port == ports[-1]:
                 break
         text = failure_text(plan, one.ends, one.order, one.log_dir) + one.left
         raise TrainingError(text, cause=cause(one.ends))
 
 
-def _plan(
-    launcher: Launcher,
-    cluster: Cluster,
-    facts: list[NodeFacts],
-    pack: PackSource | None,
-    run_dir: Path,
-    run_key: str,
-    attempt: int,
-    port: int,
-    trainer: str,
-    taken: Sequence[int],
-) -> LaunchPlan:
-    """Render with a fresh run id: what is left of an earlier start can't be mistaken for this one."""
-    run_id = attempts.new_id(run_key, run_dir, attempt, secrets.token_hex(3))
-
-    def place(host: Host, fact: NodeFacts) -> Place:
-        return launcher.place(host, fact, pack=pack, run_dir=run_dir, run_id=run_id, attempt=attempt)
-
-    return render(
-        cluster=cluster,
-        facts=facts,
-        run_key=run_key,
-        attempt=attempt,
-        run_id=run_id,
-        master_port=port,
-        trainer=trainer,
-        place=place,
-        threads=taken,
+def _fit_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
+    """What the hosts said. Raises HostError, UsageError: they can't run this."""
+    facts = hosts.facts(spec.pack, host_versions.asked(spec.versions))
+    config = json.loads((spec.run_dir / "config.json").read_text(encoding="utf-8"))
+    trainer, strategy = config.get("trainer", {}), config.get("strategy", {})
+    validate(
+        hosts.cluster,
+        facts,
+        global_batch_size=trainer.get("global_batch_size", hosts.cluster.world_size),
+        accumulate_steps=trainer.get("accumulate_steps", 1),
+        backend=strategy.get("backend", "auto"),
     )
+    host_versions.check(facts, spec.versions, hosts.cluster.environment)
+    return facts
+
+
+def _with_threads_of_checkpoints(spec: AttemptSpec, nnodes: int) -> AttemptSpec:
+    """Equal bits need equal threads; other numbers of nodes are other runs anyway."""
+    threads = rank_threads.of_checkpoints(spec.run_dir) or spec.threads_per_rank
+    return dataclasses.replace(spec, threads_per_rank=threads if len(threads) == nnodes else ())
+
+
+def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[NodeFacts], port: int) -> LaunchPlan:
+    """Render with a fresh run id: what is left of an earlier start can't be mistaken for this one."""
+    run_id = attempts.new_id(spec.run_key, spec.run_dir, spec.attempt, secrets.token_hex(3))
+    return render(hosts.cluster, facts, spec, run_id=run_id, master_port=port, place=hosts.launcher.place)
 
 
 def stop_run(cluster: Cluster, run_dir: Path, run_key: str) -> None:

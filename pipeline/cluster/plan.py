@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.core.errors import HostError, UsageError
 
 if TYPE_CHECKING:
-    from pipeline.cluster.launchers.base import Place
-    from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
+    from pipeline.cluster.launchers.base import AttemptSpec, Place
+    from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts, NodePlan
 
 OLDEST_PYTHON = (3, 11)  # what trainers/ is written for
 WORKERS_TERM_S = 3  # torchrun's own patience with workers that ignore TERM; its default of 30 s is past our 10 s
@@ -134,95 +135,114 @@ def _torch_versions(facts: Sequence[NodeFacts]) -> list[str]:
 
 
 def render(
-    *,
     cluster: Cluster,
     facts: Sequence[NodeFacts],
-    run_key: str,
-    attempt: int,
+    spec: AttemptSpec,
+    *,
     run_id: str,
     master_port: int,
-    trainer: str,
-    place: Callable[[Host, NodeFacts], Place],
-    threads: Sequence[int] = (),
+    place: Callable[[Host, NodeFacts, AttemptSpec, str], Place],
 ) -> LaunchPlan:
     """Every command, environment and folder of one attempt. Node ranks follow the cluster's order.
 
     Args:
+        facts: of each host, in the cluster's order.
         run_id: TORCHELASTIC_RUN_ID, fresh for each start.
         master_port: a port that was free on node 0.
-        trainer: the module that each rank runs.
-        place: where a host keeps the run.
-        threads: of each rank, node by node, as an earlier attempt took them (empty: the node's cores shared out).
+        place: where a host keeps the run (``Launcher.place``).
     """
-    from pipeline.core.specs import LaunchPlan, NodePlan  # a finished run only asks for check_batch
+    from pipeline.core.specs import LaunchPlan  # a finished run only asks for check_batch
 
-    nodes = []
-    first_rank = 0
-    for node_rank, (host, fact) in enumerate(zip(cluster.hosts, facts, strict=True)):
-        where = place(host, fact)
-        argv = torchrun(
-            python=fact.python,
-            options={
-                "nproc-per-node": host.nproc_per_node,
-                **_rendezvous(cluster, facts, node_rank=node_rank, run_id=run_id, port=master_port),
-                "local-addr": fact.address,
-                "max-restarts": 0,
-                "log-dir": f"{where.state_dir}/ranks",
-                "redirects": 3,  # a file a rank: the agent reads them with rank known and torchrun's talk apart
-            },
-            trainer=trainer,
-            run_dir=where.run_dir,
+    meeting = _Meeting(cluster=cluster, run_id=run_id, address=facts[0].address, port=master_port)
+    nodes: list[NodePlan] = []
+    for host, fact in zip(cluster.hosts, facts, strict=True):
+        node = _Node(
+            host=host,
+            fact=fact,
+            place=place(host, fact, spec, run_id),
+            node_rank=len(nodes),
+            first_rank=sum(before.nproc_per_node for before in nodes),
         )
-        nodes.append(
-            NodePlan(
-                node_rank=node_rank,
-                host=host.label,
-                identity=fact.identity,
-                address=fact.address,
-                argv=argv,
-                env={
-                    **environment(
-                        host,
-                        fact,
-                        run_dir=where.run_dir,
-                        nnodes=cluster.nnodes,
-                        device=cluster.device,
-                        threads=threads[node_rank] if threads else None,
-                    ),
-                    **_own_place(cluster, node_rank=node_rank, first_rank=first_rank, run_id=run_id),
-                },
-                run_dir=where.run_dir,
-                data_dir=where.data_dir,
-                state_dir=where.state_dir,
-                first_rank=first_rank,
-                nproc_per_node=host.nproc_per_node,
-            )
-        )
-        first_rank += host.nproc_per_node
+        nodes.append(_node_plan(node, meeting, spec))
     return LaunchPlan(
-        run_key=run_key,
+        run_key=spec.run_key,
         run_id=run_id,
-        attempt=attempt,
+        attempt=spec.attempt,
         launcher=cluster.launcher,
-        master_addr=facts[0].address,
+        master_addr=meeting.address,
         master_port=master_port,
         world_size=cluster.world_size,
         lease_s=cluster.lease_s,
         nodes=tuple(nodes),
+        outputs=spec.outputs,
     )
 
 
-def _rendezvous(
-    cluster: Cluster, facts: Sequence[NodeFacts], *, node_rank: int, run_id: str, port: int
-) -> dict[str, str | int]:
+@dataclass(frozen=True, kw_only=True)
+class _Meeting:
+    """Where and under which id the nodes of one start find each other."""
+
+    cluster: Cluster
+    run_id: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Node:
+    """One host with its facts, its folders and its first rank."""
+
+    host: Host
+    fact: NodeFacts
+    place: Place
+    node_rank: int
+    first_rank: int
+
+
+def _node_plan(node: _Node, meeting: _Meeting, spec: AttemptSpec) -> NodePlan:
+    from pipeline.core.specs import NodePlan
+
+    host, fact, place = node.host, node.fact, node.place
+    options = {
+        "nproc-per-node": host.nproc_per_node,
+        **_rendezvous(node, meeting),
+        "local-addr": fact.address,
+        "max-restarts": 0,
+        "log-dir": f"{place.state_dir}/ranks",
+        "redirects": 3,  # a file a rank: the agent reads them with rank known and torchrun's talk apart
+    }
+    env = environment(
+        host,
+        fact,
+        run_dir=place.run_dir,
+        nnodes=meeting.cluster.nnodes,
+        device=meeting.cluster.device,
+        threads=spec.threads_per_rank[node.node_rank] if spec.threads_per_rank else None,
+    )
+    return NodePlan(
+        node_rank=node.node_rank,
+        host=host.label,
+        identity=fact.identity,
+        address=fact.address,
+        argv=torchrun(python=fact.python, options=options, trainer=spec.trainer, run_dir=place.run_dir),
+        env={**env, **_own_ranks(node, meeting)},
+        run_dir=place.run_dir,
+        data_dir=place.data_dir,
+        state_dir=place.state_dir,
+        first_rank=node.first_rank,
+        nproc_per_node=host.nproc_per_node,
+    )
+
+
+def _rendezvous(node: _Node, meeting: _Meeting) -> dict[str, str | int]:
     """How the torchruns find each other. With file they don't: only the ranks meet, and each torchrun is alone."""
-    address = facts[0].address
+    cluster, address, port = meeting.cluster, meeting.address, meeting.port
     if cluster.rendezvous == "static":  # torchrun's node ranks follow the list, which c10d doesn't promise
         return {
             "nnodes": cluster.nnodes,
-            "node-rank": node_rank,
+            "node-rank": node.node_rank,
             "rdzv-backend": "static",
-            "rdzv-id": run_id,
+            "rdzv-id": meeting.run_id,
             "master-addr": address,
             "master-port": port,
         }
@@ -231,24 +251,25 @@ def _rendezvous(
     return {
         "nnodes": 1 if alone else cluster.nnodes,
         "rdzv-backend": "c10d",
-        "rdzv-id": run_id,
+        "rdzv-id": meeting.run_id,
         "rdzv-endpoint": endpoint,
-        "rdzv-conf": f"is_host={int(alone or node_rank == 0)}",
+        "rdzv-conf": f"is_host={int(alone or node.node_rank == 0)}",
     }
 
 
-def _own_place(cluster: Cluster, *, node_rank: int, first_rank: int, run_id: str) -> dict[str, str]:
+def _own_ranks(node: _Node, meeting: _Meeting) -> dict[str, str]:
     """What trainers.distributed reads instead of torchrun's RANK where torchrun doesn't know the list of hosts."""
+    cluster = meeting.cluster
     if cluster.rendezvous == "static":
         return {}
     env = {
-        "PACELINE_FIRST_RANK": str(first_rank),
-        "PACELINE_NODE_RANK": str(node_rank),
+        "PACELINE_FIRST_RANK": str(node.first_rank),
+        "PACELINE_NODE_RANK": str(node.node_rank),
         "PACELINE_NNODES": str(cluster.nnodes),
         "PACELINE_WORLD_SIZE": str(cluster.world_size),
     }
     if cluster.rendezvous == "file":
-        env["PACELINE_RENDEZVOUS_FILE"] = f"{cluster.rendezvous_dir}/{run_id}"
+        env["PACELINE_RENDEZVOUS_FILE"] = f"{cluster.rendezvous_dir}/{meeting.run_id}"
     return env
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 from pipeline.cluster import earlier
-from pipeline.cluster.launchers.base import NOT_ENDED, Launcher, PackSource
+from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher
 from pipeline.cluster.tracebacks import Tracebacks
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import write_json
@@ -27,14 +26,24 @@ _POLL_S = 0.5
 Ends = dict[str, NodeExit | NodeLost]
 
 
+def nothing(*_: object) -> None:
+    """For who doesn't want to hear of it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Watchers:
-    """What the caller wants to hear of: ranks' lines, the moment that all nodes have started, and the one that all
-    have ended well (their hosts are free from then on, though the outputs aren't here yet)."""
+    """What the caller wants to hear of.
+
+    ``on_line``: ranks' lines. ``on_note``: what is remarkable about the hosts, once. ``on_facts``: what the hosts told,
+    before anything starts. ``on_start``: all nodes have started. ``on_end``: all have ended well (their hosts are free
+    from then on, though the outputs aren't here yet).
+    """
 
     on_line: Callable[[LogLine], None]
-    on_start: Callable[[], None] | None = None
-    on_end: Callable[[], None] | None = None
+    on_note: Callable[[str], None] = nothing
+    on_facts: Callable[[Sequence[NodeFacts]], None] = nothing
+    on_start: Callable[[], None] = nothing
+    on_end: Callable[[], None] = nothing
 
 
 class RunningAttempt:
@@ -44,15 +53,14 @@ class RunningAttempt:
         self,
         launcher: Launcher,
         plan: LaunchPlan,
-        pack: PackSource | None,
+        spec: AttemptSpec,
         facts: list[NodeFacts],
-        run_dir: Path,
         watchers: Watchers,
         signals: Interruptible,
     ) -> None:
-        self.launcher, self.plan, self.pack, self.facts = launcher, plan, pack, facts
-        self.run_dir, self.watchers, self.signals = run_dir, watchers, signals
-        self.log_dir = run_dir / "attempts" / str(plan.attempt)
+        self.launcher, self.plan, self.pack, self.facts = launcher, plan, spec.pack, facts
+        self.run_dir, self.watchers, self.signals = spec.run_dir, watchers, signals
+        self.log_dir = spec.run_dir / "attempts" / str(plan.attempt)
         self.ends: Ends = {}
         self._tracebacks = Tracebacks(watchers.on_line)
         self.left = ""  # hosts that could not be asked to stop
@@ -86,8 +94,7 @@ class RunningAttempt:
             self._end_everything()
         else:
             self._tracebacks.release()
-            if self.watchers.on_end is not None:
-                self.watchers.on_end()
+            self.watchers.on_end()
         self._after(keep_final=self.ended_well)
         return started
 
@@ -110,8 +117,7 @@ class RunningAttempt:
         deadline: float | None = None
         pruning = self.launcher.capabilities.shares_run_dir  # where rank 0 sees the file itself
         try:
-            if self.watchers.on_start is not None:
-                self.watchers.on_start()
+            self.watchers.on_start()
             while len(self.ends) < self.plan.nnodes and (deadline is None or time.monotonic() < deadline):
                 self._next(events)
                 self.signals.check()

@@ -6,12 +6,15 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.attempt import run_attempt
-from pipeline.cluster.launchers.base import PackSource
+from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.launchers.base import AttemptSpec, PackSource
+from pipeline.cluster.running import Watchers
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import write_atomic, write_json
 from pipeline.core.specs import Cluster, LogLine, Outputs
@@ -60,24 +63,22 @@ def run(
         root: the project, from which the module's import closure is taken.
 
     Raises:
-        HostError, TrainingError, Killed: as ``launch.run_attempt`` does.
+        HostError, TrainingError, Killed: as ``cluster.attempt.run_attempt`` does.
     """
     write_json(folder / "config.json", diagnosis.config)
     code = import_closure(root, (diagnosis.module, *diagnosis.chosen), cluster.python_path)
     for name, source in code.sources.items():
         write_atomic(folder / "code" / name, source.read_bytes())
-    run_attempt(
-        cluster=cluster,
-        run_dir=folder,
+    spec = AttemptSpec(
+        run_dir=folder.resolve(),
         run_key=f"{folder.name}-{secrets.token_hex(3)}",  # a fixed one would end somebody else's on the same hosts
-        pack_dir=pack.path if pack else None,
-        pack_digest=pack.digest if pack else "",
         attempt=1,
         trainer=diagnosis.module,
-        on_line=lambda line: say(_shown(line)),
-        on_note=say,
+        pack=pack,
         outputs=Outputs(final=(*diagnosis.more, diagnosis.result), needed=(diagnosis.result,)),
     )
+    watchers = Watchers(on_line=lambda line: say(_shown(line)), on_note=say)
+    run_attempt(spec, closing(Hosts(cluster)), watchers)
     try:
         value: dict[str, Any] = json.loads((folder / diagnosis.result).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

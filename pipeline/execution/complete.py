@@ -7,13 +7,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.launchers.base import AttemptSpec
+from pipeline.cluster.running import Watchers, nothing
 from pipeline.core import leftovers, process, threads
 from pipeline.core.errors import Killed, PacelineError, Pruned, TrainingError, os_reason
 from pipeline.core.files import write_atomic, write_json
@@ -307,24 +309,8 @@ def _attempts(work: _Work) -> None:
         _note(run, State.PLANNED, number)
         say.doing("asking the hosts")
         try:
-            run_attempt(
-                cluster=run.config.cluster,
-                run_dir=run.folder.path,
-                run_key=run.key.short,
-                pack_dir=run.pack.path,
-                pack_digest=run.pack.digest,
-                attempt=number,
-                trainer=ENTRY,
-                on_line=lambda line: say(f"{line.host}:{'-' if line.rank is None else line.rank} | {line.text}"),
-                on_start=partial(_on_start, work, number),
-                on_facts=partial(_on_facts, work),
-                on_end=partial(_on_end, say, services),
-                on_note=say if number == first else None,
-                hosts=services.hosts,
-                stop=services.stop,
-                threads_per_rank=services.threads_per_rank,
-                versions=run.key.parts["environment"],
-            )
+            way = nullcontext(services.hosts) if services.hosts is not None else closing(Hosts(run.config.cluster))
+            run_attempt(_spec(work, number), way, _watchers(work, number, notes=number == first), services.stop)
             _need_an_end(run)
             return
         except TrainingError as error:
@@ -333,6 +319,31 @@ def _attempts(work: _Work) -> None:
                 raise
             _note(run, State.FAILED, number, error.what)
             say(f"{error}\nattempt {number} failed; starting attempt {number + 1} of {last} from the last checkpoint")
+
+
+def _spec(work: _Work, number: int) -> AttemptSpec:
+    run = work.run
+    return AttemptSpec(
+        run_dir=run.folder.path.resolve(),
+        run_key=run.key.short,
+        attempt=number,
+        trainer=ENTRY,
+        pack=run.pack_source,
+        threads_per_rank=work.services.threads_per_rank,
+        versions=run.key.parts["environment"],
+    )
+
+
+def _watchers(work: _Work, number: int, *, notes: bool) -> Watchers:
+    """``notes``: say what is remarkable about the hosts (once a run)."""
+    say = work.say
+    return Watchers(
+        on_line=lambda line: say(f"{line.host}:{'-' if line.rank is None else line.rank} | {line.text}"),
+        on_note=say if notes else nothing,
+        on_facts=partial(_on_facts, work),
+        on_start=partial(_on_start, work, number),
+        on_end=partial(_on_end, say, work.services),
+    )
 
 
 def _need_an_end(run: Run) -> None:

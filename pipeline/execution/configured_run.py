@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import data
+from pipeline.cluster.launchers.base import PackSource
 from pipeline.config.build import RunConfig
 from pipeline.execution.located import LocatedRun, Sources, locate
 
@@ -16,6 +17,11 @@ class Run(LocatedRun):
 
     config: RunConfig
     pack: data.Pack
+
+    @property
+    def pack_source(self) -> PackSource:
+        """The data as a launcher takes it."""
+        return PackSource(path=self.pack.path.resolve(), digest=self.pack.digest)
 
 
 def prepare(config: RunConfig, root: Path, pack: data.Pack, read: Sources | None = None) -> Run:

@@ -17,7 +17,7 @@ from typing import Any, cast
 from pipeline import tracking
 from pipeline.cluster import launchers, rank_threads
 from pipeline.cluster.agent.processors import count_cpus
-from pipeline.cluster.launchers.base import PackSource, Place
+from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.plan import render
 from pipeline.config.build import RunConfig
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
@@ -135,24 +135,22 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
     key = run.key.short if run else "<key>"
     run_dir = config.runs_dir.absolute() / key
     attempt = journal.attempts(run_dir / "journal.jsonl") + 1
-    run_id = f"{key}-{attempt}-<random>"
-    pack = PackSource(path=run.pack.path.resolve(), digest=run.pack.digest) if run else None
-    placing = launchers.placing(cluster)
     taken = rank_threads.of_checkpoints(run_dir)
-
-    def place(host: Host, fact: NodeFacts) -> Place:
-        return placing.place(host, fact, pack=pack, run_dir=run_dir, run_id=run_id, attempt=attempt)
-
-    plan = render(
-        cluster=cluster,
-        facts=[_unasked(host, cluster) for host in cluster.hosts],
+    spec = AttemptSpec(
+        run_dir=run_dir,
         run_key=key,
         attempt=attempt,
-        run_id=run_id,
-        master_port=cast(int, f"<free port of {cluster.hosts[0].label}>"),  # it is only ever written into the command
         trainer=ENTRY,
-        place=place,
-        threads=taken,
+        pack=run.pack_source if run else None,
+        threads_per_rank=taken,
+    )
+    plan = render(
+        cluster,
+        [_unasked(host, cluster) for host in cluster.hosts],
+        spec,
+        run_id=f"{key}-{attempt}-<random>",
+        master_port=cast(int, f"<free port of {cluster.hosts[0].label}>"),  # it is only ever written into the command
+        place=launchers.placing(cluster).place,
     )
     if cluster.launcher == LOCAL or taken:
         return plan

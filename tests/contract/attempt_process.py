@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.running import Watchers
 from pipeline.core.errors import Killed, PacelineError
 from pipeline.core.specs import Cluster, Host
+from tests.contract.stub import Stub
 
 
 def main() -> int:
     spec = json.loads(Path(sys.argv[1]).read_text())
-    hosts = tuple(Host(**host) for host in spec["cluster"].pop("hosts"))
-    spec["cluster"] = Cluster(hosts=hosts, **spec["cluster"])
+    cluster, told = spec["cluster"], spec["stub"]
+    stub = Stub(run_dir=Path(told["run_dir"]), pack_dir=Path(told["pack_dir"]), digest=told["digest"])
+    hosts = Hosts(Cluster(**{**cluster, "hosts": tuple(Host(**host) for host in cluster["hosts"])}))
+    watchers = Watchers(
+        on_line=lambda line: print(f"{line.host}:{line.rank} | {line.text}", flush=True),
+        on_start=lambda: print("started", flush=True),
+    )
     try:
-        run_attempt(
-            **{**spec, "run_dir": Path(spec["run_dir"]), "pack_dir": Path(spec["pack_dir"])},
-            trainer="trainers.classifier",
-            on_line=lambda line: print(f"{line.host}:{line.rank} | {line.text}", flush=True),
-            on_start=lambda: print("started", flush=True),
-        )
+        run_attempt(stub.spec(), closing(hosts), watchers)
     except Killed as error:
         print(f"KILLED {error}", flush=True)
         return 1

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster.attempt import AttemptResult, run_attempt
+from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.running import Watchers
 from pipeline.core.specs import Cluster, Host, LogLine
 from tests.contract.stub import Stub, make
 from tests.lab_fixture import on
@@ -35,26 +38,15 @@ class Bench:
         return make(self.folder, program, record=record)
 
     def run(self, stub: Stub, lines: list[LogLine] | None = None, **change: object) -> AttemptResult:
-        return run_attempt(
-            cluster=replace(self.cluster, **change),  # type: ignore[arg-type]
-            run_dir=stub.run_dir,
-            run_key=stub.digest[:12],
-            pack_dir=stub.pack_dir,
-            pack_digest=stub.digest,
-            attempt=1,
-            trainer="trainers.classifier",
-            on_line=(lines if lines is not None else []).append,
-        )
+        hosts = Hosts(replace(self.cluster, **change))  # type: ignore[arg-type]
+        watchers = Watchers(on_line=(lines if lines is not None else []).append)
+        return run_attempt(stub.spec(), closing(hosts), watchers)
 
     def spawn(self, stub: Stub) -> subprocess.Popen[str]:
         """The same in a process of its own, whose lines come on its stdout."""
         spec = {
             "cluster": dataclasses.asdict(self.cluster),
-            "run_dir": str(stub.run_dir),
-            "run_key": stub.digest[:12],
-            "pack_dir": str(stub.pack_dir),
-            "pack_digest": stub.digest,
-            "attempt": 1,
+            "stub": {"run_dir": str(stub.run_dir), "pack_dir": str(stub.pack_dir), "digest": stub.digest},
         }
         path = self.folder / "spec.json"
         path.write_text(json.dumps(spec))

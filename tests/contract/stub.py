@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.cluster.launchers.base import AttemptSpec, PackSource
+
 TRAINER = '''
 import argparse, hashlib, json, os, pathlib, signal, subprocess, sys, time
 
@@ -60,6 +62,16 @@ class Stub:
     run_dir: Path
     pack_dir: Path
     digest: str
+
+    def spec(self, attempt: int = 1) -> AttemptSpec:
+        """What an attempt of it runs."""
+        return AttemptSpec(
+            run_dir=self.run_dir,
+            run_key=self.digest[:12],
+            attempt=attempt,
+            trainer="trainers.classifier",
+            pack=PackSource(path=self.pack_dir, digest=self.digest),
+        )
 
 
 def make(folder: Path, program: str, *, name: str = "run", record: bool = False) -> Stub:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -222,10 +223,9 @@ def test_port_that_was_taken_after_the_probe_is_replaced(
     ports: list[int] = []
     render = plan_module.render
 
-    def render_first_on_taken(**arguments: object) -> object:
-        arguments["master_port"] = taken if not ports else arguments["master_port"]
-        ports.append(arguments["master_port"])  # type: ignore[arg-type]
-        return render(**arguments)  # type: ignore[arg-type]
+    def render_first_on_taken(*what: Any, master_port: int, **how: Any) -> object:
+        ports.append(taken if not ports else master_port)
+        return render(*what, master_port=ports[-1], **how)
 
     monkeypatch.setattr("pipeline.cluster.attempt.render", render_first_on_taken)
     host = Host(name="localhost", nproc_per_node=1, env={"OMP_NUM_THREADS": "1"})

@@ -10,7 +10,9 @@ import pytest
 
 from pipeline.cluster import launchers
 from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import PackSource
+from pipeline.cluster.running import Watchers
 from pipeline.core.errors import TrainingError
 from pipeline.core.specs import Cluster, Host, LogLine
 from pipeline.lab import Lab
@@ -53,16 +55,7 @@ def test_second_attempt_goes_on_from_the_first_ones_checkpoint(lab: Lab, tmp_pat
     lines: list[LogLine] = []
 
     def attempt(number: int) -> None:
-        run_attempt(
-            cluster=cluster(lab),
-            run_dir=stub.run_dir,
-            run_key=stub.digest[:12],
-            pack_dir=stub.pack_dir,
-            pack_digest=stub.digest,
-            attempt=number,
-            trainer="trainers.classifier",
-            on_line=lines.append,
-        )
+        run_attempt(stub.spec(number), closing(Hosts(cluster(lab))), Watchers(on_line=lines.append))
 
     with pytest.raises(TrainingError, match="ValueError: boom"):
         attempt(1)

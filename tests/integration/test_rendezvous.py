@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pipeline.cluster.launchers.base import Place
+from pipeline.cluster.launchers.base import AttemptSpec, Place
 from pipeline.cluster.plan import render
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
 from tests.trainers.ranks import call_on_ranks, free_ports
@@ -42,14 +42,12 @@ def plan_for(cluster: Cluster, folders: list[Path]) -> LaunchPlan:
         for host in cluster.hosts
     ]
     return render(
-        cluster=cluster,
-        facts=facts,
-        run_key="abc",
-        attempt=1,
+        cluster,
+        facts,
+        AttemptSpec(run_dir=Path("/runs/abc"), run_key="abc", attempt=1, trainer="trainers.classifier"),
         run_id="abc-1-ff",
         master_port=free_ports(1)[0],
-        trainer="trainers.classifier",
-        place=lambda host, _: Place(
+        place=lambda host, *_: Place(
             run_dir=str(folders[int(host.name)]), data_dir="", state_dir=str(folders[int(host.name)])
         ),
     )

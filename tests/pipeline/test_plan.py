@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.launchers.base import Place
+from pipeline.cluster.launchers.base import AttemptSpec, Place
 from pipeline.cluster.plan import environment, render, validate
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
@@ -40,14 +41,12 @@ def cluster(*nproc: int, **change: object) -> Cluster:
 
 def rendered(what: Cluster, *found: NodeFacts) -> LaunchPlan:
     return render(
-        cluster=what,
-        facts=found,
-        run_key="abc",
-        attempt=2,
+        what,
+        found,
+        AttemptSpec(run_dir=Path("/runs/abc"), run_key="abc", attempt=2, trainer="trainers.classifier"),
         run_id="abc-2-ff",
         master_port=found[0].free_port,
-        trainer="trainers.classifier",
-        place=lambda host, fact: Place(run_dir=f"/w/{host.name}", data_dir="/d", state_dir=f"/w/{host.name}/agent"),
+        place=lambda host, *_: Place(run_dir=f"/w/{host.name}", data_dir="/d", state_dir=f"/w/{host.name}/agent"),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pipeline.cluster.launchers.base import NOT_ENDED, Capabilities, Launcher, PackSource, Place
+from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Capabilities, Launcher, PackSource, Place
 from pipeline.cluster.launchers.payload import message
 from pipeline.cluster.launchers.streams import Streams
 from pipeline.core.errors import HostError
@@ -63,9 +63,7 @@ class AgentLauncher(Launcher, ABC):
         """A connection broke or is stuck: those to come share nothing with it."""
 
     @abstractmethod
-    def place(
-        self, host: Host, facts: NodeFacts, *, pack: PackSource | None, run_dir: Path, run_id: str, attempt: int
-    ) -> Place: ...
+    def place(self, host: Host, facts: NodeFacts, spec: AttemptSpec, run_id: str) -> Place: ...
 
     @abstractmethod
     def registry(self, run_dir: Path) -> str:

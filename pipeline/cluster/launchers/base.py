@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.core.specs import Event, Host, LaunchPlan, NodeFacts
+from pipeline.core.specs import TRAINING_OUTPUTS, Event, Host, LaunchPlan, NodeFacts, Outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,26 @@ class PackSource:
 
     path: Path
     digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptSpec:
+    """What one attempt runs, before a host was asked.
+
+    ``run_dir`` is absolute and holds config.json and code/; ``run_key`` names the run on the hosts, ``attempt`` counts
+    from 1. ``trainer`` is the module that each rank runs. ``pack`` is None for what needs no data. ``outputs`` are what
+    rank 0 leaves. ``threads_per_rank`` is how many threads a rank of each node takes (empty: what its cores allow).
+    ``versions`` are those of the run's key (empty: it has none); a host that has others is refused.
+    """
+
+    run_dir: Path
+    run_key: str
+    attempt: int
+    trainer: str
+    pack: PackSource | None = None
+    outputs: Outputs = TRAINING_OUTPUTS
+    threads_per_rank: Sequence[int] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +96,7 @@ class Launcher(Protocol):
         """
         ...
 
-    def place(
-        self, host: Host, facts: NodeFacts, *, pack: PackSource | None, run_dir: Path, run_id: str, attempt: int
-    ) -> Place:
+    def place(self, host: Host, facts: NodeFacts, spec: AttemptSpec, run_id: str) -> Place:
         """Where this host keeps the run. Pure. No pack (a diagnosis without data): ``data_dir`` is empty."""
         ...
 

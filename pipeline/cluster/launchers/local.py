@@ -10,7 +10,7 @@ from typing import IO
 
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher, Answer
 from pipeline.cluster.launchers.answers import parse_answer
-from pipeline.cluster.launchers.base import Capabilities, PackSource, Place
+from pipeline.cluster.launchers.base import AttemptSpec, Capabilities, Place
 from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.cluster.launchers.settings import ClusterConfig
 from pipeline.core import process
@@ -48,11 +48,10 @@ class LocalLauncher(AgentLauncher):
     def stream_argv(self, host: Host) -> list[str]:
         return self._argv(host)
 
-    def place(
-        self, host: Host, facts: NodeFacts, *, pack: PackSource | None, run_dir: Path, run_id: str, attempt: int
-    ) -> Place:
-        state_dir = run_dir / "attempts" / str(attempt) / f"agent-{run_id}"
-        return Place(run_dir=str(run_dir), data_dir=str(pack.path) if pack else "", state_dir=str(state_dir))
+    def place(self, host: Host, facts: NodeFacts, spec: AttemptSpec, run_id: str) -> Place:
+        state_dir = spec.run_dir / "attempts" / str(spec.attempt) / f"agent-{run_id}"
+        data_dir = str(spec.pack.path) if spec.pack else ""
+        return Place(run_dir=str(spec.run_dir), data_dir=data_dir, state_dir=str(state_dir))
 
     def registry(self, run_dir: Path) -> str:
         return str(run_dir.parent / ".agents")  # outlives the run folder, which anybody may remove at any time

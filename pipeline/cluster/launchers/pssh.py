@@ -23,7 +23,7 @@ from typing import IO
 
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher, Answer
 from pipeline.cluster.launchers.answers import parse_answer
-from pipeline.cluster.launchers.base import Capabilities, PackSource, Place
+from pipeline.cluster.launchers.base import AttemptSpec, Capabilities, PackSource, Place
 from pipeline.cluster.launchers.collect import receive
 from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.cluster.launchers.settings import ClusterConfig
@@ -179,15 +179,13 @@ class PsshLauncher(AgentLauncher):
         return explain(host, failure, self.cluster.ssh_config)
 
     # ------------------------------------------------------------------------ where things lie
-    def place(
-        self, host: Host, facts: NodeFacts, *, pack: PackSource | None, run_dir: Path, run_id: str, attempt: int
-    ) -> Place:
+    def place(self, host: Host, facts: NodeFacts, spec: AttemptSpec, run_id: str) -> Place:
         """A folder for each run id and node: homes are often shared over NFS."""
         workdir = self.workdir
         if workdir == "~" or workdir.startswith("~/"):
             workdir = facts.home + workdir[1:]
         node_dir = f"{workdir}/runs/{run_id}/node{self.cluster.hosts.index(host)}"
-        data_dir = facts.pack_path or (f"{workdir}/data/{pack.digest}" if pack else "")
+        data_dir = facts.pack_path or (f"{workdir}/data/{spec.pack.digest}" if spec.pack else "")
         return Place(run_dir=node_dir, data_dir=data_dir, state_dir=f"{node_dir}/agent")
 
     def registry(self, run_dir: Path) -> str:
