@@ -241,8 +241,8 @@ def ui() -> None:
     if asked is not None and not (asked.isascii() and asked.isdecimal() and 0 < int(asked) < 65536):
         raise UsageError(f"port={asked} must be a whole number from 1 to 65535")
     config = session().config
-    uri = tracking.absolute_uri(config.tracking_uri, ROOT)
-    page.serve(uri, config.tracking_experiment, port=int(asked) if asked else None, say=say)
+    uri = tracking.absolute_uri(config.tracking.uri, ROOT)
+    page.serve(uri, config.tracking.experiment, port=int(asked) if asked else None, say=say)
 
 
 def lab() -> None:

@@ -194,7 +194,7 @@ def _to_reproduce(named: str, scratch: Path) -> RunFolder:
     except UsageError:
         if not runs.is_mlflow_id(named):
             raise
-    uri = tracking.absolute_uri(config.tracking_uri, ROOT)
+    uri = tracking.absolute_uri(config.tracking.uri, ROOT)
     return from_mlflow.fetched(named, uri, scratch, runs_dir=config.runs_dir)
 
 

@@ -80,10 +80,10 @@ class Session:
             shares_batch=verb is None or verb.shares_batch,
         )
         masking.remember(config.secrets)
-        if config.tracking_uri is not None:  # a wrong address is refused before anything starts
+        if config.tracking.uri is not None:  # a wrong address is refused before anything starts
             from pipeline import tracking
 
-            tracking.absolute_uri(config.tracking_uri, ROOT)
+            tracking.absolute_uri(config.tracking.uri, ROOT)
         return config
 
     def _resolved(self) -> dict[str, Any]:

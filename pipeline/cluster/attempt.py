@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.cluster import earlier, host_versions, launchers, rank_threads
@@ -24,24 +22,13 @@ from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
 from pipeline.runs import attempts
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttemptResult:
-    """An attempt that ended well: what was planned on which facts, and when torchrun was up."""
-
-    plan: LaunchPlan
-    facts: tuple[NodeFacts, ...]
-    started_unix_time: float
-    ended_unix_time: float
-
-
 def run_attempt(
     spec: AttemptSpec, way: AbstractContextManager[Hosts], watchers: Watchers, stop: Stop | None = None
-) -> AttemptResult:
-    """Run the trainer on all nodes to its end; the outputs are in ``spec.run_dir`` then.
+) -> LaunchPlan:
+    """Run the trainer on all nodes to its end; the plan that did it. The outputs are in ``spec.run_dir`` then.
 
     Written there: plan.json, attempts/N/<host>.log and .exit.json, and on launchers whose nodes don't share the folder
-    metrics.jsonl and rank 0's outputs. What the attempt took that left a checkpoint here goes before
-    ``spec.threads_per_rank``.
+    metrics.jsonl and rank 0's outputs. A checkpoint's number of threads goes before ``spec.threads_per_rank``.
 
     Args:
         way: ``closing(Hosts(cluster))``, or ``nullcontext`` of one that stays open for further attempts. Entered once
@@ -61,22 +48,17 @@ def run_attempt(
         if spec.outputs.resume and not hosts.launcher.capabilities.shares_run_dir:
             earlier.bring(hosts.launcher, facts, spec.run_dir)
         spec = _with_threads_of_checkpoints(spec, hosts.cluster.nnodes)
-        ports = hosts.ports()
-        for port in ports:
+        for port in hosts.ports():
             signals.check()
             plan = _planned(spec, hosts, facts, port)
             for note in hosts.notes(plan):
                 watchers.on_note(note)
-            write_json(spec.run_dir / "plan.json", dataclasses.asdict(plan))
-            attempts.register(spec.run_dir, plan.run_id)
             one = RunningAttempt(hosts.launcher, plan, spec, facts, watchers, signals)
-            started = one.run()
+            one.run()
             if one.ended_well:
-                return AttemptResult(
-                    plan=plan, facts=tuple(facts), started_unix_time=started, ended_unix_time=time.time()
-                )
+                return plan
             hosts.forget()
-            if not port_was_taken(plan, one.ends) or port == ports[-1]:
+            if not port_was_taken(plan, one.ends):
                 break
         text = failure_text(plan, one.ends, one.order, one.log_dir) + one.left
         raise TrainingError(text, cause=cause(one.ends))
@@ -105,9 +87,12 @@ def _with_threads_of_checkpoints(spec: AttemptSpec, nnodes: int) -> AttemptSpec:
 
 
 def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[NodeFacts], port: int) -> LaunchPlan:
-    """Render with a fresh run id: what is left of an earlier start can't be mistaken for this one."""
+    """Render with a fresh run id, so what is left of an earlier start can't be mistaken for this one; written down."""
     run_id = attempts.new_id(spec.run_key, spec.run_dir, spec.attempt, secrets.token_hex(3))
-    return render(hosts.cluster, facts, spec, run_id=run_id, master_port=port, place=hosts.launcher.place)
+    plan = render(hosts.cluster, facts, spec, run_id=run_id, master_port=port, place=hosts.launcher.place)
+    write_json(spec.run_dir / "plan.json", dataclasses.asdict(plan))
+    attempts.register(spec.run_dir, run_id)
+    return plan
 
 
 def stop_run(cluster: Cluster, run_dir: Path, run_key: str) -> None:

@@ -146,7 +146,6 @@ def render(
     """Every command, environment and folder of one attempt. Node ranks follow the cluster's order.
 
     Args:
-        facts: of each host, in the cluster's order.
         run_id: TORCHELASTIC_RUN_ID, fresh for each start.
         master_port: a port that was free on node 0.
         place: where a host keeps the run (``Launcher.place``).
@@ -156,13 +155,8 @@ def render(
     meeting = _Meeting(cluster=cluster, run_id=run_id, address=facts[0].address, port=master_port)
     nodes: list[NodePlan] = []
     for host, fact in zip(cluster.hosts, facts, strict=True):
-        node = _Node(
-            host=host,
-            fact=fact,
-            place=place(host, fact, spec, run_id),
-            node_rank=len(nodes),
-            first_rank=sum(before.nproc_per_node for before in nodes),
-        )
+        first_rank, where = sum(node.nproc_per_node for node in nodes), place(host, fact, spec, run_id)
+        node = _Node(host=host, fact=fact, place=where, node_rank=len(nodes), first_rank=first_rank)
         nodes.append(_node_plan(node, meeting, spec))
     return LaunchPlan(
         run_key=spec.run_key,

@@ -76,13 +76,12 @@ class RunningAttempt:
         """All nodes have ended with exit code 0."""
         return len(self.ends) == self.plan.nnodes and not any(map(_bad, self.ends.values()))
 
-    def run(self) -> float:
-        """To the end of all nodes. Returns the unix time at which torchrun was up everywhere. Raises Killed."""
+    def run(self) -> None:
+        """To the end of all nodes. Raises HostError, Killed."""
         with self._files:
             self._open()
             try:
                 self.launcher.start(self.plan, self.pack, self.facts, self.run_dir)
-                started = time.time()
                 self._follow()
             except BaseException:
                 self.signals.hold()
@@ -96,7 +95,6 @@ class RunningAttempt:
             self._tracebacks.release()
             self.watchers.on_end()
         self._after(keep_final=self.ended_well)
-        return started
 
     def _open(self) -> None:
         self.log_dir.mkdir(parents=True, exist_ok=True)

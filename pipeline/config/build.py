@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.plan import check_batch, visible_gpus
 from pipeline.config.basis import Basis
-from pipeline.config.schema import OPTIONS, RootConfig, SearchConfig, SweepConfig
+from pipeline.config.schema import OPTIONS, RootConfig, SearchConfig, SweepConfig, TrackingConfig
 from pipeline.core.cluster import Cluster, Host
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.redact import (
@@ -45,9 +45,7 @@ class RunConfig:
 
     train: node.TrainConfig
     cluster: Cluster
-    tracking_enabled: bool
-    tracking_uri: str | None
-    tracking_experiment: str
+    tracking: TrackingConfig
     runs_dir: Path
     data_dir: Path
     resolved: Mapping[str, Any]
@@ -109,13 +107,11 @@ def build(
     _refuse_endless(resolved)
     if shares_batch:
         check_batch(train.trainer.global_batch_size, cluster.world_size, train.trainer.accumulate_steps)
-    tracking, paths = resolved["tracking"], resolved["paths"]
+    paths = resolved["paths"]
     return RunConfig(
         train=train,
         cluster=cluster,
-        tracking_enabled=tracking["enabled"],
-        tracking_uri=tracking["uri"],
-        tracking_experiment=tracking["experiment"],
+        tracking=TrackingConfig(**resolved["tracking"]),
         runs_dir=_folder(root, "paths.runs", paths["runs"]),
         data_dir=_folder(root, "paths.data", paths["data"]),
         resolved=of_the_run(resolved),

@@ -118,12 +118,12 @@ def _evaluate(run: Run, stale: str | None, root: Path) -> Step:
 
 
 def _record(config: RunConfig, run: Run | None, waits: str | None, root: Path) -> Step:
-    if not config.tracking_enabled:
+    if not config.tracking.enabled:
         return Step(name="record", done=True, why="tracking is switched off")
     if run is None or waits is not None:
         return Step(name="record", done=False, why=waits or "after evaluate")
-    uri = tracking.absolute_uri(config.tracking_uri, root)
-    if tracking.is_recorded(run.folder.path, uri, config.tracking_experiment):
+    uri = tracking.absolute_uri(config.tracking.uri, root)
+    if tracking.is_recorded(run.folder.path, uri, config.tracking.experiment):
         return Step(name="record", done=True, why="everything stands in MLflow")
     return Step(name="record", done=False, why=f"not (all) recorded in {tracking.redact(uri)}")
 

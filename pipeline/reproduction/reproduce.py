@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
@@ -59,10 +59,7 @@ def reproduce(
         PacelineError: the run can't be made again, or the training failed; the text says what is missing.
     """
     recipe = read(folder, root)
-    for item in _environment_changes(recipe):
-        say(f"  environment  {item}")
-    for name in recipe.provenance.get("left_out", ()):
-        say(f"  not kept     {name}")
+    _say_what_differs(recipe, say)
     _refuse_untold(recipe, overrides)
     runs_dir = work / "runs"
     with _alone(work), checkout(recipe, root=root, place=work / "code", keep=keep, say=say) as project:
@@ -73,23 +70,40 @@ def reproduce(
         for item in _topology_changes(recipe, words, root):
             say(f"  topology     {item}; other ranks, other weights")
         where = [f"paths.runs={_quoted(str(runs_dir))}", f"paths.data={_quoted(str(data_dir.absolute()))}"]
-        command = [sys.executable, "-m", "doit", "--db-file", str(work / "doit.db"), "train"]
-        where += _threads(recipe)
         words, secrets = redact.by_environment(words)
         say(f"training {recipe.commit[:10]}{' with its patch' if recipe.patch else ''}: {' '.join(words)}")
-        environment = {**git.environment(), **secrets, "PYTHONPATH": str(project)}
-        with Interruptible():
-            code = process.attached([*command, *words, *where, "tracking=none"], cwd=project, env=environment)
-    made = [RunFolder(path.parent) for path in runs_dir.glob("*/result.json")]
+        code = _train([*words, *where, *_threads(recipe)], secrets, project=project, database=work / "doit.db")
+    verdict = compare(recipe, _made(recipe, code, work))
+    write_json(work / "verdict.json", {**asdict(verdict), "reproduced": verdict.reproduced})
+    return verdict
+
+
+def _say_what_differs(recipe: Recipe, say: Say) -> None:
+    """Before anything is done: what is installed otherwise, and what of the code nobody kept."""
+    for item in _environment_changes(recipe):
+        say(f"  environment  {item}")
+    for name in recipe.provenance.get("left_out", ()):
+        say(f"  not kept     {name}")
+
+
+def _train(words: Sequence[str], secrets: Mapping[str, str], *, project: Path, database: Path) -> int:
+    """`doit train` by the run's own code, in its checkout; the exit code."""
+    command = [sys.executable, "-m", "doit", "--db-file", str(database), "train"]
+    environment = {**git.environment(), **secrets, "PYTHONPATH": str(project)}
+    with Interruptible():
+        return process.attached([*command, *words, "tracking=none"], cwd=project, env=environment)
+
+
+def _made(recipe: Recipe, code: int, work: Path) -> RunFolder:
+    """The run that the training has left below ``work``. Raises TrainingError: there is none."""
+    made = [RunFolder(path.parent) for path in (work / "runs").glob("*/result.json")]
     if code != 0 or len(made) != 1:
         raise TrainingError(
             f"run {recipe.folder.key} could not be made again: its training ended with exit code {code}, for the "
             "reason above",
             hint=f"fix that, then the same command; keep=1 leaves the run's code in {work / 'code'}",
         )
-    verdict = compare(recipe, made[0])
-    write_json(work / "verdict.json", {**asdict(verdict), "reproduced": verdict.reproduced})
-    return verdict
+    return made[0]
 
 
 def _alone(work: Path) -> AbstractContextManager[None]:

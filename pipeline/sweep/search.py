@@ -132,21 +132,9 @@ def open_search(
     Raises:
         UsageError: the folder's study searches another space or in another way, or has more trials already.
     """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    warnings.simplefilter("ignore", ExperimentalWarning)
-    goals = objectives(config)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        study = optuna.create_study(
-            study_name=_STUDY,
-            storage=optuna.storages.RDBStorage(
-                f"sqlite:///{folder / FILE}", engine_kwargs={"connect_args": {"timeout": 60}}
-            ),
-            sampler=RandomSampler(seed=0),  # each trial has its own
-            pruner=_pruner(config, epochs),
-            directions=[StudyDirection[goal.direction.upper()] for goal in goals],
-            load_if_exists=True,
-        )
+        study = _study(config, folder, epochs)
         begun = sum("of" not in trial.user_attrs for trial in study.get_trials(deepcopy=False))
         _refuse_changes(study, json.loads(json.dumps(made_of)), folder)
     except UsageError:
@@ -165,6 +153,20 @@ def open_search(
             hint=f"search.n_trials={begun}",
         )
     return Search(study, config, space, total)
+
+
+def _study(config: SearchConfig, folder: Path, epochs: int) -> optuna.Study:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.simplefilter("ignore", ExperimentalWarning)
+    database = f"sqlite:///{folder / FILE}"
+    return optuna.create_study(
+        study_name=_STUDY,
+        storage=optuna.storages.RDBStorage(database, engine_kwargs={"connect_args": {"timeout": 60}}),
+        sampler=RandomSampler(seed=0),  # each trial has its own
+        pruner=_pruner(config, epochs),
+        directions=[StudyDirection[goal.direction.upper()] for goal in objectives(config)],
+        load_if_exists=True,
+    )
 
 
 def _refuse_changes(study: optuna.Study, asked: dict[str, Any], folder: Path) -> None:

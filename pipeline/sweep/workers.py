@@ -129,7 +129,7 @@ class ReportWorker:
 def was_missed(run: Run) -> bool:
     """Whether the record of a run that has ended was begun and not completed, for all that its folder says."""
     recorded = tracking.last_recorded(run.folder.path)
-    return run.config.tracking_enabled and recorded is not None and not recorded.complete
+    return run.config.tracking.enabled and recorded is not None and not recorded.complete
 
 
 class RecordWorker:
@@ -137,17 +137,16 @@ class RecordWorker:
 
     def __init__(self, config: RunConfig, root: Path, log: Path) -> None:
         self._worker: WorkerProcess | None = None
-        if config.tracking_enabled:
-            uri = tracking.absolute_uri(config.tracking_uri, root)
-            argv = tracking.serve_command(uri, config.tracking_experiment)
+        if config.tracking.enabled:
+            uri = tracking.absolute_uri(config.tracking.uri, root)
+            argv = tracking.serve_command(uri, config.tracking.experiment)
             self._worker = WorkerProcess(argv, process.of_this_clone(tracking.recorder_env(uri)), log)
-        self._about = (config.tracking_enabled, config.tracking_uri, config.tracking_experiment)
+        self._tracking = config.tracking
 
     def recorder(self, run: Run) -> Recorder:
         """The way of one trial into MLflow: a process of its own where its tracking differs from the others'."""
         config = run.config
-        about = (config.tracking_enabled, config.tracking_uri, config.tracking_experiment)
-        if self._worker is None or about != self._about:
+        if self._worker is None or config.tracking != self._tracking:
             return Recorder(run.folder.path, config, run.root)
         return _Shared(run.folder.path, config, run.root, self._worker)
 

@@ -21,9 +21,9 @@ class Recorder:
 
     def __init__(self, run_dir: Path, config: RunConfig, root: Path, *, enabled: bool | None = None) -> None:
         self.run_dir = run_dir
-        self.enabled = config.tracking_enabled if enabled is None else enabled
-        self.uri = tracking.absolute_uri(config.tracking_uri, root)
-        self.experiment = config.tracking_experiment
+        self.enabled = config.tracking.enabled if enabled is None else enabled
+        self.uri = tracking.absolute_uri(config.tracking.uri, root)
+        self.experiment = config.tracking.experiment
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.attempt import AttemptResult, run_attempt
+from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.running import Watchers
-from pipeline.core.specs import Cluster, Host, LogLine
+from pipeline.core.specs import Cluster, Host, LaunchPlan, LogLine
 from tests.contract.stub import Stub, make
 from tests.lab_fixture import on
 
@@ -37,7 +37,7 @@ class Bench:
     def stub(self, program: str, *, record: bool = False) -> Stub:
         return make(self.folder, program, record=record)
 
-    def run(self, stub: Stub, lines: list[LogLine] | None = None, **change: object) -> AttemptResult:
+    def run(self, stub: Stub, lines: list[LogLine] | None = None, **change: object) -> LaunchPlan:
         hosts = Hosts(replace(self.cluster, **change))  # type: ignore[arg-type]
         watchers = Watchers(on_line=(lines if lines is not None else []).append)
         return run_attempt(stub.spec(), closing(hosts), watchers)

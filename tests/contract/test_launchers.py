@@ -28,7 +28,7 @@ from tests.contract.stub import RUN_TO_END, SLEEP, Stub
 def test_runs_to_the_end_and_brings_everything_back(bench: Bench) -> None:
     stub = bench.stub(RUN_TO_END)
     lines: list[LogLine] = []
-    result = bench.run(stub, lines)
+    ran = bench.run(stub, lines)
 
     texts = {(line.rank, line.text) for line in lines}
     assert {(0, "hello from 0 of 2"), (1, "hello from 1 of 2")} <= texts
@@ -43,7 +43,7 @@ def test_runs_to_the_end_and_brings_everything_back(bench: Bench) -> None:
     assert [json.loads(line)["metrics"] for line in metrics] == [{"train/loss": 2.5}]
 
     plan = json.loads((stub.run_dir / "plan.json").read_text())
-    assert plan["run_id"] == result.plan.run_id
+    assert plan["run_id"] == ran.run_id
     assert [node["first_rank"] for node in plan["nodes"]] == ([0] if bench.shares_run_dir else [0, 1])
     for host in bench.cluster.hosts:
         ended = json.loads((stub.run_dir / "attempts" / "1" / f"{host.label}.exit.json").read_text())

@@ -233,6 +233,6 @@ def test_port_that_was_taken_after_the_probe_is_replaced(
         cluster=Cluster(launcher="local", hosts=(host,)), folder=tmp_path, count=count_here, shares_run_dir=True
     )
     stub = local.stub(RUN_TO_END)
-    result = local.run(stub)
+    ran = local.run(stub)
     assert ports[0] == taken
-    assert result.plan.master_port == ports[1] != taken
+    assert ran.master_port == ports[1] != taken

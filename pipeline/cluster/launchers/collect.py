@@ -46,25 +46,12 @@ def receive(
     request = {**request, "do": "collect", "patterns": outputs.final if final else outputs.resume}
     temporary = Path(tempfile.mkdtemp(prefix=leftovers.prefix(".collect"), dir=run_dir))
     try:
-        try:
-            _extract(argv, request, temporary)
-        except _FAILURES:
-            if again is None:
-                raise
-            shutil.rmtree(temporary)
-            temporary.mkdir()
-            _extract(again(), request, temporary)
+        _extract_or_again(argv, request, temporary, again)
         damaged = _drop_damaged(temporary)
-        pruned = outputs.pruned is not None and (temporary / outputs.pruned).exists()
-        needed = (outputs.pruned,) if outputs.pruned and pruned else outputs.needed
+        needed = _needed(outputs, temporary)
         missing = [name for name in needed if not (temporary / name).exists()]
         if final and (damaged or missing):
-            what = f"damaged on the way: {', '.join(damaged)}" if damaged else f"missing: {', '.join(missing)}"
-            ends = "where the model or what it imports ends the process (sys.exit, os._exit): take that out"
-            raise TrainingError(
-                f"{host} ended well, but its outputs could not be collected; {what}",
-                hint=None if damaged else ends,
-            )
+            raise _incomplete(host, damaged, missing)
         _settle(temporary, run_dir, needed[-1])
     except _FAILURES as error:
         if final:
@@ -73,6 +60,33 @@ def receive(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return True
+
+
+def _extract_or_again(
+    argv: list[str], request: dict[str, Any], folder: Path, again: Callable[[], list[str]] | None
+) -> None:
+    try:
+        _extract(argv, request, folder)
+    except _FAILURES:
+        if again is None:
+            raise
+        shutil.rmtree(folder)
+        folder.mkdir()
+        _extract(again(), request, folder)
+
+
+def _needed(outputs: Outputs, folder: Path) -> tuple[str, ...]:
+    """Without which files an end isn't good."""
+    pruned = outputs.pruned is not None and (folder / outputs.pruned).exists()
+    return (outputs.pruned,) if outputs.pruned and pruned else outputs.needed
+
+
+def _incomplete(host: str, damaged: list[str], missing: list[str]) -> TrainingError:
+    what = f"damaged on the way: {', '.join(damaged)}" if damaged else f"missing: {', '.join(missing)}"
+    ends = "where the model or what it imports ends the process (sys.exit, os._exit): take that out"
+    return TrainingError(
+        f"{host} ended well, but its outputs could not be collected; {what}", hint=None if damaged else ends
+    )
 
 
 def _extract(argv: list[str], request: dict[str, Any], folder: Path) -> None:

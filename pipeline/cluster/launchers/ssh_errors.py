@@ -23,18 +23,8 @@ def explain(host: Host, failure: str, ssh_config: str | None) -> tuple[str, str 
         return failure.strip(), f"{ssh} df -h"
     if "set cluster.workdir" in failure:  # the agent's own word, so ssh itself works
         return failure.strip(), "cluster.workdir=/path/to/a/folder/there"
-    if "REMOTE HOST IDENTIFICATION HAS CHANGED" in failure:
-        where = _OFFENDING.search(failure)
-        file = f" -f {shlex.quote(where.group(1))}" if where else ""
-        return (
-            "its host key is another one than known_hosts has: it was reinstalled, or somebody stands between",
-            f"ssh-keygen{file} -R {shlex.quote(keyscan_name(host))} once you know why, then {ssh} true",
-        )
-    if "Host key verification failed" in failure:
-        return (
-            "its host key is not in known_hosts (and is never accepted without you)",
-            f"{ssh} true, compare the fingerprint, answer yes",
-        )
+    if "REMOTE HOST IDENTIFICATION HAS CHANGED" in failure or "Host key verification failed" in failure:
+        return _host_key(host, failure, ssh)
     if "Permission denied" in failure:
         seen = re.search(r"Permission denied[^\n]*", failure)
         return (
@@ -48,14 +38,26 @@ def explain(host: Host, failure: str, ssh_config: str | None) -> tuple[str, str 
             f"cluster.python=/path/to/python, or install Python there ({ssh} command -v python3)",
         )
     if "SyntaxError" in failure or "is too old" in failure:
-        return (
-            f"its Python is too old for the node agent (3.9): {last}",
-            "cluster.python=/path/to/newer/python",
-        )
+        return f"its Python is too old for the node agent (3.9): {last}", "cluster.python=/path/to/newer/python"
     unreachable = _UNREACHABLE.search(failure)
     if unreachable:
         return f"unreachable: {unreachable.group(1).strip()}", f"{ssh} true"
     return failure.strip()[-600:] or "no answer", f"{ssh} true"
+
+
+def _host_key(host: Host, failure: str, ssh: str) -> tuple[str, str]:
+    """A key that changed, or one that nobody has accepted yet."""
+    if "REMOTE HOST IDENTIFICATION HAS CHANGED" in failure:
+        where = _OFFENDING.search(failure)
+        file = f" -f {shlex.quote(where.group(1))}" if where else ""
+        return (
+            "its host key is another one than known_hosts has: it was reinstalled, or somebody stands between",
+            f"ssh-keygen{file} -R {shlex.quote(keyscan_name(host))} once you know why, then {ssh} true",
+        )
+    return (
+        "its host key is not in known_hosts (and is never accepted without you)",
+        f"{ssh} true, compare the fingerprint, answer yes",
+    )
 
 
 def ssh_words(host: Host, ssh_config: str | None) -> str:

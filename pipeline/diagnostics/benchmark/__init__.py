@@ -13,6 +13,7 @@ from pipeline.config.build import RunConfig
 from pipeline.core import process
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_json
+from pipeline.core.specs import Cluster
 from pipeline.diagnostics import node_module
 from pipeline.diagnostics.benchmark import against
 from pipeline.diagnostics.benchmark.figures import points, table
@@ -24,9 +25,9 @@ PICTURE = "benchmark.png"
 _PLOT_LIMIT_S = 120.0
 
 
-def settings(options: Mapping[str, str]) -> dict[str, float]:
+def settings(options: Mapping[str, str]) -> dict[str, Any]:
     """``pairs`` and ``block_s`` as they were typed. Raises UsageError."""
-    found: dict[str, float] = {}
+    found: dict[str, Any] = {}
     if "pairs" in options:
         text = options["pairs"]
         if not (text.isascii() and text.isdecimal() and int(text) > 0):
@@ -53,23 +54,19 @@ def measure(
         HostError, TrainingError, Killed: as a launch does; the points measured before stay in their folders.
     """
     given, loops = settings(options), against.loops(options, config, root)
-    batch = config.train.trainer.global_batch_size
-    clusters, left_out = points(config.cluster, batch)
+    clusters, left_out = points(config.cluster, config.train.trainer.global_batch_size)
     folder = node_module.new_folder(config.runs_dir, "benchmark")
-    results = []
-    for number, cluster in enumerate(clusters, start=1):
+    asked = {**config.resolved, "measure": given}
+    diagnosis = node_module.Diagnosis(module=MODULE, config=asked, result="measure.json", chosen=config.chosen)
+
+    def point(number: int, cluster: Cluster) -> dict[str, Any]:
         nodes, ranks = cluster.nnodes, cluster.world_size
         say(f"\n{number} of {len(clusters)}: {nodes} host(s), {ranks} rank(s)")
-        diagnosis = node_module.Diagnosis(
-            module=MODULE,
-            config={**config.resolved, "measure": given},
-            result="measure.json",
-            chosen=config.chosen,
-        )
         part = folder / f"{folder.name}-{nodes}x{ranks}"
         result = node_module.run(diagnosis, cluster=cluster, folder=part, root=root, pack=pack, say=say)
-        results.append({**result, "hosts": [host.label for host in cluster.hosts]})
-    pairs = int(given["pairs"]) if "pairs" in given else None
+        return {**result, "hosts": [host.label for host in cluster.hosts]}
+
+    measured = [point(number, cluster) for number, cluster in enumerate(clusters, start=1)]
     whole = {
         "version": 1,
         "unix_time": time.time(),
@@ -77,8 +74,8 @@ def measure(
         "overrides": list(config.overrides),
         "launcher": config.cluster.launcher,
         "left_out": left_out,
-        "points": results,
-        "against": against.compare(loops, config, pack, pairs=pairs, root=root, say=say),
+        "points": measured,
+        "against": against.compare(loops, config, pack, pairs=given.get("pairs"), root=root, say=say),
     }
     write_json(folder / RESULT, whole)
     _draw(folder)
