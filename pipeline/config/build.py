@@ -189,10 +189,12 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     settings = LAUNCHERS.settings(launcher)
     _check_rendezvous(raw["rendezvous"], raw["rendezvous_dir"])
     _check_numbers(raw)
-    device = _device(raw.get("device", "auto"), launcher, raw["env"], local_gpus)
-    nproc = _nproc(raw["nproc_per_node"], launcher, local_gpus if device == "cuda" else 0)
+    here = settings.capabilities.is_this_computer
+    device = _device(raw.get("device", "auto"), here, raw["env"], local_gpus)
+    nproc = _nproc(raw["nproc_per_node"], here, local_gpus if device == "cuda" else 0)
     secrets = secret_values({"cluster": raw})
-    hosts = tuple(_host(entry, raw, nproc, secrets) for entry in _entries(raw, root, nproc))
+    entries = _this_computer(raw) if here else _entries(raw, root, nproc)
+    hosts = tuple(_host(entry, raw, nproc, secrets) for entry in entries)
     _refuse_unset(raw.get("secrets") or [], hosts)
     _refuse_duplicates(hosts)
     ssh_config = raw["ssh_config"]
@@ -319,36 +321,34 @@ def _environment(raw: Mapping[str, Any], field: str) -> dict[str, str]:
     return dict(raw)
 
 
-def _device(value: str, launcher: str, env: Mapping[str, str], local_gpus: int) -> str:
+def _device(value: str, here: bool, env: Mapping[str, str], local_gpus: int) -> str:
     """The kind of device that the ranks will compute on, as it counts in the key; auto where no host was asked."""
     if value not in DEVICES:
         raise UsageError(f"cluster.device={value!r} is not an option; {suggestion(value, DEVICES)}")
-    if value != "auto" or launcher != "local":
+    if value != "auto" or not here:
         return value
     return "cuda" if visible_gpus(local_gpus, env) else "cpu"
 
 
-def _nproc(value: Any, launcher: str, local_gpus: int) -> int:
-    if value == "auto" and launcher == "local":
+def _nproc(value: Any, here: bool, local_gpus: int) -> int:
+    if value == "auto" and here:
         return local_gpus or CPU_RANKS
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        also = (
-            " or auto"
-            if launcher == "local"
-            else " (auto only for cluster=local: a run's key is taken before any host is asked)"
-        )
+        also = " or auto" if here else " (auto only for cluster=local: a run's key is taken before any host is asked)"
         raise UsageError(f"cluster.nproc_per_node={value!r} must be a whole number from 1{also}")
     return value
 
 
+def _this_computer(raw: dict[str, Any]) -> list[dict[str, Any]]:
+    if raw["hosts"] or raw["hostfile"]:
+        raise UsageError(
+            "cluster.hosts and cluster.hostfile need a launcher that reaches other hosts; use cluster=pssh"
+        )
+    return [{"name": "localhost"}]
+
+
 def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]]:
-    """The host entries of `hosts`, of the hostfile, or this computer alone."""
-    if raw["launcher"] == "local":
-        if raw["hosts"] or raw["hostfile"]:
-            raise UsageError(
-                "cluster.hosts and cluster.hostfile need a launcher that reaches other hosts; use cluster=pssh"
-            )
-        return [{"name": "localhost"}]
+    """The host entries of `hosts` or of the hostfile."""
     if raw["hostfile"] is not None:
         from pipeline.cluster import hostfile
 

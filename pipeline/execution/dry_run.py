@@ -28,8 +28,6 @@ from pipeline.execution.located import ENTRY
 from pipeline.runs import journal
 from pipeline.runs.folder import EVALUATED
 
-LOCAL = "local"  # the one launcher whose host is this computer: what this process knows needs no placeholder
-
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
@@ -152,7 +150,7 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
         master_port=cast(int, f"<free port of {cluster.hosts[0].label}>"),  # it is only ever written into the command
         place=launchers.placing(cluster).place,
     )
-    if cluster.launcher == LOCAL or taken:
+    if launchers.capabilities(cluster).is_this_computer or taken:
         return plan
     nodes = [_with_cpus_unknown(node, host) for node, host in zip(plan.nodes, cluster.hosts, strict=True)]
     return dataclasses.replace(plan, nodes=tuple(nodes))
@@ -160,7 +158,7 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
 
 def _unasked(host: Host, cluster: Cluster) -> NodeFacts:
     """What is known of a host that was not asked: its configuration, else a placeholder's name."""
-    local = cluster.launcher == LOCAL
+    local = launchers.capabilities(cluster).is_this_computer  # what this process knows needs no placeholder
     return NodeFacts(
         host=host.label,
         identity="",

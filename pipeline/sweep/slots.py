@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.cluster import launchers
 from pipeline.config.build import RunConfig
 from pipeline.config.schema import SweepConfig
 from pipeline.core.errors import UsageError
@@ -31,7 +32,7 @@ def slots(cluster: Cluster, settings: SweepConfig, gpus: Sequence[str]) -> tuple
     if shares == 1:
         return groups
     _refuse_own_gpus(cluster)
-    on_gpus = bool(gpus) if cluster.launcher == "local" else True
+    on_gpus = bool(gpus) if _is_here(cluster) else True
     return tuple(_shared(group, part, shares, gpus, on_gpus) for group in groups for part in range(shares))
 
 
@@ -54,18 +55,23 @@ def _groups(cluster: Cluster, nodes: Any) -> tuple[Cluster, ...]:
 
 def _shares(cluster: Cluster, wanted: Any, gpus: Sequence[str]) -> int:
     if wanted == "auto":
-        if cluster.launcher != "local" or any(_GPUS in host.env for host in cluster.hosts):
+        if not _is_here(cluster) or any(_GPUS in host.env for host in cluster.hosts):
             return 1
         return max(1, len(gpus) // cluster.hosts[0].nproc_per_node)
     if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
         raise UsageError(f"sweep.slots={wanted} must be a whole number from 1, or auto")
     need = wanted * cluster.hosts[0].nproc_per_node
-    if cluster.launcher == "local" and gpus and need > len(gpus) and wanted > 1:
+    if _is_here(cluster) and gpus and need > len(gpus) and wanted > 1:
         raise UsageError(
             f"sweep.slots={wanted} with {cluster.hosts[0].nproc_per_node} rank(s) each needs {need} GPUs, "
             f"there are {len(gpus)}; set cluster.nproc_per_node={max(1, len(gpus) // wanted)}, or fewer slots"
         )
     return wanted
+
+
+def _is_here(cluster: Cluster) -> bool:
+    """Whether its only host is this computer, whose GPUs are known."""
+    return launchers.capabilities(cluster).is_this_computer
 
 
 def _refuse_own_gpus(cluster: Cluster) -> None:
@@ -81,7 +87,7 @@ def _shared(group: Cluster, part: int, shares: int, gpus: Sequence[str], on_gpus
     hosts = []
     for host in group.hosts:
         mine = range(part * host.nproc_per_node, (part + 1) * host.nproc_per_node)
-        names = [gpus[at] if group.launcher == "local" and at < len(gpus) else str(at) for at in mine]
+        names = [gpus[at] if _is_here(group) and at < len(gpus) else str(at) for at in mine]
         placement = {_GPUS: ",".join(names)} if on_gpus else {}
         hosts.append(dataclasses.replace(host, placement=placement, shared_by=shares))
     return dataclasses.replace(group, hosts=tuple(hosts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,6 +56,17 @@ def test_rank_variables_are_read_in_one_module() -> None:
         and node.value in ("RANK", "WORLD_SIZE")
     ]
     assert set(readers) == {"trainers/distributed/process_group.py"}
+
+
+def test_launchers_are_asked_for_capabilities_and_not_by_name() -> None:
+    """Of a comparison with one launcher's name nobody thinks who adds another."""
+    compared = [
+        f"{path.relative_to(ROOT)}: {ast.unparse(node)}"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Compare) and re.search(r"launcher\W* (==|!=|in) ", ast.unparse(node))
+    ]
+    assert compared == []
 
 
 def test_dodo_holds_task_creators_only() -> None:

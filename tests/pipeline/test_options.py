@@ -8,12 +8,16 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipeline.cluster import launchers
+from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.config.schema import OPTIONS
+from pipeline.core.cluster import Cluster, Host
 from pipeline.core.errors import UsageError
 from pipeline.core.options import ROOT, Options
 
@@ -262,3 +266,10 @@ def test_a_module_counts_however_its_class_is_laid_out_if_a_command_line_can_nam
     options = Options("model", "trainers.models", OPTIONS["model"].base)
     assert options.names() == ["wide"]
     assert options.settings("wide")().name == "wide"
+
+
+def test_what_a_launcher_can_do_is_known_without_its_module() -> None:
+    here = Cluster(launcher="local", hosts=(Host(name="localhost"),))
+    assert launchers.capabilities(here) == Capabilities(shares_run_dir=True, is_this_computer=True)
+    assert launchers.capabilities(replace(here, launcher="pssh")) == Capabilities()
+    assert launchers.placing(here).capabilities == launchers.capabilities(here)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cluster.launchers.settings import ClusterConfig
+from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.core.errors import UsageError
 from pipeline.core.options import Options
 
@@ -27,6 +27,12 @@ def placing(cluster: Cluster) -> Launcher:
     launcher: Launcher = kind.__new__(kind)
     vars(launcher)["cluster"] = cluster
     return launcher
+
+
+def capabilities(cluster: Cluster) -> Capabilities:
+    """What the cluster's launcher can do; its module isn't imported for it. Raises UsageError."""
+    found: Capabilities = LAUNCHERS.settings(cluster.launcher).capabilities
+    return found
 
 
 def _class(cluster: Cluster) -> Any:

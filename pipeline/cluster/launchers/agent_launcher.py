@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Capabilities, Launcher, PackSource, Place
+from pipeline.cluster import launchers
+from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher, PackSource, Place
 from pipeline.cluster.launchers.payload import message
+from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.cluster.launchers.streams import Streams
 from pipeline.core.errors import HostError
 from pipeline.core.redact import hidden_by, rules
@@ -43,12 +45,13 @@ class Answer:
 class AgentLauncher(Launcher, ABC):
     """The verbs of ``Launcher`` on top of two ways to reach hosts: ``exchange`` and ``stream_argv``."""
 
-    capabilities: Capabilities
-    local = False  # tells the agent that no ssh connection stands behind its address
-
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._silent: set[str] = set()  # hosts that did not answer when the run had to stop
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return launchers.capabilities(self.cluster)
 
     # ------------------------------------------------------------------ what a launcher brings
     @abstractmethod
@@ -87,7 +90,7 @@ class AgentLauncher(Launcher, ABC):
         The file has no name: a request may hold secrets, and nothing of it is left when this process is killed.
         """
         with tempfile.TemporaryFile(prefix="paceline-") as stdin:
-            stdin.write(message({"local": self.local, **request}))
+            stdin.write(message({**self._local, **request}))
             if payload is not None:
                 payload(stdin)
             stdin.flush()
@@ -107,6 +110,11 @@ class AgentLauncher(Launcher, ABC):
             head = f"{doing}: {len(rows)} of {self.cluster.nnodes} hosts can't take part"
             raise HostError("\n".join([head, *rows]), hint="; then ".join(hints) or None)
         return {label: answer.value or {} for label, answer in answers.items()}
+
+    @property
+    def _local(self) -> dict[str, bool]:
+        """Tells the agent that no ssh connection stands behind its address."""
+        return {"local": self.capabilities.is_this_computer}
 
     @property
     def workdir(self) -> str:
@@ -202,7 +210,7 @@ class AgentLauncher(Launcher, ABC):
 
     def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> Streams:
         hosts = {host.label: host for host in self.cluster.hosts}
-        request = {**self._request(plan, Path()), "do": "follow", "local": self.local}
+        request = {**self._request(plan, Path()), "do": "follow", **self._local}
         request["metrics"] = not self.capabilities.shares_run_dir
         argvs = {node.host: self.stream_argv(hosts[node.host]) for node in plan.nodes}
 

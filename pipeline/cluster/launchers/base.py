@@ -1,4 +1,4 @@
-"""What a launcher is to the launch loop: eight verbs, and what it can do as data."""
+"""What a launcher is to the launch loop: eight verbs, and what it can do as data (``Capabilities``)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.core.specs import TRAINING_OUTPUTS, Event, Host, LaunchPlan, NodeFacts, Outputs
-
-
-@dataclass(frozen=True, kw_only=True)
-class Capabilities:
-    """What the launch loop must know of a launcher without asking which one it is.
-
-    ``shares_run_dir``: nodes see the controller's run folder, so nothing is sent or collected.
-    """
-
-    shares_run_dir: bool
-
 
 NOT_ENDED = "could not be ended there: "
 """How a host's answer to ``stop`` begins when it was reached and something of the run lives all the same."""
@@ -87,7 +77,10 @@ class Launcher(Protocol):
     what an earlier controller, which died, has left behind.
     """
 
-    capabilities: Capabilities
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of its settings."""
+        ...
 
     def probe(self, pack: PackSource | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
         """Facts of every host, in the cluster's order; ``modules`` are names to look for among what is installed there.

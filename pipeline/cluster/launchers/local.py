@@ -6,13 +6,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, ClassVar
 
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher, Answer
 from pipeline.cluster.launchers.answers import parse_answer
-from pipeline.cluster.launchers.base import AttemptSpec, Capabilities, Place
+from pipeline.cluster.launchers.base import AttemptSpec, Place
 from pipeline.cluster.launchers.payload import BOOTSTRAP
-from pipeline.cluster.launchers.settings import ClusterConfig
+from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.core import process
 from pipeline.core.errors import PacelineError
 from pipeline.core.specs import Host, LaunchPlan, NodeFacts
@@ -22,14 +22,13 @@ from pipeline.core.specs import Host, LaunchPlan, NodeFacts
 class LocalConfig(ClusterConfig):
     """Nothing more to set."""
 
+    capabilities: ClassVar[Capabilities] = Capabilities(shares_run_dir=True, is_this_computer=True)
+
     launcher: str = "local"
 
 
 class LocalLauncher(AgentLauncher):
     """Runs in the run folder itself; the agent's files lie in ``attempts/N`` until the attempt is over."""
-
-    capabilities = Capabilities(shares_run_dir=True)
-    local = True
 
     def _argv(self, host: Host) -> list[str]:
         return [str(Path(host.python or sys.executable).expanduser()), "-E", "-c", BOOTSTRAP]

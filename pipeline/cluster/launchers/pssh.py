@@ -23,7 +23,7 @@ from typing import IO
 
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher, Answer
 from pipeline.cluster.launchers.answers import parse_answer
-from pipeline.cluster.launchers.base import AttemptSpec, Capabilities, PackSource, Place
+from pipeline.cluster.launchers.base import AttemptSpec, PackSource, Place
 from pipeline.cluster.launchers.collect import receive
 from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.cluster.launchers.settings import ClusterConfig
@@ -56,8 +56,6 @@ class PsshConfig(ClusterConfig):
 
 class PsshLauncher(AgentLauncher):
     """Needs pssh and ssh here, and on the hosts an ssh server and Python; no shared file system."""
-
-    capabilities = Capabilities(shares_run_dir=False)
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 MISSING: Any = "???"  # OmegaConf's own mark; importing it from there takes 0.1 s, which a finished run has no use for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What is asked of a launcher, so that nobody has to ask which one it is.
+
+    ``shares_run_dir``: nodes see the controller's run folder, so nothing is sent or collected. ``is_this_computer``:
+    its only host is this computer, so it is configured without hosts, and what this process knows (GPUs, cores, the
+    interpreter) is known of the host before it is asked.
+    """
+
+    shares_run_dir: bool = False
+    is_this_computer: bool = False
 
 
 @dataclass(kw_only=True)
@@ -28,6 +41,8 @@ class ClusterConfig:
 
     A launcher's module derives its settings from this class, and adds what it alone can be told.
     """
+
+    capabilities: ClassVar[Capabilities] = Capabilities()
 
     launcher: str = "local"
     hosts: list[HostConfig] = field(default_factory=list)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.cluster import launchers
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.config.build import RunConfig
 from pipeline.core import leftovers
@@ -40,7 +41,7 @@ def loops(options: Mapping[str, str], config: RunConfig, root: Path) -> tuple[st
     for name in found:
         if name not in LOOPS:
             raise UsageError(f"against={name} is unknown; known are {', '.join(LOOPS)} (commas between several)")
-    if config.cluster.launcher != "local":
+    if not launchers.capabilities(config.cluster).is_this_computer:
         raise UsageError(
             f"against= compares on this machine, not on the hosts of launcher {config.cluster.launcher}",
             hint="cluster=local",
