@@ -51,7 +51,7 @@ def run_attempt(
         for port in hosts.ports():
             signals.check()
             plan = _planned(spec, hosts, facts, port)
-            for note in hosts.notes(plan):
+            for note in hosts.notes(plan, facts):
                 watchers.on_note(note)
             one = RunningAttempt(hosts.launcher, plan, spec, facts, watchers, signals)
             one.run()

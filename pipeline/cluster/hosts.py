@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from pipeline.cluster import launchers, rank_threads
@@ -50,12 +50,12 @@ class Hosts:
         self._ports = [*self._ports[1:], *self._ports[:1]]
         return self._ports
 
-    def notes(self, plan: LaunchPlan) -> list[str]:
+    def notes(self, plan: LaunchPlan, facts: Sequence[NodeFacts]) -> list[str]:
         """What the person should know of the hosts' shells and cores; each line once."""
         mine = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}  # how a checkout that isn't installed is run
         whose = "this shell" if self.launcher.capabilities.shares_run_dir else "the login shell there"
-        seen = {fact.host: dict(fact.extra.get("left_behind", {}).items() - mine.items()) for fact in self._facts}
-        lines = [*rank_environment.left_behind(seen, whose=whose), *rank_threads.shortages(plan, self._facts)]
+        seen = {fact.host: dict(fact.extra.get("left_behind", {}).items() - mine.items()) for fact in facts}
+        lines = [*rank_environment.left_behind(seen, whose=whose), *rank_threads.shortages(plan, facts)]
         new = [line for line in lines if line not in self._told]
         self._told.update(new)
         return new
