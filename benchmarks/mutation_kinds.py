@@ -173,8 +173,8 @@ def config_changes(resolved: Mapping[str, Any]) -> Iterator[Change]:
     for word in ("seed=1", "seed=2", "seed=12345"):
         yield Change(word, "configuration", True, with_words(word))
     for word in (
-        "model=resnet18", "model=resnet50", "model=whitened_cnn", "optimizer=adam", "optimizer=muon", "schedule=step",
-        "schedule=constant", "schedule=triangle", "strategy=fsdp", "strategy=auto",
+        "model=resnet18", "model=resnet50", "model=whitened_cnn", "optimizer=adam", "optimizer=airbench_muon",
+        "schedule=step", "schedule=constant", "schedule=triangle", "strategy=fsdp", "strategy=auto",
     ):  # fmt: skip
         yield Change(word, "configuration", True, with_words(word))
 

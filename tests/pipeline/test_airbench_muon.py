@@ -1,4 +1,4 @@
-"""optimizer=muon as it stands trains the shipped models; the speed run keeps rates of its own."""
+"""optimizer=airbench_muon as it stands trains the shipped models; the speed run keeps rates of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainers.training.session import run
 @pytest.mark.parametrize("model", ["small_cnn", "whitened_cnn"])
 def test_muons_defaults_train_the_quickstart(model: str, tmp_path: Path) -> None:
     width = ["model.width=8"] if model == "whitened_cnn" else []
-    words = ("experiment=quickstart", "optimizer=muon", f"model={model}", *width, "trainer.epochs=5")
+    words = ("experiment=quickstart", "optimizer=airbench_muon", f"model={model}", *width, "trainer.epochs=5")
     made = build(resolve(compose_config(words)), words, root=ROOT, local_gpus=0)
     (tmp_path / "data").symlink_to(data.fetch(made.train.dataset, tmp_path / "packs").path)
     (tmp_path / "config.json").write_text(json.dumps(made.resolved))
@@ -29,7 +29,7 @@ def test_muons_defaults_train_the_quickstart(model: str, tmp_path: Path) -> None
 def test_the_speed_run_has_the_rates_it_was_tuned_with() -> None:
     settings = resolve(compose_config(["experiment=cifar10_speedrun"]))["optimizer"]
     assert settings == {
-        "name": "muon",
+        "name": "airbench_muon",
         "lr": 0.24,
         "weight_decay": 0.004,
         "lr_scaling": "none",

@@ -23,7 +23,7 @@ from pipeline.core.errors import UsageError
 GROUPS = {
     "dataset": ["cifar10", "mnist", "digits", "arrays", "synthetic"],
     "model": ["small_cnn", "whitened_cnn", "resnet18", "resnet50"],
-    "optimizer": ["sgd", "adam", "muon"],
+    "optimizer": ["sgd", "adam", "muon", "airbench_muon", "torch"],
     "schedule": ["constant", "step", "one_cycle", "triangle"],
     "cluster": ["local", "pssh", "two_node"],
     "tracking": ["mlflow", "none"],
@@ -133,8 +133,11 @@ def test_composes_what_hydra_main_composes(most: int, monkeypatch: pytest.Monkey
         ),
         ("optimzer.lr=1", ["unknown key 'optimzer.lr'", "did you mean optimizer.lr=1?", "cluster, dataset"]),
         ("optimzer=sgd", ["unknown key 'optimzer'", "did you mean optimizer=sgd?", "dataset, experiment, model"]),
-        ("optimizer.bias_lr=1", ["unknown key 'optimizer.bias_lr'; optimizer.bias_lr is a field of optimizer=muon;"]),
-        ("optimizer=sgdd", ["optimizer=sgdd", "did you mean sgd? valid: adam, muon, sgd"]),
+        (
+            "optimizer.bias_lr=1",
+            ["unknown key 'optimizer.bias_lr'; optimizer.bias_lr is a field of optimizer=airbench_muon;"],
+        ),
+        ("optimizer=sgdd", ["optimizer=sgdd", "did you mean sgd? valid: adam, airbench_muon, muon, sgd, torch"]),
         ("model=resnet", ["model=resnet", "did you mean resnet", "valid: resnet18, resnet50, small_cnn, whitened_cnn"]),
         ("optimizer.lr=abc", ["optimizer.lr=abc", "'abc'", "Float"]),
         ("trainer.epochs=1.5", ["trainer.epochs=1.5", "'1.5'", "Integer"]),

@@ -20,7 +20,7 @@ from tests.integration.commands import ROOT
 PYPROJECT = "pyproject.toml"
 RUNS = (
     ("classifier", "models.small_cnn", "optimizers.sgd", "schedules.constant", "strategies.ddp"),
-    ("classifier", "models.whitened_cnn", "optimizers.muon", "schedules.triangle", "strategies.auto"),
+    ("classifier", "models.whitened_cnn", "optimizers.airbench_muon", "schedules.triangle", "strategies.auto"),
     ("classifier", "models.resnet18", "optimizers.adam", "schedules.one_cycle", "strategies.fsdp"),
     ("measuring.profiling", "models.resnet50", "schedules.step"),
     ("measuring.measure",),

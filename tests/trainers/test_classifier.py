@@ -225,7 +225,7 @@ def eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", compile_)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "muon"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "muon", "airbench_muon", "torch"])
 def test_compiling_changes_neither_weights_nor_names_and_its_time_is_told(
     make_run: MakeRun, eagerly: None, capsys: pytest.CaptureFixture[str], optimizer: str
 ) -> None:

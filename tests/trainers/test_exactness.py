@@ -102,7 +102,7 @@ def test_two_ranks_that_die_at_random_steps_end_with_the_same_weights(make_run: 
         "dataset__crop_border": "reflect",
         "dataset__alternate_flip": True,
         "dataset__cutout": 3,
-        "optimizer": {"name": "muon", "bias_lr": 0.1},
+        "optimizer": {"name": "airbench_muon", "bias_lr": 0.1},
     }
     make_run("whole", **settings)
     chance = random.Random(20)

@@ -1,15 +1,25 @@
+import inspect
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from trainers.optimizers import build, peak_lr
+from trainers.core.config import ConfigError, OptimizerConfig
+from trainers.optimizers import Optimizer, build, peak_lr
 from trainers.optimizers.adam import AdamConfig
+from trainers.optimizers.airbench_muon import AirbenchMuonConfig
 from trainers.optimizers.muon import MuonConfig
 from trainers.optimizers.newton_schulz import orthogonalised
 from trainers.optimizers.sgd import SGDConfig
+from trainers.optimizers.torch import TorchConfig
 
+TORCH_CLASSES = (
+    *("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW"),
+    *("Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"),
+)
 SGD = SGDConfig(lr=0.1, weight_decay=0.01)
 ADAM = AdamConfig(lr=0.01, weight_decay=0.01)
 
@@ -67,10 +77,10 @@ def set_gradients(parameters: list[nn.Parameter]) -> None:
         parameter.grad = torch.sin(parameter.detach() * (number + 2))
 
 
-def test_muon_moves_a_filter_bank_by_lr_and_keeps_its_length() -> None:
+def test_airbenchs_muon_moves_a_filter_bank_by_lr_and_keeps_its_length() -> None:
     parameters = muon_parameters()
     bank = parameters[3]
-    optimizer = build(MuonConfig(lr=0.01), parameters)
+    optimizer = build(AirbenchMuonConfig(lr=0.01), parameters)
     for _ in range(2):
         before = bank.detach() / bank.detach().norm()
         set_gradients(parameters)
@@ -79,7 +89,7 @@ def test_muon_moves_a_filter_bank_by_lr_and_keeps_its_length() -> None:
     assert float(bank.detach().norm()) == pytest.approx(math.sqrt(8), rel=0.02)
 
 
-def test_muon_leaves_head_and_biases_to_sgd_with_rates_of_their_own() -> None:
+def test_airbenchs_muon_leaves_head_and_biases_to_sgd_with_rates_of_their_own() -> None:
     parameters = muon_parameters()
     theirs = [nn.Parameter(parameters[place].detach().clone()) for place in (1, 4)]
     reference = torch.optim.SGD(
@@ -90,7 +100,7 @@ def test_muon_leaves_head_and_biases_to_sgd_with_rates_of_their_own() -> None:
         momentum=0.85,
         nesterov=True,
     )
-    optimizer = build(MuonConfig(lr=0.1, bias_lr=1.0, head_lr=0.5, weight_decay=0.02), parameters)
+    optimizer = build(AirbenchMuonConfig(lr=0.1, bias_lr=1.0, head_lr=0.5, weight_decay=0.02), parameters)
     for _ in range(3):
         set_gradients(parameters)
         for item, place in zip(theirs, (1, 4), strict=True):
@@ -100,18 +110,18 @@ def test_muon_leaves_head_and_biases_to_sgd_with_rates_of_their_own() -> None:
     torch.testing.assert_close([parameters[place].detach() for place in (1, 4)], [item.detach() for item in theirs])
 
 
-def test_muon_computes_banks_of_one_shape_together_as_it_would_alone() -> None:
+def test_airbenchs_muon_computes_banks_of_one_shape_together_as_it_would_alone() -> None:
     together, alone = muon_parameters(), muon_parameters()
     set_gradients(together)
     set_gradients(alone)
-    build(MuonConfig(), together).step(0.1)
-    build(MuonConfig(), [alone[0], alone[4]]).step(0.1)
+    build(AirbenchMuonConfig(), together).step(0.1)
+    build(AirbenchMuonConfig(), [alone[0], alone[4]]).step(0.1)
     torch.testing.assert_close(together[0], alone[0])
 
 
-def test_a_skipped_update_changes_nothing_of_muon() -> None:
+def test_a_skipped_update_changes_nothing_of_airbenchs_muon() -> None:
     parameters = muon_parameters()
-    optimizer = build(MuonConfig(), parameters)
+    optimizer = build(AirbenchMuonConfig(), parameters)
     set_gradients(parameters)
     optimizer.step(0.1)
     before = [item.detach().clone() for item in [*parameters, *optimizer.state()["momentum"]]]
@@ -121,9 +131,105 @@ def test_a_skipped_update_changes_nothing_of_muon() -> None:
     assert all(map(torch.equal, before, [*parameters, *optimizer.state()["momentum"]]))
 
 
-def test_muon_takes_a_bank_without_any_gradient() -> None:
+def test_airbenchs_muon_takes_a_bank_without_any_gradient() -> None:
     parameters = muon_parameters()
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    build(MuonConfig(), parameters).step(0.1)
+    build(AirbenchMuonConfig(), parameters).step(0.1)
     assert all(bool(torch.isfinite(item).all()) for item in parameters)
+
+
+def small_network() -> nn.Sequential:
+    """A filter bank, a head and their biases, channels last; always the same weights."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(4 * 4, 5))
+    return layers.to(memory_format=torch.channels_last)
+
+
+def train(network: nn.Module, update: Callable[[], object], steps: int) -> list[torch.Tensor]:
+    """The weights after so many steps on images that are always the same."""
+    images = torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+    for _ in range(steps):
+        network.zero_grad(set_to_none=True)
+        (network(images) ** 2).mean().backward()
+        update()
+    return [item.detach().clone() for item in network.parameters()]
+
+
+def updates(optimizer: Optimizer, lr: float = 0.01) -> Callable[[], object]:
+    return lambda: optimizer.step(lr)
+
+
+@pytest.mark.parametrize("name", TORCH_CLASSES)
+def test_every_usable_class_of_torch_computes_what_it_computes_alone(name: str) -> None:
+    ours, theirs = small_network(), small_network()
+    fused = {"fused": True} if "fused" in inspect.signature(getattr(torch.optim, name)).parameters else {}
+    decay = {} if name == "Rprop" else {"weight_decay": 0.0}
+    reference = getattr(torch.optim, name)(theirs.parameters(), lr=0.01, **decay, **fused)
+    optimizer = build(TorchConfig(class_name=name), [*ours.parameters()])
+    found, wanted = train(ours, updates(optimizer), 5), train(theirs, reference.step, 5)
+    assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.parametrize("config", [MuonConfig(), *(TorchConfig(class_name=name) for name in TORCH_CLASSES)])
+def test_state_that_is_copied_goes_on_bit_for_bit(config: OptimizerConfig) -> None:
+    whole = small_network()
+    wanted = train(whole, updates(build(config, [*whole.parameters()])), 5)
+    first, second = small_network(), small_network()
+    before = build(config, [*first.parameters()])
+    train(first, updates(before), 3)
+    second.load_state_dict(first.state_dict())
+    after = build(config, [*second.parameters()])
+    for name, tensors in after.state().items():
+        for target, source in zip(tensors, before.state()[name], strict=True):
+            target.copy_(source)
+    assert all(map(torch.equal, train(second, updates(after), 2), wanted))
+
+
+def test_muon_gives_torchs_the_filters_as_matrices_and_the_rest_to_adamw() -> None:
+    network, alone = small_network(), small_network()
+    optimizer = build(MuonConfig(lr=0.01, weight_decay=0.1), [*network.parameters()])
+    kept = ["Muon.momentum_buffer", "AdamW.step", "AdamW.exp_avg", "AdamW.exp_avg_sq"]
+    assert [*optimizer.state()] == ["updates", *kept]
+    shapes = [tuple(item.shape) for item in optimizer.state()["Muon.momentum_buffer"]]
+    assert shapes == [(4, 27), (4, 4)]
+    rest = [item for item in alone.parameters() if item.dim() == 1 or item.shape == (5, 16)]
+    adamw = torch.optim.AdamW(rest, lr=0.01, weight_decay=0.1, fused=True)
+    train(network, updates(optimizer), 1)
+    train(alone, adamw.step, 1)
+    moved, wanted = dict(network.named_parameters()), dict(alone.named_parameters())
+    torch.testing.assert_close([moved["3.weight"], moved["0.bias"]], [wanted["3.weight"], wanted["0.bias"]])
+    step = (moved["0.weight"] - wanted["0.weight"] * (1 - 0.01 * 0.1)).flatten(1)
+    assert float(torch.linalg.svdvals(step.detach()).max()) == pytest.approx(0.01 * 0.2 * math.sqrt(27), rel=0.3)
+
+
+@pytest.mark.parametrize("config", [MuonConfig(), TorchConfig(), TorchConfig(class_name="RAdam")])
+def test_a_skipped_update_leaves_torchs_optimizers_as_they_were(config: OptimizerConfig) -> None:
+    network = small_network()
+    optimizer = build(config, [*network.parameters()])
+    before = train(network, updates(optimizer), 2)
+    state = {name: [item.clone() for item in tensors] for name, tensors in optimizer.state().items()}
+    after = train(network, lambda: optimizer.step(0.01, torch.ones(())), 1)
+    assert all(map(torch.equal, before, after))
+    kept = optimizer.state()
+    assert all(torch.equal(a, b) for name in state for a, b in zip(state[name], kept[name], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"class_name": "AdamZ"}, r"optimizer.class_name='AdamZ' is no class of torch.optim .*; choose one of: ASGD, "),
+        ({"class_name": "LBFGS"}, "class_name=LBFGS can't be used: it evaluates the loss several times in a step"),
+        ({"class_name": "Muon"}, "it takes matrices only; optimizer=muon gives it those"),
+        ({"arguments": {"bets": 1}}, r"arguments.bets is no argument of torch.optim.AdamW: amsgrad, betas, "),
+        ({"arguments": {"lr": 1}}, "optimizer.arguments.lr is said by optimizer.lr; set that"),
+        ({"arguments": {"betas": [0.9, 2]}}, r"torch.optim.AdamW refuses .*: Invalid beta parameter at index 1: 2"),
+        (
+            {"class_name": "Rprop", "weight_decay": 0.1},
+            "torch.optim.Rprop has no weight decay; take optimizer.weight_d",
+        ),
+    ],
+)
+def test_a_class_or_argument_that_torch_has_not_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        build(TorchConfig(**settings), [nn.Parameter(torch.zeros(3))])

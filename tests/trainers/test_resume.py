@@ -118,9 +118,12 @@ def test_max_steps_stops_in_the_middle_of_an_epoch(make_run: MakeRun) -> None:
     assert {"val/accuracy", "test/accuracy"} <= set(summary["metrics"])
 
 
-def test_a_whitened_network_goes_on_with_its_filters(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("optimizer", ["airbench_muon", "muon", "torch"])
+def test_a_whitened_network_goes_on_with_its_filters(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
     settings: dict[str, object] = {"model": {"name": "whitened_cnn", "width": 2}, "trainer__tta": "multicrop"}
-    settings |= {"optimizer": {"name": "muon"}, "schedule": {"name": "triangle"}}
+    settings |= {"optimizer": {"name": optimizer}, "schedule": {"name": "triangle"}}
     whole, broken = make_run("whole", **settings), make_run("broken", **settings)
     run(whole / "config.json")
     with monkeypatch.context() as patch:

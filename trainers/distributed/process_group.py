@@ -174,13 +174,13 @@ class Node:
 
 
 def _batches(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Of one dtype each, and of at most _CHUNK_ELEMENTS elements where that is more than one tensor."""
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    """Of one dtype and device each, and of at most _CHUNK_ELEMENTS elements where that is more than one tensor."""
+    kinds: dict[tuple[str, str], list[Tensor]] = {}
     for item in tensors:
-        by_dtype.setdefault(item.dtype, []).append(item)
-    for dtype in sorted(by_dtype, key=str):
+        kinds.setdefault((str(item.dtype), item.device.type), []).append(item)
+    for kind in sorted(kinds):
         batch: list[Tensor] = []
-        for item in by_dtype[dtype]:
+        for item in kinds[kind]:
             if batch and sum(one.numel() for one in batch) + item.numel() > _CHUNK_ELEMENTS:
                 yield batch
                 batch = []

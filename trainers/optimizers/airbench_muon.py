@@ -1,4 +1,4 @@
-"""Muon: orthogonalised momentum for hidden matrices (Jordan et al. 2024), SGD for the rest."""
+"""Muon as airbench has it: orthogonalised momentum for hidden matrices (Jordan 2024), SGD for the rest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHORTEST = 1e-7  # a direction of no length (no gradient at all) is no step
 
 
 @dataclass(kw_only=True)
-class MuonConfig(OptimizerConfig):
+class AirbenchMuonConfig(OptimizerConfig):
     """Orthogonalised momentum for convolution filters and hidden matrices (Jordan 2024); for the last matrix (the
     head) and everything with one dimension SGD with Nesterov momentum and rates of their own.
 
@@ -26,7 +26,7 @@ class MuonConfig(OptimizerConfig):
     ``weight_decay`` takes that share off head and biases in a step at the peak of the schedule.
     """
 
-    name: str = "muon"
+    name: str = "airbench_muon"
     lr: float = 0.1
     momentum: float = 0.6
     iterations: int = 3  # of Newton-Schulz
@@ -45,14 +45,14 @@ class MuonConfig(OptimizerConfig):
         at_least("optimizer.iterations", self.iterations, 1)
 
 
-class Muon(Optimizer):
+class AirbenchMuon(Optimizer):
     """Jordan et al.: Muon, an optimizer for hidden layers in neural networks, 2024.
 
     A filter bank [out, …] is a matrix of ``out`` rows. Its momentum, made orthogonal, moves it by ``lr`` times its
     length, which is kept at √rows. The last matrix and all vectors are SGD's. Banks of one shape are computed at once.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], config: MuonConfig) -> None:
+    def __init__(self, parameters: Sequence[Tensor], config: AirbenchMuonConfig) -> None:
         super().__init__(parameters)
         self.config = config
         self.momentum = [torch.zeros_like(item) for item in self.parameters]
@@ -116,6 +116,6 @@ def _matrix(bank: Tensor) -> Tensor:
     return bank.reshape(bank.shape[0], -1)
 
 
-def build(config: MuonConfig, parameters: Sequence[Tensor]) -> Muon:
+def build(config: AirbenchMuonConfig, parameters: Sequence[Tensor]) -> AirbenchMuon:
     """See trainers.optimizers."""
-    return Muon(parameters, config)
+    return AirbenchMuon(parameters, config)

@@ -1,0 +1,68 @@
+"""torch.optim.Muon (Jordan 2024) for filter banks and hidden matrices, torch.optim.AdamW for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainers.core.config import ConfigError, OptimizerConfig
+from trainers.optimizers.torch_classes import TorchOptimizer
+
+
+@dataclass(kw_only=True)
+class MuonConfig(OptimizerConfig):
+    """torch.optim.Muon for convolution filters and hidden matrices; AdamW for the last matrix (the head) and vectors.
+
+    Muon's steps are scaled to the size of AdamW's (Liu et al.: Muon is scalable for LLM training, 2025), so that one
+    ``lr`` and one ``weight_decay`` serve both.
+    """
+
+    name: str = "muon"
+    lr: float = 2e-3
+    weight_decay: float = 0.1
+    momentum: float = 0.95
+
+    def __post_init__(self) -> None:
+        OptimizerConfig.__post_init__(self)
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"optimizer.momentum={self.momentum} must lie in [0, 1)")
+
+
+class Muon(TorchOptimizer):
+    """A filter bank [out, in, h, w] is the matrix [out, in·h·w], a view in the order in which its numbers lie."""
+
+    def __init__(self, parameters: Sequence[Tensor], config: MuonConfig) -> None:
+        matrices = [item for item in parameters if item.dim() > 1]
+        hidden = matrices[:-1]
+        self._views = [(item, _in_order(item.detach(), item).view(item.shape[0], -1)) for item in hidden]
+        rest = [item for item in parameters if not any(item is one for one in hidden)]
+        super().__init__(parameters, lambda: _optimizers([view for _, view in self._views], rest, config))
+
+    def _step(self, lr: float) -> None:
+        for bank, view in self._views:
+            view.grad = None if bank.grad is None else _in_order(bank.grad, bank).reshape(view.shape)
+        super()._step(lr)
+
+
+def _optimizers(views: list[Tensor], rest: list[Tensor], config: MuonConfig) -> list[torch.optim.Optimizer]:
+    lr, decay, made = config.lr, config.weight_decay, list[torch.optim.Optimizer]()
+    if views:  # torch refuses none
+        scale = "match_rms_adamw"
+        made.append(torch.optim.Muon(views, lr, weight_decay=decay, momentum=config.momentum, adjust_lr_fn=scale))
+    if rest:
+        made.append(torch.optim.AdamW(rest, lr, weight_decay=decay, fused=True))
+    return made
+
+
+def _in_order(values: Tensor, bank: Tensor) -> Tensor:
+    """The dimensions of [out, …] behind the first in the order in which the numbers of ``bank`` lie in memory."""
+    strides = bank.stride()
+    return values.permute(0, *sorted(range(1, bank.dim()), key=lambda dimension: -strides[dimension]))
+
+
+def build(config: MuonConfig, parameters: Sequence[Tensor]) -> Muon:
+    """See trainers.optimizers."""
+    return Muon(parameters, config)

@@ -1,0 +1,79 @@
+"""Any class of torch.optim: ``optimizer=torch optimizer.class_name=RAdam +optimizer.arguments.eps=1e-6``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainers.core.config import ConfigError, OptimizerConfig
+from trainers.optimizers.torch_classes import TorchOptimizer
+
+_OWN = ("params", "lr", "weight_decay")  # said by other fields
+_UNFIT = {
+    "LBFGS": "it evaluates the loss several times in a step",
+    "SparseAdam": "it takes sparse gradients only",
+    "Muon": "it takes matrices only; optimizer=muon gives it those, and the rest to AdamW",
+}
+
+
+@dataclass(kw_only=True)
+class TorchConfig(OptimizerConfig):
+    """A class of torch.optim by its name. ``lr`` and ``weight_decay`` are passed on, and torch's defaults are kept for
+    the rest; its fused form is taken where it has one."""
+
+    name: str = "torch"
+    class_name: str = "AdamW"
+    lr: float = 1e-3
+    arguments: dict[str, Any] = field(default_factory=dict)  # of the class, by name: {betas: [0.9, 0.95]}
+
+    def __post_init__(self) -> None:
+        OptimizerConfig.__post_init__(self)
+        if self.class_name in _UNFIT:
+            raise ConfigError(f"optimizer.class_name={self.class_name} can't be used: {_UNFIT[self.class_name]}")
+        for name in self.arguments:
+            if name in _OWN:
+                raise ConfigError(f"optimizer.arguments.{name} is said by optimizer.{name}; set that")
+
+
+def build(config: TorchConfig, parameters: Sequence[Tensor]) -> TorchOptimizer:
+    """See trainers.optimizers. Raises ConfigError: torch has no such class, or the class no such argument."""
+    found, names = _class(config.class_name), [*inspect.signature(_class(config.class_name)).parameters]
+    arguments: dict[str, Any]
+    arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in config.arguments.items()}
+    if "fused" in names and "foreach" not in arguments:
+        arguments.setdefault("fused", True)
+    if "weight_decay" in names:
+        arguments["weight_decay"] = config.weight_decay
+    elif config.weight_decay:
+        raise ConfigError(f"torch.optim.{config.class_name} has no weight decay; take optimizer.weight_decay=0")
+    for name in arguments:
+        if name not in names:
+            valid = ", ".join(sorted({*names} - {*_OWN}))
+            raise ConfigError(f"optimizer.arguments.{name} is no argument of torch.optim.{config.class_name}: {valid}")
+    make: Callable[[], torch.optim.Optimizer] = functools.partial(found, list(parameters), lr=config.lr, **arguments)
+    try:
+        return TorchOptimizer(parameters, lambda: [make()])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"torch.optim.{config.class_name} refuses {config.arguments}: {error}") from error
+
+
+def _class(name: str) -> Callable[..., torch.optim.Optimizer]:
+    base = torch.optim.Optimizer
+    classes = {
+        key: value
+        for key, value in vars(torch.optim).items()
+        if inspect.isclass(value) and issubclass(value, base) and value is not base and key not in _UNFIT
+    }
+    if name not in classes:
+        version = torch.__version__.partition("+")[0]
+        raise ConfigError(
+            f"optimizer.class_name={name!r} is no class of torch.optim in torch {version}; choose one of: "
+            + ", ".join(sorted(classes))
+        )
+    return classes[name]
