@@ -23,8 +23,8 @@ RUNS = (
     ("classifier", "models.whitened_cnn", "optimizers.airbench_muon", "schedules.triangle", "strategies.auto"),
     ("classifier", "models.resnet18", "optimizers.adam", "schedules.one_cycle", "strategies.fsdp"),
     ("measuring.profiling", "models.resnet50", "schedules.step"),
-    ("measuring.measure",),
-    ("measuring.allreduce",),
+    ("measuring.measure", "optimizers.muon"),
+    ("measuring.allreduce", "optimizers.torch"),
 )
 
 

@@ -28,7 +28,7 @@ class TorchOptimizer(Optimizer):
         """``make`` returns new optimizers of ``parameters``. Raises ConfigError: no checkpoint can hold their state."""
         super().__init__(parameters)
         self._make = make
-        self._updates = torch.zeros((), dtype=torch.int64)  # of the run so far; on the CPU: each step looks at it
+        self._updates = torch.tensor(0)  # of the run so far; on the CPU: each step looks at it
         self._optimizers = make()
         self._make_state()
 
