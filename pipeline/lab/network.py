@@ -84,11 +84,12 @@ def namespaces(id_: str) -> list[str]:
 def disconnect(id_: str) -> list[str]:
     """End every process in the lab's namespaces, remove them and the uplink; what was removed."""
     removed = []
+    had_uplink = _is_up(uplink(id_))
     for name in namespaces(id_):
         end_processes(name)
         command("ip", "netns", "delete", name)
         removed.append(name)
-    if _is_up(uplink(id_)):
+    if had_uplink:
         try:
             command("ip", "link", "delete", uplink(id_))
         except HostError:

@@ -103,7 +103,7 @@ def copied(root: Path) -> Checkout:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """A is trained from a dirty tree: an edit in a module that the trainer imports at second hand, a new file."""
     checkout = copied(tmp_path_factory.mktemp("with space") / "project")
-    with (checkout.root / "trainers" / "buffers.py").open("a") as file:
+    with (checkout.root / "trainers" / "distributed" / "rank_state.py").open("a") as file:
         file.write("# edited\n")
     (checkout.root / "notes.txt").write_text("not committed\n")
     checkout.doit("train", *A)
@@ -122,7 +122,7 @@ def test_edits_that_decide_nothing_rerun_nothing_and_one_at_second_hand_does(tra
             file.write(line)
     assert "is finished" in trained.doit("train", *A)
     assert trained.launches() == 1
-    module = trained.root / "trainers" / "buffers.py"  # the trainer imports it through another module
+    module = trained.root / "trainers" / "distributed" / "rank_state.py"  # the trainer imports it through another module
     before = module.read_text()
     module.write_text(before + "AGAIN = 1\n")
     answer = trained.why(*A)
@@ -137,7 +137,7 @@ def test_a_then_b_then_a_launches_nothing_and_an_edit_during_b_makes_b_stale(tra
     child = trained.start("train", *A, "seed=1")
     while child.poll() is None and len(list(trained.root.glob("runs/*/attempts"))) < 2:
         time.sleep(0.02)
-    module = trained.root / "trainers" / "loop.py"
+    module = trained.root / "trainers" / "training" / "loop.py"
     before = module.read_text()
     module.write_text(before + "EDITED = True  # while B trains\n")
     output, _ = child.communicate(timeout=HANG_S)
@@ -153,7 +153,7 @@ def test_a_then_b_then_a_launches_nothing_and_an_edit_during_b_makes_b_stale(tra
 
 def test_a_report_by_other_code_is_made_again_without_a_training(trained: Checkout) -> None:
     launches = trained.launches()
-    module = trained.root / "pipeline" / "evaluation.py"
+    module = trained.root / "pipeline" / "evaluation" / "report.py"
     before = module.read_text()
     module.write_text(before.replace('"share of the true class"', '"share of the class"'))
     answer = trained.why(*A)
@@ -214,7 +214,7 @@ def test_an_archive_is_made_again_in_another_folder_that_never_saw_the_commit(
     assert f"REPRODUCED {key}" in shown
     code = elsewhere.root / "runs" / ".reproduced" / key / "code"
     assert (code / "notes.txt").read_text() == "not committed\n"
-    assert (code / "trainers" / "buffers.py").read_text().endswith("# edited\n")
+    assert (code / "trainers" / "distributed" / "rank_state.py").read_text().endswith("# edited\n")
     assert elsewhere.git("worktree", "list").count("\n") == 1
 
 

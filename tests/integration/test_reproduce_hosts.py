@@ -20,7 +20,7 @@ TWO = ("experiment=quickstart", "trainer.max_steps=2", "cluster=two_node")
 def test_a_run_of_two_hosts_is_made_again_elsewhere(tmp_path: Path, lab: Lab) -> None:
     store, hosts = f"tracking.uri='sqlite:///{tmp_path}/mlflow.db'", f"cluster.ssh_config='{lab.ssh_config}'"
     first = copied(tmp_path / "first")
-    with (first.root / "trainers" / "buffers.py").open("a") as file:
+    with (first.root / "trainers" / "distributed" / "rank_state.py").open("a") as file:
         file.write("# edited\n")
     (first.root / "trainers" / "new_file.py").write_text('"""Untracked."""\n')
     first.doit("train", *TWO, hosts, store)

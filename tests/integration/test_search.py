@@ -126,6 +126,8 @@ def test_a_search_without_a_tracking_server_is_recorded_later_and_a_pruned_run_i
     assert first.returncode == 0, first.stdout
     assert "WARNING: not recorded in MLflow yet" in first.stdout
     assert f"; {len(project.run_folders())} run just now" in first.stdout
+    started = [entry["number"] for entry in journal(project) if entry["state"] == "RUNNING"]
+    assert set(started) == {0, 1, 2}
 
     again = project.doit("sweep", *words)
     assert again.returncode == 0, again.stdout
@@ -133,5 +135,4 @@ def test_a_search_without_a_tracking_server_is_recorded_later_and_a_pruned_run_i
     assert "0 run just now" in again.stdout
     states = agreed(project)
     assert states[2] == states[3] == states[6] == states[7] == "PRUNED"
-    entries = [entry for entry in journal(project) if entry["state"] == "RUNNING"]
-    assert [entry["number"] for entry in entries] == [0, 1, 2]
+    assert [entry["number"] for entry in journal(project) if entry["state"] == "RUNNING"] == started

@@ -42,7 +42,10 @@ def all_of(host: LabHost) -> list[Path]:
 def is_own_output(path: Path) -> bool:
     """What ranks and torchrun write themselves, in the agent's folder, which is its user's alone."""
     agents = [parent for parent in path.parents if parent.name == "agent"]
-    return bool(agents) and agents[0].stat().st_mode & 0o077 == 0 and (agents[0] / "log") != path
+    try:
+        return bool(agents) and agents[0].stat().st_mode & 0o077 == 0 and (agents[0] / "log") != path
+    except FileNotFoundError:  # the run has ended, and its folder on the host with it
+        return True
 
 
 @pytest.mark.lab

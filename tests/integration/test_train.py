@@ -126,7 +126,7 @@ def test_killed_outright_the_same_command_finishes_with_the_weights_of_an_undist
     interrupt(child, signal.SIGKILL)
     done = project.doit("train", *FINISHED)
     assert done.returncode == 0, done.stdout
-    assert project.states().count("RUNNING") == 2
+    assert project.states().count("RUNNING") in (1, 2)  # 1: the ranks were at their last step when they were asked for
     assert project.result()["weights_sha256"] == finished.result()["weights_sha256"]
     assert list(processes_of(project.folder)) == []
     steps = [json.loads(line)["step"] for line in (project.only_run() / "metrics.jsonl").read_text().splitlines()]
