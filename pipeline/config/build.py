@@ -77,8 +77,7 @@ class RunConfig:
     @property
     def chosen(self) -> tuple[str, ...]:
         """The modules of the chosen options: the only ones of their kind that the node half of this run imports."""
-        groups = node.GROUPS.items()
-        return tuple(f"{group.package}.{getattr(self.train, name).name}" for name, group in groups)
+        return tuple(OPTIONS[group].target(getattr(self.train, group).name) for group in node.GROUPS)
 
 
 def build(

@@ -24,10 +24,15 @@ from pipeline.keys.installed import version
 _PLAIN = re.compile(r"""(?P<quote>['"]?)(?P<path>[\w./ -]+)(?P=quote)""")
 _DEFAULT = re.compile(r"^paths:\n  runs: (?P<path>[\w./-]+)$", re.MULTILINE)
 _MOST = 128  # entries, two for a command line
-OPTION_FOLDERS = (
-    "pipeline/data/datasets", "trainers/models", "trainers/optimizers", "trainers/schedules", "trainers/strategies",
-    "pipeline/cluster/launchers", "pipeline/sweep/samplers",
-)  # fmt: skip
+OPTION_FOLDERS = {
+    "dataset": "pipeline/data/datasets",
+    "model": "trainers/models",
+    "optimizer": "trainers/optimizers",
+    "schedule": "trainers/schedules",
+    "strategy": "trainers/strategies",
+    "cluster": "pipeline/cluster/launchers",
+    "search": "pipeline/sweep/samplers",
+}
 """The packages of ``pipeline.config.schema.OPTIONS``, which a finished run doesn't import."""
 
 _BUILDERS = ("pipeline/cluster", "pipeline/core")
@@ -53,11 +58,18 @@ class Composition:
         return found if isinstance(found, dict) else None
 
     def keep(self, resolved: dict[str, Any]) -> None:
-        """Secrets aren't kept, nor what puts its runs elsewhere than its words said."""
+        """Secrets aren't kept, nor what puts its runs elsewhere than its words said, nor what has an option of another
+        installed package, whose sources aren't looked at."""
         if self._runs_dir != self._root / str(resolved.get("paths", {}).get("runs")):
+            return
+        if not all(self._is_own(group, resolved[group]) for group in OPTION_FOLDERS if group in resolved):
             return
         if self.name and json.loads(json.dumps(resolved)) == resolved == without_secrets(resolved):
             self.known.keep({self.name: resolved})
+
+    def _is_own(self, group: str, section: dict[str, Any]) -> bool:
+        name = section.get("launcher" if group == "cluster" else "name")
+        return (group, name) == ("search", "none") or (self._root / OPTION_FOLDERS[group] / f"{name}.py").is_file()
 
 
 class BuiltBasis:
@@ -120,7 +132,7 @@ def _sources(root: Path) -> Iterator[str]:
     for top, ending in (("conf", ".yaml"), ("pipeline/config", ".py"), ("hydra_plugins", ".py")):
         for folder, names in _walk(str(root / top)):
             yield from (f"{folder}/{name}"[len(f"{root}/") :] for name in names if name.endswith(ending))
-    for folder in (*OPTION_FOLDERS, *_BUILDERS):
+    for folder in (*OPTION_FOLDERS.values(), *_BUILDERS):
         with suppress(FileNotFoundError):
             yield from (f"{folder}/{name}" for name in os.listdir(root / folder) if name.endswith(".py"))  # noqa: PTH208
     yield from ("pipeline/core/options.py", "trainers/core/config.py")

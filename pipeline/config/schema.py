@@ -121,3 +121,7 @@ def register() -> None:
         for name in options.names():
             with suppress(UsageError):  # said when the option is chosen: it is nobody else's trouble
                 store.store(group=f"schema/{group}", name=name, node=options.settings(name))
+        for name in options.installed():  # conf/ has no file of them
+            defaults = [{f"/schema/{group}@_here_": name}, "_self_"]
+            field = "launcher" if group == "cluster" else "name"
+            store.store(group=group, name=name, node={"defaults": defaults, field: name})

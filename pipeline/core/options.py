@@ -4,6 +4,10 @@ Settings are a dataclass that derives from the group's base class. They are read
 importing the module, because a model's imports torch, which the controller never does. So the class may use what the
 standard library, ``trainers.core.config``, ``pipeline.core.errors`` and its base's module offer, and constants of its
 module.
+
+Another installed package adds an option by an entry point: of the group ``paceline.models`` for what
+``trainers.models`` holds, ``paceline.launchers`` for ``pipeline.cluster.launchers``, and so on. Its value is the
+option's module. An option of the project goes before one of the same name.
 """
 
 from __future__ import annotations
@@ -11,12 +15,14 @@ from __future__ import annotations
 import ast
 import sys
 from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from pipeline.core.errors import UsageError, suggestion
-from trainers.core.config import option_names
+from trainers.core.config import installed_options, option_names
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +36,24 @@ class Options:
 
     def names(self) -> list[str]:
         """All options, sorted."""
-        return option_names(ROOT / self.package.replace(".", "/"), self.base)
+        return sorted({*option_names(ROOT / self.package.replace(".", "/"), self.base), *self.installed()})
+
+    def installed(self) -> dict[str, str]:
+        """The options of other installed packages: name → module."""
+        return installed_options(self.package)
+
+    def is_own(self, name: str) -> bool:
+        """Whether the option is one of the project's."""
+        return name.isidentifier() and self._own(name).is_file()
+
+    def target(self, name: str) -> str:
+        """The dotted name of the option's module. Raises UsageError: no such option."""
+        if self.is_own(name):
+            return f"{self.package}.{name}"
+        try:
+            return self.installed()[name]
+        except KeyError:
+            raise self._unknown(name) from None
 
     def settings(self, name: str) -> type[Any]:
         """The settings class of an option; read once in a process, as an import would be.
@@ -44,31 +67,45 @@ class Options:
 
     def module(self, name: str) -> ModuleType:
         """The option's module, imported: for options of the controller half. Raises UsageError."""
-        if f"{self.package}.{name}" not in sys.modules:
+        if self.target(name) not in sys.modules:
             self.settings(name)  # says what is wrong with it
-        return import_module(f"{self.package}.{name}")
+        return import_module(self.target(name))
 
     def imported_settings(self, name: str) -> type[Any]:
         """The settings class of an option that was chosen before, so its module can be imported: not read twice."""
-        module = import_module(f"{self.package}.{name}")
+        module = import_module(self.target(name))
         values = (value for value in vars(module).values() if isinstance(value, type))
         return next(value for value in values if value.__module__ == module.__name__ and self.base in value.__bases__)
 
     def _evaluated(self, name: str) -> type[Any]:
-        path = f"{self.package.replace('.', '/')}/{name}.py"
-        if not name.isidentifier() or not (ROOT / path).is_file():
-            raise self._unknown(name)
+        target = self.target(name)
+        file = self._own(name) if self.is_own(name) else _source(target)
+        if file is None:
+            raise UsageError(f"{self.field}={name}: an installed package says that it is {target}, which isn't there")
+        path = str(file.relative_to(ROOT) if file.is_relative_to(ROOT) else file)
         try:
-            tree = _settings((ROOT / path).read_bytes(), self.base)
+            tree = _settings(file.read_bytes(), self.base)
         except (SyntaxError, ValueError) as error:
             raise UsageError(f"{self.field}={name}: {path}: {error}") from error
         if tree is None:
             unknown, base = self._unknown(name), self.base.__name__
             raise UsageError(f"{unknown} ({path} has no settings: a dataclass that begins with class …({base}):)")
-        return _class(tree, f"{self.package}.{name}", path, self.base)
+        return _class(tree, target, path, self.base)
+
+    def _own(self, name: str) -> Path:
+        return ROOT / self.package.replace(".", "/") / f"{name}.py"
 
     def _unknown(self, name: str) -> UsageError:
         return UsageError(f"{self.field}={name!r} is not an option; {suggestion(name, self.names())}")
+
+
+def _source(module: str) -> Path | None:
+    """The file of an installed module; neither it nor the packages around it are imported."""
+    top, *rest = module.split(".")
+    spec = find_spec(top)
+    for part in rest:
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations) if spec else None
+    return Path(spec.origin) if spec is not None and spec.origin else None
 
 
 def _settings(source: bytes, base: type[Any]) -> ast.Module | None:

@@ -74,8 +74,10 @@ def request(config: DatasetConfig, module: DatasetModule, data_dir: Path) -> Req
         wanted["source"] = hide(config.source)
     wanted["inputs"] = {str(number): sha256 for number, (_, sha256) in enumerate(known.values())}
     wanted["version"] = manifest.VERSION
-    code = import_closure(ROOT, (f"{datasets.DATASETS.package}.{config.name}", _PACKING), given=_GIVEN)
+    code = import_closure(ROOT, (datasets.DATASETS.target(config.name), _PACKING), given=_GIVEN)
     wanted["code"] = dict(code.digests)
+    if not datasets.DATASETS.is_own(config.name):  # what is installed counts by its version
+        wanted["versions"] = dict(code.versions)
     name = f"{config.name}-{sha256_text(canonical_json(wanted))[:12]}"
     return Request(name=name, stamps={path: stamp for path, (stamp, _) in known.items()})
 

@@ -63,9 +63,10 @@ def import_closure(
     walk = _Walk(root=root, installed=Installed(root, behind), readings=Readings(root), _seen={*given})
     walk.apart = () if any(name.partition(".")[0] in _CONTROLLER for name in names) else _CONTROLLER
     for name in names:
-        if walk.file_of(name) is None:
+        if walk.file_of(name) is not None:
+            walk.follow(name)
+        elif not walk.is_installed(name):
             raise UsageError(f"{name} is not a module under {root}")
-        walk.follow(name)
     for name in walk.installed.shadowing():
         walk.follow_for_all(name)
     walk.readings.keep()
@@ -139,6 +140,15 @@ class _Walk:
                 reading = self.found[path] = self.readings.of(path, Path(place).read_bytes())
                 self.places[path] = place
                 waiting += [item.name for item in reading.imports if self._leads_to_source(item, path)]
+
+    def is_installed(self, name: str) -> bool:
+        """Whether an installed distribution has the module, whose version counts then."""
+        top, _, rest = name.partition(".")
+        found = self._top(top)[1]
+        if found is None or not found.owners:
+            return False
+        self.outside[top].add(rest)
+        return True
 
     def follow_for_all(self, name: str) -> None:
         """A module on the ranks' PYTHONPATH that what is installed would import too, or Python itself."""

@@ -148,7 +148,7 @@ def test_nothing_is_remembered_of_what_has_a_secret(project: Path) -> None:
 
 
 def test_the_modules_of_every_group_of_options_are_looked_at() -> None:
-    assert sorted(OPTION_FOLDERS) == sorted(options.package.replace(".", "/") for options in OPTIONS.values())
+    assert {group: options.package.replace(".", "/") for group, options in OPTIONS.items()} == OPTION_FOLDERS
 
 
 def test_a_torn_file_costs_one_composition(project: Path) -> None:

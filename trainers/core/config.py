@@ -7,6 +7,7 @@ or type is refused before anything starts; the node half reads ``RUN_DIR/config.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -180,6 +181,18 @@ GROUPS = {
     "strategy": Group("trainers.strategies", StrategyConfig),
 }
 """The groups whose options are modules of the node half. A data set's module prepares images on the controller."""
+
+
+def installed_options(package: str) -> dict[str, str]:
+    """Name → module of the options that other installed packages add to those of ``package``, by an entry point."""
+    return {item.name: item.value for item in _entry_points().select(group=f"paceline.{package.rpartition('.')[2]}")}
+
+
+@functools.cache  # all that is installed is looked through
+def _entry_points() -> Any:
+    from importlib.metadata import entry_points
+
+    return entry_points()
 
 
 def option_names(folder: Path, base: type) -> list[str]:

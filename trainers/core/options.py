@@ -22,7 +22,10 @@ def module(group: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != target:  # a module that the option itself imports
             raise
-        raise _unknown(group, name) from None
+    installed = config.installed_options(GROUPS[group].package)
+    if name not in installed:
+        raise _unknown(group, name)
+    return importlib.import_module(installed[name])
 
 
 def settings(group: str, name: str) -> type[Any]:
@@ -63,4 +66,5 @@ def load(path: Path) -> TrainConfig:
 def _unknown(group: str, name: str) -> ConfigError:
     package = importlib.import_module(GROUPS[group].package)
     known = config.option_names(Path(package.__path__[0]), GROUPS[group].base)
+    known += sorted(config.installed_options(GROUPS[group].package))
     return ConfigError(f"{group}.name={name!r} is not an option; choose one of: {', '.join(known)}")

@@ -1,0 +1,138 @@
+"""Options of another installed package: found by entry point, chosen like the project's own, counted in the key."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.integration.commands import ROOT, Project
+
+LAUNCHER = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pipeline.cluster.launchers.local import LocalLauncher
+from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
+
+
+@dataclass(kw_only=True)
+class HereConfig(ClusterConfig):
+    capabilities: ClassVar[Capabilities] = Capabilities(shares_run_dir=True, is_this_computer=True)
+
+    launcher: str = "here"
+    greeting: str = "hello"
+
+
+class HereLauncher(LocalLauncher):
+    def start(self, plan, pack, facts, run_dir):
+        print(f"{self.cluster.settings.greeting} from {plan.launcher}", flush=True)
+        super().start(plan, pack, facts, run_dir)
+"""
+MODEL = """
+from dataclasses import dataclass
+
+from torch import nn
+
+from trainers.core.config import ModelConfig, at_least
+
+
+@dataclass(kw_only=True)
+class TinyConfig(ModelConfig):
+    name: str = "tiny"
+    width: int = 4
+
+    def __post_init__(self) -> None:
+        at_least("model.width", self.width, 1)
+
+
+def build(config, image):
+    pixels = image.channels * image.height * image.width
+    return nn.Sequential(nn.Flatten(), nn.Linear(pixels, config.width), nn.Linear(config.width, image.num_classes))
+"""
+ENTRY_POINTS = "[paceline.launchers]\nhere = acme_parts.here\n\n[paceline.models]\ntiny = acme_parts.tiny\n"
+
+
+def wheel(folder: Path, version: str) -> Path:
+    """A distribution with one launcher and one model."""
+    path, about = folder / f"acme_parts-{version}-py3-none-any.whl", f"acme_parts-{version}.dist-info"
+    files = {
+        "acme_parts/__init__.py": "",
+        "acme_parts/here.py": LAUNCHER,
+        "acme_parts/tiny.py": MODEL,
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: acme-parts\nVersion: {version}\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{about}/entry_points.txt": ENTRY_POINTS,
+    }
+    files[f"{about}/RECORD"] = "".join(f"{name},,\n" for name in files) + f"{about}/RECORD,,\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return path
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """An interpreter that has what this one has."""
+    venv.create(tmp_path / "env", symlinks=True)
+    python = tmp_path / "env/bin/python"
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    (Path(site) / "parent.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    return python
+
+
+def install(python: Path, distribution: Path) -> None:
+    quiet = ["--quiet", "--no-index", "--no-deps", "--disable-pip-version-check"]
+    subprocess.run([python, "-m", "pip", "install", *quiet, str(distribution)], check=True)
+
+
+def test_a_launcher_and_a_model_of_another_package_train_and_its_version_is_in_the_key(
+    project: Project, python: Path, tmp_path: Path
+) -> None:
+    project.words = ["experiment=quickstart", "model=tiny", "cluster=here", "cluster.greeting=hi", "tracking=none"]
+    project.words += ["trainer.max_steps=4", "cluster.nproc_per_node=1"]
+
+    def doit(verb: str, *words: str) -> subprocess.CompletedProcess[str]:
+        argv = [str(python), *project.argv(verb, *words)[1:]]
+        return subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+
+    install(python, wheel(tmp_path, "1.2"))
+    done = doit("train")
+    assert done.returncode == 0, done.stdout
+    assert "hi from here" in done.stdout
+    key = json.loads((project.only_run() / "key.json").read_text())
+    assert key["environment"]["acme-parts"].startswith("1.2")
+    assert not any("acme" in name for name in key["code"])
+    assert "-- train" in doit("train").stdout
+
+    wrong = doit("train", "model.width=0")
+    assert "model.width=0 must be at least 1" in wrong.stdout
+    assert "did you mean tiny?" in doit("train", "model=tinny").stdout
+
+    install(python, wheel(tmp_path, "1.3"))
+    assert "acme-parts" in doit("why").stdout
+
+
+def test_a_rank_says_which_options_there_are_with_those_of_other_packages(tmp_path: Path) -> None:
+    folder = tmp_path / "site"
+    with zipfile.ZipFile(wheel(tmp_path, "1.2")) as archive:
+        archive.extractall(folder)
+    code = "from trainers.core.options import module; print(module('model', 'tiny').__name__); module('model', 'tinny')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "acme_parts.tiny\n"
+    assert "model.name='tinny' is not an option; choose one of: resnet18" in done.stderr
+    assert done.stderr.rstrip().endswith("tiny")
