@@ -47,7 +47,8 @@ $(STAMP): requirements.lock
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock; \
 	fi
 	@# the project itself, importable from everywhere in this environment (doit loads its plug-ins before the working directory)
-	@$(BIN)/python -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "paceline.pth").write_text(str(pathlib.Path.cwd()) + "\n")'
+	@# and doit looks for dodo.py in the folders above too, so that every verb works in a subfolder
+	@$(BIN)/python -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "paceline.pth").write_text(str(pathlib.Path.cwd()) + "\nimport os; os.environ.setdefault(\"DOIT_SEEK_FILE\", \"1\")\n")'
 	@touch $@
 
 lock:  ## after a change of dependencies in pyproject.toml

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, Session, session
 from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.tables import counted
 
 if TYPE_CHECKING:
     from pipeline.execution.configured_run import Run
@@ -101,7 +102,7 @@ def _refuse_choice(parts: dict[str, dict[str, object]], run: Run, found: tuple[s
     if len(near) > 1:
         names = ", ".join(sorted(near))
         raise UsageError(
-            f"{len(near)} finished runs are as near, each with {len(differing)} difference(s): {names}",
+            f"{len(near)} finished runs are as near, each with {counted(len(differing), 'difference')}: {names}",
             hint=f"the same command with run=KEY, for example run={key}, which differs in:\n{lines}",
         )
     if any(item.part in _NEEDS_WORD for item in differing):

@@ -16,10 +16,12 @@ from pipeline.cli.provenance import export as export
 from pipeline.cli.provenance import logs as logs
 from pipeline.cli.provenance import plan as plan
 from pipeline.cli.provenance import reproduce as reproduce
+from pipeline.cli.provenance import reproduce_run
 from pipeline.cli.provenance import status as status
 from pipeline.cli.provenance import why as why
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.tables import counted
 
 if TYPE_CHECKING:
     from pipeline.runs.folder import RunFolder
@@ -79,7 +81,13 @@ def is_trained() -> bool:
 
 
 def train() -> None:
-    _train(session())
+    """A finished run is only here with `doit -a`: it is made again in a folder of its own, and compared."""
+    current = session()
+    run = current.located
+    if current.asked.again and run is not None and run.reason is None:
+        reproduce_run(run.folder)
+    else:
+        _train(current)
 
 
 def _finished(current: Session) -> bool:
@@ -101,7 +109,8 @@ def _train(current: Session) -> None:
     if run is None:
         raise PacelineError("the data set vanished after it was fetched", hint="the same command again")
     cluster = current.config.cluster
-    say(f"run {run.key.short}: {cluster.nnodes} node(s), {cluster.world_size} rank(s), {cluster.launcher}")
+    shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
+    say(f"run {run.key.short}: {shape}, {cluster.launcher}")
     services = training.alone(_threads(current.asked.options.get("threads_per_rank")))
     result = training.train(run, config_yaml=current.config_yaml, argv=sys.argv, say=say, services=services)
     say(f"FINISHED {run.key.short}: {_figures(result)}")
@@ -201,7 +210,7 @@ def preflight() -> None:
         versions=versions(config.cluster, sources(ROOT)(config.chosen, config.cluster.python_path)),
     )
     say(checks.table(facts))
-    say(f"{len(facts)} host(s) can take part")
+    say(f"{counted(len(facts), 'host')} can take part")
 
 
 def stop() -> None:
@@ -255,7 +264,7 @@ def lab() -> None:
         if options["down"].lower() not in ("1", "true", "yes"):
             raise UsageError(f"down={options['down']}: doit lab down=1 removes the lab")
         removed = labs.down(ROOT)
-        say("\n".join(removed) if removed else "no lab is up here; nothing was removed")
+        say(f"removed {', '.join(removed)}" if removed else "no lab is up here; nothing was removed")
         return
     if "hosts" in options:
         if not options["hosts"].isascii() or not options["hosts"].isdecimal() or int(options["hosts"]) < 1:
@@ -275,5 +284,5 @@ def _figures(result: Result) -> str:
     accuracy = result.metrics.get("test/accuracy")
     shown = "no test accuracy" if accuracy is None else f"test/accuracy {accuracy:.4f}"
     warning = " (SYNTHETIC DATA: means nothing)" if result.synthetic else ""
-    ranks = f"{result.fields.get('nnodes')} node(s), {result.fields.get('world_size')} rank(s)"
-    return f"{shown}{warning}, {ranks}, {result.images_per_s or 0:,.0f} images/s"
+    ranks = [counted(result.fields.get(name, 0), noun) for name, noun in (("nnodes", "node"), ("world_size", "rank"))]
+    return f"{shown}{warning}, {', '.join(ranks)}, {result.images_per_s or 0:,.0f} images/s"

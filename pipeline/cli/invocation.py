@@ -12,17 +12,22 @@ from dataclasses import dataclass, field
 from pipeline.cli.verbs import VERBS
 from pipeline.core.errors import UsageError, nearest
 
+_AGAIN = frozenset({"-a", "--always-execute"})
 HELP_WORDS = frozenset({"-h", "--help", "help", "info", "--version"})
 """A command line without any of these asks for no help (``pipeline.cli.help``, which only help imports)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Invocation:
-    """A command line, sorted. ``verb`` is None for doit's own commands and for a bare `doit`."""
+    """A command line, sorted. ``verb`` is None for doit's own commands and for a bare `doit`.
+
+    ``again``: doit's own option -a, to do again what is finished.
+    """
 
     verb: str | None
     overrides: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
+    again: bool = False
 
 
 def is_override(word: str) -> bool:
@@ -64,4 +69,4 @@ def parse(argv: Sequence[str]) -> Invocation:
         close = nearest(name, own)
         meant = f"did you mean {close}={value}? " if close else ""
         raise UsageError(f"doit {verb} takes no {name!r}; {meant}valid: {', '.join(own)}")
-    return Invocation(verb=verb, overrides=overrides, options=options)
+    return Invocation(verb=verb, overrides=overrides, options=options, again=not _AGAIN.isdisjoint(argv))

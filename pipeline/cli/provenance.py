@@ -142,7 +142,6 @@ def export() -> None:
 
 
 def reproduce() -> None:
-    from pipeline.reproduction import compare as verdicts
     from pipeline.reproduction import reproduce as again
 
     asked = session().asked
@@ -155,21 +154,28 @@ def reproduce() -> None:
                 f"doit reproduce takes no {word!r}: the run's own configuration is used; "
                 f"only {', '.join(again.WHERE)} may be told anew"
             )
-    config = session().config
     with tempfile.TemporaryDirectory(prefix=leftovers.of_system("reproduce")) as scratch:
-        folder = _to_reproduce(named, Path(scratch))
-        work = config.runs_dir.absolute() / again.FOLDER / folder.key
-        say(f"run {folder.key}, made again in {relative(work)}")
-        verdict = again.reproduce(
-            folder,
-            root=ROOT,
-            work=work,
-            data_dir=config.data_dir,
-            overrides=asked.overrides,
-            keep=is_on(session().asked.options, "keep"),
-            say=say,
-        )
-        settled = settle(folder, equal=verdict.reproduced, again=verdict.again)
+        reproduce_run(_to_reproduce(named, Path(scratch)))
+
+
+def reproduce_run(folder: RunFolder) -> None:
+    """Make a finished run again and tell how it compares. Raises PacelineError: it came out otherwise, or can't be."""
+    from pipeline.reproduction import compare as verdicts
+    from pipeline.reproduction import reproduce as again
+
+    config, asked = session().config, session().asked
+    work = config.runs_dir.absolute() / again.FOLDER / folder.key
+    say(f"run {folder.key}, made again in {relative(work)}")
+    verdict = again.reproduce(
+        folder,
+        root=ROOT,
+        work=work,
+        data_dir=config.data_dir,
+        overrides=[word for word in asked.overrides if word.lstrip("+~").startswith(again.WHERE)],
+        keep=is_on(asked.options, "keep"),
+        say=say,
+    )
+    settled = settle(folder, equal=verdict.reproduced, again=verdict.again)
     if settled:
         say(settled)
     if not verdict.reproduced:

@@ -5,12 +5,17 @@ Whether a task is up to date is asked of the run folder, never of doit's databas
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from doit import get_initial_workdir
 from doit.exceptions import TaskError, TaskFailed
 
+from pipeline.cli import clone
 from pipeline.cli.clone import ROOT
 from pipeline.cli.loader import Loader, leave
 from pipeline.cli.verbs import VERBS
@@ -41,8 +46,19 @@ def until(verb: str, is_done: str, *, after: Sequence[str] = ()) -> Task:
 
 
 def _need_loader() -> None:
-    """doit's own loader (``doit -k`` in a subfolder, ``doit -f FILE``) takes overrides for tasks and sets no root."""
+    """doit's own loader takes overrides for tasks and sets no root.
+
+    doit reads pyproject.toml of the folder where it is started alone: in a subfolder of the project the same command
+    starts anew in the project's folder.
+    """
     if not Loader.in_charge:
+        started_in = Path(get_initial_workdir())
+        project = clone.enclosing(started_in)
+        if project not in (None, started_in) and not any(word.startswith(("-f", "--file")) for word in sys.argv):
+            from pipeline.core import process
+
+            os.chdir(project)
+            process.replace([sys.executable, "-m", "doit", *sys.argv[1:]])
         what = f"doit was started where no pyproject.toml names Paceline's loader; {ROOT} has it"
         leave(UsageError(what, hint=f"cd {shlex.quote(str(ROOT))}, then the same command without -k or -f"))
 

@@ -87,8 +87,8 @@ VERBS: Mapping[str, Verb] = {
     ),
     "train": Verb(
         summary="train: fetch, launch torchrun on every host, evaluate, record",
-        details="A finished run is not repeated. A run that was interrupted goes on from its last checkpoint with the "
-        "same command.",
+        details="A finished run is not repeated; `doit -a train` makes it again and compares. "
+        "A run that was interrupted goes on from its last checkpoint with the same command.",
         options={
             "threads_per_rank": Option("N,N,…", "threads of each rank, a number for each node; else by its cores")
         },

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.core.errors import HostError, UsageError
+from pipeline.core.tables import counted
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers.base import AttemptSpec, Place
@@ -49,8 +50,8 @@ def check_batch(global_batch_size: int, world_size: int, accumulate_steps: int =
     near = " or ".join(str(size) for size in (below, below + parts) if size)
     micro = "" if accumulate_steps == 1 else f" × {accumulate_steps} micro-batches (trainer.accumulate_steps)"
     raise UsageError(
-        f"trainer.global_batch_size={global_batch_size} can't be shared evenly by {world_size} ranks{micro}; "
-        f"nearest that can: {near}"
+        f"trainer.global_batch_size={global_batch_size} can't be shared evenly by {counted(world_size, 'rank')}{micro};"
+        f" nearest that can: {near}"
     )
 
 
@@ -89,7 +90,8 @@ def _unfit(host: Host, fact: NodeFacts, backend: str, device: str) -> list[str]:
         )
     if fact.torch_version is None:
         problems.append(
-            f"{fact.python} has no torch; install it there ({fact.python} -m pip install torch) "
+            f"{fact.python} has no torch; install it there ({fact.python} -m pip install torch, or "
+            f"uv pip install --python {fact.python} torch) "
             "or point cluster.python at an interpreter that has it"
         )
     # the probe doesn't run under the configured environment, which may hide some of what it counts

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.specs import LaunchPlan, NodeFacts
+from pipeline.core.tables import counted
 from pipeline.runs.checkpoints import DAMAGE, read_side
 
 VARIABLE = "OMP_NUM_THREADS"
@@ -39,7 +40,8 @@ def shortages(plan: LaunchPlan, facts: Sequence[NodeFacts]) -> list[str]:
         threads = node.env.get(VARIABLE, "")
         if threads.isdecimal() and int(threads) > 1 and int(threads) * node.nproc_per_node > fact.cpus:
             said.append(
-                f"{node.host}: {node.nproc_per_node} rank(s) of {threads} threads, as before, on {fact.cpus} core(s): "
+                f"{node.host}: {counted(node.nproc_per_node, 'rank')} of {threads} threads, as before, on "
+                f"{counted(fact.cpus, 'core')}: "
                 "equal weights, but slower than the number of threads that suits this host"
             )
     return said

@@ -1,4 +1,4 @@
-"""Text in columns."""
+"""Text in columns, and numbers with their nouns."""
 
 from __future__ import annotations
 
@@ -11,3 +11,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 rank``, ``2 ranks``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import DataError
 from pipeline.core.files import write_json
+from pipeline.core.installer import install
 from pipeline.data import disk
 from pipeline.data.progress import OnProgress
 from pipeline.data.source import is_local, scheme, shown
@@ -188,7 +189,7 @@ def _explained(url: str) -> Iterator[None]:
         package = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
         raise DataError(
             f"dataset.source={shown(url)}: the driver of {protocol}:// is not installed ({error})",
-            hint=f"pip install {package.get(protocol, f'fsspec[{protocol}]')}",
+            hint=install(package.get(protocol, f"'fsspec[{protocol}]'")),
         ) from error
     except ValueError as error:
         known = ", ".join(sorted(fsspec.available_protocols()))

@@ -211,9 +211,11 @@ def _note_end(work: _Work, error: BaseException) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """A line for the journal."""
+    """A line for the journal: of a training's error the first, which has host, rank and message."""
+    if isinstance(error, TrainingError):
+        return error.what.partition("\n")[0]
     if isinstance(error, PacelineError):
-        return error.what
+        return "; ".join(line.strip() for line in error.what.splitlines())
     return os_reason(error) if isinstance(error, OSError) else threads.described(error)
 
 

@@ -21,6 +21,7 @@ from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.plan import render
 from pipeline.config.build import RunConfig
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
+from pipeline.core.tables import counted
 from pipeline.data import Pack
 from pipeline.evaluation import report_key
 from pipeline.execution.configured_run import Run
@@ -203,7 +204,8 @@ def text(trials: Sequence[PlannedRun]) -> str:
         return "\n".join([*lines, "nothing would be launched"])
     plan = launched.launch
     whose = "" if len(trials) == 1 else f" of {launched.key or 'the first'} (json=1 shows all)"
-    head = f"attempt {plan.attempt} on {plan.nnodes} node(s), {plan.world_size} rank(s), {plan.launcher}{whose}:"
+    shape = f"{counted(plan.nnodes, 'node')}, {counted(plan.world_size, 'rank')}"
+    head = f"attempt {plan.attempt} on {shape}, {plan.launcher}{whose}:"
     return "\n".join([*lines, "", head, commands(plan)])
 
 

@@ -21,6 +21,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from pipeline.core.errors import UsageError
+from pipeline.core.installer import install
 from pipeline.keys.imports import Import
 from pipeline.keys.installed import Found, Installed
 from pipeline.keys.readings import Reading, Readings
@@ -173,7 +174,7 @@ class _Walk:
         bases, found = self._top(top)
         if counts and found is not None and (library := self._library(found.bases)):
             where = f"its sources link {library}, a shared library, which a run's copy of the code lacks"
-            raise _refused(path, item, where, "pip install its project without -e, then the same command")
+            raise _refused(path, item, where, "install its project without -e, then the same command")
         if bases and (self.file_of(item.name) or self._folder_of(item.name)):
             return True
         if item.kind == "named":
@@ -182,7 +183,7 @@ class _Walk:
             self.outside[top].add(rest)
         elif counts and found is not None and found.strays:
             where = f"would come from {found.strays[0]}, which no installed distribution has"
-            raise _refused(path, item, where, "pip install -e its project, or put it beside trainers/")
+            raise _refused(path, item, where, f"{install('-e PROJECT')}, or put it beside trainers/")
         elif counts and not self._is_made_at_run_time(item.name):
             self._missing(item, path)
         return False
@@ -207,7 +208,8 @@ class _Walk:
             self.absent.add(item.name)
             return
         what = "neither a file of the project nor of the standard library nor of an installed distribution"
-        hint = f"pip install what has it; or, where it may be missing, try: import {item.name} … except ImportError"
+        without = f"try: import {item.name} … except ImportError"
+        hint = f"{install('PACKAGE')}, the one that has it; or, where it may be missing, {without}"
         raise _refused(path, item, what, hint)
 
     def _is_of_project(self, path: str) -> bool:

@@ -138,4 +138,4 @@ def _row_in_full(folder: RunFolder, altered: str = "") -> Row:
 
 
 def _nodes(nproc_per_node: Sequence[int]) -> str:
-    return " + ".join(str(count) for count in nproc_per_node) + " ranks"
+    return " + ".join(str(count) for count in nproc_per_node) + (" rank" if nproc_per_node == [1] else " ranks")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.core.tables import aligned
+from pipeline.core.tables import aligned, counted
 
 SEED = "seed"
 BY = "val/accuracy"
@@ -141,7 +141,7 @@ def text(trials: Sequence[TrialResult], total: int, by: str | None = BY) -> str:
     """The whole report; ``by`` decides which trial is best (None: nobody asked for one)."""
     found = groups(trials)
     done = sum(trial.state == "FINISHED" for trial in trials)
-    lines = [f"{done} of {total} trials finished, {len(found)} configuration(s)", "", table(found)]
+    lines = [f"{done} of {total} trials finished, {counted(len(found), 'configuration')}", "", table(found)]
     if by is not None and (top := best(found, by)) is not None:
         group, trial = top
         name = " ".join(group.chosen) or "the one configuration"

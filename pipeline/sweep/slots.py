@@ -11,6 +11,7 @@ from pipeline.config.build import RunConfig
 from pipeline.config.schema import SweepConfig
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster, Host
+from pipeline.core.tables import counted
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
@@ -41,7 +42,7 @@ def _groups(cluster: Cluster, nodes: Any) -> tuple[Cluster, ...]:
     if nodes is None:
         return (cluster,)
     if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes <= cluster.nnodes:
-        raise UsageError(f"sweep.nodes={nodes} must lie between 1 and the cluster's {cluster.nnodes} host(s)")
+        raise UsageError(f"sweep.nodes={nodes} must lie between 1 and the cluster's {counted(cluster.nnodes, 'host')}")
     hosts = cluster.hosts
     groups = [hosts[at : at + nodes] for at in range(0, len(hosts) - nodes + 1, nodes)]
     for group in groups[1:]:
@@ -63,7 +64,7 @@ def _shares(cluster: Cluster, wanted: Any, gpus: Sequence[str]) -> int:
     need = wanted * cluster.hosts[0].nproc_per_node
     if _is_here(cluster) and gpus and need > len(gpus) and wanted > 1:
         raise UsageError(
-            f"sweep.slots={wanted} with {cluster.hosts[0].nproc_per_node} rank(s) each needs {need} GPUs, "
+            f"sweep.slots={wanted} with {counted(cluster.hosts[0].nproc_per_node, 'rank')} each needs {need} GPUs, "
             f"there are {len(gpus)}; set cluster.nproc_per_node={max(1, len(gpus) // wanted)}, or fewer slots"
         )
     return wanted

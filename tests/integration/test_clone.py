@@ -55,9 +55,25 @@ def test_the_dodo_file_that_is_named_decides_and_not_the_folder(second: Checkout
     assert f"this is the clone {second.root}, but Python takes pipeline from {ROOT}/pipeline" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["-k"], ["-f", "../dodo.py"]])
-def test_doits_own_loader_is_refused_with_the_folder_to_start_in(second: Checkout, words: list[str]) -> None:
-    done = call([DOIT, *words, "runs"], second.root / "conf", second.root)
+def test_every_verb_works_in_a_subfolder_of_the_project(second: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``make`` sets the variable in the environment that it makes; elsewhere there is doit's -k."""
+    monkeypatch.setenv("DOIT_SEEK_FILE", "1")
+    folder = second.root / "conf/model"
+    for words, said in (
+        (["runs"], "no runs under runs yet"),
+        (["config", "seed=7"], "seed: 7 "),
+        (["help", "train"], "  doit train [OVERRIDE …]"),
+        (["-k", "why", "experiment=quickstart", "seed=1"], "this run: the data set isn't fetched"),
+    ):
+        done = call([DOIT, *words], folder, second.root)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert said in done.stdout
+    wrong = call([DOIT, "train", "sed=1"], folder, second.root)
+    assert (wrong.returncode, "did you mean seed=1?" in wrong.stderr) == (3, True)
+
+
+def test_doits_own_loader_is_refused_with_the_folder_to_start_in(second: Checkout) -> None:
+    done = call([DOIT, "-f", "../dodo.py", "runs"], second.root / "conf", second.root)
     assert done.returncode == 3
     assert f"  try: cd '{second.root}', then the same command" in done.stderr
     assert "Traceback" not in done.stderr

@@ -62,7 +62,7 @@ def test_a_run_that_goes_on_takes_the_threads_it_began_with(project: Project) ->
         (project.only_run() / name).unlink()
     resumed = project.doit("train", *words, "trainer.checkpoint_every_steps=5")
     assert resumed.returncode == 0, resumed.stdout
-    assert "localhost: 1 rank(s) of 5 threads, as before, on" in resumed.stdout
+    assert "localhost: 1 rank of 5 threads, as before, on" in resumed.stdout
     assert project.result()["nodes"][0]["threads_per_rank"] == 5
 
 

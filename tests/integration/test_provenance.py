@@ -188,11 +188,15 @@ def test_plan_names_every_command_and_writes_nothing(trained: Checkout) -> None:
     assert "train0 -> evaluate0;" in dot
 
 
-def test_reproduce_makes_the_dirty_tree_again_and_leaves_the_checkout_alone(trained: Checkout) -> None:
+@pytest.mark.parametrize("words", [("reproduce", "run=KEY"), ("-a", "train", *A)])
+def test_reproduce_makes_the_dirty_tree_again_and_leaves_the_checkout_alone(
+    trained: Checkout, words: tuple[str, ...]
+) -> None:
+    """``doit -a`` means again, which of a finished run is just this."""
     key = trained.why(*A)["key"]
     (trained.root / "notes.txt").write_text("changed since\n")
     before = trained.files(but="runs/")
-    shown = trained.doit("reproduce", f"run={key[:5]}")
+    shown = trained.doit(*(word.replace("KEY", key[:5]) for word in words))
     assert trained.files(but="runs/") == before
     assert f"REPRODUCED {key}: weights_sha256, metrics and steps are equal\nits key is the same" in shown
 

@@ -31,7 +31,7 @@ def test_a_run_of_two_hosts_is_made_again_elsewhere(tmp_path: Path, lab: Lab) ->
     clone = Checkout(tmp_path / "a clone")
     shown = clone.doit("reproduce", f"run={result['mlflow_run_id']}", store, hosts, "keep=1")
     assert f"REPRODUCED {key}: weights_sha256, metrics and steps are equal\nits key is the same" in shown
-    assert "2 node(s), 2 rank(s), pssh" in shown
+    assert "2 nodes, 2 ranks, pssh" in shown
     assert (clone.root / "runs" / ".reproduced" / key / "code" / "trainers" / "new_file.py").exists()
 
     with socket.create_server(("127.0.0.1", 0)) as probe:

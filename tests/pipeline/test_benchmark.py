@@ -49,13 +49,13 @@ def result(ranks: int, own: list[float], plain: list[float], *, peak: float | No
 
 
 def whole(*results: dict[str, Any]) -> dict[str, Any]:
-    return {"commit": "abc", "left_out": ["1 host(s) with 3 ranks: too many"], "points": list(results), "against": []}
+    return {"commit": "abc", "left_out": ["1 host with 3 ranks: too many"], "points": list(results), "against": []}
 
 
 def test_ranks_of_one_host_then_hosts() -> None:
     good, left_out = points(cluster(2, 2, 2, 2), 128)
     assert [shape(one) for one in good] == [(1, 1), (1, 2), (2, 4), (4, 8)]
-    assert left_out == ["3 host(s) with 6 ranks: they can't share a global batch of 128"]
+    assert left_out == ["3 hosts with 6 ranks: they can't share a global batch of 128"]
 
 
 def test_of_many_ranks_the_powers_of_two_and_all_of_them() -> None:
@@ -82,7 +82,7 @@ def test_medians_ratios_pair_by_pair_scaling_and_share_of_the_peak() -> None:
 def test_the_table_says_what_is_missing() -> None:
     text = table(whole(result(1, [100.0], [100.0]), result(2, [150.0], [100.0])))
     assert "no peak is known for a processor" in text
-    assert "left out: 1 host(s) with 3 ranks: too many" in text
+    assert "left out: 1 host with 3 ranks: too many" in text
     assert "12.50" in text
     assert "1.500 (1.500 – 1.500)" in text
     known = table(whole(result(1, [100.0], [100.0], peak=1e12)))

@@ -6,7 +6,9 @@ import dataclasses
 from pathlib import Path
 
 from pipeline.cluster.failures import cause, failure_text, first_error, port_was_taken
+from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.specs import LaunchPlan, NodeExit, NodeLost, NodePlan, RankError
+from pipeline.execution.complete import _reason as reason
 
 ECHO = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:3"
 
@@ -131,3 +133,8 @@ def test_a_full_disk_is_the_cause_where_other_hosts_only_tell_of_its_end(tmp_pat
     assert cause(ends) == "disk"
     ends["node1"] = ended("node1", error(1, 1.0, "ValueError: boom"))
     assert failure_text(PLAN, ends, ["node1", "node0"], tmp_path).startswith("training failed on node1, rank 1: Val")
+
+
+def test_the_journal_gets_one_line_of_an_error() -> None:
+    assert reason(TrainingError("training failed on node0, rank 0: E\n  Traceback …\nlogs: x")).endswith("rank 0: E")
+    assert reason(HostError("probe: 1 of 2 hosts\n  node7: unreachable")) == "probe: 1 of 2 hosts; node7: unreachable"

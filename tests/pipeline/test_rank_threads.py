@@ -38,7 +38,7 @@ def test_a_host_with_fewer_cores_than_before_is_named() -> None:
     plan = rendered(cluster(1, 1), facts(0), facts(1))  # eight threads a rank
     assert shortages(plan, [facts(0), facts(1)]) == []
     (said,) = shortages(plan, [facts(0), facts(1, cpus=2)])
-    assert said.startswith("node1: 1 rank(s) of 8 threads, as before, on 2 core(s)")
+    assert said.startswith("node1: 1 rank of 8 threads, as before, on 2 cores")
 
 
 def test_a_damaged_plan_changes_no_thread_as_the_checkpoint_tells_its_own(tmp_path: Path) -> None:

@@ -75,5 +75,5 @@ def plan_steps(config: TrainerConfig, manifest: Manifest, world_size: int) -> St
 
 
 def _among(world_size: int, accumulate: int) -> str:
-    ranks = f"{world_size} ranks"
+    ranks = f"{world_size} rank{'s' if world_size > 1 else ''}"
     return ranks if accumulate == 1 else f"{ranks} × {accumulate} micro-batches (trainer.accumulate_steps)"

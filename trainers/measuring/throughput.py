@@ -73,7 +73,8 @@ def run(path: Path) -> None:
     try:
         trainer = Trainer(config, place(pack, node.device), node, path.parent)
         trainer.prepare()
-        trainer.say(f"{config.model.name} on {pack.manifest.name}: {node.ranks.world_size} rank(s), {node.backend}")
+        ranks = f"{node.ranks.world_size} rank{'s' if node.ranks.world_size > 1 else ''}"
+        trainer.say(f"{config.model.name} on {pack.manifest.name}: {ranks}, {node.backend}")
         own, plain = OwnLoop(trainer), PlainLoop(config, trainer.pack, node, precision=trainer.precision)
         pairs, steps = _pairs(own, plain, options.get("pairs", _PAIRS), options.get("block_s", _BLOCK_S))
         result = {

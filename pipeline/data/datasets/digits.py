@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core.errors import DataError
+from pipeline.core.installer import install
 from pipeline.data.base import Part, RawSet, Workspace, refuse_source
 from trainers.core.config import DatasetConfig
 
@@ -56,18 +57,18 @@ def _table() -> Path:
         path = Path(root, "datasets", "data", "digits.csv.gz")
         if path.is_file():
             return path
-    raise DataError("dataset=digits: scikit-learn's digits.csv.gz is not there", hint="pip install scikit-learn")
+    raise DataError("dataset=digits: scikit-learn's digits.csv.gz is not there", hint=install("scikit-learn"))
 
 
 def _verified(path: Path) -> str:
     try:
         content = gzip.decompress(path.read_bytes())
     except (OSError, EOFError) as error:
-        raise DataError(f"{path} is damaged: {error}", hint="pip install --force-reinstall scikit-learn") from error
+        raise DataError(f"{path} is damaged: {error}", hint=install("--force-reinstall scikit-learn")) from error
     digest = hashlib.sha256(content).hexdigest()
     if digest != _SHA256:
         raise DataError(
             f"{path} is altered: expected sha256 {_SHA256} (unpacked), seen {digest}",
-            hint="pip install --force-reinstall scikit-learn",
+            hint=install("--force-reinstall scikit-learn"),
         )
     return content.decode()

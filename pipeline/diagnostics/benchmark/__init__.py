@@ -14,6 +14,7 @@ from pipeline.core import process
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_json
 from pipeline.core.specs import Cluster
+from pipeline.core.tables import counted
 from pipeline.diagnostics import node_module
 from pipeline.diagnostics.benchmark import against
 from pipeline.diagnostics.benchmark.figures import points, table
@@ -61,7 +62,7 @@ def measure(
 
     def point(number: int, cluster: Cluster) -> dict[str, Any]:
         nodes, ranks = cluster.nnodes, cluster.world_size
-        say(f"\n{number} of {len(clusters)}: {nodes} host(s), {ranks} rank(s)")
+        say(f"\n{number} of {len(clusters)}: {counted(nodes, 'host')}, {counted(ranks, 'rank')}")
         part = folder / f"{folder.name}-{nodes}x{ranks}"
         result = node_module.run(diagnosis, cluster=cluster, folder=part, root=root, pack=pack, say=say)
         return {**result, "hosts": [host.label for host in cluster.hosts]}

@@ -20,6 +20,7 @@ from pipeline.config.build import RunConfig
 from pipeline.core import leftovers
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.process import run as run_process
+from pipeline.core.tables import counted
 from pipeline.diagnostics import node_module
 
 SCRIPT = "benchmarks/training.py"
@@ -68,7 +69,8 @@ def compare(
     trainer, ranks, found = config.train.trainer, config.cluster.hosts[0].nproc_per_node, []
     for name in names:
         say(
-            f"\nagainst {_TITLES[name]}: {pairs or _PAIRS} launches of each, in turns; {ranks} rank(s) on the processor"
+            f"\nagainst {_TITLES[name]}: {pairs or _PAIRS} launches of each, in turns; "
+            f"{counted(ranks, 'rank')} on the processor"
         )
         with tempfile.TemporaryDirectory(prefix=leftovers.of_system("benchmark")) as temporary:
             result = Path(temporary) / "figures.json"

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster
+from pipeline.core.tables import counted
 from pipeline.diagnostics.benchmark import against
 
 _ALL_UP_TO = 4  # every count up to here, beyond it the powers of two and the last
@@ -46,7 +47,8 @@ def points(cluster: Cluster, global_batch_size: int) -> tuple[list[Cluster], lis
     found += [replace(cluster, hosts=cluster.hosts[:hosts]) for hosts in _counts(cluster.nnodes) if hosts > 1]
     good = [one for one in found if global_batch_size % one.world_size == 0]
     left_out = [
-        f"{one.nnodes} host(s) with {one.world_size} ranks: they can't share a global batch of {global_batch_size}"
+        f"{counted(one.nnodes, 'host')} with {counted(one.world_size, 'rank')}: "
+        f"they can't share a global batch of {global_batch_size}"
         for one in found
         if one not in good
     ]

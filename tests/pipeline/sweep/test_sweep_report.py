@@ -48,7 +48,7 @@ def test_the_best_is_the_best_mean_and_a_loss_is_better_when_it_is_less() -> Non
 
 def test_the_text_has_spread_and_n_the_command_and_what_failed() -> None:
     said = text(TRIALS, 5)
-    assert "4 of 5 trials finished, 2 configuration(s)" in said
+    assert "4 of 5 trials finished, 2 configurations" in said
     assert "optimizer.lr=0.1  3/3  0.9300 ± 0.0361" in said
     assert "doit train experiment=x optimizer.lr=0.3 seed=0" in said
     assert "4      key4  FAILED  optimizer.lr=0.3 seed=1  loss is nan" in said
