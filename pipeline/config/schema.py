@@ -23,7 +23,13 @@ if TYPE_CHECKING:  # it imports Hydra
 
 @dataclass(kw_only=True)
 class TrackingConfig:
-    """Where MLflow keeps its records; uri None is a sqlite file in the project."""
+    """Where MLflow keeps its records.
+
+    Attributes:
+        enabled: whether runs are recorded in MLflow.
+        uri: a tracking server (http://host:5000) or database; null: the sqlite file mlflow.db in the project.
+        experiment: the MLflow experiment that runs are recorded in.
+    """
 
     enabled: bool = True
     uri: str | None = None
@@ -32,7 +38,12 @@ class TrackingConfig:
 
 @dataclass(kw_only=True)
 class PathsConfig:
-    """Folders, relative to the project unless absolute."""
+    """Folders, relative to the project unless absolute.
+
+    Attributes:
+        runs: the folder of run folders.
+        data: the folder of data packs.
+    """
 
     runs: str = "runs"
     data: str = "data"
@@ -43,19 +54,31 @@ class SearchConfig:
     """How a sweep chooses its trials instead of taking a whole grid; nothing here belongs to a run or its key.
 
     A sampler's module derives its settings from this class, and adds what it alone can be told.
+
+    Attributes:
+        n_trials: trials in all, also over several calls; null (search=grid alone): every combination.
+        seed: of the sampler.
+        metric: what is optimised, by its name in result.json.
+        direction: maximize or minimize.
+        objectives: several metrics, each as "val/accuracy maximize"; replaces metric and direction.
+        pruner: what ends trials that fall behind: none, median or hyperband.
+        startup_trials: median: as many trials run to their end before any is pruned.
+        warmup_epochs: median: no trial is pruned for what it was up to this epoch.
+        min_epochs: hyperband: the epoch of the first look at a trial.
+        reduction_factor: hyperband: one of so many goes on.
     """
 
     name: str = "none"
-    n_trials: int | None = None  # in all, also over several calls; None (grid alone): every combination
+    n_trials: int | None = None
     seed: int = 0
     metric: str = "val/accuracy"
     direction: str = "maximize"
-    objectives: list[str] = field(default_factory=list)  # several: "val/accuracy maximize"; replaces metric, direction
+    objectives: list[str] = field(default_factory=list)
     pruner: str = "none"
-    startup_trials: int = 5  # median: as many trials run to their end before any is pruned
-    warmup_epochs: int = 1  # median: no trial is pruned for what it was up to this epoch
-    min_epochs: int = 1  # hyperband: the first look at a trial
-    reduction_factor: int = 3  # hyperband: one of so many goes on
+    startup_trials: int = 5
+    warmup_epochs: int = 1
+    min_epochs: int = 1
+    reduction_factor: int = 3
 
     def check(self, space: SearchSpace) -> None:
         """Refuse a space that the sampler can't search. Raises UsageError."""
@@ -69,17 +92,28 @@ class SearchConfig:
 
 @dataclass(kw_only=True)
 class SweepConfig:
-    """How a sweep's trials are run; nothing here belongs to a run or its key."""
+    """How a sweep's trials are run; nothing here belongs to a run or its key.
 
-    name: str | None = None  # what the sweep is called; None: by its content
-    nodes: int | None = None  # hosts of the cluster that one trial runs on; None: all of them
-    slots: Any = "auto"  # trials at a time on the same host(s): int, or auto (local: GPUs // nproc_per_node, else 1)
-    retries: int = 1  # further tries of a trial that a lost host or a lack of memory has ended
+    Attributes:
+        name: what the sweep is called; null: by its content.
+        nodes: hosts of the cluster that one trial runs on; null: all of them.
+        slots: trials at a time on the same hosts: a number, or auto (local: GPUs // nproc_per_node, else 1).
+        retries: further tries of a trial that a lost host or a lack of memory has ended.
+    """
+
+    name: str | None = None
+    nodes: int | None = None
+    slots: Any = "auto"
+    retries: int = 1
 
 
 @dataclass(kw_only=True)
 class RootConfig:
-    """The whole configuration of a run, and how a sweep over it runs."""
+    """The whole configuration of a run, and how a sweep over it runs.
+
+    Attributes:
+        seed: of everything that is drawn: initial weights, order of samples, augmentation, dropout.
+    """
 
     seed: int = 0
     dataset: node.DatasetConfig = MISSING

@@ -26,7 +26,7 @@ def test_a_harmless_edit_is_accepted_then_proven_and_a_harmful_one_is_withdrawn(
     said = checkout.doit("accept", *A, "seed=1", code=3)
     assert f"more than code and environment differs from the nearest finished run, {base}:\n  seed: 0 → 1" in said
 
-    module = checkout.root / "trainers" / "distributed" / "rank_state.py"  # the trainer imports it through another module
+    module = checkout.root / "trainers" / "distributed" / "rank_state.py"  # imported at second hand
     before = module.read_text()
     module.write_text(before + "UNUSED = 1\n")
     shown = checkout.doit("accept", *A)

@@ -122,7 +122,7 @@ def test_edits_that_decide_nothing_rerun_nothing_and_one_at_second_hand_does(tra
             file.write(line)
     assert "is finished" in trained.doit("train", *A)
     assert trained.launches() == 1
-    module = trained.root / "trainers" / "distributed" / "rank_state.py"  # the trainer imports it through another module
+    module = trained.root / "trainers" / "distributed" / "rank_state.py"  # imported at second hand
     before = module.read_text()
     module.write_text(before + "AGAIN = 1\n")
     answer = trained.why(*A)

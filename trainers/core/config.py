@@ -49,19 +49,27 @@ class Settings:
 class DatasetConfig(Settings):
     """What to train on. Splits and normalisation are made by `doit fetch` and stand in the pack's manifest.
 
-    Sizes count images. ``crop_padding`` and ``cutout`` are in pixels (0 switches them off). ``alternate_flip``
-    draws only the first epoch's mirroring; from then on an image is mirrored in every other epoch.
+    Attributes:
+        source: folder, archive, file:// or any fsspec URL with the files; null: the official addresses.
+        holdout: images of the training set that become the test split (for sets without one).
+        val_size: images of the training set that become the val split.
+        crop_padding: pixels on each side by which the random crop may move; 0: no crop.
+        crop_border: what the random crop sees beyond the edge: black, or reflect.
+        flip: random horizontal mirroring.
+        alternate_flip: draw the first epoch's mirroring alone; from then on an image is mirrored in every other epoch.
+        cutout: side in pixels of a square, anywhere in the image, that is set to the mean colour; 0: none.
+        normalise: by the mean and standard deviation of each channel over the train split.
     """
 
-    source: str | None = None  # folder, archive, file:// or any fsspec URL; None = the official addresses
-    holdout: int = 0  # images of the training set that become the test split (for sets without one)
-    val_size: int = 0  # images of the training set that become the val split
+    source: str | None = None
+    holdout: int = 0
+    val_size: int = 0
     crop_padding: int = 0
-    crop_border: str = "black"  # what the random crop sees beyond the edge: black, or reflect
-    flip: bool = False  # random horizontal flip
+    crop_border: str = "black"
+    flip: bool = False
     alternate_flip: bool = False
-    cutout: int = 0  # side of a square that is set to the mean colour, anywhere in the image
-    normalise: bool = True  # by the per-channel mean and std of the train split
+    cutout: int = 0
+    normalise: bool = True
 
     def __post_init__(self) -> None:
         at_least("dataset.holdout", self.holdout, 0)
@@ -84,10 +92,14 @@ class ModelConfig(Settings):
 class OptimizerConfig(Settings):
     """How a step changes the weights.
 
-    ``lr_scaling`` multiplies lr with the world size: none (the default; the global batch is
-    configured, so its meaning doesn't change with the ranks), linear (Goyal et al. 2017) or sqrt.
+    ``elementwise`` says that each element is updated from its own gradient and state alone, so that slices of tensors
+    do.
 
-    ``elementwise``: each element is updated from its own gradient and state alone, so that slices of tensors do.
+    Attributes:
+        lr: the learning rate, at the peak of the schedule.
+        weight_decay: as the optimizer of that name in torch has it.
+        lr_scaling: multiplies lr with the world size: linear (Goyal et al. 2017), sqrt, or none. The global batch is
+            configured, so none is right where the ranks change and the batch doesn't.
     """
 
     elementwise: ClassVar[bool] = False
@@ -113,28 +125,43 @@ class ScheduleConfig(Settings):
 class TrainerConfig:
     """How long to train, in what batches, and how often to look.
 
-    ``epochs`` bounds the run, ``max_steps`` too where it is set (the smaller bound wins).
-    ``global_batch_size`` counts images over all ranks and micro-batches of an optimizer step.
-    ``precision`` is that of autocast; auto is bf16 where the device computes in it, else fp32.
-    ``compile_mode=reduce-overhead`` replays CUDA graphs."""
+    Attributes:
+        epochs: passes over the train split.
+        max_steps: optimizer steps after which the run ends, if its epochs haven't ended before; null: no such bound.
+        global_batch_size: images of an optimizer step, over all ranks and micro-batches.
+        accumulate_steps: micro-batches of each rank in an optimizer step: saves memory, not time.
+        precision: of autocast: fp32, bf16, fp16, or auto: bf16 where the device computes in it, else fp32.
+        compile: torch.compile the network's forward and backward pass of a step.
+        compile_mode: default, or reduce-overhead, which replays CUDA graphs.
+        label_smoothing: share of the target that is spread over all classes, from 0 to below 1.
+        tta: views of an image whose logits are averaged in an evaluation: none, mirror or multicrop.
+        log_every_steps: optimizer steps from one logged loss to the next.
+        eval_every_epochs: epochs from one evaluation of the val split to the next.
+        checkpoint_every_epochs: epochs from one checkpoint to the next.
+        checkpoint_every_steps: more checkpoints, inside the epochs; null: none.
+        checkpoint_every_minutes: the same by time, looked at whenever the loss is logged; null: none.
+        keep_checkpoints: how many of the newest checkpoints stay.
+        keep_best: keep the weights with the best val/accuracy as checkpoints/best.pt.
+        skip_nonfinite: leave out updates with NaN or infinite gradients instead of stopping.
+    """
 
     epochs: int = 10
     max_steps: int | None = None
     global_batch_size: int = 128
-    accumulate_steps: int = 1  # micro-batches of each rank in an optimizer step: saves memory, not time
+    accumulate_steps: int = 1
     precision: str = "auto"
-    compile: bool = False  # torch.compile the network's forward and backward pass of a step
+    compile: bool = False
     compile_mode: str = "default"
     label_smoothing: float = 0.0
-    tta: str = "none"  # views of an image whose logits are averaged in an evaluation
+    tta: str = "none"
     log_every_steps: int = 10
     eval_every_epochs: int = 1
     checkpoint_every_epochs: int = 1
-    checkpoint_every_steps: int | None = None  # more checkpoints, inside the epochs
-    checkpoint_every_minutes: float | None = None  # looked at whenever the loss is logged
+    checkpoint_every_steps: int | None = None
+    checkpoint_every_minutes: float | None = None
     keep_checkpoints: int = 2
-    keep_best: bool = False  # the weights with the best val/accuracy stay as checkpoints/best.pt
-    skip_nonfinite: bool = False  # leave out updates with NaN or infinite gradients instead of stopping
+    keep_best: bool = False
+    skip_nonfinite: bool = False
 
     def __post_init__(self) -> None:
         for name in ("epochs", "global_batch_size", "log_every_steps", "eval_every_epochs"):
@@ -157,7 +184,11 @@ class TrainerConfig:
 
 @dataclass(kw_only=True)
 class StrategyConfig(Settings):
-    """How ranks work together (docs/training.md). ``backend=auto`` takes nccl where every rank has a GPU, else gloo."""
+    """How ranks work together.
+
+    Attributes:
+        backend: of the process group: gloo, nccl, mpi, or auto: nccl where every rank has a GPU, else gloo.
+    """
 
     backend: str = "auto"
 

@@ -21,12 +21,18 @@ _SMALLEST_PIXELS = _LOST_PIXELS + 2  # one 2×2 pooling window must be left
 
 @dataclass(kw_only=True)
 class SmallCNNConfig(ModelConfig):
-    """Two convolutions and two dense layers, after the PyTorch MNIST example."""
+    """Two convolutions and two dense layers, after the PyTorch MNIST example.
+
+    Attributes:
+        width: filters of the first convolution; the second has twice as many.
+        hidden: outputs of the first dense layer.
+        dropout: share of values dropped after the convolutions; twice this before the last layer.
+    """
 
     name: str = "small_cnn"
-    width: int = 32  # filters of the first convolution; the second has twice as many
+    width: int = 32
     hidden: int = 128
-    dropout: float = 0.25  # after the convolutions; twice this before the last layer
+    dropout: float = 0.25
 
     def __post_init__(self) -> None:
         at_least("model.width", self.width, 1)

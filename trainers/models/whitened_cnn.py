@@ -25,10 +25,14 @@ _IMAGES_AT_ONCE = 250
 
 @dataclass(kw_only=True)
 class WhitenedCNNConfig(ModelConfig):
-    """Six convolutions behind a fixed whitening layer, for short trainings on small images."""
+    """Six convolutions behind a fixed whitening layer, for short trainings on small images.
+
+    Attributes:
+        width: filters of the first block; the other two have four times as many.
+    """
 
     name: str = "whitened_cnn"
-    width: int = 64  # filters of the first block; the other two have four times as many
+    width: int = 64
 
     def __post_init__(self) -> None:
         at_least("model.width", self.width, 1)

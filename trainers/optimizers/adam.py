@@ -16,6 +16,14 @@ from trainers.optimizers import Optimizer
 
 @dataclass(kw_only=True)
 class AdamConfig(OptimizerConfig):
+    """As torch.optim.Adam; weight decay is added to the gradient.
+
+    Attributes:
+        beta1: decay of the running mean of gradients.
+        beta2: decay of the running mean of their squares.
+        eps: added to the divisor.
+    """
+
     elementwise: ClassVar[bool] = True
 
     name: str = "adam"

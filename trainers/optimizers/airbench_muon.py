@@ -22,14 +22,22 @@ class AirbenchMuonConfig(OptimizerConfig):
     """Orthogonalised momentum for convolution filters and hidden matrices (Jordan 2024); for the last matrix (the
     head) and everything with one dimension SGD with Nesterov momentum and rates of their own.
 
-    ``lr`` is the share of a filter bank's length that one step moves it. The schedule acts on all three rates.
-    ``weight_decay`` takes that share off head and biases in a step at the peak of the schedule.
+    The schedule acts on all three rates.
+
+    Attributes:
+        lr: the share of a filter bank's length that one step moves it.
+        weight_decay: the share that a step at the peak of the schedule takes off head and biases.
+        momentum: decay of the running sum of gradients that is made orthogonal.
+        iterations: of Newton-Schulz.
+        head_lr: the learning rate of the last matrix.
+        bias_lr: the learning rate of everything with one dimension.
+        sgd_momentum: momentum of these two.
     """
 
     name: str = "airbench_muon"
     lr: float = 0.1
     momentum: float = 0.6
-    iterations: int = 3  # of Newton-Schulz
+    iterations: int = 3
     head_lr: float = 0.1
     bias_lr: float = 0.1
     sgd_momentum: float = 0.85

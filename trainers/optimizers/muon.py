@@ -18,6 +18,9 @@ class MuonConfig(OptimizerConfig):
 
     Muon's steps are scaled to the size of AdamW's (Liu et al.: Muon is scalable for LLM training, 2025), so that one
     ``lr`` and one ``weight_decay`` serve both.
+
+    Attributes:
+        momentum: Muon's, of the gradients that are made orthogonal.
     """
 
     name: str = "muon"

@@ -16,6 +16,13 @@ from trainers.optimizers import Optimizer
 
 @dataclass(kw_only=True)
 class SGDConfig(OptimizerConfig):
+    """As torch.optim.SGD without dampening.
+
+    Attributes:
+        momentum: decay of the running sum of gradients; 0: none is kept.
+        nesterov: look ahead along the momentum.
+    """
+
     elementwise: ClassVar[bool] = True
 
     name: str = "sgd"

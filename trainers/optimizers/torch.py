@@ -25,12 +25,17 @@ _UNFIT = {
 @dataclass(kw_only=True)
 class TorchConfig(OptimizerConfig):
     """A class of torch.optim by its name. ``lr`` and ``weight_decay`` are passed on, and torch's defaults are kept for
-    the rest; its fused form is taken where it has one."""
+    the rest; its fused form is taken where it has one.
+
+    Attributes:
+        class_name: the class.
+        arguments: its other arguments, by name: {betas: [0.9, 0.95]}.
+    """
 
     name: str = "torch"
     class_name: str = "AdamW"
     lr: float = 1e-3
-    arguments: dict[str, Any] = field(default_factory=dict)  # of the class, by name: {betas: [0.9, 0.95]}
+    arguments: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         OptimizerConfig.__post_init__(self)

@@ -10,7 +10,13 @@ from trainers.core.config import ConfigError, ScheduleConfig
 
 @dataclass(kw_only=True)
 class OneCycleConfig(ScheduleConfig):
-    """Smith & Topin 2017: up to lr over ``warmup`` of all steps, then down to nearly zero."""
+    """Up to the learning rate, then down to nearly zero (Smith & Topin 2017).
+
+    Attributes:
+        warmup: share of all steps on the way up, between 0 and 1.
+        div_factor: the run begins at lr / div_factor.
+        final_div_factor: and ends at lr / div_factor / final_div_factor.
+    """
 
     name: str = "one_cycle"
     warmup: float = 0.25

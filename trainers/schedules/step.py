@@ -9,7 +9,12 @@ from trainers.core.config import ScheduleConfig, at_least
 
 @dataclass(kw_only=True)
 class StepConfig(ScheduleConfig):
-    """lr × gamma after every ``step_epochs`` epochs."""
+    """The learning rate falls by a factor after every so many epochs.
+
+    Attributes:
+        step_epochs: epochs from one fall to the next.
+        gamma: the factor.
+    """
 
     name: str = "step"
     step_epochs: int = 10

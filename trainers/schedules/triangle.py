@@ -14,10 +14,15 @@ class TriangleConfig(ScheduleConfig):
     A way of n steps, often no whole number, has n parts: the first step is one of n + 1 parts above ``start``, the last
     one a part above ``end``, so that no step has a rate of 0. A way down shorter than a step takes none: the run ends
     at the top.
+
+    Attributes:
+        warmup: share of all steps on the way up, from 0 (down from the first step) to below 1.
+        start: share of lr at which the way up begins.
+        end: share of lr at which the way down ends.
     """
 
     name: str = "triangle"
-    warmup: float = 0.2  # 0: down from the first step
+    warmup: float = 0.2
     start: float = 0.2
     end: float = 0.0
 

@@ -17,10 +17,13 @@ from trainers.strategies.shared_memory import share_memory
 
 @dataclass(kw_only=True)
 class DDPConfig(StrategyConfig):
-    """Every rank has the whole model. ``compression`` is for links that are slower than the backward pass.
+    """Every rank has the whole model.
 
-    fp16 and bf16 send gradients in half the bytes, rounded to 11 and 8 bits; powersgd sends two thin matrices of
-    ``powersgd_rank`` columns for each large one, from step ``powersgd_start_step`` on (none of them before it).
+    Attributes:
+        compression: for links that are slower than the backward pass: fp16 and bf16 send gradients in half the bytes,
+            rounded to 11 and 8 bits; powersgd sends two thin matrices for each large one; none sends all of them.
+        powersgd_rank: columns of these matrices.
+        powersgd_start_step: the first step that sends them; before it gradients travel whole.
     """
 
     name: str = "ddp"

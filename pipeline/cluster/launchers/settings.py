@@ -23,7 +23,18 @@ class Capabilities:
 
 @dataclass(kw_only=True)
 class HostConfig:
-    """One entry of ``cluster.hosts``; what is None is taken from the cluster."""
+    """One entry of ``cluster.hosts``; what is null is taken from the cluster.
+
+    Attributes:
+        name: as ssh knows it.
+        port: of its SSH server.
+        user: to log in as.
+        address: under which the other nodes reach it; null: as it says itself.
+        interface: its network interface for the collectives.
+        nproc_per_node: its ranks.
+        python: its interpreter.
+        env: variables of its ranks, on top of cluster.env.
+    """
 
     name: str = MISSING
     port: int | None = None
@@ -40,24 +51,43 @@ class ClusterConfig:
     """Which hosts, how many ranks on each, and how they are reached. Times in seconds.
 
     A launcher's module derives its settings from this class, and adds what it alone can be told.
+
+    Attributes:
+        launcher: how hosts are reached: local or pssh.
+        hosts: the nodes, in the order of their ranks; rank 0 is on the first.
+        hostfile: replaces hosts: a file with one `user@host:port slots=N` a line.
+        nproc_per_node: ranks of each host that names no number itself; auto (local alone): its GPUs, or 2 CPU ranks.
+        ssh_config: an ssh_config file besides your own ~/.ssh/config.
+        interface: network interface for the collectives, on every host; null: the one of the host's address.
+        python: interpreter on the hosts; null: the controller's where it exists, else python3.
+        workdir: scratch folder on the hosts; null: ~/.cache/paceline.
+        env: variables of the ranks; they count in the key.
+        secrets: names in env that are secret though they don't sound so.
+        environment: versions of distributions on the hosts, where they aren't the controller's.
+        device: cpu, cuda, or auto: this computer's GPUs where it is the host, else the CPU.
+        rendezvous: how ranks find each other: static, c10d, or file.
+        rendezvous_dir: for rendezvous=file, the absolute path of a folder that all hosts share.
+        connect_timeout_s: how long a host may take to answer.
+        lease_s: a host ends its part of a run when the controller is gone for this long.
+        max_restarts: further attempts, from the last checkpoint, when a run fails.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities()
 
     launcher: str = "local"
     hosts: list[HostConfig] = field(default_factory=list)
-    hostfile: str | None = None  # replaces `hosts`: one `user@host:port slots=N` a line
-    nproc_per_node: Any = "auto"  # int or auto (local only: GPUs, or 2 CPU ranks); OmegaConf 2.3 fails on int | str
-    ssh_config: str | None = None  # an ssh_config file besides your own ~/.ssh/config
-    interface: str | None = None  # network interface for the collectives, on every host
-    python: str | None = None  # interpreter on the hosts; None: the controller's where it exists, else python3
-    workdir: str | None = None  # scratch folder on the hosts; None: ~/.cache/paceline
+    hostfile: str | None = None
+    nproc_per_node: Any = "auto"  # OmegaConf 2.3 fails on int | str
+    ssh_config: str | None = None
+    interface: str | None = None
+    python: str | None = None
+    workdir: str | None = None
     env: dict[str, str] = field(default_factory=dict)
-    secrets: list[str] = field(default_factory=list)  # names in `env` that are secret though they don't sound so
-    environment: dict[str, str] = field(default_factory=dict)  # versions on the hosts, where not the controller's
-    device: str = "auto"  # cpu, cuda, or auto: this computer's GPUs where it is the host, else the CPU
-    rendezvous: str = "static"  # how ranks find each other: static, c10d, or file (a folder that all hosts share)
-    rendezvous_dir: str | None = None  # that folder
+    secrets: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    device: str = "auto"
+    rendezvous: str = "static"
+    rendezvous_dir: str | None = None
     connect_timeout_s: float = 5.0
-    lease_s: float = 600.0  # a host ends its part of a run when the controller is gone for this long
-    max_restarts: int = 0  # further attempts, from the last checkpoint, when a run fails
+    lease_s: float = 600.0
+    max_restarts: int = 0

@@ -20,14 +20,23 @@ _BLOCK = 1024  # images that share a generator: part of what defines the content
 
 @dataclass(kw_only=True)
 class SyntheticConfig(DatasetConfig):
-    """Generated images; an accuracy on them means nothing."""
+    """Generated images; an accuracy on them means nothing.
+
+    Attributes:
+        size: images of the training set, before val_size is taken off.
+        test_size: images of the test split.
+        num_classes: classes.
+        channels: channels of an image.
+        image_size: height and width in pixels.
+        generator_seed: seed of the images.
+    """
 
     name: str = "synthetic"
-    size: int = 2048  # images in the training set, before val_size is taken off
+    size: int = 2048
     test_size: int = 512
     num_classes: int = 10
     channels: int = 3
-    image_size: int = 32  # pixels, height = width
+    image_size: int = 32
     generator_seed: int = 0
 
     def __post_init__(self) -> None:
