@@ -81,7 +81,10 @@ def _fit_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
 
 
 def _with_threads_of_checkpoints(spec: AttemptSpec, nnodes: int) -> AttemptSpec:
-    """Equal bits need equal threads; other numbers of nodes are other runs anyway."""
+    """With the threads per rank that a checkpoint here was computed with, which decide the last bits of the weights.
+
+    None where they are of another number of nodes.
+    """
     threads = rank_threads.of_checkpoints(spec.run_dir) or spec.threads_per_rank
     return dataclasses.replace(spec, threads_per_rank=threads if len(threads) == nnodes else ())
 

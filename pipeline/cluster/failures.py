@@ -1,4 +1,4 @@
-"""Which of many errors came first and was not merely the echo of another. Pure."""
+"""The error that ended a run, among those of all ranks: the earliest that is no consequence of another. Pure."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _PORT = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
 def is_echo(error: RankError) -> bool:
-    """Whether the error only says that somebody else went away."""
+    """Whether the error is a consequence: a peer closed its connection, or the rank was told to stop."""
     return _ECHO.search(error.message) is not None
 
 
 def first_error(ends: Mapping[str, NodeExit | NodeLost]) -> tuple[str, RankError] | None:
-    """Host and error of the earliest rank that failed by itself; of the earliest echo where all are echoes.
+    """Host and error of the earliest rank that failed by itself; of the earliest consequence where all are that.
 
     Times are on the controller's clock already.
     """
@@ -57,7 +57,7 @@ def cause(ends: Mapping[str, NodeExit | NodeLost]) -> str:
 
 
 def _says_more(error: RankError) -> bool:
-    """Than that somebody went away, or how the rank ended."""
+    """Whether the error tells more than that a peer went away, or with which exit code or signal the rank ended."""
     return not is_echo(error) and not error.message.startswith("ended with ")
 
 

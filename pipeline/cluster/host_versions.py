@@ -40,7 +40,7 @@ def check(facts: Sequence[NodeFacts], key: Versions, told: Versions) -> None:
 
 
 def asked(key: Versions) -> list[str]:
-    """What a probe has to look for by name: an import that the key calls absent may be there on a host."""
+    """The names that a probe looks for: a module that the key calls absent may be installed on a host."""
     return [name for name in key if name != "python"]
 
 
@@ -65,7 +65,7 @@ def _there(fact: NodeFacts, name: str) -> str | None:
 
 
 def _mend(found: Mapping[str, dict[str, str]], told: Versions) -> str:
-    """One word where all hosts have the same; else they have to be made alike first."""
+    """The override that takes the hosts as they are, where all have the same versions; else what to install."""
     same = len({tuple(sorted(versions.items())) for versions in found.values()}) == 1
     others = "install the key's versions there, or cluster.python=<an interpreter that has them>"
     if not same:
@@ -87,5 +87,5 @@ def _normal(name: str) -> str:
 
 
 def _comparable(version: str) -> str:
-    """Folder names write ``_`` for ``-``; a Python built from its repository calls itself 3.12.1+."""
+    """In one spelling: folder names write ``_`` for ``-``, and a Python built from its repository is called 3.12.1+."""
     return version.replace("_", "-").removesuffix("+")

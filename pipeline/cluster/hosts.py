@@ -14,7 +14,7 @@ from pipeline.keys import rank_environment
 class Hosts:
     """The way to a cluster's hosts, and what they said when they were asked, kept for one attempt after another.
 
-    One attempt at a time may begin with it; an earlier one may still be collecting.
+    Several attempts may share it: one may start while an earlier one still collects its outputs.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -34,9 +34,15 @@ class Hosts:
         return self._launcher
 
     def facts(self, pack: PackSource | None, modules: Collection[str] = ()) -> list[NodeFacts]:
-        """Raises HostError. Asked again while a host lacks the pack: after the next start it has it.
+        """What each host answered. Asked again while a host lacks the pack (the next start sends it), or for another
+        pack or more modules.
 
-        ``modules``: what is to be looked for among what is installed there.
+        Args:
+            pack: the data that the attempt needs (None: none).
+            modules: distributions and modules to look for among what is installed there.
+
+        Raises:
+            HostError: a host can't be asked.
         """
         lacking = pack is not None and any(not fact.pack_path for fact in self._facts)
         if not self._facts or self._about != pack or lacking or not self._modules.issuperset(modules):
@@ -46,7 +52,7 @@ class Hosts:
         return self._facts
 
     def ports(self) -> list[int]:
-        """Ports that were free on node 0, the one that was used last at the end."""
+        """Ports that were free on node 0. The order moves on at each call, so the first one is not the last call's."""
         self._ports = [*self._ports[1:], *self._ports[:1]]
         return self._ports
 
@@ -61,7 +67,7 @@ class Hosts:
         return new
 
     def forget(self) -> None:
-        """After a bad end nothing that was heard before counts."""
+        """Drop the answers: after a failure they may be outdated."""
         self._facts = []
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ Ends = dict[str, NodeExit | NodeLost]
 
 
 def nothing(*_: object) -> None:
-    """For who doesn't want to hear of it."""
+    """The default callback: does nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +176,7 @@ class RunningAttempt:
                 write_json(self.log_dir / f"{event.host}.exit.json", {**kind, **dataclasses.asdict(event)})
 
     def _end_everything(self) -> None:
-        """What the streams could not end is ended by a stop command of its own; that also bars a late start."""
+        """Stop by a command of its own what the streams could not end; it also keeps a late start from beginning."""
         sure = {host for host, end in self.ends.items() if isinstance(end, NodeExit)}
         if len(sure) == self.plan.nnodes:
             return

@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RunServices:
-    """What a run takes from its surroundings. A sweep gives its trials what they can share.
+    """What a run is given by its caller: a single run has helper processes of its own, a sweep's trials share them.
 
     ``evaluate`` makes the report of a run folder, by the project's code (raises PacelineError); ``on_trained`` is
     called when the hosts are free again, before outputs, report and record are complete; ``code`` are the files that
@@ -108,7 +108,7 @@ class _Work:
 
 
 def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Heartbeat, services: RunServices) -> Result:
-    """Behind the lock of the run's key."""
+    """Hold the lock of the run's key, and train unless another command has finished the run meanwhile."""
     say.doing(f"waiting for the command that trains {run.key.short}")
     with locked(run.folder, say, services.stop) as lock:
         if run.reason is None:
@@ -154,7 +154,7 @@ def _finish(work: _Work) -> None:
 
 
 def _launch_unless_done(work: _Work) -> None:
-    """Until the node half has ended well, here or in a command before."""
+    """Train; where an earlier command has, only restore the files that describe the run."""
     run, services = work.run, work.services
     if run.folder.training_done(run.key):
         run.folder.restore(
@@ -198,7 +198,7 @@ def _complete(work: _Work, signals: Interruptible) -> None:
 
 
 def _note_end(work: _Work, error: BaseException) -> None:
-    """Into the journal and the record. A disk that takes neither must not hide what went wrong."""
+    """Note in the journal and in MLflow how the run ended. A full disk must not hide what went wrong."""
     work.say.doing("recording how it ended")
     run = work.run
     with suppress(OSError):
@@ -220,7 +220,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _goes_on(run: Run) -> str:
-    """What the same command does after a signal."""
+    """The hint after a signal: what the same command does next."""
     if run.folder.summary.exists():
         return "the same command again; the training is done and is not repeated"
     return "the same command again; it goes on from the last checkpoint"
@@ -290,7 +290,7 @@ def collect_provenance(run: Run, argv: Sequence[str], now: float, say: Say) -> t
 
 
 def _leave_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
-    """Into the journal and the record, as a run without a result. Raises Pruned."""
+    """Where rank 0 ended early because it was asked to: note that in the journal and in MLflow. Raises Pruned."""
     pruned = run.folder.read_json(PRUNED)
     if pruned is None:
         return
@@ -371,7 +371,7 @@ def _on_end(say: Heartbeat, services: RunServices) -> None:
 
 
 def _on_facts(work: _Work, facts: Sequence[NodeFacts]) -> None:
-    """What each host has installed, into provenance.json."""
+    """Write what each host has installed into provenance.json."""
     work.lock.check()
     work.say.doing("sending code and data to the hosts and starting torchrun there")
     folder = work.run.folder

@@ -72,7 +72,7 @@ Sources = Callable[[tuple[str, ...], tuple[str, ...]], Closure]
 
 
 def sources(root: Path) -> Sources:
-    """What is read of the code, kept: the many runs of one sweep take the same files."""
+    """A reader of import closures with a cache: the runs of one sweep read the same files."""
 
     @cache
     def read(chosen: tuple[str, ...], behind: tuple[str, ...]) -> Closure:
@@ -87,7 +87,11 @@ def versions(cluster: Cluster, code: Closure) -> dict[str, str]:
 
 
 def of_hosts(here: Mapping[str, str], told: Mapping[str, str]) -> dict[str, str]:
-    """The key's versions: the controller's, but where ``cluster.environment`` tells of the hosts. Raises UsageError."""
+    """The key's versions: the controller's (``here``), replaced where ``cluster.environment`` tells the hosts'.
+
+    Raises:
+        UsageError: it names what the run doesn't import.
+    """
     for name in told:
         if name not in here:
             raise UsageError(f"cluster.environment.{name}: the run doesn't import that; {suggestion(name, here)}")

@@ -204,7 +204,7 @@ class _Conductor:
             self._halt(os_reason(error), "make room, then the same command")
 
     def _settled(self, trial: Trial) -> Ended | None:
-        """How it stands when nothing is to be started. What MLflow has missed of it is recorded at the end."""
+        """How a trial stands that needs no start; None: start it. What MLflow missed of it is recorded at the end."""
         try:
             ended = self._standing(trial)
         except UsageError as error:  # a newer Paceline wrote its folder: the other trials go on
@@ -215,7 +215,7 @@ class _Conductor:
         return ended
 
     def _standing(self, trial: Trial) -> Ended | None:
-        """Finished and intact, pruned, or failed for good; None: it is to be started.
+        """Finished and intact, pruned, or failed for good; None: start it.
 
         A search may draw what it has drawn before: that is the same run, and what was decided of it holds.
         """
@@ -242,7 +242,7 @@ class _Conductor:
         return None
 
     def _note_before(self, trial: Trial, state: State, cause: str = "", detail: str = "") -> None:
-        """Nothing was started for it; unless the journal says so already (this sweep may have been killed before)."""
+        """Note a trial that needs no start, unless the journal says so (an earlier call may have been killed)."""
         stood = self._stood.get(trial.number)
         if stood is None or (stood.key, stood.state) != (trial.key, state):
             self._note(Start(trial=trial, slot=-1, tried=0), state, cause, detail)

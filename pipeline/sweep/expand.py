@@ -50,7 +50,7 @@ class Space:
 
     @property
     def key(self) -> str:
-        """Of what the trials are made of, whatever their order and spelling; '' while data isn't fetched."""
+        """A digest of the trials' keys, in whatever order; '' while data isn't fetched."""
         digests = [trial.run.key.digest for trial in self.trials if trial.run is not None]
         return sha256_text(canonical_json(sorted(digests)))[:KEY_LENGTH] if len(digests) == len(self.trials) else ""
 
@@ -62,7 +62,7 @@ class Space:
 
 
 def configuration_digest(config: RunConfig) -> str:
-    """Of one configuration and its topology."""
+    """A digest of one configuration and its topology."""
     return sha256_text(canonical_json([canonical_config(config.resolved), topology(config.cluster)]))
 
 
@@ -105,7 +105,11 @@ def of_jobs(combinations: Sequence[Overrides], *, root: Path, local_gpus: int) -
 
 
 def _refuse_no_part_of_a_run(word: str) -> None:
-    """A comma that was no comma of a sweep would make trials that are one run, and half of the text would be lost."""
+    """Refuse several values of what is no part of a run: the trials would be one run. Most likely a text has a comma.
+
+    Raises:
+        UsageError: names the field and how such a text is quoted.
+    """
     name = word.lstrip("+").partition("=")[0]
     if name.partition(".")[0] in ("paths", "tracking"):
         raise UsageError(
@@ -140,7 +144,7 @@ class TrialFactory:
         return ()
 
     def forget_packs(self) -> None:
-        """Look for data again: some was fetched."""
+        """Look for data packs anew; called after one was fetched."""
         self._packs.clear()
 
     def trial(self, number: int, chosen: Overrides, words: Overrides) -> Trial:

@@ -28,10 +28,10 @@ class Grid:
         return self._trials[self._next - 1]
 
     def watch(self, running: Sequence[Trial]) -> None:
-        """Nor does it look on."""
+        """Nothing to do: no trial of a grid depends on another."""
 
     def tell(self, trial: Trial, outcome: Outcome) -> None:
-        """A grid doesn't learn."""
+        """Nothing to do: no trial of a grid depends on another."""
 
 
 def in_order(space: Space, about: Mapping[str, Any]) -> Space:

@@ -15,7 +15,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def finished(run: Run) -> Outcome:
-    """The outcome of a run whose result.json stands."""
+    """The outcome of a finished run, from its result.json."""
     result, _ = acceptance.standing(run.folder)
     return Outcome(state=State.FINISHED, metrics=result.metrics if result is not None else {})
 
@@ -26,7 +26,7 @@ def was_pruned(run: Run) -> bool:
 
 
 def detail_of(error: PacelineError | OSError) -> str:
-    """The first line; of what is wrong with hosts the second one too, which names the first of them."""
+    """The first line of an error; of a HostError also the second, which names the first host."""
     text = error.what if isinstance(error, PacelineError) else os_reason(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return ": ".join(lines[: 2 if isinstance(error, HostError) else 1])

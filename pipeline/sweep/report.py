@@ -34,7 +34,7 @@ class TrialResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """Over the seeds of one configuration. ``std`` has n - 1 below the line; None for one seed."""
+    """Over the seeds of one configuration. ``std`` is the sample standard deviation (divisor n - 1); None for one."""
 
     mean: float
     std: float | None
@@ -103,7 +103,7 @@ def less_is_better(name: str) -> bool:
 
 
 def command(overrides: Sequence[str]) -> str:
-    """What repeats a trial."""
+    """The command line that repeats a trial."""
     return shlex.join(["doit", "train", *overrides])
 
 

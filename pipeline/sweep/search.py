@@ -213,7 +213,7 @@ def _pruner(config: SearchConfig, epochs: int) -> BasePruner:
 
 
 def _suggest(trial: Trial, name: str, item: Dimension) -> Any:
-    """Drawn now, or what was drawn for this trial before."""
+    """The trial's value of a dimension: drawn now, or what was drawn for this trial before."""
     if isinstance(item, Choice):
         return trial.suggest_categorical(name, item.options)
     if item.whole:

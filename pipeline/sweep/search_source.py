@@ -30,8 +30,7 @@ OnAsked = Callable[[Trial], None]
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPlan:
-    """A search as the words ask for it. ``representative_trial`` is one point of its space:
-    it stands for what all trials share.
+    """A search as the words ask for it. ``representative_trial`` is one point of its space, for what all trials share.
 
     ``epochs``: how many a trial can have. ``factory`` makes the trials, within ``compose.hydra_ready()``.
     """
@@ -67,7 +66,7 @@ class SearchPlan:
 
     @property
     def key(self) -> str:
-        """Of code, data, environment, fixed words, space and the way to search; not of the number of trials."""
+        """A digest of code, data, environment, fixed words, space and search settings, without the number of trials."""
         return sha256_text(canonical_json(self.made_of))[:KEY_LENGTH]
 
 
@@ -137,9 +136,9 @@ class Searching:
         return trial
 
     def watch(self, running: Sequence[Trial]) -> None:
-        """Pass on what epochs have brought; leave the wish to prune in the folders of those that fell behind.
+        """Report new epochs to the pruner, and write the file ``prune`` into the folder of each trial that it ends.
 
-        The wish is left again where a beginning attempt has cleared it away.
+        It is written at each call, as the start of another attempt removes it.
         """
         for trial in running:
             self._report(trial)

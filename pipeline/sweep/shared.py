@@ -23,7 +23,7 @@ from pipeline.sweep.workers import RecordWorker, ReportWorker
 
 
 class Shared:
-    """Each is made when the first trial needs it, and closed at the end of the ``with``. Safe to use from threads."""
+    """Each part is made when first needed, and closed at the end of the ``with``. Safe to use from threads."""
 
     def __init__(self, folder: SweepFolder, slots: Sequence[Cluster], root: Path) -> None:
         self._folder, self._slots, self._root = folder, slots, root
@@ -68,7 +68,7 @@ class Shared:
     def _provenance(
         self, run: Run, argv: Sequence[str], now: float, say: Callable[[str], None]
     ) -> tuple[provenance.Provenance, bytes]:
-        """Asked of git once: the sweep's code is a snapshot of its own."""
+        """git is asked once: all trials run the sweep's own snapshot of the code."""
         with self._lock:
             if self._origin is None:
                 self._origin = training.collect_provenance(run, argv, now, say)

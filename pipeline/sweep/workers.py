@@ -36,7 +36,7 @@ Answer = dict[str, Any] | None
 
 
 class WorkerProcess:
-    """A child process that answers requests; safe to ask from several threads. None: it is gone or too slow."""
+    """A child process that answers requests; safe to ask from several threads. The answer None: it has ended."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         self._child: subprocess.Popen[bytes] = process.companion(argv, env=env, log=log)
@@ -127,7 +127,7 @@ class ReportWorker:
 
 
 def was_missed(run: Run) -> bool:
-    """Whether the record of a run that has ended was begun and not completed, for all that its folder says."""
+    """Whether MLflow's record of an ended run was begun and not completed, as its folder tells."""
     recorded = tracking.last_recorded(run.folder.path)
     return run.config.tracking.enabled and recorded is not None and not recorded.complete
 

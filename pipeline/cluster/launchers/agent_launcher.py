@@ -23,7 +23,7 @@ from pipeline.keys import rank_environment
 from pipeline.runs import attempts
 
 ENV_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # a host that has set its interfaces is believed
-RIDES_ALONG_BYTES = 8 << 20  # a pack up to this size travels with the run instead of by a round trip of its own
+SENT_WITH_RUN_BYTES = 8 << 20  # a pack up to this size travels with the run, which saves a round trip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class AgentLauncher(Launcher, ABC):
         """The command of a live agent on one host."""
 
     def go_alone(self) -> None:
-        """A connection broke or is stuck: those to come share nothing with it."""
+        """Called when a connection broke or hangs: later commands open connections of their own."""
 
     @abstractmethod
     def place(self, host: Host, facts: NodeFacts, spec: AttemptSpec, run_id: str) -> Place: ...
@@ -74,7 +74,7 @@ class AgentLauncher(Launcher, ABC):
 
     @abstractmethod
     def explain(self, host: Host, failure: str) -> tuple[str, str | None]:
-        """A failure in plain words, and the command that hints it."""
+        """A failure in plain words, and the command that fixes it (None: not known)."""
 
     # ---------------------------------------------------------------------------- short verbs
     def ask(
@@ -168,9 +168,9 @@ class AgentLauncher(Launcher, ABC):
         }
 
     def _provide(self, pack: PackSource, facts: list[NodeFacts]) -> PackSource | None:
-        """Send a large pack to the hosts that lack it; one that is small enough to ride along comes back."""
+        """Send a large pack to the hosts that lack it; a small one is returned, to be sent with the run."""
         lacking = [host for host, fact in zip(self.cluster.hosts, facts, strict=True) if fact.pack_path is None]
-        if lacking and _size(pack.path) <= RIDES_ALONG_BYTES:
+        if lacking and _size(pack.path) <= SENT_WITH_RUN_BYTES:
             return pack
         if lacking:
             self.send_pack(pack, lacking)

@@ -1,4 +1,4 @@
-"""What the node agent's lines say. Pure, and strict: a line that isn't one of its answers is no answer.
+"""Parses the lines of the node agent. Pure, and strict: a line that isn't one of its answers is skipped.
 
 A login shell may print anything around them, a connection may end in the middle of one, and a file of the node may be
 damaged: none of that may end the thread that reads.
@@ -28,7 +28,7 @@ class Lines:
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """The agent has nothing to tell and lives."""
+    """The agent is alive and has nothing else to report."""
 
 
 def parse(line: bytes) -> dict[str, Any] | None:

@@ -38,7 +38,7 @@ def receive(
     """Ask the agent behind ``argv`` for files and put them into ``run_dir``.
 
     ``again`` makes the command of a second try, where the first one breaks or brings nothing for ``SILENT_S``.
-    Returns False when the files did not come and lie there still.
+    Returns False when the files could not be fetched; they are still on the node.
 
     Raises:
         TrainingError: when ``final``: nothing came, a digest differs, or a needed file is missing.
@@ -76,7 +76,7 @@ def _extract_or_again(
 
 
 def _needed(outputs: Outputs, folder: Path) -> tuple[str, ...]:
-    """Without which files an end isn't good."""
+    """The files that a good end has left."""
     pruned = outputs.pruned is not None and (folder / outputs.pruned).exists()
     return (outputs.pruned,) if outputs.pruned and pruned else outputs.needed
 
@@ -114,7 +114,7 @@ def _extract(argv: list[str], request: dict[str, Any], folder: Path) -> None:
 
 
 class Patient:
-    """Reads the output of a child for as long as something comes, however long it takes."""
+    """Reads a child's output. What is limited is the silence between two pieces, not the whole time."""
 
     def __init__(self, child: Popen[bytes], pipe: IO[bytes], silent_s: float) -> None:
         self._child, self._pipe, self._silent_s = child, pipe, silent_s

@@ -52,7 +52,7 @@ class Streams:
         threads.start(self._beat, name="beats", on_error=self._beats_failed)
 
     def _beat(self) -> None:
-        """Renew every node's lease, and pass a wish on until its end is heard of (a stream may have broken)."""
+        """Renew every node's lease each second; ``stop`` and ``prune`` are repeated, as a stream may have broken."""
         looked = time.monotonic()
         while not self._closing.is_set():
             word = b"prune\n" if self._pruning else b"beat\n"
@@ -208,7 +208,7 @@ class _Stream:
             child.terminate()
 
     def _hang_up(self) -> None:
-        """Nothing of the connection is left, whatever it was doing."""
+        """End the child and close its pipes, in whatever state the connection is."""
         child, self._child, self._opened = self._child, None, False
         if child is None:
             return

@@ -35,7 +35,7 @@ class GridConfig(SearchConfig):
 
 
 class _Grid(GridSampler):
-    """Optuna's, without its wish to end an ``optimize`` loop that isn't there."""
+    """Optuna's sampler, which after the last trial would stop ``study.optimize``; here nobody calls that."""
 
     def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None: ...
 
