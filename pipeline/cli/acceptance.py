@@ -45,14 +45,7 @@ def accept() -> None:
         base, key, differing = _base(current, run, reason)
         origin, patch = complete.collect_provenance(run, sys.argv, time.time(), say)
         accepted = acceptance.by_this_person(run.key, key, differing)
-        run.folder.describe(
-            key=run.key,
-            config=run.config.resolved,
-            config_yaml=current.config_yaml,
-            provenance=origin.as_json(),
-            patch=patch,
-            sources=run.sources,
-        )
+        run.folder.describe(run.description(), origin.as_json(), patch)
         acceptance.write(run.folder, accepted)
     say(f"{run.key.short} is {accepted}; it differs in:")
     for item in differing:

@@ -112,7 +112,7 @@ def _train(current: Session) -> None:
     shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
     say(f"run {run.key.short}: {shape}, {cluster.launcher}")
     services = training.alone(_threads(current.asked.options.get("threads_per_rank")))
-    result = training.train(run, config_yaml=current.config_yaml, argv=sys.argv, say=say, services=services)
+    result = training.train(run, argv=sys.argv, say=say, services=services)
     say(f"FINISHED {run.key.short}: {_figures(result)}")
     say(f"  results  {relative(run.folder.result)}")
     say("  compare  doit ui")

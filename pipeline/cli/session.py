@@ -114,13 +114,6 @@ class Session:
         return tuple(word for word in self.asked.overrides if not word.lstrip("+~").startswith("cluster."))
 
     @property
-    def config_yaml(self) -> str:
-        """config.yaml of the run."""
-        from pipeline.config import compose
-
-        return compose.as_yaml(self.config.resolved)
-
-    @property
     def sweeps(self) -> bool:
         """Whether the overrides stand for the trials of a sweep. `doit plan` takes both kinds. Raises UsageError."""
         verb = VERBS.get(self.asked.verb or "")

@@ -67,7 +67,7 @@ def alone(threads_per_rank: Sequence[int] = ()) -> RunServices:
     )
 
 
-def train(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, services: RunServices | None = None) -> Result:
+def train(run: Run, *, argv: Sequence[str], say: Say, services: RunServices | None = None) -> Result:
     """Bring the run to FINISHED and return result.json; a second caller with the same key waits for the first.
 
     Raises:
@@ -78,7 +78,7 @@ def train(run: Run, *, config_yaml: str, argv: Sequence[str], say: Say, services
         PacelineError: the run folder can't be written, the evaluation failed.
     """
     with Heartbeat(say) as heartbeat, _folder_errors_explained(run):
-        return _train_alone(run, config_yaml=config_yaml, argv=argv, say=heartbeat, services=services or alone())
+        return _train_alone(run, argv=argv, say=heartbeat, services=services or alone())
 
 
 @contextmanager
@@ -100,14 +100,13 @@ class _Work:
     run: Run
     lock: RunLock
     recorder: Recorder
-    config_yaml: str
     argv: Sequence[str]
     say: Heartbeat
     services: RunServices
     started: float
 
 
-def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Heartbeat, services: RunServices) -> Result:
+def _train_alone(run: Run, *, argv: Sequence[str], say: Heartbeat, services: RunServices) -> Result:
     """Hold the lock of the run's key, and train unless another command has finished the run meanwhile."""
     say.doing(f"waiting for the command that trains {run.key.short}")
     with locked(run.folder, say, services.stop) as lock:
@@ -120,7 +119,6 @@ def _train_alone(run: Run, *, config_yaml: str, argv: Sequence[str], say: Heartb
                     run=run,
                     lock=lock,
                     recorder=services.recorder(run),
-                    config_yaml=config_yaml,
                     argv=argv,
                     say=say,
                     services=services,
@@ -157,9 +155,7 @@ def _launch_unless_done(work: _Work) -> None:
     """Train; where an earlier command has, only restore the files that describe the run."""
     run, services = work.run, work.services
     if run.folder.training_done(run.key):
-        run.folder.restore(
-            key=run.key, config=run.config.resolved, config_yaml=work.config_yaml, pack_path=run.pack.path
-        )
+        run.folder.restore(run.description())
         if services.on_trained is not None:
             services.on_trained()
         return
@@ -250,13 +246,7 @@ def _lay_out(work: _Work) -> None:
         acceptance.withdraw(run.folder, accepted)
     for name in (run.folder.result, run.folder.summary, run.folder.path / PRUNE, run.folder.path / PRUNED):
         name.unlink(missing_ok=True)
-    run.folder.prepare(
-        sources=work.services.code or run.sources,
-        key=run.key,
-        config=run.config.resolved,
-        config_yaml=work.config_yaml,
-        pack_path=run.pack.path,
-    )
+    run.folder.prepare(run.description(work.services.code))
     if not matches(run.root, run.folder.code, run.key.parts["code"]):
         raise PacelineError("its code was edited while the run was being prepared", hint="the same command again")
     origin, patch = work.services.provenance(run, work.argv, work.started, work.say)

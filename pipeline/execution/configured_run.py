@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from pipeline import data
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.config.build import RunConfig
 from pipeline.execution.located import LocatedRun, Sources, locate
+from pipeline.runs.folder import Description
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +19,19 @@ class Run(LocatedRun):
 
     config: RunConfig
     pack: data.Pack
+
+    def description(self, sources: Mapping[str, Path] | None = None) -> Description:
+        """What its folder tells. ``sources``: copies of the files of its code (None: they themselves)."""
+        from pipeline.config import compose  # it imports Hydra
+
+        resolved = self.config.resolved
+        return Description(
+            key=self.key,
+            config=resolved,
+            config_yaml=compose.as_yaml(resolved),
+            sources=sources or self.sources,
+            pack_path=self.pack.path,
+        )
 
     @property
     def pack_source(self) -> PackSource:

@@ -33,6 +33,22 @@ ORIGIN = ("provenance.json", "changes.patch")
 _SEALED_SINCE = 2  # the version of key.json; what older ones wrote has no digest of its own text
 
 
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What a run is made of, as its folder tells it.
+
+    ``config`` is resolved (config.json), ``config_yaml`` the same as YAML. ``sources`` are the files of its code by
+    their paths in the snapshot, and nothing else: what is not in the key cannot be imported. ``pack_path`` is where its
+    data lies.
+    """
+
+    key: ContentKey
+    config: Mapping[str, Any]
+    config_yaml: str
+    sources: Mapping[str, Path]
+    pack_path: Path
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Paths of one run. The folder's name is the run key."""
@@ -73,48 +89,28 @@ class RunFolder:
                 hint="update this checkout, or paths.runs=<another folder>",
             )
 
-    def prepare(
-        self,
-        *,
-        sources: Mapping[str, Path],
-        key: ContentKey,
-        config: Mapping[str, Any],
-        config_yaml: str,
-        pack_path: Path,
-    ) -> None:
-        """Lay the folder out before a launch: key.json, the configuration, the code snapshot and the data link.
+    def prepare(self, run: Description) -> None:
+        """Lay the folder out before a launch: key.json, configuration, code snapshot, data link. Raises OSError."""
+        self._describe(run)
+        self._link_data(run.pack_path)
 
-        The snapshot holds exactly the files that were hashed (``sources`` by their paths in it): what is not in the
-        key cannot be imported.
-        """
-        self._write_key(key)
-        self._write_config(config, config_yaml)
-        self._write_code(sources)
-        self._link_data(pack_path)
-
-    def describe(
-        self,
-        *,
-        key: ContentKey,
-        config: Mapping[str, Any],
-        config_yaml: str,
-        provenance: Mapping[str, Any],
-        patch: bytes,
-        sources: Mapping[str, Path],
-    ) -> None:
-        """What a run is made of, without one: for a key that another run was accepted for. Raises OSError."""
-        self._write_key(key)
-        self._write_config(config, config_yaml)
-        self._write_code(sources)
+    def describe(self, run: Description, provenance: Mapping[str, Any], patch: bytes) -> None:
+        """The same without the data, for a key that another run was accepted for. Raises OSError."""
+        self._describe(run)
         write_json(self.path / "provenance.json", provenance)
         write_atomic(self.path / "changes.patch", patch)
+
+    def _describe(self, run: Description) -> None:
+        self._write_key(run.key)
+        self._write_config(run)
+        self._write_code(run.sources)
 
     def _write_key(self, key: ContentKey) -> None:
         write_json(self.path / "key.json", {"key": key.short, "digest": key.digest, **key.parts})
 
-    def _write_config(self, config: Mapping[str, Any], config_yaml: str) -> None:
-        write_json(self.path / "config.json", config)
-        write_atomic(self.path / "config.yaml", config_yaml)
+    def _write_config(self, run: Description) -> None:
+        write_json(self.path / "config.json", run.config)
+        write_atomic(self.path / "config.yaml", run.config_yaml)
 
     def _write_code(self, sources: Mapping[str, Path]) -> None:
         shutil.rmtree(self.code, ignore_errors=True)
@@ -129,16 +125,16 @@ class RunFolder:
             link.unlink()
         link.symlink_to(target, target_is_directory=True)
 
-    def restore(self, *, key: ContentKey, config: Mapping[str, Any], config_yaml: str, pack_path: Path) -> None:
+    def restore(self, run: Description) -> None:
         """Write again what describes a finished training, where it was altered since. Raises OSError."""
-        self._link_data(pack_path)
+        self._link_data(run.pack_path)
         vouched = self.vouched()
         altered = {name for name in DESCRIBED if name not in vouched or changed(self.path / name, vouched[name])}
         if "key.json" in altered:
-            self._write_key(key)
-        if altered & {"config.json", "config.yaml"} and (vouched or not self.config_agrees(key)):
-            self._write_config(config, config_yaml)
-        result = self._intact(key)
+            self._write_key(run.key)
+        if altered & {"config.json", "config.yaml"} and (vouched or not self.config_agrees(run.key)):
+            self._write_config(run)
+        result = self._intact(run.key)
         if "summary.json" in altered and result is not None:
             documents.write_sealed(self.summary, result.summary)
 

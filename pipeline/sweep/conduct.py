@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.cluster.attempt import stop_run
-from pipeline.config import compose
 from pipeline.core import threads
 from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, UsageError, os_reason
 from pipeline.core.signals import Interruptible, Stop
@@ -277,7 +276,6 @@ class _Conductor:
             folders.mark(run.folder, self.folder, self.sweep.key, start.trial.number, start.trial.chosen)
             training.train(
                 run,
-                config_yaml=compose.as_yaml(run.config.resolved),
                 argv=self.sweep.argv,
                 say=say,
                 services=self.shared.services(run, start.slot, lambda: self.events.put(_Event(start=start)), self.stop),

@@ -12,7 +12,7 @@ from pipeline.keys.diff import differences
 from pipeline.reproduction import archive
 from pipeline.runs import acceptance
 from pipeline.runs import index as runs
-from pipeline.runs.folder import RunFolder
+from pipeline.runs.folder import Description, RunFolder
 from pipeline.runs.result import AlteredError
 from pipeline.tracking.description import describe
 from tests.pipeline.finished_folder import CONFIG, finished, key_of
@@ -29,7 +29,8 @@ def base(tmp_path: Path) -> RunFolder:
 def folder(base: RunFolder) -> RunFolder:
     """Of the new key, for which the finished run was accepted."""
     key, folder = key_of(), RunFolder(base.path.with_name(NEW.short))
-    folder.describe(key=NEW, config=CONFIG, config_yaml="", provenance={}, patch=b"", sources={})
+    run = Description(key=NEW, config=CONFIG, config_yaml="", sources={}, pack_path=base.path / "pack")
+    folder.describe(run, {}, b"")
     found = acceptance.by_this_person(NEW, key, differences(key.parts, NEW.parts))
     acceptance.write(folder, found)
     return folder
