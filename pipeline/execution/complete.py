@@ -263,13 +263,10 @@ def own_recorder(run: Run) -> Recorder:
 def collect_provenance(run: Run, argv: Sequence[str], now: float, say: Say) -> tuple[provenance.Provenance, bytes]:
     """Where the run comes from, and the patch; says what of the checkout neither of them can keep."""
     origin, patch = provenance.collect(
-        root=run.root,
-        argv=run.config.shown_words(argv),
-        overrides=run.config.overrides,
-        hosts=[host.label for host in run.config.cluster.hosts],
+        run.root,
+        run.config.shown_words(argv),
+        run.details(now),
         outputs=[run.config.runs_dir, run.config.data_dir],
-        data_digest=run.pack.digest,
-        unix_time=now,
         secrets=run.config.secrets,
         imported=[*run.sources.values()],
     )

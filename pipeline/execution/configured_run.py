@@ -11,6 +11,7 @@ from pipeline.cluster.launchers.base import PackSource
 from pipeline.config.build import RunConfig
 from pipeline.execution.located import LocatedRun, Sources, locate
 from pipeline.runs.folder import Description
+from pipeline.runs.provenance import RunDetails
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,13 @@ class Run(LocatedRun):
             config_yaml=compose.as_yaml(resolved),
             sources=sources or self.sources,
             pack_path=self.pack.path,
+        )
+
+    def details(self, unix_time: float) -> RunDetails:
+        """What its provenance tells of it besides its checkout. ``unix_time``: when the command began."""
+        hosts = [host.label for host in self.config.cluster.hosts]
+        return RunDetails(
+            overrides=self.config.overrides, hosts=hosts, data_digest=self.pack.digest, unix_time=unix_time
         )
 
     @property

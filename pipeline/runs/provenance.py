@@ -47,15 +47,22 @@ class Provenance:
         return asdict(self)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunDetails:
+    """What the provenance tells of one run besides its checkout. ``hosts`` are their labels."""
+
+    overrides: Sequence[str]
+    hosts: Sequence[str]
+    data_digest: str
+    unix_time: float
+
+
 def collect(
-    *,
     root: Path,
     argv: Sequence[str],
-    overrides: Sequence[str],
-    hosts: Sequence[str],
+    run: RunDetails,
+    *,
     outputs: Sequence[Path],
-    data_digest: str,
-    unix_time: float,
     secrets: Collection[str] = (),
     imported: Collection[Path] = (),
 ) -> tuple[Provenance, bytes]:
@@ -76,13 +83,13 @@ def collect(
         patch_sha256=sha256_bytes(found.patch),
         left_out=found.left_out,
         command=shlex.join(_without_secrets(argv)),
-        overrides=tuple(_without_secrets(overrides)),
-        hosts=tuple(hosts),
+        overrides=tuple(_without_secrets(run.overrides)),
+        hosts=tuple(run.hosts),
         controller=platform.node(),
         python=platform.python_version(),
-        data_digest=data_digest,
+        data_digest=run.data_digest,
         lock_sha256=sha256_file(root / LOCK) if (root / LOCK).is_file() else None,
-        unix_time=unix_time,
+        unix_time=run.unix_time,
     )
     return provenance, found.patch
 
@@ -94,12 +101,10 @@ def _without_commit(root: Path) -> changes.Changes:
     return changes.Changes(patch=b"", left_out=left_out)
 
 
-def of_another(
-    origin: Provenance, *, overrides: Sequence[str], hosts: Sequence[str], data_digest: str, unix_time: float
-) -> Provenance:
+def of_another(origin: Provenance, run: RunDetails) -> Provenance:
     """The provenance of another run of the same command and code."""
-    words = tuple(_without_secrets(overrides))
-    return replace(origin, overrides=words, hosts=tuple(hosts), data_digest=data_digest, unix_time=unix_time)
+    words, hosts = tuple(_without_secrets(run.overrides)), tuple(run.hosts)
+    return replace(origin, overrides=words, hosts=hosts, data_digest=run.data_digest, unix_time=run.unix_time)
 
 
 def environment(fact: NodeFacts) -> dict[str, Any]:

@@ -73,10 +73,7 @@ class Shared:
             if self._origin is None:
                 self._origin = training.collect_provenance(run, argv, now, say)
         origin, patch = self._origin
-        hosts = [host.label for host in run.config.cluster.hosts]
-        words, digest = run.config.overrides, run.pack.digest
-        own = provenance.of_another(origin, overrides=words, hosts=hosts, data_digest=digest, unix_time=now)
-        return own, patch
+        return provenance.of_another(origin, run.details(now)), patch
 
     def _code(self, run: Run) -> dict[str, Path]:
         """The sweep's own copy of the node half, so that an edit during the sweep changes none of its trials."""

@@ -14,7 +14,7 @@ import pytest
 from pipeline.reproduction import archive
 from pipeline.reproduction.recipe import Recipe, checkout
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.provenance import Provenance, collect
+from pipeline.runs.provenance import Provenance, RunDetails, collect
 
 AUTHOR = ("-c", "user.name=t", "-c", "user.email=t@t")
 ALLOWED = ("-c", "protocol.file.allow=always")
@@ -23,6 +23,9 @@ ALLOWED = ("-c", "protocol.file.allow=always")
 def git(root: Path, *words: str) -> str:
     done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
     return done.stdout
+
+
+NO_DETAILS = RunDetails(overrides=[], hosts=[], data_digest="d", unix_time=1.0)
 
 
 @pytest.fixture
@@ -37,9 +40,8 @@ def repository(tmp_path: Path) -> Path:
 
 
 def of(root: Path, *argv: str) -> tuple[Provenance, bytes]:
-    return collect(
-        root=root, argv=argv, overrides=argv, hosts=["a"], outputs=[root / "runs"], data_digest="d", unix_time=1.0
-    )
+    run = RunDetails(overrides=argv, hosts=["a"], data_digest="d", unix_time=1.0)
+    return collect(root, argv, run, outputs=[root / "runs"])
 
 
 def changed_in(patch: bytes) -> list[str]:
@@ -275,8 +277,7 @@ def test_a_file_with_a_secret_of_the_run_stays_out_of_the_patch(repository: Path
     (repository / "mine.yaml").write_text("env: {API_TOKEN: abc-123-def}\n")
     (repository / "code.py").write_text("token = 'abc-123-def'\n")
     (repository / "fine.py").write_text("x = 1\n")
-    told = {"argv": [], "overrides": [], "hosts": [], "data_digest": "d", "unix_time": 1.0, "outputs": []}
-    found, patch = collect(root=repository, secrets={"abc-123-def"}, **told)  # type: ignore[arg-type]
+    found, patch = collect(repository, [], NO_DETAILS, outputs=[], secrets={"abc-123-def"})
     assert changed_in(patch) == ["fine.py"]
     assert found.left_out == tuple(f"{name}: a secret of this run stands in it" for name in ("code.py", "mine.yaml"))
 
@@ -305,13 +306,12 @@ def test_a_file_outside_of_the_project_that_the_run_imports_is_in_the_patch(repo
         (repository / name).write_text("x = 1\n")
     git(repository, "add", "-A")
     git(repository, *AUTHOR, "commit", "-qm", "two")
-    told = {"argv": [], "overrides": [], "hosts": [], "data_digest": "d", "unix_time": 1.0, "outputs": []}
     imported = [repository / name for name in ("proj/own.py", "shared/lib.py", "shared/new.py", "../elsewhere.py")]
-    clean, _ = collect(root=repository / "proj", imported=imported, **told)  # type: ignore[arg-type]
+    clean, _ = collect(repository / "proj", [], NO_DETAILS, outputs=[], imported=imported)
     assert (clean.git_dirty, clean.left_out) == (False, ())
     for name in ("shared/lib.py", "shared/new.py", "shared/other.py"):
         (repository / name).write_text("x = 2\n")
-    found, patch = collect(root=repository / "proj", imported=imported, **told)  # type: ignore[arg-type]
+    found, patch = collect(repository / "proj", [], NO_DETAILS, outputs=[], imported=imported)
     assert (found.git_dirty, changed_in(patch)) == (True, ["shared/lib.py", "shared/new.py"])
 
 
