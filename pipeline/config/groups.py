@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config.schema import RootConfig
+from pipeline.config.schema import OPTIONS, RootConfig
 from pipeline.core.options import ROOT
 
 _RECIPE = "A recipe: options and fields that go together. Words on the command line win."
@@ -35,12 +35,19 @@ def groups(root: Path = ROOT) -> list[Group]:
         Group(
             name=name,
             about=_about(name),
-            options={path.stem: _first_comment(path) for path in sorted((root / "conf" / name).glob("*.yaml"))},
+            options=_options(name, root / "conf" / name),
             default=None if option == "null" else option,
         )
         for name, option in chosen.items()
         if (root / "conf" / name).is_dir()
     ]
+
+
+def _options(group: str, folder: Path) -> dict[str, str]:
+    """Those with a file, and those of other installed packages."""
+    files = {path.stem: _first_comment(path) for path in sorted(folder.glob("*.yaml"))}
+    installed = OPTIONS[group].installed() if group in OPTIONS else {}
+    return {**{name: f"Of an installed package ({module})." for name, module in installed.items()}, **files}
 
 
 def _about(group: str) -> str:

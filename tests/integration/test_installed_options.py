@@ -120,19 +120,24 @@ def test_a_launcher_and_a_model_of_another_package_train_and_its_version_is_in_t
     assert "acme-parts" in doit("why").stdout
 
 
+def unpacked(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` where the distribution lies on Python's path."""
+    with zipfile.ZipFile(wheel(folder, "1.2")) as archive:
+        archive.extractall(folder / "site")
+    env = {"PYTHONPATH": str(folder / "site"), "PATH": "/usr/bin:/bin"}
+    argv = [sys.executable, "-c", code]
+    return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
+def test_help_lists_the_options_of_other_packages(tmp_path: Path) -> None:
+    done = unpacked(tmp_path, "from pipeline.config.groups import groups; print([dict(g.options) for g in groups()])")
+    assert "'tiny': 'Of an installed package (acme_parts.tiny).'" in done.stdout
+    assert "'here': 'Of an installed package (acme_parts.here).'" in done.stdout
+
+
 def test_a_rank_says_which_options_there_are_with_those_of_other_packages(tmp_path: Path) -> None:
-    folder = tmp_path / "site"
-    with zipfile.ZipFile(wheel(tmp_path, "1.2")) as archive:
-        archive.extractall(folder)
     code = "from trainers.core.options import module; print(module('model', 'tiny').__name__); module('model', 'tinny')"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = unpacked(tmp_path, code)
     assert done.stdout == "acme_parts.tiny\n"
     assert "model.name='tinny' is not an option; choose one of: resnet18" in done.stderr
     assert done.stderr.rstrip().endswith("tiny")
