@@ -39,7 +39,6 @@ def shard(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int]:
     return first, first + base + (rank < extra)
 
 
-@torch.inference_mode()
 def evaluate(
     model: nn.Module,
     pack: MappedPack,
@@ -55,11 +54,35 @@ def evaluate(
 
     ``tta``: none, mirror or multicrop; loss and accuracy are those of the averaged logits.
     """
+    totals, chosen = count_up(
+        model, pack, split, node=node, normalise=normalise, precision=precision, batch_size=batch_size, tta=tta
+    )
+    count = chosen.numel()
+    loss_sum, correct = totals.tolist()
+    return Evaluation(loss=loss_sum / count, accuracy=correct / count, count=count, predictions=chosen.tolist())
+
+
+@torch.inference_mode()
+def count_up(
+    model: nn.Module,
+    pack: MappedPack,
+    split: str,
+    *,
+    node: Node,
+    normalise: Normaliser,
+    precision: str,
+    batch_size: int,
+    tta: str,
+) -> tuple[Tensor, Tensor]:
+    """Over all ranks: float64 [2], the sum of losses and the number correct, and int32 [count], the chosen classes.
+
+    Nothing in here waits for the device.
+    """
     start, stop = pack.manifest.splits[split]
     count = stop - start
     first, last = shard(start, stop, node.ranks.rank, node.ranks.world_size)
     totals = torch.zeros(2, dtype=torch.float64, device=node.device)  # sum of losses, number correct
-    chosen = torch.zeros(stop - start, dtype=torch.int32, device=node.device)
+    chosen = torch.zeros(count, dtype=torch.int32, device=node.device)
     model.eval()
     step = max(batch_size, _SMALLEST_BATCH[node.device.type])
     longest = -(-count // node.ranks.world_size)
@@ -73,8 +96,7 @@ def evaluate(
         chosen[begin - start : end - start] = guesses
     node.sum(totals)
     node.sum(chosen)  # each rank filled its own part and left zeros elsewhere
-    loss_sum, correct = totals.tolist()
-    return Evaluation(loss=loss_sum / count, accuracy=correct / count, count=count, predictions=chosen.tolist())
+    return totals, chosen
 
 
 def _forward(
