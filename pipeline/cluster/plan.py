@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts, NodePlan
 
 OLDEST_PYTHON = (3, 11)  # what trainers/ is written for
+_NUMA_TORCH = (2, 9)  # the first whose torchrun has --numa-binding
 WORKERS_TERM_S = 3  # torchrun's own patience with workers that ignore TERM; its default of 30 s is past our 10 s
 
 
@@ -206,6 +208,7 @@ def _node_plan(node: _Node, meeting: _Meeting, spec: AttemptSpec) -> NodePlan:
         "max-restarts": 0,
         "log-dir": f"{place.state_dir}/ranks",
         "redirects": 3,  # a file a rank: the agent reads them with rank known and torchrun's talk apart
+        **_numa_binding(node, meeting.cluster.device),
     }
     env = environment(
         host,
@@ -221,13 +224,26 @@ def _node_plan(node: _Node, meeting: _Meeting, spec: AttemptSpec) -> NodePlan:
         identity=fact.identity,
         address=fact.address,
         argv=torchrun(python=fact.python, options=options, trainer=spec.trainer, run_dir=place.run_dir),
-        env={**env, **_own_ranks(node, meeting)},
+        env={
+            **env,
+            **_own_ranks(node, meeting),
+            "PACELINE_COLLECTIVE_TIMEOUT_S": f"{meeting.cluster.collective_timeout_s:g}",
+        },
         run_dir=place.run_dir,
         data_dir=place.data_dir,
         state_dir=place.state_dir,
         first_rank=node.first_rank,
         nproc_per_node=host.nproc_per_node,
     )
+
+
+def _numa_binding(node: _Node, device: str) -> dict[str, str | int]:
+    """Each rank on the cores beside its GPU, where the host says which those are and torchrun can bind to them."""
+    host, fact = node.host, node.fact
+    gpus = visible_gpus(fact.gpus, {**host.placement, **host.env})
+    release = tuple(int(part) for part in re.findall(r"\d+", fact.torch_version or "")[:2])
+    able = fact.extra.get("numa", False) and release >= _NUMA_TORCH
+    return {"numa-binding": "node"} if device == "cuda" and able and host.nproc_per_node <= gpus else {}
 
 
 def _rendezvous(node: _Node, meeting: _Meeting) -> dict[str, str | int]:

@@ -204,6 +204,7 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
         workdir=raw["workdir"],
         connect_timeout_s=raw["connect_timeout_s"],
         lease_s=raw["lease_s"],
+        collective_timeout_s=raw["collective_timeout_s"],
         max_restarts=raw["max_restarts"],
         rendezvous=raw["rendezvous"],
         rendezvous_dir=raw["rendezvous_dir"],
@@ -228,7 +229,12 @@ def _typed(settings: type[Any], raw: Mapping[str, Any]) -> Any:
 
 def _check_numbers(raw: Mapping[str, Any]) -> None:
     """NaN is less than nothing, and an endless lease would keep a lost host busy for ever. Raises UsageError."""
-    for name, least in (("connect_timeout_s", 0.1), ("lease_s", 5.0), ("max_restarts", 0)):
+    for name, least in (
+        ("connect_timeout_s", 0.1),
+        ("lease_s", 5.0),
+        ("collective_timeout_s", 1.0),
+        ("max_restarts", 0),
+    ):
         if not least <= raw[name] < math.inf:
             raise UsageError(f"cluster.{name}={raw[name]:g} must be a finite number from {least:g}")
 

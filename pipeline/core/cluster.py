@@ -57,6 +57,7 @@ class Cluster:
     workdir: str | None = None
     connect_timeout_s: float = 5.0
     lease_s: float = 600.0
+    collective_timeout_s: float = 600.0
     max_restarts: int = 0
     rendezvous: str = "static"
     rendezvous_dir: str | None = None

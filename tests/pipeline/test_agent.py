@@ -260,3 +260,23 @@ def test_a_start_removes_what_no_process_owns_and_keeps_what_a_command_may_still
     agent.remove_left(request, node)
     assert {name: (tmp_path / name).exists() for name in names} == names
     assert sorted(path.name for path in runs.iterdir()) == ["k1-f00-2-bbb", "k2-f00-1-ccc"]
+
+
+@pytest.mark.parametrize(
+    ("node", "cores", "able"), [("0", "0-1,4096", True), ("0", "4096-4099", False), ("-1", "0", False)]
+)
+def test_a_host_tells_whether_ranks_can_be_bound_beside_their_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: str, cores: str, able: bool
+) -> None:
+    device, place = tmp_path / "bus/pci/devices/0000:01:00.0", tmp_path / "devices/system/node/node0"
+    for folder in (device, place, tmp_path / "bin"):
+        folder.mkdir(parents=True)
+    (device / "vendor").write_text("0x10de\n")
+    (device / "numa_node").write_text(f"{node}\n")
+    (place / "cpulist").write_text(f"{cores}\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert not agent.numa(str(tmp_path))  # no numactl
+    (tmp_path / "bin/numactl").write_text("")
+    (tmp_path / "bin/numactl").chmod(0o755)
+    assert agent.numa(str(tmp_path)) == able

@@ -38,7 +38,12 @@ def key_of(*overrides: str, **parts: Any) -> ContentKey:
         ("seed=0", "trainer.epochs=10"),
         ("paths.runs=/elsewhere", "tracking.uri=http://host:5000"),
         ("dataset.source=/mnt/data",),
-        ("cluster.lease_s=5", "cluster.max_restarts=3", "cluster.python=/usr/bin/python3"),
+        (
+            "cluster.lease_s=5",
+            "cluster.collective_timeout_s=60",
+            "cluster.max_restarts=3",
+            "cluster.python=/usr/bin/python3",
+        ),
         ("cluster.env.CUDA_VISIBLE_DEVICES='2,3'", "cluster.env.NCCL_DEBUG=INFO", "cluster.env.TMPDIR=/scratch"),
     ],
 )

@@ -184,6 +184,7 @@ def test_c10d_gets_one_endpoint_one_host_of_the_store_and_the_plans_own_ranks() 
     assert not any("node-rank" in word or "master" in word for word in second.argv)
     own = {name: value for name, value in second.env.items() if name.startswith("PACELINE")}
     assert own == {
+        "PACELINE_COLLECTIVE_TIMEOUT_S": "600",
         "PACELINE_DEVICE": "cpu",
         "PACELINE_FIRST_RANK": "2",
         "PACELINE_NODE_RANK": "1",
@@ -200,7 +201,10 @@ def test_with_a_shared_file_each_torchrun_is_alone() -> None:
 
 def test_static_needs_no_word_of_ours_about_ranks() -> None:
     env = rendered(cluster(1, 1), facts(0), facts(1)).nodes[1].env
-    assert [name for name in env if name.startswith("PACELINE")] == ["PACELINE_DEVICE"]
+    assert [name for name in env if name.startswith("PACELINE")] == [
+        "PACELINE_DEVICE",
+        "PACELINE_COLLECTIVE_TIMEOUT_S",
+    ]
 
 
 def test_micro_batches_count_before_anything_starts() -> None:
@@ -240,3 +244,26 @@ def test_a_host_without_gpus_is_refused_where_the_key_says_cuda() -> None:
 def test_ranks_are_told_the_device_that_the_key_names(device: str, told: str) -> None:
     plan = rendered(cluster(1, 1, device=device), facts(0), facts(1))
     assert [node.env["PACELINE_DEVICE"] for node in plan.nodes] == [told, told]
+
+
+@pytest.mark.parametrize(
+    ("device", "seen", "bound"),
+    [
+        ("cuda", {}, True),
+        ("cuda", {"extra": {"numa": False}}, False),
+        ("cuda", {"torch_version": "2.8.0"}, False),
+        ("cuda", {"gpus": 1}, False),  # two ranks share it: torchrun would look for a second one
+        ("cpu", {}, False),
+    ],
+)
+def test_ranks_are_bound_to_the_cores_beside_their_gpus_where_torchrun_can(
+    device: str, seen: dict[str, object], bound: bool
+) -> None:
+    able = facts(0, gpus=2, extra={"numa": True})
+    plan = rendered(cluster(2, device=device), replace(able, **seen))  # type: ignore[arg-type]
+    assert ("--numa-binding=node" in plan.nodes[0].argv) == bound
+
+
+def test_ranks_are_told_how_long_a_collective_may_take() -> None:
+    plan = rendered(cluster(1, 1, collective_timeout_s=90.5), facts(0), facts(1))
+    assert [node.env["PACELINE_COLLECTIVE_TIMEOUT_S"] for node in plan.nodes] == ["90.5", "90.5"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.trainers.tiny_runs import write_pack
-from trainers.core.config import DatasetConfig, TrainerConfig
+from trainers.core.config import ConfigError, DatasetConfig, TrainerConfig
 from trainers.core.errors import TrainerError
 from trainers.data.augment import augmented, bordered, cut_out, plan_epoch
 from trainers.data.pack import MappedPack, open_pack
@@ -130,3 +130,10 @@ def test_cutout_sets_a_square_to_the_mean_wherever_its_middle_lies(pack: MappedP
         assert torch.equal(found[number], wanted)
     assert len({*zip(plan.hole_y.tolist(), plan.hole_x.tolist(), strict=True)}) > 30
     assert set(plan.hole_y.tolist()) == set(range(8))
+
+
+def test_cuda_graphs_and_micro_batches_are_refused_together() -> None:
+    settings = {"accumulate_steps": 2, "compile_mode": "reduce-overhead"}
+    TrainerConfig(**settings)  # type: ignore[arg-type]  # without compile nothing is replayed
+    with pytest.raises(ConfigError, match=r"reduce-overhead can't go with trainer.accumulate_steps=2: .*=default, or"):
+        TrainerConfig(**settings, compile=True)  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from trainers.measuring.throughput import run as measure
 from trainers.strategies.gradients import GradientAverager
 from trainers.training.loop import Trainer
 
+CUDNN = torch.backends.cudnn
 ALONE = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
 
 
@@ -119,3 +120,26 @@ def test_the_plain_loop_crops_within_the_padded_image_and_mirrors(make_run: Make
     found = loop._augment(image.expand(64, 1, 8, 8))
     assert all(any(torch.equal(one[None], window) for window in allowed) for one in found)
     assert len({tuple(one.flatten().tolist()) for one in found}) > 9
+
+
+def test_the_plain_loop_takes_the_quickest_kernels_whatever_the_trainer_takes(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_run() / "config.json"
+    trainer = Trainer(load(path), open_pack(path.parent / "data"), ALONE, path.parent)
+    assert (CUDNN.benchmark, CUDNN.deterministic) == (False, True)
+    seen = []
+    loop = PlainLoop(trainer.config, trainer.pack, ALONE, precision="fp32")
+    monkeypatch.setattr(loop, "_run", lambda _: seen.append((CUDNN.benchmark, CUDNN.deterministic)))
+    loop.run(1)
+    assert seen == [(True, False)]
+    assert (CUDNN.benchmark, CUDNN.deterministic) == (False, True)
+
+
+def test_one_switch_lets_cudnn_choose_by_measuring(make_run: MakeRun) -> None:
+    path = make_run(trainer__deterministic=False) / "config.json"
+    try:
+        Trainer(load(path), open_pack(path.parent / "data"), ALONE, path.parent)
+        assert (CUDNN.benchmark, CUDNN.deterministic) == (True, False)
+    finally:
+        CUDNN.benchmark, CUDNN.deterministic = False, False  # torch's defaults

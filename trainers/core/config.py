@@ -133,6 +133,7 @@ class TrainerConfig:
         precision: of autocast: fp32, bf16, fp16, or auto: bf16 where the device computes in it, else fp32.
         compile: torch.compile the network's forward and backward pass of a step.
         compile_mode: default, or reduce-overhead, which replays CUDA graphs.
+        deterministic: false lets cuDNN take the quickest algorithms; then two runs of a key may differ in their bits.
         label_smoothing: share of the target that is spread over all classes, from 0 to below 1.
         tta: views of an image whose logits are averaged in an evaluation: none, mirror or multicrop.
         log_every_steps: optimizer steps from one logged loss to the next.
@@ -152,6 +153,7 @@ class TrainerConfig:
     precision: str = "auto"
     compile: bool = False
     compile_mode: str = "default"
+    deterministic: bool = True
     label_smoothing: float = 0.0
     tta: str = "none"
     log_every_steps: int = 10
@@ -177,6 +179,12 @@ class TrainerConfig:
             )
         choice("trainer.precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         choice("trainer.compile_mode", self.compile_mode, ("default", "reduce-overhead"))
+        if self.compile and self.compile_mode == "reduce-overhead" and self.accumulate_steps > 1:
+            raise ConfigError(
+                f"trainer.compile_mode=reduce-overhead can't go with trainer.accumulate_steps={self.accumulate_steps}: "
+                "a replayed CUDA graph overwrites what the micro-batch before it left; take "
+                "trainer.compile_mode=default, or trainer.accumulate_steps=1"
+            )
         choice("trainer.tta", self.tta, ("none", "mirror", "multicrop"))
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"trainer.label_smoothing={self.label_smoothing} must lie in [0, 1)")

@@ -17,7 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from trainers.core.errors import TrainerError
 
-_TIMEOUT = timedelta(minutes=10)  # for one collective; a peer that dies is noticed at once
+_TIMEOUT_S = 600.0  # for one collective, unless the cluster says another; a peer that dies is noticed at once
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
 _FILE_TIMEOUT = timedelta(minutes=2)  # for ranks of one launch to find each other in a shared folder
 _CHUNK_ELEMENTS = 1 << 20  # of a row that travels to or from rank 0
@@ -199,7 +199,6 @@ def connect(wanted_backend: str) -> Node:
     device, backend = choose_device(wanted_backend, ranks, gpus=gpus, host=host)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        torch.backends.cudnn.deterministic = True  # the same key must give the same weights
     if ranks.world_size > 1:
         _join(ranks, device, backend, host)
     return Node(ranks=ranks, device=device, backend=backend)
@@ -243,7 +242,7 @@ def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> None:
         store=store,
         rank=ranks.rank,
         world_size=ranks.world_size,
-        timeout=_TIMEOUT,
+        timeout=timedelta(seconds=float(os.environ.get("PACELINE_COLLECTIVE_TIMEOUT_S", _TIMEOUT_S))),
         device_id=device if backend == "nccl" else None,
     )
 

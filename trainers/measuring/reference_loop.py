@@ -48,7 +48,19 @@ class PlainLoop:
         self.model.train()
 
     def run(self, steps: int) -> None:
-        """Train ``steps`` steps; returns when they have been given to the device."""
+        """Train ``steps`` steps; returns when they have been given to the device.
+
+        cuDNN takes the quickest algorithms in here, whatever the configuration lets the Trainer take.
+        """
+        cudnn = torch.backends.cudnn
+        before = cudnn.benchmark, cudnn.deterministic
+        cudnn.benchmark, cudnn.deterministic = True, False
+        try:
+            self._run(steps)
+        finally:
+            cudnn.benchmark, cudnn.deterministic = before
+
+    def _run(self, steps: int) -> None:
         per_epoch = self.labels.numel() // self.config.trainer.global_batch_size
         for _ in range(steps):
             position = self.step % per_epoch

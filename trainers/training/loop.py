@@ -23,7 +23,7 @@ from trainers.distributed.node_info import of_all_nodes
 from trainers.distributed.process_group import Node
 from trainers.training.evaluation import Evaluation, evaluate
 from trainers.training.metrics import Clock, Losses, MetricsFile, Reading, Throughput
-from trainers.training.model_setup import agree_on_precision, calibrate, make_network
+from trainers.training.model_setup import agree_on_precision, calibrate, choose_kernels, make_network
 from trainers.training.step import Stepper
 
 
@@ -33,6 +33,7 @@ class Trainer:
     def __init__(self, config: TrainConfig, pack: MappedPack, node: Node, run_dir: Path) -> None:
         self.config, self.pack, self.node, self.run_dir = config, pack, node, run_dir
         self.attempt = read_attempt(run_dir)
+        choose_kernels(deterministic=config.trainer.deterministic)
         self.steps = plan_steps(config.trainer, pack.manifest, node.ranks.world_size)
         self.model = make_network(config.model, pack.manifest, node, seed=config.seed, steps=self.steps)
         self.normalise = normaliser(pack.manifest, normalise=config.dataset.normalise, device=node.device)

@@ -82,6 +82,12 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     return torch.autocast(device.type, lower, enabled=precision != "fp32")
 
 
+def choose_kernels(*, deterministic: bool) -> None:
+    """cuDNN's algorithms that give the same bits each time, or those that it measures to be the quickest here."""
+    torch.backends.cudnn.deterministic = deterministic
+    torch.backends.cudnn.benchmark = not deterministic
+
+
 def seed_device(device: torch.device, seed: int) -> None:
     """Seed the generator that dropout on ``device`` draws from (torch.manual_seed visits all devices)."""
     index = device.index or 0

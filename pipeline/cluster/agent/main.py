@@ -334,6 +334,32 @@ def hardware() -> Json:
     }
 
 
+def numa(system: str = "/sys") -> bool:
+    """Whether torchrun can bind each rank to the cores beside its GPU: numactl is there, the system says which NUMA
+    node each NVIDIA device belongs to, and this process may use cores of all of those nodes."""
+    if shutil.which("numactl") is None:
+        return False
+    try:
+        vendors = glob.glob(f"{system}/bus/pci/devices/*/vendor")
+        folders = [os.path.dirname(path) for path in vendors if text_of(path) == "0x10de"]
+        nodes = {text_of(os.path.join(folder, "numa_node")) for folder in folders}
+        cores = [cores_of(text_of(f"{system}/devices/system/node/node{node}/cpulist")) for node in nodes]
+        return bool(cores) and all(found & os.sched_getaffinity(0) for found in cores)
+    except (AttributeError, OSError, ValueError):  # a node of -1 has no folder; macOS tells no affinity
+        return False
+
+
+def text_of(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read().strip()
+
+
+def cores_of(ranges: str) -> set[int]:
+    """{0, 1, 2, 8} of the text ``0-2,8``."""
+    ends = [part.partition("-") for part in ranges.split(",")]
+    return {core for low, _, high in ends for core in range(int(low), int(high or low) + 1)}
+
+
 def from_environment(patterns: list[str], but: list[str] | None = None) -> dict[str, str]:
     """The variables of this process whose names match ``patterns`` and none of ``but``."""
 
@@ -403,6 +429,7 @@ def probe(request: Json) -> None:
                 [name for name in names if normal(name) not in installed], request.get("python_path", [])
             ),
             "hardware": hardware(),
+            "numa": numa(),
         },
     )
 

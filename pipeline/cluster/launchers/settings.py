@@ -69,6 +69,7 @@ class ClusterConfig:
         rendezvous_dir: for rendezvous=file, the absolute path of a folder that all hosts share.
         connect_timeout_s: how long a host may take to answer.
         lease_s: a host ends its part of a run when the controller is gone for this long.
+        collective_timeout_s: ranks that wait longer for each other in one collective give up.
         max_restarts: further attempts, from the last checkpoint, when a run fails.
     """
 
@@ -90,4 +91,5 @@ class ClusterConfig:
     rendezvous_dir: str | None = None
     connect_timeout_s: float = 5.0
     lease_s: float = 600.0
+    collective_timeout_s: float = 600.0
     max_restarts: int = 0
