@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from trainers.core import garbage
 from trainers.distributed.isolation import leave_snapshot_and_installed
 
 
@@ -17,6 +18,7 @@ def start(program: str, run: Callable[[Path], None], description: str | None = N
     parser.add_argument("--config", type=Path, required=True, help="config.json in the run folder")
     path: Path = parser.parse_args().config
     leave_snapshot_and_installed()
+    garbage.pause()
     from torch.distributed.elastic.multiprocessing.errors import record  # torch only after the arguments hold
 
     from trainers.core.config import ConfigError

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trainers.checkpoint import checkpoint
 from trainers.checkpoint.checkpoint import Checkpoint, CheckpointFolder
+from trainers.core import garbage
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.data.augment import EpochPlan, normaliser, plan_epoch
@@ -63,6 +64,7 @@ class Trainer:
     # ----------------------------------------------------------------------------- start and resume
     def prepare(self) -> None:
         """Take up the newest good checkpoint (rank 0 reads it and shares it), or share the fresh weights."""
+        garbage.resume()
         layout, path = self.stepper.strategy.layout, self.run_dir / "checkpoints"
         row = rank_state.row(self._own(), self.node.device)
         table: Tensor | None = None

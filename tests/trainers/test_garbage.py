@@ -1,0 +1,19 @@
+"""The search for garbage is left out while a rank starts, and only then."""
+
+import gc
+
+from trainers.core import garbage
+
+
+def test_what_a_start_has_made_is_never_looked_through() -> None:
+    garbage.resume()  # nobody paused
+    assert gc.get_freeze_count() == 0
+    try:
+        garbage.pause()
+        assert not gc.isenabled()
+        garbage.resume()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+        gc.enable()
