@@ -31,7 +31,8 @@ def record_samples(run_dir: Path) -> None:
     original = Stepper._backward
 
     def recording(self: Stepper, part: EpochPlan) -> Tensor:
-        taken[-1].extend(part.index.tolist())
+        if taken:  # else a pass before the first step
+            taken[-1].extend(part.index.tolist())
         return original(self, part)
 
     one_step = Trainer._one_step
@@ -117,3 +118,29 @@ def test_two_ranks_that_die_at_random_steps_end_with_the_same_weights(make_run: 
     assert found == dict.fromkeys(["whole", *(f"broken{number:02d}" for number in range(DEATHS))], wanted)
     lines = [line["step"] for line in metrics_lines(tmp_path / "whole")]
     assert all([line["step"] for line in metrics_lines(tmp_path / name)] == lines for name in found)
+
+
+@pytest.mark.parametrize(("ranks", "accumulate", "compression"), [(3, 2, "none"), (4, 1, "none"), (3, 1, "powersgd")])
+def test_more_ranks_sum_in_the_same_order_after_a_death(
+    make_run: MakeRun, tmp_path: Path, ranks: int, accumulate: int, compression: str
+) -> None:
+    """A sum over more than two ranks depends on the buckets, which DistributedDataParallel makes anew in its first
+    passes."""
+    strategy = {"name": "ddp", "compression": compression}
+    settings: dict[str, object] = {
+        "model": {"name": "resnet18"},
+        "trainer__accumulate_steps": accumulate,
+        "trainer__checkpoint_every_steps": 1,
+        "strategy": {**strategy, "powersgd_start_step": 3} if compression == "powersgd" else strategy,
+    }
+    make_run("whole", **settings)
+    deaths = (1, 7)
+    for step in deaths:
+        (make_run(f"broken{step}", **settings) / "death.json").write_text(
+            json.dumps({"step": step, "place": "_one_step"})
+        )
+    target = "tests.trainers.test_exactness:die_and_go_on"
+    call_on_ranks(target, tmp_path, nproc=ranks, groups=1 + 2 * len(deaths))
+    found = {read_summary(path.parent)["weights_sha256"] for path in tmp_path.glob("*/summary.json")}
+    assert len(found) == 1
+    assert len(list(tmp_path.glob("*/summary.json"))) == 1 + len(deaths)

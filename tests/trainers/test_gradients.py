@@ -1,6 +1,9 @@
-"""Averages over two real ranks: as they are, in fp16 on the wire, through shared memory; against torch's own."""
+"""What DistributedDataParallel makes of a step's gradients on real ranks, as the training uses it."""
 
+import functools
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -9,79 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from tests.trainers.ranks import call_on_ranks, next_port
+from tests.trainers.tiny_runs import config
 from trainers.core.errors import TrainerError
-from trainers.distributed.process_group import connect
-from trainers.strategies.ddp import DDPConfig
-from trainers.strategies.gradients import GradientAverager
-from trainers.strategies.shared_memory import SharedMemory, share_memory
+from trainers.core.options import parse
+from trainers.distributed.process_group import Node, connect
+from trainers.strategies import Strategy, build
+from trainers.strategies.shared_memory import SharedSum, share_memory, shared_memory_hook
 
-
-def average_on_this_rank(folder: Path) -> None:
-    next_port()
-    node = connect("gloo")
-    inputs = torch.load(folder / "inputs.pt", weights_only=True)
-    for way in ("none", "fp16", "shared"):
-        model = nn.Linear(64, 5, bias=False)
-        memory = share_memory(64 * 5, node) if way == "shared" else None
-        assert (memory is not None) == (way == "shared")
-        config = DDPConfig(compression="fp16" if way == "fp16" else "none")
-        averager = GradientAverager(list(model.parameters()), 2, config, memory)
-        for _ in range(2):  # the second step starts afresh
-            averager.start(0)
-            for part in range(3):
-                if part == 2:
-                    averager.send_next()
-                (model(inputs[node.ranks.rank, part]).sum() / 6).backward()
-            averager.finish()
-        torch.save(model.weight.grad, folder / f"{way}-{node.ranks.rank}.pt")
-    if memory is not None:
-        leave(memory)
-    node.close()
-
-
-def leave(memory: SharedMemory) -> None:
-    """Rank 1 goes without a word, as a killed process does."""
-    if memory.rank == 1:
-        memory.mouth.close()
-        memory.ear.close()
-        return
-    with pytest.raises(ConnectionError, match="connection closed by peer"):
-        memory.meet()
-
-
-def ask_for_memory(_: Path) -> None:
-    next_port()
-    node = connect("gloo")
-    assert share_memory(10, node) is None
-    node.sum(torch.zeros(1))  # none leaves before all have come
-    node.close()
-
-
-def test_gradients_are_the_mean_over_ranks_and_micro_batches(tmp_path: Path) -> None:
-    inputs = torch.randn(2, 3, 4, 64, generator=torch.Generator().manual_seed(1))
-    torch.save(inputs, tmp_path / "inputs.pt")
-    call_on_ranks("tests.trainers.test_gradients:average_on_this_rank", tmp_path)
-    found = {path.stem: torch.load(path, weights_only=True) for path in tmp_path.glob("*-?.pt")}
-    wanted = (inputs.sum((0, 1, 2)) / 6).expand(5, 64)
-    torch.testing.assert_close(found["none-0"], wanted)
-    torch.testing.assert_close(found["fp16-0"], wanted, rtol=0, atol=2e-3)
-    assert not found["fp16-0"].equal(found["none-0"])
-    for way in ("none", "fp16", "shared"):
-        assert found[f"{way}-0"].equal(found[f"{way}-1"])
-
-
-def test_shared_memory_gives_the_bits_that_gloo_gives(tmp_path: Path) -> None:
-    torch.save(torch.randn(2, 3, 4, 64, generator=torch.Generator().manual_seed(2)), tmp_path / "inputs.pt")
-    call_on_ranks("tests.trainers.test_gradients:average_on_this_rank", tmp_path)
-    shared, gloo = (torch.load(tmp_path / f"{way}-0.pt", weights_only=True) for way in ("shared", "none"))
-    assert shared.equal(gloo)
-
-
-def test_ranks_on_two_hosts_share_no_memory(tmp_path: Path) -> None:
-    call_on_ranks("tests.trainers.test_gradients:ask_for_memory", tmp_path, nnodes=2, nproc=1)
-
-
-WIDTH = 520  # a layer's weights fill a bucket
+STEPS, PARTS, WIDTH = 4, 3, 520  # a layer of that width fills a bucket
 
 
 class Reused(nn.Module):
@@ -107,73 +45,192 @@ class Reused(nn.Module):
         return result
 
 
-def reuse_on_this_rank(folder: Path) -> None:
+def strategy_of(model: nn.Module, node: Node, **strategy: Any) -> Strategy:
+    settings = parse(config({"strategy": {"name": "ddp", **strategy}}))
+    return build(settings, model, node, "fp32")
+
+
+def average(strategy: Strategy, inputs: Tensor, step: int) -> list[Tensor]:
+    """The gradients of a step. inputs: [micro-batches, images, values]."""
+    sync = strategy.gradient_sync
+    sync.start(step)
+    for number, part in enumerate(inputs):
+        with sync.micro_batch(last=number == len(inputs) - 1):
+            (strategy.network(part).square().sum() / len(inputs)).backward()
+    sync.finish()
+    return [item.grad.clone() for item in strategy.layout.parameters if item.grad is not None]
+
+
+def warm_up(strategy: Strategy, part: Tensor) -> None:
+    for step in range(-strategy.gradient_sync.warm_up_passes, 0):
+        average(strategy, part.unsqueeze(0), step)
+    strategy.gradient_sync.warmed_up()
+
+
+def expected(model: nn.Module, inputs: Tensor) -> list[Tensor]:
+    """Their mean over ranks and micro-batches. inputs: [ranks, micro-batches, images, values]."""
+    model.zero_grad()
+    for part in inputs.flatten(0, 1):
+        (model(part).square().sum() / inputs[:, :, 0].numel() * inputs.shape[-1]).backward()
+    return [item.grad.clone() for item in model.parameters() if item.grad is not None]
+
+
+def inputs_of(folder: Path) -> Tensor:
+    """[steps, ranks, micro-batches, images, values]"""
+    found: Tensor = torch.load(folder / "inputs.pt", weights_only=True)
+    return found
+
+
+def average_on_this_rank(folder: Path) -> None:
+    """Every way in which gradients travel, on a network of three buckets."""
+    next_port()
+    node, inputs = connect("gloo"), inputs_of(folder)
+    rank = node.ranks.rank
+    for way, settings in {"none": {}, "fp16": {"compression": "fp16"}}.items():
+        torch.manual_seed(3)
+        strategy = strategy_of(Reused("plain"), node, **settings)
+        warm_up(strategy, inputs[0, rank, 0])
+        found = [average(strategy, inputs[step, rank], step) for step in range(STEPS)]
+        torch.save(found, folder / f"{way}-{rank}.pt")
+    node.close()
+
+
+def write_inputs(folder: Path, ranks: int) -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(STEPS, ranks, PARTS, 5, WIDTH, generator=generator).requires_grad_()
+    torch.save(inputs, folder / "inputs.pt")
+    return inputs
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_gradients_are_the_mean_over_ranks_and_micro_batches(tmp_path: Path, ranks: int) -> None:
+    inputs = write_inputs(tmp_path, ranks)
+    call_on_ranks("tests.trainers.test_gradients:average_on_this_rank", tmp_path, nproc=ranks)
+    found = {path.stem: torch.load(path, weights_only=True) for path in tmp_path.glob("*-?.pt")}
+    torch.manual_seed(3)
+    model = Reused("plain")
+    for step in range(STEPS):
+        wanted = expected(model, inputs[step])
+        torch.testing.assert_close(found["none-0"][step], wanted)
+        torch.testing.assert_close(found["fp16-0"][step], wanted, rtol=1e-2, atol=1e-2)
+    for way in ("none", "fp16"):
+        for rank in range(1, ranks):
+            assert same(found[f"{way}-0"], found[f"{way}-{rank}"])
+    assert not same(found["fp16-0"], found["none-0"])
+
+
+def same(first: list[list[Tensor]], second: list[list[Tensor]]) -> bool:
+    return all(a.equal(b) for one, two in zip(first, second, strict=True) for a, b in zip(one, two, strict=True))
+
+
+def test_shared_memory_gives_the_bits_that_gloo_gives(tmp_path: Path) -> None:
+    for name, nnodes in (("shared", 1), ("gloo", 2)):
+        (tmp_path / name).mkdir()
+        write_inputs(tmp_path / name, 2)
+        target = "tests.trainers.test_gradients:average_on_this_rank"
+        call_on_ranks(target, tmp_path / name, nnodes=nnodes, nproc=2 // nnodes)
+    shared, gloo = (torch.load(tmp_path / name / "none-0.pt", weights_only=True) for name in ("shared", "gloo"))
+    assert same(shared, gloo)
+
+
+def lose_the_other_rank(_: Path) -> None:
+    """Rank 1 goes without a word, as a killed process does."""
     next_port()
     node = connect("gloo")
-    inputs = torch.load(folder / "inputs.pt", weights_only=True)[node.ranks.rank]
-    for way in ("plain", "checkpointed"):
-        for parts in (1, 2):
-            gradients = [torch.cat(run) for run in (ours(way, inputs, parts), theirs(way, inputs, parts))]
-            torch.testing.assert_close(*gradients)
-    model = Reused("unused")
-    averager = averager_of(model)
-    averager.start(0)
-    averager.send_next()
-    model(inputs[0]).sum().backward()
-    with pytest.raises(TrainerError, match=r"unused.weight took no part in the loss \(nor did 1 more\); use it in"):
-        averager.finish()
+    memory = share_memory(WIDTH, node)
+    assert memory is not None
+    network = DistributedDataParallel(nn.Linear(WIDTH, 1, bias=False), static_graph=True)
+    network.register_comm_hook(SharedSum(memory=memory), shared_memory_hook)
+    if memory.rank == 1:
+        memory.mouth.close()
+        memory.ear.close()
+    else:
+        with pytest.raises(ConnectionError, match="connection closed by peer: the other rank of this host has ended"):
+            network(torch.ones(1, WIDTH)).sum().backward()
+    node.close()
+
+
+def test_a_rank_that_ends_is_noticed_in_the_shared_memory(tmp_path: Path) -> None:
+    call_on_ranks("tests.trainers.test_gradients:lose_the_other_rank", tmp_path)
+
+
+def ask_for_memory(_: Path) -> None:
+    next_port()
+    node = connect("gloo")
+    assert share_memory(10, node) is None
     node.sum(torch.zeros(1))  # none leaves before all have come
     node.close()
 
 
-def averager_of(model: nn.Module) -> GradientAverager:
-    named = {name: item for name, item in model.named_parameters() if item.requires_grad}
-    return GradientAverager(list(named.values()), 2, DDPConfig(), names=list(named))
+def test_ranks_on_two_hosts_share_no_memory(tmp_path: Path) -> None:
+    call_on_ranks("tests.trainers.test_gradients:ask_for_memory", tmp_path, nnodes=2, nproc=1)
 
 
-def ours(way: str, inputs: Tensor, parts: int) -> list[Tensor]:
-    torch.manual_seed(3)
-    model, found = Reused(way), []
-    averager = averager_of(model)
-    for step in range(3):
-        averager.start(step)
-        for part in range(parts):
-            if part == parts - 1:
-                averager.send_next()
-            (model(inputs[step, part]).square().sum() / (2 * parts)).backward()
-        averager.finish()
-        found += [item.grad.flatten().clone() for item in model.parameters() if item.grad is not None]
-    return found
+def reuse_on_this_rank(folder: Path) -> None:
+    """A layer that is used twice, with reentrant checkpointing, and compiled."""
+    next_port()
+    node, inputs = connect("gloo"), inputs_of(folder)
+    rank = node.ranks.rank
+    compile_eagerly = functools.partial(torch.compile, backend="eager")
+    for way in ("plain", "checkpointed", "compiled"):
+        torch.manual_seed(3)
+        model, reference = Reused(way), Reused("plain")
+        reference.load_state_dict(model.state_dict())
+        settings = parse(config({"trainer.compile": way == "compiled"}))
+        with patch.object(torch, "compile", lambda model, *, dynamic, mode: compile_eagerly(model, dynamic=dynamic)):
+            strategy = build(settings, model, node, "fp32")
+        warm_up(strategy, inputs[0, rank, 0])
+        for step in range(STEPS):
+            torch.testing.assert_close(average(strategy, inputs[step, rank], step), expected(reference, inputs[step]))
+    node.close()
 
 
-def theirs(way: str, inputs: Tensor, parts: int) -> list[Tensor]:
-    torch.manual_seed(3)
-    model, found = Reused(way), []
-    wrapped = DistributedDataParallel(model, static_graph=True)
-    for step in range(3):
-        wrapped.zero_grad()
-        # one backward pass of the sum: with no_sync and a static graph torch itself would lose the first part
-        sum(wrapped(inputs[step, part]).square().sum() / parts for part in range(parts)).backward()
-        found += [item.grad.flatten().clone() for item in model.parameters() if item.grad is not None]
-    return found
-
-
-def test_a_layer_that_is_used_twice_gets_the_gradients_that_torch_gives_it(tmp_path: Path) -> None:
-    torch.save(
-        torch.randn(2, 3, 2, 5, WIDTH, generator=torch.Generator().manual_seed(5)).requires_grad_(),
-        tmp_path / "inputs.pt",
-    )
+def test_layers_used_twice_checkpointed_or_compiled_get_the_gradients_of_a_plain_backward_pass(tmp_path: Path) -> None:
+    write_inputs(tmp_path, 2)
     call_on_ranks("tests.trainers.test_gradients:reuse_on_this_rank", tmp_path)
 
 
-def test_a_gradient_in_more_parts_than_in_the_first_step_names_its_parameter() -> None:
-    model = Reused("plain")
-    averager = averager_of(model)
-    averager._expected = [1] * 6
-    averager.start(1)
-    averager.send_next()
-    for bucket in averager._buckets:
-        bucket.waiting = 99  # nothing is sent: there is no other rank
-    model(torch.ones(1, WIDTH)).sum().backward()
-    with pytest.raises(TrainerError, match=r"the gradient of last.bias came in more than the 1 part\(s\) of the first"):
-        model.last(torch.ones(1, WIDTH)).sum().backward()
+def change_the_network(folder: Path) -> None:
+    """Each kind of change, on a network of its own."""
+    next_port()
+    node, inputs = connect("gloo"), inputs_of(folder)
+    part = inputs[0, node.ranks.rank]
+    model = Reused("unused")
+    strategy = strategy_of(model, node)
+    with pytest.raises(TrainerError, match=r"unused.weight took no part in the loss \(nor did 1 more\); use it in"):
+        warm_up(strategy, part[0])
+    node.sum(torch.zeros(1))
+
+    model = Reused("checkpointed")
+    strategy = strategy_of(model, node)
+    warm_up(strategy, part[0])
+    again = model._again
+    changed = pytest.raises(TrainerError, match=r"same layers in every step.*Your training graph has changed")
+    with patch.object(model, "_again", lambda values: again(again(values))), changed:
+        average(strategy, part, 0)
+    node.sum(torch.zeros(1))
+
+    model = Reused("checkpointed")
+    strategy = strategy_of(model, node)
+    warm_up(strategy, part[0])
+    with patch.object(model, "_again", lambda values: values), pytest.raises(TrainerError, match=r"shared.weight took"):
+        average(strategy, part, 0)
+    with pytest.raises(TrainerError, match=r"same layers in every step.*Expected to have finished reduction"):
+        average(strategy, part, 1)
+    node.sum(torch.zeros(1))
+
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(TrainerError, match=r"has no parameter that is to be trained; torch says: Dist"):
+        strategy_of(frozen, node)
+    other = nn.Linear(2, 3 + node.ranks.rank)
+    differs = (
+        r"the same parameters on every rank; torch says: .*appears not to match sizes" if node.ranks.rank else None
+    )
+    with pytest.raises(TrainerError if node.ranks.rank else RuntimeError, match=differs):
+        strategy_of(other, node)
+    node.close()
+
+
+def test_a_network_that_uses_other_layers_than_in_its_first_pass_is_one_clear_error(tmp_path: Path) -> None:
+    write_inputs(tmp_path, 2)
+    call_on_ranks("tests.trainers.test_gradients:change_the_network", tmp_path)

@@ -10,16 +10,19 @@ import torch
 from torch import nn
 
 from tests.trainers.ranks import call_on_ranks, next_port
+from tests.trainers.test_gradients import WIDTH, Reused, average, same, strategy_of, warm_up
 from tests.trainers.test_sharding import train
 from tests.trainers.tiny_runs import MakeRun, read_summary
-from trainers.distributed.process_group import connect
+from trainers.distributed.process_group import Node, connect
 from trainers.distributed.rank_state import spread
-from trainers.strategies.ddp import DDPConfig
-from trainers.strategies.gradients import GradientAverager
-from trainers.strategies.powersgd import orthonormalise
+from trainers.strategies import Strategy
 from trainers.training.session import run
 
 STEPS = 30
+
+
+def strategy_on(node: Node, model: nn.Module, *, start_step: int) -> Strategy:
+    return strategy_of(model, node, compression="powersgd", powersgd_rank=2, powersgd_start_step=start_step)
 
 
 def average_on_this_rank(folder: Path) -> None:
@@ -28,15 +31,9 @@ def average_on_this_rank(folder: Path) -> None:
     node = connect("gloo")
     inputs = torch.load(folder / "inputs.pt", weights_only=True)[node.ranks.rank]
     model = nn.Linear(40, 30)
-    config = DDPConfig(compression="powersgd", powersgd_rank=2, powersgd_start_step=1)
-    averager = GradientAverager(list(model.parameters()), 2, config)
-    found = []
-    for step in range(STEPS + 1):
-        averager.start(step)
-        averager.send_next()
-        (model(inputs[0]) * inputs[1][:, :30]).sum().div(2).backward()
-        averager.finish()
-        found.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+    strategy = strategy_on(node, model, start_step=1)
+    warm_up(strategy, inputs[0])
+    found = [average(strategy, inputs[:1], step) for step in range(STEPS + 1)]
     torch.save(found, folder / f"found-{node.ranks.rank}.pt")
     node.close()
 
@@ -57,26 +54,49 @@ def test_error_feedback_sends_in_the_end_what_was_left_out(tmp_path: Path) -> No
     assert miss(STEPS) < 0.2 < miss(1)
 
 
-def test_columns_become_orthonormal_and_zeros_stay() -> None:
-    matrix = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
-    matrix[:, 1] = 0
-    orthonormalise(matrix)
-    torch.testing.assert_close(matrix.t() @ matrix, torch.diag(torch.tensor([1.0, 0.0, 1.0])), atol=1e-6, rtol=0)
+def meet_zeros_and_buckets(folder: Path) -> None:
+    """A step of nothing but zeros, then a network of several buckets."""
+    next_port()
+    node = connect("gloo")
+    inputs = torch.load(folder / "inputs.pt", weights_only=True)[node.ranks.rank]
+    strategy = strategy_on(node, nn.Linear(40, 30, bias=False), start_step=0)
+    warm_up(strategy, inputs[0])
+    for step in range(3):
+        (gradient,) = average(strategy, inputs[:1] * 0.0, step)
+        assert not gradient.any()
+    found = [average(strategy, inputs[:1], step)[0] for step in range(3, 6)]
+    assert all(item.isfinite().all() for item in found)
+    assert found[-1].abs().max() > 0
+    strategy = strategy_on(node, Reused("plain"), start_step=1)
+    wide = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(node.ranks.rank))
+    warm_up(strategy, wide[0])
+    assert len(strategy.gradient_sync.own()) > 1
+    several = [average(strategy, wide, step) for step in range(4)]
+    torch.save(several, folder / f"several-{node.ranks.rank}.pt")
+    node.close()
+
+
+def test_zeros_are_survived_and_several_buckets_are_alike_on_three_ranks(tmp_path: Path) -> None:
+    torch.save(torch.randn(3, 1, 8, 40, generator=torch.Generator().manual_seed(1)), tmp_path / "inputs.pt")
+    call_on_ranks("tests.trainers.test_powersgd:meet_zeros_and_buckets", tmp_path, nproc=3)
+    found = [torch.load(tmp_path / f"several-{rank}.pt", weights_only=True) for rank in range(3)]
+    assert same(found[0], found[1])
+    assert same(found[0], found[2])
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_another_number_of_ranks_shares_what_was_not_sent(ranks: int) -> None:
     table = torch.tensor([[2.0, 1.0, -3.0], [4.0, 2.0, 5.0], [0.0, 0.5, 1.0], [2.0, 0.5, 1.0]])
-    found = spread(table, ranks, 3, means=1)
-    assert found[:, 0].tolist() == ([2.0] * ranks if ranks != 4 else [2.0, 4.0, 0.0, 2.0])  # statistics: the mean
-    assert found[:, 1:].sum(0).tolist() == [4.0, 4.0]  # what will be summed over the ranks stays the same sum
-    assert spread(table[:, :1], ranks, 3, means=1)[:, 1:].tolist() == [[0.0, 0.0]] * ranks
-    assert spread(table, ranks, 1, means=1).shape == (ranks, 1)
+    found = spread(table, ranks, 3)
+    assert found[:, 0].tolist() == ([2.0] * ranks if ranks != 4 else [2.0, 4.0, 0.0, 2.0])
+    assert found.mean(0).tolist() == [2.0, 1.0, 1.0]
+    assert spread(table[:, :1], ranks, 3)[:, 1:].tolist() == [[0.0, 0.0]] * ranks
+    assert spread(table, ranks, 1).shape == (ranks, 1)
 
 
 def train_and_die(folder: Path) -> None:
     train(folder / "whole")
-    for until in (4, 11):
+    for until in (2, 4, 11):  # before the compression, in its second step, and later
         train(folder / "killed", until=until)
     train(folder / "killed")
     train(folder / "plain")
@@ -90,7 +110,7 @@ def test_a_run_learns_and_resumes_to_the_bit(
     for name in ("whole", "killed"):
         make_run(name, **settings)
     make_run("plain", **{**settings, "strategy": {"name": "ddp"}})
-    call_on_ranks("tests.trainers.test_powersgd:train_and_die", tmp_path, groups=5)
+    call_on_ranks("tests.trainers.test_powersgd:train_and_die", tmp_path, groups=6)
     whole, killed, plain = (read_summary(tmp_path / name) for name in ("whole", "killed", "plain"))
     assert killed["weights_sha256"] == whole["weights_sha256"] != plain["weights_sha256"]
     assert whole["metrics"]["test/accuracy"] > 0.9

@@ -31,15 +31,13 @@ def fill(tensors: Sequence[Tensor], values: Tensor) -> None:
         offset += item.numel()
 
 
-def spread(table: Tensor, world_size: int, width: int, *, means: int) -> Tensor:
-    """A table of rows [ranks, n] for another number of ranks. The same number keeps its rows.
+def spread(table: Tensor, world_size: int, width: int) -> Tensor:
+    """A table of rows [ranks, n] for another number of ranks: each gets the mean. The same number keeps its rows.
 
-    The first ``means`` columns are batch statistics: each rank gets their mean. Behind them are gradients that weren't
-    sent, and what the ranks send is summed: each gets its share of their sum. One rank alone has none of them.
+    Of batch statistics that is what an evaluation sees; of gradients that weren't sent, of which the ranks' mean is
+    wanted, nothing is lost. Columns that the table lacks are 0: one rank alone has no unsent gradients.
     """
     table = functional.pad(table[:, :width], (0, max(0, width - table.shape[1])))
     if table.shape[0] == world_size:
         return table
-    row = table.mean(0, keepdim=True)
-    row[:, means:] *= table.shape[0] / world_size
-    return row.expand(world_size, -1).contiguous()
+    return table.mean(0, keepdim=True).expand(world_size, -1).contiguous()

@@ -13,14 +13,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from trainers.measuring.bandwidth import settle
 from trainers.optimizers import Optimizer
-from trainers.strategies.gradients import GradientAverager
 
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "other")
-"""``backward`` begins with the loss; ``communication`` is what is still waited for when the backward pass is over."""
+"""``backward`` begins with the loss; ``communication`` is what is still waited for after the last gradient."""
 
 
 class Stopwatch:
@@ -48,11 +48,27 @@ def watching(model: nn.Module, device: torch.device) -> Iterator[Stopwatch]:
     with ExitStack() as stack:
         stack.enter_context(model.register_forward_pre_hook(lambda *_: watch.mark("forward")))
         stack.enter_context(model.register_forward_hook(lambda *_: watch.mark("backward")))
-        stack.enter_context(_wrapped(GradientAverager, "finish", watch, "communication", "optimizer"))
+        if isinstance(model, DistributedDataParallel):
+            _mark_last_gradient(model, watch, stack)
         for kind in Optimizer.__subclasses__():
             stack.enter_context(_wrapped(kind, "step", watch, "optimizer", "other"))
         yield watch
         watch.mark(None)
+
+
+def _mark_last_gradient(model: DistributedDataParallel, watch: Stopwatch, stack: ExitStack) -> None:
+    """``communication`` begins with the last gradient of the backward pass in which gradients travel."""
+    parameters = [item for item in model.parameters() if item.requires_grad]
+    missing = set(parameters)
+
+    def arrived(parameter: Tensor) -> None:
+        missing.discard(parameter)
+        if not missing and model.require_backward_grad_sync:
+            watch.mark("communication")
+
+    stack.enter_context(model.register_forward_pre_hook(lambda *_: missing.update(parameters)))
+    for parameter in parameters:
+        stack.enter_context(parameter.register_post_accumulate_grad_hook(arrived))  # type: ignore[no-untyped-call]
 
 
 @contextmanager

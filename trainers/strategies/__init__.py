@@ -6,6 +6,7 @@ Each strategy is a module here, with its settings and ``build(config, model, nod
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,20 +20,36 @@ from trainers.core.errors import TrainerError
 from trainers.distributed.process_group import Node
 
 
-class Averager(Protocol):
-    """The gradients of a step: ``start``, backward passes, ``send_next`` before the last of them, ``finish``."""
+class GradientSync(Protocol):
+    """The gradients of a step: ``start``, a backward pass in each ``micro_batch``, ``finish``."""
 
-    def start(self, step: int) -> None: ...
+    warm_up_passes: int
+    """Passes that each process must make before its first step, fresh or resumed; then ``warmed_up``."""
 
-    def send_next(self) -> None: ...
+    def start(self, step: int) -> None:
+        """Forget the gradients of the step before. ``step`` counts the steps of the run from 0; warm-up passes count
+        up to -1."""
+        ...
+
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+        """Around forward and backward pass of a loss that is divided by the number of a rank's micro-batches."""
+        ...
 
     def finish(self) -> None:
         """Then ``.grad`` of each of the layout's parameters holds the mean over the ranks."""
         ...
 
-    def state(self) -> dict[str, list[Tensor]]: ...
+    def warmed_up(self) -> None:
+        """Nothing of the warm-up passes is left; ``state`` and ``own`` now have their tensors."""
+        ...
 
-    def own(self) -> list[Tensor]: ...
+    def state(self) -> dict[str, list[Tensor]]:
+        """What a checkpoint keeps and all ranks have alike."""
+        ...
+
+    def own(self) -> list[Tensor]:
+        """What a checkpoint keeps and each rank has of its own."""
+        ...
 
 
 class Layout:
@@ -69,10 +86,14 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """``reason`` says why ``auto`` took it, and is empty where the configuration says which."""
+    """``network`` is what the training calls: the model, compiled or wrapped as the strategy needs it.
+
+    ``reason`` says why ``auto`` took it, and is empty where the configuration says which.
+    """
 
     layout: Layout
-    averager: Averager
+    network: nn.Module
+    gradient_sync: GradientSync
     reason: str = ""
 
 

@@ -1,18 +1,39 @@
-"""Every rank has the whole model, and gradients are averaged during the backward pass."""
+"""Every rank has the whole model: torch's DistributedDataParallel averages gradients during the backward pass.
+
+Li et al.: PyTorch Distributed, VLDB 2020. One rank alone has nobody to average with and does without.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from trainers.core.config import ConfigError, StrategyConfig, TrainConfig, at_least, choice
+from trainers.core.config import ConfigError, StrategyConfig, TrainConfig, TrainerConfig, at_least, choice
 from trainers.core.errors import TrainerError
 from trainers.distributed.process_group import Node
-from trainers.strategies import Layout, Strategy, trainable
-from trainers.strategies.gradients import GradientAverager
-from trainers.strategies.shared_memory import share_memory
+from trainers.strategies import Layout, Strategy, refuse_missing, trainable
+from trainers.strategies.powersgd import PowerSGD, powersgd_hook
+from trainers.strategies.shared_memory import SharedSum, share_memory, shared_memory_hook
+
+_WARM_UP_PASSES = 3
+"""A static graph's first pass counts gradients, its second finds their order, and in the third they travel in the
+buckets of that order, as in all later ones (a sum over more than two ranks depends on the buckets)."""
+_SAME_LAYERS = "with more than one rank a network must use the same layers in every step, as often as in its first pass"
+_SAME_NETWORK = "the network must have the same parameters on every rank"
+_EXPLAINED = {  # what DistributedDataParallel says, and what a person is to make of it
+    "Your training graph has changed": _SAME_LAYERS,
+    "Expected to have finished reduction": _SAME_LAYERS,
+    "appears not to match": _SAME_NETWORK,
+    "expects same model": _SAME_NETWORK,
+    "doesn't have any parameter that requires": "the network has no parameter that is to be trained",
+}
 
 
 @dataclass(kw_only=True)
@@ -52,6 +73,66 @@ class DDPConfig(StrategyConfig):
             )
 
 
+class LocalGradients:
+    """The gradients of one rank that has no others."""
+
+    warm_up_passes = 0
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = {name: item for name, item in model.named_parameters() if item.requires_grad}
+
+    def start(self, step: int) -> None:
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def finish(self) -> None:
+        """Raises TrainerError naming a parameter that took no part in the loss."""
+        refuse_missing(self._parameters)
+
+    def warmed_up(self) -> None:
+        pass
+
+    def state(self) -> dict[str, list[Tensor]]:
+        return {}
+
+    def own(self) -> list[Tensor]:
+        return []
+
+
+class ReplicatedGradients(LocalGradients):
+    """Averaged by DistributedDataParallel in the last backward pass of a step."""
+
+    warm_up_passes = _WARM_UP_PASSES
+
+    def __init__(self, model: nn.Module, network: DistributedDataParallel, powersgd: PowerSGD | None) -> None:
+        super().__init__(model)
+        self._network, self._powersgd = network, powersgd
+
+    def start(self, step: int) -> None:
+        super().start(step)
+        if self._powersgd is not None:
+            self._powersgd.start(step)
+
+    @contextmanager
+    def micro_batch(self, *, last: bool) -> Iterator[None]:
+        """Raises TrainerError: the network uses other layers than in its first pass."""
+        with _explained(), nullcontext() if last else self._network.no_sync():
+            yield
+
+    def warmed_up(self) -> None:
+        if self._powersgd is not None:
+            self._powersgd.forget()
+
+    def state(self) -> dict[str, list[Tensor]]:
+        return {} if self._powersgd is None else {"powersgd": self._powersgd.factors()}
+
+    def own(self) -> list[Tensor]:
+        return [] if self._powersgd is None else self._powersgd.errors()
+
+
 def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> Strategy:
     """See trainers.strategies. Settings of another strategy (auto's) mean the defaults."""
     ddp = config.strategy if isinstance(config.strategy, DDPConfig) else DDPConfig()
@@ -60,9 +141,63 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
             f"strategy.compression=bf16 needs the backend nccl, and this run has {node.backend}; "
             "choose strategy.compression=fp16"
         )
-    parameters, memory = trainable(model), None
-    if ddp.compression == "none" and all(item.dtype == torch.float32 for item in parameters):
+    layout, network = Layout(model, node), model
+    if config.trainer.compile:
+        network = _compiled(model, config.trainer)
+    if node.ranks.world_size == 1:
+        return Strategy(layout=layout, network=network, gradient_sync=LocalGradients(model))
+    replicated = _replicated(network)
+    powersgd = _register_hook(replicated, trainable(model), ddp, node)
+    sync = ReplicatedGradients(model, replicated, powersgd)
+    return Strategy(layout=layout, network=replicated, gradient_sync=sync)
+
+
+def _compiled(model: nn.Module, config: TrainerConfig) -> nn.Module:
+    """The network by torch.compile, with the same weights. Compiled when it is first called.
+
+    What DistributedDataParallel wraps is compiled and not the wrapper, as torch advises.
+    """
+    compiled: nn.Module = torch.compile(model, dynamic=False, mode=config.compile_mode)  # type: ignore[assignment]
+    return compiled
+
+
+def _replicated(network: nn.Module) -> DistributedDataParallel:
+    """Raises TrainerError where the ranks' networks differ, or nothing in them is to be trained."""
+    known = inspect.signature(DistributedDataParallel).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.13
+    keeps_buffers: dict[str, Any] = {buffers: False}  # each rank has batch statistics of its own between evaluations
+    with _explained():
+        return DistributedDataParallel(network, static_graph=True, gradient_as_bucket_view=True, **keeps_buffers)
+
+
+def _register_hook(
+    network: DistributedDataParallel, parameters: list[nn.Parameter], config: DDPConfig, node: Node
+) -> PowerSGD | None:
+    """What travels instead of whole buckets, as ``config`` and the place of the ranks say."""
+    if config.compression == "powersgd":
+        powersgd = PowerSGD(rank=config.powersgd_rank, start_step=config.powersgd_start_step, backend=node.backend)
+        network.register_comm_hook(powersgd, powersgd_hook)
+        return powersgd
+    if config.compression != "none":
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+        network.register_comm_hook(None, hooks[config.compression])
+    elif all(item.dtype == torch.float32 for item in parameters):
         memory = share_memory(sum(item.numel() for item in parameters), node)
-    names = [name for name, item in model.named_parameters() if item.requires_grad]
-    averager = GradientAverager(parameters, node.ranks.world_size, ddp, memory, names)
-    return Strategy(layout=Layout(model, node), averager=averager)
+        if memory is not None:
+            network.register_comm_hook(SharedSum(memory=memory), shared_memory_hook)
+    return None
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).strip()
+        for part, meaning in _EXPLAINED.items():
+            if part in text:
+                first_line = text.partition("\n")[0]
+                raise TrainerError(f"{meaning}; torch says: {first_line}") from error
+        raise

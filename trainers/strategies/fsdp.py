@@ -79,7 +79,7 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
     mesh = init_device_mesh(node.device.type, (node.ranks.world_size,))
     shard(model.to(memory_format=torch.contiguous_format), mesh, precision)
     layout = Shards(model, node, mesh)
-    return Strategy(layout=layout, averager=ShardAverager(layout))
+    return Strategy(layout=layout, network=model, gradient_sync=ShardSync(layout))
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, precision: str) -> None:
@@ -99,8 +99,8 @@ def shard(model: nn.Module, mesh: DeviceMesh, precision: str) -> None:
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     for part in model.modules():  # each sums its own
         if isinstance(part, FSDPModule):
-            part.set_gradient_divide_factor(1.0)  # the loss is divided by the number of parts already: a sum is wanted
-            part.set_force_sum_reduction_for_comms(True)
+            part.set_gradient_divide_factor(mesh.size())
+            part.set_force_sum_reduction_for_comms(True)  # gloo has no mean
             part.unshard()  # torch 2.9 lays slices of unequal size anew when it first gathers them:
             part.reshard()  # before anybody holds one
 
@@ -230,8 +230,10 @@ class Shards(Layout):
             )
 
 
-class ShardAverager:
-    """FSDP sums the gradients itself, in every backward pass; afterwards the slices get theirs."""
+class ShardSync:
+    """FSDP averages the gradients itself, in every backward pass; afterwards the slices get theirs."""
+
+    warm_up_passes = 0
 
     def __init__(self, layout: Shards) -> None:
         self._layout = layout
@@ -240,8 +242,9 @@ class ShardAverager:
         for whole in self._layout.whole.values():
             whole.grad = None
 
-    def send_next(self) -> None:
-        """Nothing: gradients are summed with every micro-batch, because whole ones would fill the memory."""
+    def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Nothing: gradients are averaged with every micro-batch, because whole ones would fill the memory."""
+        return contextlib.nullcontext()
 
     def finish(self) -> None:
         """Raises TrainerError naming a parameter that took no part in the loss."""
@@ -249,6 +252,9 @@ class ShardAverager:
         for whole, part in zip(self._layout.whole.values(), self._layout.parameters, strict=True):
             assert isinstance(whole.grad, DTensor)
             part.grad = whole.grad.to_local()
+
+    def warmed_up(self) -> None:
+        pass
 
     def state(self) -> dict[str, list[Tensor]]:
         return {}

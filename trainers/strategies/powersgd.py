@@ -1,108 +1,89 @@
-"""Low-rank gradients with error feedback and warm start (Vogels, Karimireddy, Jaggi: PowerSGD, NeurIPS 2019).
+"""torch's PowerSGD for DistributedDataParallel (Vogels, Karimireddy, Jaggi: PowerSGD, NeurIPS 2019), resumable.
 
-A matrix M [rows, columns] travels as P [rows, rank] and Q [columns, rank]: P = M Q is summed over the ranks and its
-columns made orthonormal, then Q = Mᵀ P is summed, and P Qᵀ stands for the sum of all M. What that leaves out of
-a rank's own M is added to its next one; Q is where the next step begins.
+Annotations are not postponed: DistributedDataParallel compares those of a hook with its own types.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+import socket
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
 
-_SAVES = 2  # a matrix is sent as two thin ones where that is less than one part in so many
+from trainers.core.errors import TrainerError
+
 _SEED = 20190531
+_PLAIN, _COMPRESSING = 0, 2  # PowerSGDState.iter; torch takes no other start than 2 or later
+_EPSILON = 1e-20  # keeps a column of zeros from becoming 0 / 0
+_SPARK = 1e-15  # of the first factor in each step: from nothing but zeros no power iteration comes back
 
 
-class LowRank:
-    """The gradients of one bucket, to be summed over the ranks in two all-reduces.
+class PowerSGD:
+    """torch's state of PowerSGD, as a checkpoint can hold it.
 
-    ``begin()`` when the gradients are in place, ``turn()`` and ``end()`` once no more are to come; then they hold
-    the sum. ``error`` (flat, this rank's own) and ``start`` (flat, the same on all ranks) are its state.
+    The last pass before the first step runs compressed, so that torch's state has its tensors; ``forget()`` then puts
+    them where every run begins, and a checkpoint is copied into ``factors()`` and ``errors()``.
     """
 
-    def __init__(self, gradients: Sequence[Tensor], rows: Sequence[int], *, rank: int, world_size: int) -> None:
-        """``gradients``: flat views of one buffer, ``rows``: how many rows each has as a matrix."""
-        self._world_size = world_size
-        pairs = list(zip(gradients, rows, strict=True))
-        self._matrices = [item.view(count, -1) for item, count in pairs if thin(item.numel(), count, rank)]
-        self._rest = [item for item, count in pairs if not thin(item.numel(), count, rank)]
-        like = gradients[0]
-        self.error = like.new_zeros(sum(item.numel() for item in self._matrices))
-        self._errors = split(self.error, [item.shape for item in self._matrices])
-        left = [torch.Size((item.shape[0], min(rank, *item.shape))) for item in self._matrices]
-        right = [torch.Size((item.shape[1], min(rank, *item.shape))) for item in self._matrices]
-        count_left = sum(shape.numel() for shape in left)
-        self._sent = like.new_zeros(count_left + sum(item.numel() for item in self._rest))
-        self._left = split(self._sent[:count_left], left)
-        self._sent_rest = split(self._sent[count_left:], [item.shape for item in self._rest])
+    def __init__(self, *, rank: int, start_step: int, backend: str) -> None:
+        """``rank``: columns of a factor; ``start_step``: the first step that is compressed.
+
+        Raises:
+            TrainerError: this host has no numpy. It decides nothing: ``forget`` draws the first factors anew.
+        """
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+        self._hook = powerSGD_hook
+        try:
+            self._torch = PowerSGDState(
+                process_group=None,
+                matrix_approximation_rank=rank,
+                start_powerSGD_iter=_COMPRESSING,
+                orthogonalization_epsilon=_EPSILON,
+            )
+        except ImportError as error:
+            raise TrainerError(
+                f"strategy.compression=powersgd needs numpy on host {socket.gethostname()} ({error}); install it there "
+                "(python -m pip install numpy), or take strategy.compression=fp16"
+            ) from error
+        self._start_step = start_step
+        # Over gloo the second and third all-reduce of a bucket are started by gloo's threads. Two buckets at once would
+        # start theirs in another order on each rank, and could take all threads for waiting.
+        self._one_by_one = backend != "nccl"
+        self._first: dict[int, Tensor] = {}
+
+    def start(self, step: int) -> None:
+        """``step`` counts the steps of the run from 0; -1 is the last pass before them, which is compressed."""
+        compressing = step == -1 or step >= self._start_step
+        self._torch.iter = _COMPRESSING if compressing else _PLAIN
+        for index, first in self._first.items() if compressing else ():
+            self._torch.q_memory_dict[index].add_(first, alpha=_SPARK)
+
+    def reduce(self, bucket: GradBucket) -> Future[Tensor]:
+        """Start the mean of a bucket over the ranks."""
+        future: Future[Tensor] = self._hook(self._torch, bucket)
+        if self._one_by_one:
+            future.wait()
+        return future
+
+    def forget(self) -> None:
+        """Begin anew: no error, and first factors that are the same on every rank and in every run."""
         generator = torch.Generator().manual_seed(_SEED)
-        first = torch.randn(sum(shape.numel() for shape in right), generator=generator)
-        self.start = first.to(device=like.device, dtype=like.dtype)
-        self._starts = split(self.start, right)
-        self._right_flat = torch.zeros_like(self.start)
-        self._right = split(self._right_flat, right)
-        self._work: dist.Work | None = None
+        for index, factor in sorted(self._torch.q_memory_dict.items()):
+            self._first[index] = torch.randn(factor.shape, generator=generator).to(factor)
+            factor.copy_(self._first[index])
+        for error in self._torch.error_dict.values():
+            error.zero_()
 
-    def begin(self) -> None:
-        """Send P, and what is too small for two matrices."""
-        for matrix, error, start, left in zip(self._matrices, self._errors, self._starts, self._left, strict=True):
-            matrix.add_(error)
-            orthonormalise(start)
-            torch.mm(matrix, start, out=left)
-        if self._rest:
-            torch._foreach_copy_(self._sent_rest, self._rest)
-        self._work = dist.all_reduce(self._sent, async_op=True)
+    def factors(self) -> list[Tensor]:
+        """One flat tensor a bucket, the same on all ranks: where the next step begins."""
+        return [factor for _, factor in sorted(self._torch.q_memory_dict.items())]
 
-    def turn(self) -> None:
-        """Wait for P and send Q."""
-        self._wait()
-        if self._rest:
-            torch._foreach_copy_(self._rest, self._sent_rest)
-        for matrix, left, right in zip(self._matrices, self._left, self._right, strict=True):
-            orthonormalise(left)
-            torch.mm(matrix.t(), left, out=right)
-        if self._matrices:
-            self._work = dist.all_reduce(self._right_flat, async_op=True)
-
-    def end(self) -> None:
-        """Wait for Q; the gradients become P Qᵀ, and what that lacks of this rank's own is kept."""
-        self._wait()
-        parts = zip(self._matrices, self._errors, self._left, self._right, self._starts, strict=True)
-        for matrix, error, left, right, start in parts:
-            error.copy_(matrix)
-            torch.mm(left, right.t(), out=matrix)
-            error.sub_(matrix, alpha=1 / self._world_size)
-            start.copy_(torch.where(right.norm(dim=0) > 0, right, start))  # from nothing but zeros none comes back
-
-    def _wait(self) -> None:
-        work, self._work = self._work, None
-        if work is not None:
-            work.wait()
+    def errors(self) -> list[Tensor]:
+        """One flat tensor a bucket, each rank's own: what it hasn't sent yet."""
+        return [error for _, error in sorted(self._torch.error_dict.items())]
 
 
-def thin(count: int, rows: int, rank: int) -> bool:
-    """Whether ``count`` elements in ``rows`` rows are worth sending as two matrices."""
-    return count > _SAVES * rank * (rows + count // rows)
-
-
-def orthonormalise(matrix: Tensor) -> None:
-    """Gram–Schmidt on the columns of [n, rank], in place; a column of zeros stays one."""
-    smallest = torch.finfo(matrix.dtype).tiny
-    for index in range(matrix.shape[1]):
-        column = matrix[:, index]
-        column.div_(column.norm().clamp_min(smallest))
-        if index + 1 < matrix.shape[1]:
-            later = matrix[:, index + 1 :]
-            later.sub_(torch.outer(column, column @ later))
-
-
-def split(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-    parts, offset = [], 0
-    for shape in shapes:
-        parts.append(flat[offset : offset + shape.numel()].view(shape))
-        offset += shape.numel()
-    return parts
+def powersgd_hook(state: PowerSGD, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """``PowerSGD.reduce`` as DistributedDataParallel takes it."""
+    return state.reduce(bucket)

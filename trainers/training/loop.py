@@ -63,8 +63,9 @@ class Trainer:
 
     # ----------------------------------------------------------------------------- start and resume
     def prepare(self) -> None:
-        """Take up the newest good checkpoint (rank 0 reads it and shares it), or share the fresh weights."""
+        """Warm up; take up the newest good checkpoint (rank 0 reads it and shares it), or share the fresh weights."""
         garbage.resume()
+        warm_up_s = self._warm_up()
         layout, path = self.stepper.strategy.layout, self.run_dir / "checkpoints"
         row = rank_state.row(self._own(), self.node.device)
         table: Tensor | None = None
@@ -86,8 +87,7 @@ class Trainer:
                 else:
                     self._load(found)
                     table, metrics = found.own, found.metrics
-            means = sum(item.numel() for item in rank_state.statistics(self.model))
-            table = rank_state.spread(table, self.node.ranks.world_size, row.numel(), means=means)
+            table = rank_state.spread(table, self.node.ranks.world_size, row.numel())
             self.folder.check()
             self.metrics = MetricsFile(self.run_dir / "metrics.jsonl", metrics, attempt=self.attempt.id)
             if self.metrics.damage:
@@ -101,10 +101,27 @@ class Trainer:
         self.progress["best_accuracy"] = float(progress[1])
         if self.step:
             layout.load(path, self.step, self.stepper.state())
+        self.progress["warm_up_s"] = self.progress.get("warm_up_s", 0.0) + warm_up_s
+
+    def _warm_up(self) -> float:
+        """Passes that leave nothing behind; the seconds they took. Before a checkpoint is taken up, which may hold
+        state that only they bring about."""
+        if not self.stepper.warm_up_passes:
+            return 0.0
+        plan = plan_epoch(self.config.dataset, self.pack, seed=self.config.seed, epoch=0)
+        self.model.train()
+        began = time.perf_counter()
+        self.stepper.warm_up(plan)
+        if self.node.device.type == "cuda":
+            torch.cuda.synchronize(self.node.device)
+        seconds = time.perf_counter() - began
+        if self.config.trainer.compile:
+            self.say(f"compiled in {seconds:.1f} s")
+        return seconds
 
     def _own(self) -> list[Tensor]:
         """What each rank has of its own: batch statistics, and gradients that it hasn't sent."""
-        return [*rank_state.statistics(self.model), *self.stepper.averager.own()]
+        return [*rank_state.statistics(self.model), *self.stepper.gradient_sync.own()]
 
     def _state(self) -> list[Tensor]:
         """What all ranks have alike."""
@@ -136,7 +153,6 @@ class Trainer:
             TrainerError: a loss is not finite, or the memory is full.
         """
         plan: EpochPlan | None = None
-        self._warm_up()
         began = time.perf_counter() - self.progress["train_s"]
         self.clock.restart(self.step)
         self.throughput.restart()
@@ -152,22 +168,6 @@ class Trainer:
             self._after_step(epoch, position + 1, began)
         if self.folder is not None:
             self.folder.wait()
-
-    def _warm_up(self) -> None:
-        """What is done once and is no training: compilation, and on a GPU the loading of its kernels."""
-        if self.step == self.steps.total or not (self.config.trainer.compile or self.node.device.type == "cuda"):
-            return
-        epoch = self.steps.place(self.step)[0]
-        plan = plan_epoch(self.config.dataset, self.pack, seed=self.config.seed, epoch=epoch)
-        self.model.train()
-        began = time.perf_counter()
-        self.stepper.warm_up(plan)
-        if self.node.device.type == "cuda":
-            torch.cuda.synchronize(self.node.device)
-        seconds = time.perf_counter() - began
-        self.progress["warm_up_s"] = self.progress.get("warm_up_s", 0.0) + seconds
-        if self.config.trainer.compile:
-            self.say(f"compiled in {seconds:.1f} s")
 
     def _one_step(self, plan: EpochPlan, position: int) -> None:
         self.losses.add(self.stepper(plan, self.step, position))

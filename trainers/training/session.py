@@ -65,8 +65,8 @@ def run(path: Path) -> None:
         trainer.say(_first_line(config, trainer))
         if pack.manifest.synthetic:
             trainer.say(_SYNTHETIC)
+        check.result()  # before the first image is looked at
         trainer.prepare()
-        check.result()
         trainer.train()
         if trainer.pruned:
             _note_pruned(trainer)

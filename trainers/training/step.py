@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainers import optimizers, schedules, strategies
-from trainers.core.config import TrainConfig, TrainerConfig
+from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.data.augment import EpochPlan, Normaliser, training_batch
 from trainers.data.pack import MappedPack
@@ -18,6 +18,7 @@ from trainers.training.grad_scaler import GradScaler
 from trainers.training.model_setup import autocast, seed_device
 
 _WARM_UP_STEPS = 3  # CUDA graphs run, are recorded, and are replayed
+_FEW_IMAGES = 2  # the fewest that batch normalisation takes
 
 
 class Stepper:
@@ -38,12 +39,12 @@ class Stepper:
         self.config, self.pack, self.node, self.model = config, pack, node, model
         self.steps, self.normalise, self.precision = steps, normalise, precision
         self.strategy = strategies.build(config, model, node, precision)
-        self.averager = self.strategy.averager
-        self.network = _compiled(model, config.trainer) if config.trainer.compile else model
+        self.network, self.gradient_sync = self.strategy.network, self.strategy.gradient_sync
         self.optimizer = optimizers.build(config.optimizer, self.strategy.layout.parameters)
         scales = precision == "fp16"
         guarded = scales or config.trainer.skip_nonfinite
         self.grad_scaler = GradScaler(model, node.device, scales=scales) if guarded else None
+        self._prepares_kernels = config.trainer.compile or node.device.type == "cuda"
         self._peak_lr = optimizers.peak_lr(config.optimizer, node.ranks.world_size)
 
     def __call__(self, plan: EpochPlan, step: int, position: int) -> Tensor:
@@ -63,25 +64,28 @@ class Stepper:
             raise TrainerError(out_of_memory(self.steps, rank)) from error
         return loss
 
+    @property
+    def warm_up_passes(self) -> int:
+        """What is to be run before the first step: compilation, a GPU's kernels, what the strategy needs."""
+        return max(self.gradient_sync.warm_up_passes, _WARM_UP_STEPS if self._prepares_kernels else 0)
+
     def warm_up(self, plan: EpochPlan) -> None:
         """Steps that change nothing: their update is skipped and what they did to the batch statistics taken back.
 
         Raises:
-            TrainerError: the network can't be compiled here, or the memory of the GPU is full.
+            TrainerError: the network can't be compiled here, a parameter takes no part in the loss, or the memory of
+                the GPU is full.
         """
         before = [(item, item.clone()) for item in self.model.buffers()]
-        skip = torch.ones((), device=self.node.device)
+        size = self.steps.micro_batch_size
+        part = plan.batch(0, size if self._prepares_kernels else min(size, _FEW_IMAGES))
         try:
-            for _ in range(_WARM_UP_STEPS):
-                self._begin(-1)  # no step of the run: nothing is kept of it
-                self.averager.send_next()
-                self._backward(plan.batch(0, self.steps.micro_batch_size))
-                self.averager.finish()
-                self.optimizer.step(self.lr(0), skip)
+            for number in range(self.warm_up_passes):
+                self._warm_up_pass(part, number - self.warm_up_passes)
         except torch.OutOfMemoryError as error:
             raise TrainerError(out_of_memory(self.steps, self.node.ranks.rank)) from error
         except Exception as error:
-            if not self.config.trainer.compile:
+            if not self.config.trainer.compile or isinstance(error, TrainerError):
                 raise
             reason = " ".join(str(error).split())[:300]
             raise TrainerError(
@@ -90,6 +94,15 @@ class Stepper:
             ) from error
         for buffer, value in before:
             buffer.copy_(value)
+        self.gradient_sync.warmed_up()
+
+    def _warm_up_pass(self, part: EpochPlan, step: int) -> None:
+        self._begin(step)
+        with self.gradient_sync.micro_batch(last=True):
+            self._backward(part)
+        self.gradient_sync.finish()
+        if self._prepares_kernels:
+            self.optimizer.step(self.lr(0), torch.ones((), device=self.node.device))
 
     def lr(self, step: int) -> float:
         """The learning rate of a step (from 0)."""
@@ -104,22 +117,21 @@ class Stepper:
     def state(self) -> dict[str, list[Tensor]]:
         """Named lists of tensors; load a checkpoint by copying into them."""
         guard = {} if self.grad_scaler is None else self.grad_scaler.state()
-        return {**self.optimizer.state(), **guard, **self.averager.state()}
+        return {**self.optimizer.state(), **guard, **self.gradient_sync.state()}
 
     def _gradients(self, plan: EpochPlan, step: int, first: int) -> Tensor:
         """Average the gradients of the global batch; this rank's part begins at sample ``first`` of the epoch."""
         losses, size = [], self.steps.micro_batch_size
         self._begin(step)
         for number in range(self.steps.accumulate):
-            if number == self.steps.accumulate - 1:
-                self.averager.send_next()
-            losses.append(self._backward(plan.batch(first + number * size, size)))
-        self.averager.finish()
+            with self.gradient_sync.micro_batch(last=number == self.steps.accumulate - 1):
+                losses.append(self._backward(plan.batch(first + number * size, size)))
+        self.gradient_sync.finish()
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def _begin(self, step: int) -> None:
         """Forget the gradients of the step before; CUDA graphs may overwrite them then."""
-        self.averager.start(step)
+        self.gradient_sync.start(step)
         if self.config.trainer.compile:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
@@ -138,15 +150,9 @@ class Stepper:
         with autocast(self.node.device, self.precision):
             logits = self.network(images)
         loss = functional.cross_entropy(logits.float(), labels, label_smoothing=config.trainer.label_smoothing)
-        factor = 1 / self.steps.parts if self.grad_scaler is None else self.grad_scaler.scale / self.steps.parts
-        (loss * factor).backward()  # type: ignore[no-untyped-call]
+        scale = 1.0 if self.grad_scaler is None else self.grad_scaler.scale
+        (loss * (scale / self.steps.accumulate)).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
-
-
-def _compiled(model: nn.Module, config: TrainerConfig) -> nn.Module:
-    """The network by torch.compile, with the same weights. Compiled when it is first called."""
-    compiled: nn.Module = torch.compile(model, dynamic=False, mode=config.compile_mode)  # type: ignore[assignment]
-    return compiled
 
 
 def out_of_memory(steps: Steps, rank: int) -> str:
