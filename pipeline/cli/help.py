@@ -12,12 +12,13 @@ from doit.version import VERSION
 
 from pipeline.cli.clone import ROOT
 from pipeline.cli.invocation import is_override
+from pipeline.cli.tabcompletion import TabCompletion
 from pipeline.cli.verbs import VERBS, Verb
 from pipeline.core.errors import UsageError, suggestion
 
 _WIDTH = 110
 _FLAGS = ("-h", "--help")
-_OWN = {command.get_name(): command for command in DoitMain.DOIT_CMDS}
+_OWN = {command.get_name(): command for command in (*DoitMain.DOIT_CMDS, TabCompletion)}
 
 
 def asked(argv: Sequence[str]) -> str | None:
@@ -73,7 +74,7 @@ def overview() -> str:
             [
                 ("help VERB", "its options and examples, and the groups with their options"),
                 ("list", "the verbs alone"),
-                ("tabcompletion", "a script that completes words in bash or zsh"),
+                ("tabcompletion", "a script that completes verbs, options, groups and fields in bash or zsh"),
                 ("--version", "the versions of Paceline, doit and Python"),
             ]
         ),

@@ -11,9 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config.schema import OPTIONS, RootConfig
-from pipeline.core.options import ROOT
-
+ROOT = Path(__file__).resolve().parents[2]
 _RECIPE = "A recipe: options and fields that go together. Words on the command line win."
 _DEFAULT = re.compile(r"^  - (?P<group>\w+): (?P<option>\w+)$", re.MULTILINE)
 
@@ -23,9 +21,17 @@ class Group:
     """``options``: name → what it is. ``default`` is the option that is taken where none is named; None: none."""
 
     name: str
-    about: str
     options: Mapping[str, str]
     default: str | None
+
+    @property
+    def about(self) -> str:
+        """The first sentence of the docstring of the group's settings."""
+        from pipeline.config.schema import RootConfig  # tab completion has no use for it
+
+        settings = typing.get_type_hints(RootConfig).get(self.name)
+        text = " ".join((settings.__doc__ or "").split()) if settings is not None else _RECIPE
+        return f"{re.split(r'[.;] ', text)[0].rstrip('.')}."
 
 
 def groups(root: Path = ROOT) -> list[Group]:
@@ -34,27 +40,12 @@ def groups(root: Path = ROOT) -> list[Group]:
     return [
         Group(
             name=name,
-            about=_about(name),
-            options=_options(name, root / "conf" / name),
+            options={path.stem: _first_comment(path) for path in sorted((root / "conf" / name).glob("*.yaml"))},
             default=None if option == "null" else option,
         )
         for name, option in chosen.items()
         if (root / "conf" / name).is_dir()
     ]
-
-
-def _options(group: str, folder: Path) -> dict[str, str]:
-    """Those with a file, and those of other installed packages."""
-    files = {path.stem: _first_comment(path) for path in sorted(folder.glob("*.yaml"))}
-    installed = OPTIONS[group].installed() if group in OPTIONS else {}
-    return {**{name: f"Of an installed package ({module})." for name, module in installed.items()}, **files}
-
-
-def _about(group: str) -> str:
-    """The first sentence of the docstring of the group's settings."""
-    settings = typing.get_type_hints(RootConfig).get(group)
-    text = " ".join((settings.__doc__ or "").split()) if settings is not None else _RECIPE
-    return f"{re.split(r'[.;] ', text)[0].rstrip('.')}."
 
 
 def _first_comment(path: Path) -> str:

@@ -1,0 +1,111 @@
+"""What a word of the command line can become: ``python -m pipeline.cli.candidates SHELL LINE`` for tab completion.
+
+A shell asks at every Tab, so nothing is imported but what the word at hand needs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from pipeline.cli.verbs import VERBS
+from pipeline.config.groups import ROOT, groups
+
+_OF_DOIT = ("help", "list", "tabcompletion")
+
+
+def candidates(line: str, root: Path = ROOT) -> list[str]:
+    """The words that the last one of ``line`` can become; none where it may be anything, such as a file.
+
+    Args:
+        line: the command line from ``doit`` up to the cursor.
+        root: the project, whose conf/ and runs/ are looked into.
+    """
+    *before, current = [*line.split(), ""] if line[-1:].isspace() else line.split()
+    verb = next((word for word in before[1:] if word in VERBS), None)
+    if verb is None or before[1:2] == ["help"]:
+        found: Iterable[str] = (*VERBS, *_OF_DOIT)
+    elif "=" in current:
+        found = _values(verb, before, current, root)
+    else:
+        found = _names(verb, current, root)
+    return sorted({word for word in found if word.startswith(current)})
+
+
+def _names(verb: str, current: str, root: Path) -> Iterator[str]:
+    """Names up to their ``=``; of fields the section alone, until its point was typed."""
+    yield from (f"{name}=" for name in VERBS[verb].options)
+    if not VERBS[verb].composes:
+        return
+    section, point, _ = current.lstrip("+~").partition(".")
+    if point:
+        mark = current[: len(current) - len(current.lstrip("+~"))]
+        yield from (f"{mark}{section}.{name}=" for name in _fields(section))
+        return
+    names = [group.name for group in groups(root)]
+    yield from (f"{name}=" for name in (*names, "seed"))
+    yield from (f"{name}." for name in (*names, "paths") if name != "experiment")
+
+
+def _values(verb: str, before: Sequence[str], current: str, root: Path) -> Iterator[str]:
+    """The name with each of its values; after a comma, another one."""
+    name, _, value = current.partition("=")
+    typed = f"{name}={value[: value.rfind(',') + 1]}"
+    options = VERBS[verb].options
+    if name in options:
+        yield from (f"{typed}{item}" for item in _option_values(name, options[name].value, before, root))
+        return
+    for group in groups(root):
+        if group.name == name:
+            yield from (f"{typed}{option}" for option in group.options)
+    section, point, field = name.lstrip("+~").partition(".")
+    if point and VERBS[verb].composes and _fields(section).get(field) == "bool":
+        yield from (f"{typed}true", f"{typed}false")
+
+
+def _option_values(name: str, form: str, before: Sequence[str], root: Path) -> Iterator[str]:
+    """``1``, or one of ``text|mermaid|dot``; of runs and sweeps those that there are."""
+    told = [word.partition("=")[2].strip("'\"") for word in before if word.startswith("paths.runs=")]
+    runs = root / (told[-1] if told else "runs")
+    if name == "run":
+        yield from (path.parent.name for path in runs.glob("*/key.json"))
+    elif name == "sweep":
+        yield from (path.name for path in runs.glob("sweeps/*"))
+    elif form == "1" or "|" in form:
+        yield from form.split("|")
+
+
+def _fields(section: str) -> dict[str, str]:
+    """The fields of a section, whatever option is chosen, with their types."""
+    import dataclasses
+    from contextlib import suppress
+    from typing import get_type_hints
+
+    from pipeline.config.schema import OPTIONS, RootConfig
+    from pipeline.core.errors import UsageError
+
+    classes = [get_type_hints(RootConfig).get(section)]
+    if section in OPTIONS:
+        for name in OPTIONS[section].names():
+            with suppress(UsageError):
+                classes.append(OPTIONS[section].settings(name))
+    return {
+        item.name: getattr(item.type, "__name__", str(item.type))
+        for settings in classes
+        if isinstance(settings, type) and dataclasses.is_dataclass(settings)
+        for item in dataclasses.fields(settings)
+        if not (item.name == "name" and section in OPTIONS)
+    }
+
+
+def _main(shell: str, line: str) -> None:
+    found = candidates(line)
+    typed = line.split()[-1] if line.split() and not line[-1].isspace() else ""
+    if shell == "bash":  # it takes what stands behind the = for a word of its own
+        found = [word[typed.rfind("=") + 1 :] for word in found]
+    print("\n".join(found))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
