@@ -1,4 +1,4 @@
-"""The verbs behind dodo.py: each says what it does on stdout and raises PacelineError when it can't."""
+"""The verbs without a module of their own: each says what it does on stdout, and raises PacelineError if it can't."""
 
 from __future__ import annotations
 
@@ -6,19 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from pipeline.cli.acceptance import accept as accept
-from pipeline.cli.configuration import config as config
-from pipeline.cli.diagnostics import allreduce as allreduce
-from pipeline.cli.diagnostics import benchmark as benchmark
-from pipeline.cli.diagnostics import profile as profile
 from pipeline.cli.output import say
-from pipeline.cli.provenance import export as export
-from pipeline.cli.provenance import logs as logs
-from pipeline.cli.provenance import plan as plan
-from pipeline.cli.provenance import reproduce as reproduce
-from pipeline.cli.provenance import reproduce_run
-from pipeline.cli.provenance import status as status
-from pipeline.cli.provenance import why as why
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.tables import counted
@@ -85,6 +73,8 @@ def train() -> None:
     current = session()
     run = current.located
     if current.asked.again and run is not None and run.reason is None:
+        from pipeline.cli.provenance import reproduce_run
+
         reproduce_run(run.folder)
     else:
         _train(current)
@@ -124,18 +114,6 @@ def _threads(given: str | None) -> tuple[int, ...]:
     if not all(word.isascii() and word.isdecimal() and int(word) > 0 for word in words):
         raise UsageError(f"threads_per_rank={given} must be a whole number from 1 for each node: threads_per_rank=4,4")
     return tuple(map(int, words))
-
-
-def sweep() -> None:
-    from pipeline.cli import sweeping
-
-    sweeping.sweep()
-
-
-def report() -> None:
-    from pipeline.cli import sweeping
-
-    sweeping.report()
 
 
 def evaluate() -> None:

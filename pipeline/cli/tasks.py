@@ -1,4 +1,4 @@
-"""The shapes that dodo.py's tasks have.
+"""The tasks that dodo.py makes of the verbs.
 
 Whether a task is up to date is asked of the run folder, never of doit's database.
 """
@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +19,36 @@ from doit.exceptions import TaskError, TaskFailed
 from pipeline.cli import clone
 from pipeline.cli.clone import ROOT
 from pipeline.cli.loader import Loader, leave
-from pipeline.cli.verbs import VERBS
+from pipeline.cli.verbs import Verb
 from pipeline.core import unexpected
 from pipeline.core.errors import PacelineError, UsageError
 
 Task = dict[str, Any]
-_ANSWERS = ("config", "logs", "plan", "report", "runs", "status", "why")  # their output is all that is wanted
 
 
-def always(verb: str, *, after: Sequence[str] = ()) -> Task:
-    """A task that runs whenever it is asked for."""
+def of_verb(name: str, verb: Verb) -> Task:
+    """The task of a verb: its action, what comes first, and how doit learns that there is nothing to do."""
     _need_loader()
+    task = _task(name, verb.module)
+    task |= {"task_dep": _dependencies(verb.after), "meta": {"answers": verb.answers}, "doc": verb.summary}
+    if verb.is_done:
+        task["uptodate"] = [lambda: bool(getattr(import_module(verb.module), verb.is_done)())]
+    return task
+
+
+def overview() -> Task:
+    """What a bare `doit` shows; hidden from `doit list`."""
+    return {**_task("overview", "pipeline.cli.commands"), "basename": "_overview"}
+
+
+def _task(name: str, module: str) -> Task:
     return {
-        "actions": [_action(verb)],
-        "task_dep": _dependencies(after),
+        "basename": name,
+        "actions": [_action(name, module)],
         "verbosity": 2,
-        "meta": {"answers": verb in _ANSWERS},
         "io": {"capture": False},  # doit would keep every line of a training in memory
         "title": lambda task: _title(task.name),
-        **({"doc": VERBS[verb].summary} if verb in VERBS else {}),
     }
-
-
-def until(verb: str, is_done: str, *, after: Sequence[str] = ()) -> Task:
-    """A task that runs until the function ``is_done`` of ``pipeline.cli.commands`` says that it is finished."""
-    return {**always(verb, after=after), "uptodate": [lambda: bool(getattr(_commands(), is_done)())]}
 
 
 def _need_loader() -> None:
@@ -63,17 +69,12 @@ def _need_loader() -> None:
         leave(UsageError(what, hint=f"cd {shlex.quote(str(ROOT))}, then the same command without -k or -f"))
 
 
-def _commands() -> Any:
-    """Imported when a task runs: `doit list` needs nothing of it."""
-    from pipeline.cli import commands
+def _action(verb: str, module: str) -> Callable[[], Any]:
+    """The function ``verb`` of ``module``, imported when the task runs: `doit list` needs nothing of it."""
 
-    return commands
-
-
-def _action(verb: str) -> Callable[[], Any]:
     def run() -> Any:
         try:
-            getattr(_commands(), verb)()
+            getattr(import_module(module), verb)()
         except UsageError as error:  # of what can only be checked by the verb: a run's key, a port
             leave(error)
         except PacelineError as error:
@@ -88,15 +89,15 @@ def _action(verb: str) -> Callable[[], Any]:
 
 
 def _title(name: str) -> str:
-    return str(_commands().title(name.lstrip("_")))
+    from pipeline.cli import commands
+
+    return commands.title(name.lstrip("_"))
 
 
 def _dependencies(after: Sequence[str]) -> list[str]:
     """None where ``run=KEY`` names a run that exists already."""
     if not after:
         return []
-    import sys
-
     from pipeline.cli import invocation
 
     return [] if "run" in invocation.parse(sys.argv[1:]).options else list(after)

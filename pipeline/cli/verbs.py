@@ -27,6 +27,10 @@ class Verb:
         shows_groups: whether its help lists the groups that overrides choose from.
         shares_batch: whether the ranks must be able to share the global batch.
         sweeps: whether overrides may stand for several values.
+        module: where the function of the verb's name is; it is imported when the verb runs.
+        is_done: a function there that says whether there is nothing to do; '': there always is.
+        after: verbs whose tasks come first, unless ``run=KEY`` names a run that exists already.
+        answers: its output is all that is wanted, without a line of doit's.
     """
 
     summary: str
@@ -37,6 +41,10 @@ class Verb:
     shows_groups: bool = True
     shares_batch: bool = True
     sweeps: bool = False
+    module: str = "pipeline.cli.commands"
+    is_done: str = ""
+    after: tuple[str, ...] = ()
+    answers: bool = False
 
 
 _RUN = Option("KEY", "the run, by its key or the beginning of it; without it the overrides say which")
@@ -49,6 +57,7 @@ _SWEEP_FLAGS = {
 
 VERBS: Mapping[str, Verb] = {
     "fetch": Verb(
+        is_done="is_fetched",
         summary="get the data set, check it and pack it",
         details="Done already: nothing is downloaded. Every file is checked against its digest.",
         examples=("fetch dataset=mnist", "fetch dataset=cifar10 dataset.source=/data/cifar-10-python.tar.gz"),
@@ -59,12 +68,16 @@ VERBS: Mapping[str, Verb] = {
         examples=("preflight cluster=two_node", "preflight cluster=pssh cluster.hostfile=hosts.txt"),
     ),
     "plan": Verb(
+        module="pipeline.cli.provenance",
+        answers=True,
         summary="what would be done, why, and the exact command of each host",
         details="Asks no host and writes nothing. With several values (seed=1,2) it lists the trials.",
         options={"json": _JSON, "format": Option("text|mermaid|dot", "text, or the steps as a graph")},
         examples=("plan experiment=quickstart", "plan experiment=quickstart seed='range(3)' format=mermaid"),
     ),
     "config": Verb(
+        module="pipeline.cli.configuration",
+        answers=True,
         summary="the composed configuration, each value with where it comes from",
         details="A file of conf/, the command line, or the default of a settings class (docs/configuration.md). "
         "What is printed is YAML.",
@@ -72,11 +85,14 @@ VERBS: Mapping[str, Verb] = {
         shares_batch=False,
     ),
     "why": Verb(
+        module="pipeline.cli.provenance",
+        answers=True,
         summary="why this run is not up to date: the fields that differ from the nearest finished one",
         options={"json": _JSON},
         examples=("why experiment=quickstart optimizer.lr=0.2",),
     ),
     "accept": Verb(
+        module="pipeline.cli.acceptance",
         summary="say that what differs from a finished run is harmless: accepted, not proven",
         details="doit train then launches nothing, and all that shows the run says so. doit reproduce proves it.",
         options={
@@ -86,6 +102,8 @@ VERBS: Mapping[str, Verb] = {
         examples=("accept experiment=quickstart", "accept experiment=quickstart undo=1"),
     ),
     "train": Verb(
+        is_done="is_trained",
+        after=("fetch",),
         summary="train: fetch, launch torchrun on every host, evaluate, record",
         details="A finished run is not repeated; `doit -a train` makes it again and compares. "
         "A run that was interrupted goes on from its last checkpoint with the same command.",
@@ -98,6 +116,7 @@ VERBS: Mapping[str, Verb] = {
         ),
     ),
     "sweep": Verb(
+        module="pipeline.cli.sweeping",
         summary="train every combination of several values, or what a search chooses",
         details="Values with commas, range(…) and choice(…), or a named grid (sweep=NAME); "
         "with search=NAME Optuna chooses. Each trial is an ordinary run: what is finished is not run again.",
@@ -109,12 +128,15 @@ VERBS: Mapping[str, Verb] = {
         sweeps=True,
     ),
     "report": Verb(
+        module="pipeline.cli.sweeping",
+        answers=True,
         summary="results of a sweep, seeds taken together",
         options={"sweep": Option("NAME", "the sweep; without it the newest"), "json": _JSON},
         examples=("report", "report sweep=5bb24236b1de json=1"),
         shows_groups=False,
     ),
     "evaluate": Verb(
+        after=("train",),
         summary="accuracy, per-class report and confusion matrix of a run",
         options={"run": _RUN},
         examples=("evaluate run=cf0848", "evaluate experiment=quickstart"),
@@ -126,17 +148,22 @@ VERBS: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "runs": Verb(
+        answers=True,
         summary="list the runs: state, accuracy, hosts",
         examples=("runs", "runs paths.runs=/data/runs"),
         shows_groups=False,
     ),
     "status": Verb(
+        module="pipeline.cli.provenance",
+        answers=True,
         summary="how far a run has come",
         options={"run": Option("KEY", "the run; without it and without overrides the newest")},
         examples=("status", "status run=cf0848"),
         shows_groups=False,
     ),
     "logs": Verb(
+        module="pipeline.cli.provenance",
+        answers=True,
         summary="what the hosts of a run said",
         options={
             "run": Option("KEY", "the run; without it and without overrides the newest"),
@@ -146,6 +173,7 @@ VERBS: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "reproduce": Verb(
+        module="pipeline.cli.provenance",
         summary="make a finished run again from its provenance and compare",
         details="From its commit and its uncommitted changes, in a copy of its own; weights, metrics and steps are "
         "compared. Of the configuration only cluster, paths, tracking and dataset.source may be told anew.",
@@ -158,6 +186,7 @@ VERBS: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "export": Verb(
+        module="pipeline.cli.provenance",
         summary="a run as one archive",
         options={
             "run": _RUN,
@@ -175,6 +204,7 @@ VERBS: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "allreduce": Verb(
+        module="pipeline.cli.diagnostics",
         summary="all-reduce bandwidth of the cluster, every sum checked",
         options={
             "min_bytes": Option("SIZE", "the smallest message (8)"),
@@ -185,6 +215,8 @@ VERBS: Mapping[str, Verb] = {
         shares_batch=False,
     ),
     "benchmark": Verb(
+        module="pipeline.cli.diagnostics",
+        after=("fetch",),
         summary="throughput and scaling against a plain PyTorch loop",
         options={
             "pairs": Option("N", "blocks of each loop, taken in turns (5)"),
@@ -195,6 +227,8 @@ VERBS: Mapping[str, Verb] = {
         shares_batch=False,
     ),
     "profile": Verb(
+        module="pipeline.cli.diagnostics",
+        after=("fetch",),
         summary="torch profiler trace of a few training steps of rank 0",
         options={"steps": Option("N", "how many (5)")},
         examples=("profile experiment=quickstart steps=3",),

@@ -49,7 +49,7 @@ def broken(project: Checkout, name: str, after: str) -> None:
         ("pipeline/execution/dry_run.py", "def steps(", [DOIT, "why", *WORDS]),
         ("pipeline/cli/commands.py", "def title(", [DOIT, "export", *WORDS]),
         ("pipeline/data/store.py", "def find(", [DOIT, "fetch", *WORDS]),
-        ("dodo.py", "from typing import Any", [DOIT, "list"]),
+        ("dodo.py", "def task_verbs(", [DOIT, "list"]),
         ("pipeline/config/build.py", "def _nproc(", [DOIT, "train", *WORDS]),
         ("pipeline/data/store.py", "def find(", [*APPLICATION, *WORDS]),
         (
