@@ -1,7 +1,7 @@
 """The plain Hydra application: ``python -m pipeline [--multirun] overrides…`` trains each composed configuration.
 
 `doit train` composes the same configuration for the same overrides, and `doit sweep` makes the same trials as
---multirun (hydra_plugins/ hands them over); this door is for Hydra's own command line (--cfg, --info, completion).
+--multirun (hydra_plugins/ hands them over); this is for Hydra's own command line (--cfg, --info, completion).
 """
 
 from __future__ import annotations
@@ -60,4 +60,7 @@ if __name__ == "__main__":
     sys.argv[1:], told = by_environment(sys.argv[1:])  # Hydra writes words and values to multirun.yaml
     os.environ.update(told)
     refuse_another_clone()
-    main()
+    try:
+        main()
+    except BrokenPipeError as error:  # in Hydra's own output: --cfg all | head
+        leave(error)
