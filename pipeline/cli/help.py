@@ -118,9 +118,8 @@ def _groups() -> Iterator[str]:
         if set(group.options) == {group.default}:
             continue
         yield f"  {group.name}=  {group.about}"
-        yield from _table(
-            [(f"{'*' if name == group.default else ' '} {name}", about) for name, about in group.options.items()], 2
-        )
+        options = {**group.installed, **group.options}
+        yield from _table([(f"{'*' if name == group.default else ' '} {name}", options[name]) for name in options])
     yield "and FIELD=VALUE, such as trainer.epochs=3 or seed=1."
     yield ""
 
@@ -129,12 +128,12 @@ def _examples(examples: Iterable[str]) -> list[str]:
     return [f"  doit {example}" for example in examples]
 
 
-def _table(rows: Sequence[tuple[str, str]], indent: int = 2) -> list[str]:
+def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
     """Names and what they mean, in two columns, wrapped."""
     width = max(len(name) for name, _ in rows)
     lines: list[str] = []
     for name, meaning in rows:
-        start = f"{' ' * indent}{name.ljust(width)}  "
+        start = f"  {name.ljust(width)}  "
         lines += textwrap.wrap(meaning, _WIDTH, initial_indent=start, subsequent_indent=" " * len(start)) or [start]
     return lines
 

@@ -33,6 +33,14 @@ class Group:
         text = " ".join((settings.__doc__ or "").split()) if settings is not None else _RECIPE
         return f"{re.split(r'[.;] ', text)[0].rstrip('.')}."
 
+    @property
+    def installed(self) -> dict[str, str]:
+        """The options that other installed packages bring, and these packages."""
+        from pipeline.config.schema import OPTIONS
+
+        found = OPTIONS[self.name].installed() if self.name in OPTIONS else {}
+        return {name: f"of the installed package {module.partition('.')[0]}" for name, module in found.items()}
+
 
 def groups(root: Path = ROOT) -> list[Group]:
     """The folders of conf/, in the order of config.yaml. Raises OSError."""

@@ -73,9 +73,9 @@ def _group(name: str, base: type[Any], group: Group | None) -> Iterator[str]:
 
 
 def _settings(group: str) -> dict[str, type[Any]]:
-    """The options that have settings of their own."""
+    """The project's own options that have settings."""
     options = OPTIONS.get(group)
-    return {name: options.settings(name) for name in options.names()} if options else {}
+    return {name: options.settings(name) for name in options.names() if options.is_own(name)} if options else {}
 
 
 def _recipes(group: Group) -> Iterator[str]:

@@ -116,6 +116,8 @@ def test_a_launcher_and_a_model_of_another_package_train_and_its_version_is_in_t
     assert "model.width=0 must be at least 1" in wrong.stdout
     assert "did you mean tiny?" in doit("train", "model=tinny").stdout
 
+    assert "    tiny          of the installed package acme_parts\n" in doit("help", "train").stdout
+
     install(python, wheel(tmp_path, "1.3"))
     assert "acme-parts" in doit("why").stdout
 
