@@ -35,11 +35,11 @@ class Group:
 
     @property
     def installed(self) -> dict[str, str]:
-        """The options that other installed packages bring, and these packages."""
+        """The options that other installed packages bring, and their modules."""
         from pipeline.config.schema import OPTIONS
 
         found = OPTIONS[self.name].installed() if self.name in OPTIONS else {}
-        return {name: f"of the installed package {module.partition('.')[0]}" for name, module in found.items()}
+        return {name: f"Of an installed package ({module})." for name, module in found.items()}
 
 
 def groups(root: Path = ROOT) -> list[Group]:
