@@ -29,7 +29,7 @@ def _offenders(allowed: set[str], *wanted: str) -> list[str]:
 def test_processes_are_started_in_the_shell_and_the_agent_alone() -> None:
     starters = [f"subprocess.{name}" for name in ("Popen", "run", "call")]
     starters += [f"os.{name}" for name in ("system", "fork", "execv", "execvp")]
-    agent = {f"pipeline/cluster/agent/{name}.py" for name in ("main", "processors")}
+    agent = {f"pipeline/cluster/agent/{name}.py" for name in ("processes", "processors", "supervisor")}
     assert _offenders({"pipeline/core/process.py", *agent}, *starters) == []
 
 
@@ -37,11 +37,11 @@ def test_threads_of_the_controller_are_started_in_one_module() -> None:
     starters = ("threading.Thread", "Thread", "threading.Timer", "Timer")
     assert (
         _offenders(
-            {"pipeline/core/threads.py", "pipeline/cluster/agent/main.py", "trainers/training/session.py"}, *starters
+            {"pipeline/core/threads.py", "pipeline/cluster/agent/wire.py", "trainers/training/session.py"}, *starters
         )
         == []
     )
-    agent = ast.parse((ROOT / "pipeline/cluster/agent/main.py").read_text(encoding="utf-8"))
+    agent = ast.parse((ROOT / "pipeline/cluster/agent/wire.py").read_text(encoding="utf-8"))
     calls = [ast.unparse(node.func) for node in ast.walk(agent) if isinstance(node, ast.Call)]
     assert calls.count("threading.Thread") == 1, "in_thread"
 

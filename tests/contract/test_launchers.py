@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent.main import CUT
+from pipeline.cluster.agent.log_lines import CUT
 from pipeline.cluster.attempt import stop_run
 from pipeline.core import process
 from pipeline.core.errors import TrainingError

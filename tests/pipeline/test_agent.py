@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent import main as agent
-from pipeline.cluster.agent import processors
+from pipeline.cluster.agent import follow, log_lines, probe, processes, processors, rank_errors, reasons, staging
 from pipeline.cluster.launchers.answers import parse_answer
 from pipeline.cluster.launchers.payload import BOOTSTRAP, message
 from tests.small_disk import mounted
@@ -79,7 +78,7 @@ def test_gpus_are_those_that_cuda_may_see(monkeypatch: pytest.MonkeyPatch, visib
 
 
 def test_a_full_disk_is_told_with_the_setting_that_mends_it() -> None:
-    text = agent.reason(OSError(errno.ENOSPC, "No space left on device", "/w/run"))
+    text = reasons.reason(OSError(errno.ENOSPC, "No space left on device", "/w/run"))
     seen = (
         r"has a full disk \(\[Errno 28\] No space left on device: '/w/run', \d+ bytes are free there\); make room there"
     )
@@ -96,8 +95,8 @@ def test_a_disk_that_is_full_while_the_run_is_unpacked_is_named(tmp_path: Path) 
     content.seek(0)
     with mounted(tmp_path / "small") as disk:
         with pytest.raises(OSError, match="No space left on device") as caught:
-            agent.unpack(content, str(disk / "runs" / "run"))
-        told = agent.reason(caught.value)
+            staging.unpack(content, str(disk / "runs" / "run"))
+        told = reasons.reason(caught.value)
         assert f"'{disk}/runs/run', " in told
         assert "bytes are free there" in told
         assert list(disk.iterdir()) == []
@@ -105,13 +104,13 @@ def test_a_disk_that_is_full_while_the_run_is_unpacked_is_named(tmp_path: Path) 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
 def test_a_folder_that_cannot_be_written_is_told_with_the_setting_that_mends_it(number: int) -> None:
-    text = agent.reason(OSError(number, os.strerror(number), "/w/run"))
+    text = reasons.reason(OSError(number, os.strerror(number), "/w/run"))
     assert text.startswith(f"can't write there ([Errno {number}] {os.strerror(number)}: '/w/run'); set cluster.workdir")
 
 
 def test_what_cannot_be_unpacked_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(tarfile.TarError):
-        agent.unpack(io.BytesIO(b"no tar" * 999), str(tmp_path / "run" / "node0"))
+        staging.unpack(io.BytesIO(b"no tar" * 999), str(tmp_path / "run" / "node0"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -119,10 +118,10 @@ def test_truncated_pack_is_not_taken_for_the_whole(tmp_path: Path) -> None:
     from tests.contract.stub import make
 
     stub = make(tmp_path, "")
-    assert agent.holds_pack(str(stub.pack_dir), stub.digest)
-    assert not agent.holds_pack(str(stub.pack_dir), "0" * 64)
+    assert staging.holds_pack(str(stub.pack_dir), stub.digest)
+    assert not staging.holds_pack(str(stub.pack_dir), "0" * 64)
     (stub.pack_dir / "images.bin").write_bytes(bytes(15))
-    assert not agent.holds_pack(str(stub.pack_dir), stub.digest)
+    assert not staging.holds_pack(str(stub.pack_dir), stub.digest)
 
 
 def test_end_tree_takes_the_marked_and_their_sessions_and_nothing_else() -> None:
@@ -130,17 +129,17 @@ def test_end_tree_takes_the_marked_and_their_sessions_and_nothing_else() -> None
     # ignores TERM, and has a child that dropped the mark
     program = "trap '' TERM; env -i /bin/sleep 60 & echo up; wait; sleep 60"
     ours = subprocess.Popen(
-        ["sh", "-c", program], env={**os.environ, agent.MARK: mark}, start_new_session=True, stdout=subprocess.PIPE
+        ["sh", "-c", program], env={**os.environ, processes.MARK: mark}, start_new_session=True, stdout=subprocess.PIPE
     )
-    other = subprocess.Popen(["sleep", "60"], env={**os.environ, agent.MARK: mark + "0"}, start_new_session=True)
+    other = subprocess.Popen(["sleep", "60"], env={**os.environ, processes.MARK: mark + "0"}, start_new_session=True)
     try:
         assert ours.stdout is not None
         ours.stdout.readline()
-        while len(agent.find_processes(mark)) < 2:
+        while len(processes.find_processes(mark)) < 2:
             time.sleep(0.01)
-        assert agent.end_tree(mark, 0.2)
+        assert processes.end_tree(mark, 0.2)
         assert ours.wait() < 0
-        assert agent.find_processes(mark) == set()
+        assert processes.find_processes(mark) == set()
         assert other.poll() is None
     finally:
         other.kill()
@@ -148,15 +147,15 @@ def test_end_tree_takes_the_marked_and_their_sessions_and_nothing_else() -> None
 
 
 def test_start_time_tells_a_recycled_pid_from_ours() -> None:
-    assert agent.start_time(os.getpid()) == agent.start_time(os.getpid()) != agent.start_time(1)
+    assert processes.start_time(os.getpid()) == processes.start_time(os.getpid()) != processes.start_time(1)
     gone = subprocess.Popen(["true"])
     gone.wait()
-    assert agent.start_time(gone.pid) is None
+    assert processes.start_time(gone.pid) is None
 
 
 def test_tail_gives_whole_lines_and_the_last_state_of_a_progress_bar(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    tail = agent.Tail(str(path))
+    tail = log_lines.Tail(str(path))
     assert tail.lines() == []
     path.write_bytes(b"one\ntw")
     assert tail.lines() == ["one"]
@@ -168,24 +167,24 @@ def test_tail_gives_whole_lines_and_the_last_state_of_a_progress_bar(tmp_path: P
 
 def test_tail_cuts_what_is_too_long_for_one_line_and_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    tail = agent.Tail(str(path))
+    tail = log_lines.Tail(str(path))
     long = "ä" * 400_000
     path.write_bytes(f"{long}\nshort\n".encode() + b"x" * 200_000)
     seen = tail.lines()
     while more := tail.lines():
         seen += more
-    assert all(len(text.encode()) <= agent.LONGEST_LINE_BYTES + len(agent.CUT) for text in seen)
+    assert all(len(text.encode()) <= log_lines.LONGEST_LINE_BYTES + len(log_lines.CUT) for text in seen)
     assert "\ufffd" not in "".join(seen), "cut in the middle of a character"
     at = seen.index("short")
-    assert "".join(text.removesuffix(agent.CUT) for text in seen[:at]) == long
-    assert [text.endswith(agent.CUT) for text in seen[:at]] == [True] * (at - 1) + [False]
+    assert "".join(text.removesuffix(log_lines.CUT) for text in seen[:at]) == long
+    assert [text.endswith(log_lines.CUT) for text in seen[:at]] == [True] * (at - 1) + [False]
     rest = seen[at + 1 :] + tail.lines(last=True)
-    assert "".join(text.removesuffix(agent.CUT) for text in rest) == "x" * 200_000
+    assert "".join(text.removesuffix(log_lines.CUT) for text in rest) == "x" * 200_000
 
 
 def test_tail_of_output_that_never_ends_a_line(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    tail = agent.Tail(str(path))
+    tail = log_lines.Tail(str(path))
     path.write_bytes(b"".join(b"%d of 20000\r" % number for number in range(20000)) + b"almos")
     assert tail.lines() == ["19999 of 20000"]
     with path.open("ab") as file:
@@ -197,11 +196,11 @@ def test_one_line_longer_than_a_message_does_not_silence_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[dict[str, Any]] = []
-    monkeypatch.setattr(agent, "say", lambda **fields: said.append(fields))
+    monkeypatch.setattr(follow, "say", lambda **fields: said.append(fields))
     path = tmp_path / "log"
     path.write_bytes(b"0 | first\n" + b"x" * 700_000 + b"\n0 | last\nnot yet whole")
     offsets = {"log": 0}
-    while agent.forward("log", str(path), offsets):
+    while follow.forward("log", str(path), offsets):
         pass
     assert [text for fields in said for text in fields["log"]] == ["0 | first", "x" * 700_000, "0 | last"]
     assert [fields["from"] for fields in said[1:]] == [fields["at"] for fields in said[:-1]]
@@ -211,12 +210,12 @@ def test_printed_error_is_the_last_traceback_of_a_rank_that_ended_by_it(tmp_path
     path = tmp_path / "stderr.log"
     trace = 'Traceback (most recent call last):\n  File "x.py", line 1\nModuleNotFoundError: No module named x\n'
     path.write_text(f"handled:\n{trace}and on\n")
-    assert agent.printed_error(str(path), None) is None
-    killed = agent.printed_error(str(path), {"code": -11, "pid": 1, "unix_time": 5.0})
+    assert rank_errors.printed_error(str(path), None) is None
+    killed = rank_errors.printed_error(str(path), {"code": -11, "pid": 1, "unix_time": 5.0})
     assert killed is not None
     assert killed["message"] == "ended with signal 11 (SIGSEGV)"
     path.write_text(f"warning\n{trace}[W1] destroy_process_group() was not called\n")
-    failed = agent.printed_error(str(path), {"code": 1, "pid": 1, "unix_time": 5.0})
+    failed = rank_errors.printed_error(str(path), {"code": 1, "pid": 1, "unix_time": 5.0})
     assert failed is not None
     assert (failed["message"], failed["traceback"]) == ("ModuleNotFoundError: No module named x", trace.rstrip())
 
@@ -231,7 +230,7 @@ def test_clean_removes_only_folders_that_start_made(tmp_path: Path) -> None:
     for folder in (ours, other):
         folder.mkdir(parents=True)
     (ours / ".paceline").touch()
-    agent.remove_ours([str(ours), str(other)])
+    staging.remove_ours([str(ours), str(other)])
     assert not ours.exists()
     assert other.exists()
 
@@ -239,7 +238,7 @@ def test_clean_removes_only_folders_that_start_made(tmp_path: Path) -> None:
 def test_a_start_removes_what_no_process_owns_and_keeps_what_a_command_may_still_fetch(tmp_path: Path) -> None:
     runs, gone = tmp_path / "runs", subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    me = f"{socket.gethostname()}-{os.getpid()}-{agent.start_time(os.getpid())}"
+    me = f"{socket.gethostname()}-{os.getpid()}-{processes.start_time(os.getpid())}"
     names = {
         "data/.staging-" + f"{socket.gethostname()}-{gone.pid}-77-abcdefgh": False,
         f"data/.staging-{me}-abcdefgh": True,
@@ -257,7 +256,7 @@ def test_a_start_removes_what_no_process_owns_and_keeps_what_a_command_may_still
         os.utime(runs / name / "node0", (then, then))
     node = {"run_dir": str(runs / "k1-f00-2-bbb" / "node0"), "data_dir": str(tmp_path / "data" / "9cf2")}
     request = {"registry": str(tmp_path / "agents"), "attempts": "k1-f00-", "run_id": "k1-f00-2-bbb", "local": True}
-    agent.remove_left(request, node)
+    staging.remove_left(request, node)
     assert {name: (tmp_path / name).exists() for name in names} == names
     assert sorted(path.name for path in runs.iterdir()) == ["k1-f00-2-bbb", "k2-f00-1-ccc"]
 
@@ -276,7 +275,7 @@ def test_a_host_tells_whether_ranks_can_be_bound_beside_their_gpus(
     (place / "cpulist").write_text(f"{cores}\n")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert not agent.numa(str(tmp_path))  # no numactl
+    assert not probe.numa(str(tmp_path))  # no numactl
     (tmp_path / "bin/numactl").write_text("")
     (tmp_path / "bin/numactl").chmod(0o755)
-    assert agent.numa(str(tmp_path)) == able
+    assert probe.numa(str(tmp_path)) == able

@@ -17,7 +17,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent import main as agent
+from pipeline.cluster.agent import processes, registry
+from pipeline.cluster.agent.follow import FROZEN_S
+from pipeline.cluster.agent.node import identity
+from pipeline.cluster.agent.silence import LOOK_S, Silence
+from pipeline.cluster.agent.supervisor import Supervisor
+from pipeline.cluster.agent.wire import write_json
 from pipeline.runs import attempts
 from tests.waiting import HANG_S
 
@@ -29,7 +34,7 @@ def test_silence_counts_changes_and_no_clock(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     path = tmp_path / "lease"
     path.touch()
-    silence = agent.Silence(str(path))
+    silence = Silence(str(path))
 
     def look(after_s: float) -> float:
         now[0] += after_s
@@ -40,19 +45,19 @@ def test_silence_counts_changes_and_no_clock(tmp_path: Path, monkeypatch: pytest
     assert look(0.5) == 0.0
     os.utime(path, (4e9, 4e9))  # and far ahead: nothing is heard any more from here on
     assert [look(0.5), look(0.5)] == [0.0, 0.5]
-    assert look(3600.0) == 0.5 + agent.LOOK_S, "this process was stopped for an hour, not the controller"
+    assert look(3600.0) == 0.5 + LOOK_S, "this process was stopped for an hour, not the controller"
     path.unlink()
-    assert look(0.5) == 1.0 + agent.LOOK_S
+    assert look(0.5) == 1.0 + LOOK_S
 
 
 def test_a_bar_holds_for_an_hour_of_the_same_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bar = tmp_path / "run.tombstone"
-    agent.write_json(str(bar), {"monotonic_s": 1000.0})
+    write_json(str(bar), {"monotonic_s": 1000.0})
     for now, outdated in ((1000.0, False), (4500.0, False), (4700.0, True), (30.0, True)):
         monkeypatch.setattr(time, "monotonic", lambda now=now: now)
-        assert agent.outdated(str(bar)) is outdated, now
+        assert registry.outdated(str(bar)) is outdated, now
     bar.write_text("7")
-    assert agent.outdated(str(bar))
+    assert registry.outdated(str(bar))
 
 
 @pytest.fixture
@@ -61,7 +66,7 @@ def node(tmp_path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     run_dir = tmp_path / "runs" / "key"
     run_id = attempts.new_id(uuid.uuid4().hex[:12], run_dir, 1, "abc123")
     node = {
-        "identity": agent.identity({"local": True}),
+        "identity": identity({"local": True}),
         "node_rank": 0,
         "first_rank": 0,
         "nproc_per_node": 1,
@@ -89,7 +94,7 @@ def node(tmp_path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     yield request, node
     for number, handler in handlers.items():
         signal.signal(number, handler)
-    agent.end_tree(str(request["attempts"]), 0.0)
+    processes.end_tree(str(request["attempts"]), 0.0)
 
 
 def supervise(request: dict[str, Any], node: dict[str, Any], meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -103,7 +108,7 @@ def supervise(request: dict[str, Any], node: dict[str, Any], meanwhile: Callable
 
     watcher = threading.Thread(target=act)
     watcher.start()
-    agent.Supervisor(request, node).run(tell)
+    Supervisor(request, node).run(tell)
     watcher.join()
 
 
@@ -116,9 +121,9 @@ def test_a_supervisor_that_fails_takes_its_tree_along_and_says_why(
     def fails(*_: Any) -> int:
         raise error
 
-    monkeypatch.setattr(agent.Supervisor, "watch", fails)
+    monkeypatch.setattr(Supervisor, "watch", fails)
     supervise(request, one)
-    assert agent.find_processes(request["attempts"]) == set()
+    assert processes.find_processes(request["attempts"]) == set()
     ended = json.loads((Path(one["state_dir"]) / "exit.json").read_text())
     assert ended["reason"].startswith("the node agent could not go on: ")
     assert str(error.args[-1]) in ended["reason"]
@@ -126,12 +131,12 @@ def test_a_supervisor_that_fails_takes_its_tree_along_and_says_why(
 
 
 def test_a_supervisor_that_is_stopped_for_long_is_told_within_fifteen_seconds(tmp_path: Path) -> None:
-    assert agent.FROZEN_S + 2.0 < 15.0
-    beat = agent.Silence(str(tmp_path / "beat"))
+    assert FROZEN_S + 2.0 < 15.0
+    beat = Silence(str(tmp_path / "beat"))
     for _ in range(9):
-        beat.looked -= agent.LOOK_S
+        beat.looked -= LOOK_S
         beat.look()
-    assert beat.seconds > agent.FROZEN_S
+    assert beat.seconds > FROZEN_S
 
 
 def test_a_removed_folder_ends_the_tree(node: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -139,7 +144,7 @@ def test_a_removed_folder_ends_the_tree(node: tuple[dict[str, Any], dict[str, An
     began = time.monotonic()
     supervise(request, one, lambda: shutil.rmtree(one["run_dir"]))
     assert time.monotonic() - began < 10
-    assert agent.find_processes(request["attempts"]) == set()
+    assert processes.find_processes(request["attempts"]) == set()
     assert not Path(one["run_dir"]).exists(), "nothing may be made anew where somebody removed it"
     assert list(Path(request["registry"]).iterdir()) == []
 
@@ -156,8 +161,8 @@ def test_a_clock_that_is_moved_ends_nothing(node: tuple[dict[str, Any], dict[str
     def move() -> None:
         os.utime(state / "lease", (moved, moved))
         time.sleep(2.0)
-        alive.append(agent.find_processes(request["attempts"]) != set())
-        agent.end_tree(str(request["attempts"]), 0.0)
+        alive.append(processes.find_processes(request["attempts"]) != set())
+        processes.end_tree(str(request["attempts"]), 0.0)
 
     supervise({**request, "lease_s": 20.0}, one, move)
     assert alive == [True]
@@ -181,7 +186,7 @@ def test_stop_ends_what_no_registration_names_and_only_what_is_of_this_folder(
     other = attempts.new_id("key", tmp_path / "another clone" / "key", 1, "abc123")
 
     def rank(run_id: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(SLEEP, env={**os.environ, agent.MARK: f"{run_id}:0"}, start_new_session=True)
+        return subprocess.Popen(SLEEP, env={**os.environ, processes.MARK: f"{run_id}:0"}, start_new_session=True)
 
     orphan, earlier, others = (
         rank(request["run_id"]),
@@ -189,19 +194,19 @@ def test_stop_ends_what_no_registration_names_and_only_what_is_of_this_folder(
         rank(other),
     )
     said: list[dict[str, Any]] = []
-    monkeypatch.setattr(agent, "say", lambda **fields: said.append(fields))
+    monkeypatch.setattr(registry, "say", lambda **fields: said.append(fields))
     try:
         for child in (orphan, earlier):
-            while child.pid not in agent.find_processes(request["attempts"]):
+            while child.pid not in processes.find_processes(request["attempts"]):
                 time.sleep(0.01)
-        agent.stop(request)
+        registry.stop(request)
         assert said == [{"left": []}]
         assert orphan.wait(HANG_S) < 0
         assert earlier.wait(HANG_S) < 0
         assert others.poll() is None, "that of another clone"
-        monkeypatch.setattr(agent, "send_all", lambda *_: None)  # one that nothing can end
-        monkeypatch.setattr(agent, "TERM_GRACE_S", 0.1)
-        agent.stop({**request, "attempts": attempts.prefix_of(other)})
+        monkeypatch.setattr(processes, "send_all", lambda *_: None)  # one that nothing can end
+        monkeypatch.setattr(registry, "TERM_GRACE_S", 0.1)
+        registry.stop({**request, "attempts": attempts.prefix_of(other)})
         assert said[1] == {"left": [f"process {others.pid}"]}
     finally:
         for child in (orphan, earlier, others):

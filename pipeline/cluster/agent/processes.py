@@ -1,0 +1,85 @@
+"""The processes of a run on this host: found by their mark, whoever started them, and ended."""
+
+# Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
+# ruff: noqa: PTH112, PTH123, PTH208
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+
+MARK = "PACELINE_NODE"
+LINUX = os.path.isdir("/proc/self")
+POLL_S = 0.05
+TERM_GRACE_S = 3.0
+
+
+def start_time(pid: int) -> str | None:
+    """When ``pid`` started, as the system spells it: with it a recycled pid isn't taken for ours.
+    None: no such process (a zombie counts as gone)."""
+    if LINUX:
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            return None
+        return None if fields[0] in "ZX" else fields[19]
+    ps = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return ps.stdout.strip() or None
+
+
+def find_processes(mark: str) -> set[int]:
+    """Processes that carry ``PACELINE_NODE=mark``, and all of their sessions.
+
+    A mark that ends with "-" is the beginning that all attempts of one run folder share.
+    """
+    if not LINUX:  # macOS: environments show with -E; sessions are left out
+        ps = subprocess.run(["ps", "-axEww", "-o", "pid=,command="], capture_output=True, text=True, check=False)
+        rows = (line.split() for line in ps.stdout.splitlines())
+        return {int(words[0]) for words in rows if any(carries(word.encode(), mark) for word in words)}
+    found: set[int] = set()
+    sessions: dict[int, str] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        pid = int(name)
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+            if fields[0] in "ZX":
+                continue
+            sessions[pid] = fields[3]
+            with open(f"/proc/{pid}/environ", "rb") as environ:
+                if any(carries(variable, mark) for variable in environ.read().split(b"\0")):
+                    found.add(pid)
+        except OSError:
+            continue
+    mine = {sessions[pid] for pid in found} - {str(os.getsid(0))}
+    return found | {pid for pid, session in sessions.items() if session in mine}
+
+
+def carries(variable: bytes, mark: str) -> bool:
+    wanted = f"{MARK}={mark}".encode()
+    return variable.startswith(wanted) if mark.endswith("-") else variable == wanted
+
+
+def send_all(pids: set[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def end_tree(mark: str, grace_s: float) -> bool:
+    """TERM to the whole tree, KILL after ``grace_s``, then sweeps until nothing is left. True: nothing is."""
+    deadline = time.monotonic() + grace_s
+    alive = find_processes(mark)
+    send_all(alive, signal.SIGTERM)
+    while alive and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        alive = find_processes(mark)
+    deadline = time.monotonic() + 3
+    while alive and time.monotonic() < deadline:
+        send_all(alive, signal.SIGKILL)
+        time.sleep(POLL_S)
+        alive = find_processes(mark)
+    return not alive

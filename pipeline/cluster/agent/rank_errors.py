@@ -1,0 +1,59 @@
+"""What went wrong in a rank, from what it left behind."""
+
+# Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
+# ruff: noqa: PTH123, PTH204
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+
+from .wire import Json, read_json
+
+
+def mute(error: Json) -> bool:
+    """Whether a rank left nothing but its exit code."""
+    return str(error["message"]).startswith("ended with ")
+
+
+def describe(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    return f"signal {-code}"
+
+
+def recorded_error(path: str) -> Json | None:
+    """What torch's @record wrote. The file's own time is used: the one inside counts whole seconds."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        return None
+    message = value.get("message")
+    extra: Json = message.get("extraInfo", {}) if isinstance(message, dict) else {}
+    text = message.get("message", "") if isinstance(message, dict) else str(message)
+    return {"unix_time": os.path.getmtime(path), "message": text, "traceback": extra.get("py_callstack", "")}
+
+
+def printed_error(path: str, failed: Json | None) -> Json | None:
+    """The last traceback on a rank's stderr, or how it ended; None for a rank that did nothing wrong."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
+            text = file.read().decode("utf-8", "replace").replace("\r\n", "\n")
+        printed = os.path.getmtime(path)
+    except FileNotFoundError:
+        text, printed = "", time.time()
+    _, head, rest = text.rpartition("Traceback (most recent call last):\n")
+    body = re.match(r"(?:[ \t].*\n|\n)*(?:.*\n?)", rest) if head else None
+    # a traceback in the middle of the output was handled by the program, unless the rank ended by exit code 1
+    if body and ((failed and failed["code"] == 1) or not rest[body.end() :].strip()):
+        shown = body.group(0).rstrip()
+        return {"unix_time": printed, "message": shown.splitlines()[-1], "traceback": head + shown}
+    if failed is None:
+        return None
+    last = "\n".join(text.rstrip().splitlines()[-10:])
+    message = f"ended with {describe(failed['code'])}"
+    return {"unix_time": failed["unix_time"], "message": message, "traceback": last}

@@ -1,0 +1,84 @@
+"""The supervisors that run on this node: registered, stopped, and kept from starting late."""
+
+# Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
+# ruff: noqa: PTH103, PTH108, PTH111, PTH118, PTH207
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import signal
+import time
+
+from .node import identity
+from .processes import POLL_S, TERM_GRACE_S, end_tree, find_processes, send_all, start_time
+from .wire import Json, read_json, say, write_json
+
+LONGEST_START_S = 3600.0
+
+
+def entries(request: Json) -> list[tuple[str, Json]]:
+    """Registered supervisors of this node (homes on NFS show other nodes' entries too)."""
+    me = identity(request)
+    registry = os.path.expanduser(request["registry"])
+    paths = sorted(glob.glob(os.path.join(glob.escape(registry), "*.json")))
+    found = ((path, read_json(path)) for path in paths)
+    return [(path, entry) for path, entry in found if isinstance(entry, dict) and entry.get("identity") == me]
+
+
+def own_entries(request: Json) -> list[tuple[str, Json]]:
+    """Those of the attempts of one run folder, whose ids begin alike."""
+    return [(path, entry) for path, entry in entries(request) if str(entry["run_id"]).startswith(request["attempts"])]
+
+
+def tombstone_path(request: Json, run_id: str) -> str:
+    return os.path.join(os.path.expanduser(request["registry"]), f"{run_id}.tombstone")
+
+
+def end_entry(path: str, entry: Json) -> bool:
+    """Stop one supervisor and everything it owns; forget it. True when nothing of it is left."""
+    if start_time(entry["pid"]) == entry["born"]:
+        send_all({entry["pid"]}, signal.SIGTERM)
+        deadline = time.monotonic() + TERM_GRACE_S + 3
+        while start_time(entry["pid"]) == entry["born"] and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        if start_time(entry["pid"]) == entry["born"]:
+            send_all({entry["pid"]}, signal.SIGKILL)
+    gone = end_tree(entry["mark"], 0.5)
+    if gone:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    return gone
+
+
+def stop(request: Json) -> None:
+    """End everything that runs here for one run folder, registered or not; what is ``left`` is what still lives."""
+    if request["bar"]:  # a start that is still on its way finds this after it has registered
+        os.makedirs(os.path.expanduser(request["registry"]), exist_ok=True)
+        write_json(tombstone_path(request, request["bar"]), {"monotonic_s": time.monotonic()})
+    say(left=[f"process {pid}" for pid in sorted(end_attempts(request))])
+
+
+def end_attempts(request: Json) -> set[int]:
+    """End every attempt of the run folder; the processes that could not be ended."""
+    for path, entry in own_entries(request):
+        end_entry(path, entry)
+    # those whose registration was removed, perhaps together with the run's folder
+    alive = find_processes(request["attempts"])
+    if alive:
+        end_tree(request["attempts"], TERM_GRACE_S)
+        alive = find_processes(request["attempts"])
+    return alive
+
+
+def outdated(bar: str) -> bool:
+    """Whether nothing can be on its way any more that this bar is for: it is old, or of before a reboot."""
+    value = read_json(bar)
+    at = value.get("monotonic_s") if isinstance(value, dict) else None
+    return not isinstance(at, float) or not 0 <= time.monotonic() - at <= LONGEST_START_S
+
+
+def status(request: Json) -> None:
+    """What is registered on this node and whether it lives."""
+    rows = [{**entry, "alive": start_time(entry["pid"]) == entry["born"]} for _, entry in entries(request)]
+    say(runs=rows)

@@ -1,0 +1,173 @@
+"""Folders of runs and data packs on this node: laid down whole, sent back, and removed."""
+
+# Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
+# ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH108, PTH110, PTH111
+# ruff: noqa: PTH112, PTH118, PTH119, PTH120, PTH202, PTH204, PTH207, PTH211
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import shutil
+import socket
+import sys
+import tarfile
+import tempfile
+import time
+from typing import BinaryIO
+
+from .node import own_node
+from .processes import start_time
+from .registry import entries
+from .wire import Json, read_json, say
+
+KEPT_S = 7 * 86400.0  # how long a host keeps what a dead attempt left, whose own command may still fetch it
+FOREIGN_S = 86400.0
+
+
+def holds_pack(folder: str, digest: str) -> bool:
+    """Whether ``folder`` is the whole data pack: its digest, and the sizes that the manifest implies."""
+    manifest = read_json(os.path.join(folder, "manifest.json"))
+    if not isinstance(manifest, dict) or manifest.get("digest") != digest:
+        return False
+    try:
+        count = manifest["count"]
+        sizes = {
+            "images.bin": count * manifest["channels"] * manifest["height"] * manifest["width"],
+            "labels.bin": count * 8,
+        }
+        return all(os.path.getsize(os.path.join(folder, name)) == size for name, size in sizes.items())
+    except (KeyError, TypeError, OSError):
+        return False
+
+
+def free_bytes(folder: str) -> int:
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return shutil.disk_usage(folder).free
+
+
+def clean(request: Json) -> None:
+    """Remove this node's folders of a run. Only folders that ``start`` made (its stamp lies inside)."""
+    remove_ours(own_node(request)["remove"])
+    say(cleaned=True)
+
+
+def remove_ours(folders: list[str]) -> None:
+    for folder in folders:
+        if os.path.exists(os.path.join(folder, ".paceline")):
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.dirname(folder))
+
+
+def remove_left(request: Json, node: Json) -> None:
+    """Remove below the workdir what nobody needs: what was half unpacked by a process that is gone, the folders of
+    earlier attempts of this run, and those of other runs' dead attempts after KEPT_S."""
+    runs = os.path.dirname(os.path.dirname(node["run_dir"]))
+    places = [os.path.join(os.path.dirname(runs), "data"), *glob.glob(os.path.join(glob.escape(runs), "*"))]
+    left = []
+    for place in places:
+        found = glob.glob(os.path.join(glob.escape(place), ".staging-*"))
+        left += [folder for folder in found if not is_unpacking(folder)]
+    for folder in glob.glob(os.path.join(glob.escape(runs), "*", "node*")):
+        run_id = os.path.basename(os.path.dirname(folder))
+        earlier = run_id.startswith(request["attempts"]) and run_id != request["run_id"]
+        left += [folder] if earlier or idle_s(folder) > KEPT_S else []
+    for folder in left:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # it isn't empty
+            os.rmdir(os.path.dirname(folder))
+    for path, entry in entries(request):
+        if start_time(entry["pid"]) != entry["born"] and not os.path.isdir(entry["state_dir"]):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
+def is_unpacking(folder: str) -> bool:
+    """Whether the process that makes this folder lives, as its name tells; of another host's only the age is known."""
+    named = re.fullmatch(r"\.staging-(.+)-(\d+)-([^-]+)-\w+", os.path.basename(folder))
+    if named and named.group(1) == socket.gethostname():
+        return start_time(int(named.group(2))) == named.group(3)
+    return idle_s(folder) < FOREIGN_S
+
+
+def idle_s(folder: str) -> float:
+    """Seconds since something was last written there: a supervisor that lives writes twice a second."""
+    times = [0.0]
+    for name in ("", "agent", "agent/beat", "checkpoints"):
+        with contextlib.suppress(OSError):
+            times.append(os.path.getmtime(os.path.join(folder, name)))
+    return time.time() - max(times)
+
+
+def unpack(stream: BinaryIO, folder: str) -> None:
+    """Extract a tar into ``folder``, which then appears whole or not at all."""
+    parent = os.path.dirname(folder)
+    try:
+        os.makedirs(parent, exist_ok=True)
+    except (FileNotFoundError, FileExistsError, NotADirectoryError) as error:
+        raise SystemExit(f"can't make the folder {parent} there ({error.strerror}); set cluster.workdir") from error
+    temporary = tempfile.mkdtemp(
+        prefix=f".staging-{socket.gethostname()}-{os.getpid()}-{start_time(os.getpid())}-", dir=parent
+    )
+    try:
+        os.chmod(temporary, 0o755)
+        with tarfile.open(fileobj=stream, mode="r|*") as archive:
+            if hasattr(tarfile, "data_filter"):
+                archive.extractall(temporary, filter="data")
+            else:
+                archive.extractall(temporary)
+        os.rename(temporary, folder)
+    except OSError as error:
+        if not os.path.isdir(folder):  # else somebody else put the same thing there meanwhile
+            error.filename = error.filename or folder  # a write doesn't say to which file
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):  # a folder that was made for nothing
+            os.rmdir(parent)
+
+
+def put_pack(request: Json) -> None:
+    """Lay the data pack from the tar on stdin at ``workdir/data/<digest>``, once, whole."""
+    folder = os.path.join(os.path.expanduser(request["workdir"]), "data", request["pack_digest"])
+    if os.path.isdir(folder) and not holds_pack(folder, request["pack_digest"]):
+        shutil.rmtree(folder)
+    if not os.path.isdir(folder):
+        unpack(sys.stdin.buffer, folder)
+    if not holds_pack(folder, request["pack_digest"]):
+        shutil.rmtree(folder, ignore_errors=True)
+        raise SystemExit(f"the data pack arrived damaged in {folder}")
+    say(pack_path=folder)
+
+
+def settle_pack(run_dir: str, data_dir: str, digest: str) -> None:
+    """Move a pack that came with the run to its own place; let ``run_dir/data`` point to it."""
+    came = os.path.join(run_dir, "pack")
+    if os.path.isdir(came):
+        os.makedirs(os.path.dirname(data_dir), exist_ok=True)
+        if not holds_pack(data_dir, digest):
+            shutil.rmtree(data_dir, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another node of a shared home was quicker
+                os.rename(came, data_dir)
+        shutil.rmtree(came, ignore_errors=True)
+    link = os.path.join(run_dir, "data")
+    if not os.path.lexists(link):
+        os.symlink(data_dir, link)
+    if not os.path.exists(os.path.join(link, "manifest.json")):
+        raise SystemExit(
+            f"the data pack is missing: no manifest.json in {data_dir}; the same doit train makes it again"
+        )
+
+
+def collect(request: Json) -> None:
+    """Send the named files of the run folder as a tar behind one answer line."""
+    run_dir = own_node(request)["run_dir"]
+    say(tar=True)
+    with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
+        for pattern in request["patterns"]:
+            for path in sorted(glob.glob(os.path.join(glob.escape(run_dir), pattern))):
+                archive.add(path, arcname=os.path.relpath(path, run_dir))
+    sys.stdout.buffer.flush()

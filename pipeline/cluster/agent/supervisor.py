@@ -1,0 +1,319 @@
+"""The process that stays on a node for as long as a run: it owns torchrun."""
+
+# Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
+# ruff: noqa: PTH103, PTH108, PTH110, PTH111, PTH112, PTH116, PTH118, PTH119, PTH120, PTH123, PTH207
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+
+from .log_lines import Tail
+from .node import own_node
+from .probe import from_environment
+from .processes import MARK, POLL_S, TERM_GRACE_S, end_tree, start_time
+from .rank_errors import describe, mute, printed_error, recorded_error
+from .reasons import full_disk, reason
+from .registry import end_attempts, outdated, own_entries, tombstone_path
+from .silence import Silence
+from .staging import free_bytes, remove_left, remove_ours, settle_pack, unpack
+from .wire import REMOVED, Json, in_thread, say, touch, write_json
+
+BEAT_STALE_S = 3.0  # the controller beats every second
+PEER_TRY_S = 1.0
+SIBLING_GRACE_S = 2.0  # after a rank's error: what torchrun gets to reap the others by itself
+UNATTENDED_S = 20.0
+RESERVE_BYTES = 64 << 10  # room for exit.json where the disk fills up, and as much for what a rank says of it
+_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+
+
+def start(request: Json) -> None:
+    """Stage the run, end left-overs of the same key, leave a supervisor behind; answers when torchrun is up."""
+    node = own_node(request)
+    for old in glob.glob(tombstone_path(request, "*")):
+        with contextlib.suppress(OSError):
+            if outdated(old):
+                os.unlink(old)
+    before = own_entries(request)
+    left = end_attempts(request)
+    if left:
+        raise SystemExit(f"an earlier attempt of this run cannot be ended: processes {sorted(left)}")
+    for _, entry in before:
+        remove_ours(entry["remove"])
+    if request["stage"]:
+        remove_left(request, node)
+        unpack(sys.stdin.buffer, node["run_dir"])
+    if request["pack_digest"]:  # a diagnosis may need no data
+        settle_pack(node["run_dir"], node["data_dir"], request["pack_digest"])
+    os.makedirs(node["state_dir"], mode=0o700, exist_ok=True)  # what ranks print lies there as they print it
+    for folder in node["remove"]:
+        open(os.path.join(folder, ".paceline"), "w").close()
+    touch(os.path.join(node["state_dir"], "lease"))
+    told, tell = os.pipe()
+    if os.fork() == 0:
+        os.close(told)
+        os.setsid()
+        if os.fork() == 0:
+            supervise_forever(request, node, tell)
+        os._exit(0)
+    os.close(tell)
+    os.wait()
+    with os.fdopen(told, "r", encoding="utf-8") as pipe:
+        answer = pipe.read()
+    say(**(json.loads(answer) if answer else {"error": "the supervisor died at once"}))
+
+
+def supervise_forever(request: Json, node: Json, tell: int) -> None:
+    """The daemon's whole life; never returns into the caller's stack."""
+    code = 1
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        log = os.open(os.path.join(node["state_dir"], "agent.log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
+        os.chdir("/")
+        os.dup2(null, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        Supervisor(request, node).run(tell)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+class Supervisor:
+    """Owns one torchrun: merges the ranks' output, keeps the lease, ends the tree, writes exit.json."""
+
+    def __init__(self, request: Json, node: Json) -> None:
+        self.request, self.node = request, node
+        self.state = node["state_dir"]
+        self.mark = f"{request['run_id']}:{node['node_rank']}"
+        self.reason = ""
+        self.end_at: float | None = None
+        self.rules = [(re.compile(pattern), shown) for pattern, shown in request.get("hide", [])]
+        self.chatter = Tail(self.path("torchrun.log"), self.hide)
+        self.said: list[str] = []
+        self.failed: dict[int, Json] = {}
+        self.tails: dict[str, tuple[int, Tail]] = {}
+        self.reachable: set[tuple[str, int]] = set()
+        self.lease = Silence(self.path("lease"))
+
+    def hide(self, text: str) -> str:
+        """A line of a rank or of torchrun with placeholders for secrets: nothing else is written down."""
+        for pattern, shown in self.rules:
+            text = pattern.sub(shown, text)
+        return text
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.state, name)
+
+    def run(self, tell: int) -> None:
+        """From the registration to the end of everything it owns; no way out leaves a process of the run behind."""
+        signal.signal(signal.SIGTERM, lambda *_: self.end("stopped"))
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        entry, code = self.entry_path(), 1
+        try:
+            child = self.begin(tell)
+            if child is None:
+                return
+            in_thread(self.watch_peers, on_error=lambda why: self.end(f"the node agent could not go on: {why}"))
+            code = self.watch(child)
+        except BaseException as error:
+            traceback.print_exc()
+            self.end(f"the node agent could not go on: {reason(error)}")
+        finally:
+            gone = end_tree(self.mark, 0.5)
+            if gone:
+                with contextlib.suppress(OSError):
+                    os.unlink(entry)
+        self.conclude(code, gone)
+
+    def begin(self, tell: int) -> subprocess.Popen[bytes] | None:
+        """Register, start torchrun, answer the start command (which may be gone by then); None: it could not start."""
+        child = None
+        try:
+            self.register()
+            if os.path.exists(tombstone_path(self.request, self.request["run_id"])):
+                raise SystemExit("it was stopped meanwhile")
+            child = self.spawn()
+            answer: Json = {"pid": os.getpid(), "torchrun": child.pid, "unix_time": time.time()}
+        except BaseException as error:
+            answer = {"error": f"cannot start {self.node['argv'][0]}: {reason(error)}"}
+        with contextlib.suppress(OSError):
+            os.write(tell, json.dumps(answer).encode())
+        os.close(tell)
+        return child
+
+    def conclude(self, code: int, gone: bool) -> None:
+        """The last lines, and how it ended; a folder that was removed needs neither."""
+        if not os.path.isdir(self.state):
+            return
+        try:
+            while self.pump(last=True):
+                pass
+        except OSError as error:
+            self.reason = self.reason or f"its log could not be written: {reason(error)}"
+        free = free_bytes(self.state)
+        for name in ("reserve", "reserve-of-ranks"):  # makes room on a full disk
+            with contextlib.suppress(OSError):
+                os.unlink(self.path(name))
+        if code != 0 and free < RESERVE_BYTES and all(mute(error) for error in self.errors()):
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.node["run_dir"])
+            self.reason = "; ".join(filter(None, (self.reason, f"the host {full_disk(full, free)}")))
+        self.finish(code, gone)
+
+    def spawn(self) -> subprocess.Popen[bytes]:
+        env = {**from_environment(self.request["env_passed"]), **self.node["env"]}
+        env[MARK] = self.mark
+        env["PACELINE_RESERVE"] = self.path("reserve-of-ranks")
+        with open(self.chatter.path, "ab") as output:
+            return subprocess.Popen(
+                self.node["argv"],
+                env=env,
+                cwd=self.node["run_dir"],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def entry_path(self) -> str:
+        registry = os.path.expanduser(self.request["registry"])
+        return os.path.join(registry, f"{self.request['run_id']}.{self.node['node_rank']}.json")
+
+    def register(self) -> None:
+        registry = os.path.expanduser(self.request["registry"])
+        os.makedirs(registry, exist_ok=True)
+        entry = {
+            "identity": self.node["identity"],
+            "run_key": self.request["run_key"],
+            "run_id": self.request["run_id"],
+            "mark": self.mark,
+            "pid": os.getpid(),
+            "born": start_time(os.getpid()),
+            "state_dir": self.state,
+            "remove": self.node["remove"],
+        }
+        write_json(self.entry_path(), entry)
+        write_json(self.path("agent.json"), entry)
+        for name in ("reserve", "reserve-of-ranks"):
+            with open(self.path(name), "wb") as reserve:
+                reserve.write(bytes(RESERVE_BYTES))
+
+    def end(self, reason: str, grace_s: float = 0.0) -> None:
+        """Ask for the end in ``grace_s``; the first reason is kept."""
+        self.reason = self.reason or reason
+        at = time.monotonic() + grace_s
+        self.end_at = at if self.end_at is None else min(self.end_at, at)
+
+    def watch(self, child: subprocess.Popen[bytes]) -> int:
+        """Until torchrun is gone. Returns its exit code (negative: the signal that ended it)."""
+        looked = 0.0
+        while child.poll() is None:
+            now = time.monotonic()
+            try:
+                self.pump()
+                if now - looked > 0.5:
+                    looked = now
+                    self.look()
+            except OSError as error:
+                folder = self.node["run_dir"]
+                removed = not os.path.exists(self.path("agent.json"))
+                self.end(REMOVED % folder if removed else f"cannot write to {folder}: {reason(error)}")
+            if self.end_at is not None and now >= self.end_at:
+                in_thread(end_tree, self.mark, TERM_GRACE_S, on_error=lambda _: None)  # tried again below
+                self.end_at = now + TERM_GRACE_S + 3
+            time.sleep(POLL_S)
+        return child.returncode
+
+    def look(self) -> None:
+        """What else would end the run: the folder removed, the controller gone, a rank's error. Raises OSError."""
+        os.stat(self.path("agent.json"))
+        touch(self.path("beat"))
+        lease_s = self.request["lease_s"]
+        if not os.path.exists(self.path("attached")):  # the controller died between start and follow
+            lease_s = min(lease_s, UNATTENDED_S)
+        if self.lease.look() > lease_s:
+            self.end(f"the controller has not been heard of for {lease_s:g} s")
+        if glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/error.json")):
+            self.end("a rank failed", SIBLING_GRACE_S)
+
+    def watch_peers(self) -> None:
+        """End the run when this node is cut off: no beats, and no node that used to answer does any more."""
+        peers = [tuple(peer) for peer in self.node["peers"]]
+        misses, beats = 0, Silence(self.path("lease"))
+        while peers:
+            stale = beats.look() > BEAT_STALE_S
+            if stale or not self.reachable:
+                alive = {peer for peer in peers if answers(*peer)}
+                self.reachable |= alive
+                cut = stale and self.reachable and not (alive & self.reachable)
+                misses = misses + 1 if cut else 0
+                if misses >= 2:
+                    self.end("isolated: neither the controller nor any other node can be reached")
+            time.sleep(PEER_TRY_S if not stale else 0.2)
+
+    def pump(self, last: bool = False) -> bool:
+        """Append what ranks and torchrun wrote since the last look to the one log; False: nothing."""
+        if len(self.tails) < 2 * self.node["nproc_per_node"] or last:
+            self.find_outputs()
+        rows = [f"{rank} | {text}" for rank, tail in self.tails.values() for text in tail.lines(last)]
+        for text in self.chatter.lines(last):
+            self.said = [*self.said[-39:], text]
+            rows.append(f"- | {text}")
+            found = _FAILED.search(text)
+            if found:
+                code, local_rank, pid = map(int, found.groups())
+                self.failed.setdefault(local_rank, {"code": code, "pid": pid, "unix_time": time.time()})
+        if rows:
+            with open(self.path("log"), "a", encoding="utf-8") as log:
+                log.write("\n".join(rows) + "\n")
+        return bool(rows)
+
+    def find_outputs(self) -> None:
+        for path in glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/std*.log")):
+            if path not in self.tails:
+                local_rank = int(os.path.basename(os.path.dirname(path)))
+                self.tails[path] = (self.node["first_rank"] + local_rank, Tail(path, self.hide))
+
+    def finish(self, code: int, gone: bool) -> None:
+        reason = self.reason or ("" if code == 0 else f"torchrun ended with {describe(code)}")
+        if not gone:
+            reason += "; some processes could not be ended"
+        tail = [text for text in self.said if text.strip()][-12:] if code else []
+        errors = [] if code == 0 else self.errors()
+        write_json(
+            self.path("exit.json"), {"code": code, "reason": reason, "errors": errors, "tail": tail, "gone": gone}
+        )
+
+    def errors(self) -> list[Json]:
+        """Each rank's own error: from torch's error file, else from its stderr and exit code."""
+        found: dict[int, Json] = {}
+        for folder in sorted(glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/"))):
+            local_rank = int(os.path.basename(os.path.dirname(folder)))
+            error = recorded_error(os.path.join(folder, "error.json"))
+            if error is None and (local_rank in self.failed or self.end_at is None):
+                error = printed_error(os.path.join(folder, "stderr.log"), self.failed.get(local_rank))
+            if error is not None:
+                said = {name: self.hide(error[name]) for name in ("message", "traceback")}
+                found[local_rank] = {"rank": self.node["first_rank"] + local_rank, **error, **said}
+        return sorted(found.values(), key=lambda error: float(error["unix_time"]))
+
+
+def answers(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=PEER_TRY_S).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,56 @@
+"""What the agent says to the controller, and the small files in which its processes tell each other."""
+
+# Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
+# ruff: noqa: PTH105, PTH123
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+REMOVED = "the run's folder %s was removed while the run was going on; the same command goes on with what is left"
+Json = dict[str, Any]
+
+
+def say(**fields: Any) -> None:
+    """One answer line to the controller. Raises OSError when nobody reads any more."""
+    sys.stdout.write("@paceline " + json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+def write_json(path: str, value: Any) -> None:
+    temporary = f"{path}.{os.getpid()}.{threading.get_ident()}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(value, file)
+    os.replace(temporary, path)
+
+
+def read_json(path: str) -> Any:
+    """The value, or None while the file isn't there (files of the agent appear whole or not at all)."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+
+
+def in_thread(target: Callable[..., Any], *args: Any, on_error: Callable[[str], Any]) -> None:
+    """The one place where threads start: what one raises is told to ``on_error``, none ends without a word."""
+
+    def run() -> None:
+        try:
+            target(*args)
+        except BaseException as error:
+            traceback.print_exc()
+            on_error(f"{type(error).__name__}: {error}")
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+def touch(path: str) -> None:
+    with open(path, "a", encoding="utf-8"):
+        os.utime(path)
