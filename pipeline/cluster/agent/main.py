@@ -1,6 +1,6 @@
-"""The node agent: one standard-library-only file that any launcher can run on a host (Python 3.9 or newer).
+"""The node agent: what any launcher can run on a host, of the standard library alone (Python 3.9 or newer).
 
-It is never installed. A launcher sends the source itself, then one line of JSON (the request), then an
+It is never installed. A launcher sends the sources themselves, then one line of JSON (the request), then an
 optional tar, into the standard input of ``python3 -c BOOTSTRAP``: so no value ever reaches a remote shell
 and controller and node cannot differ in version. Answers are lines ``@paceline {json}``; anything else on
 stdout is a login shell's chatter.
@@ -17,25 +17,22 @@ import contextlib
 import json
 import sys
 import tarfile
+from importlib import import_module
 
-from .follow import follow
-from .probe import probe
 from .reasons import reason
-from .registry import status, stop
-from .staging import clean, collect, put_pack
-from .supervisor import start
 from .wire import say
 
 COMMANDS = {
-    "probe": probe,
-    "start": start,
-    "follow": follow,
-    "stop": stop,
-    "status": status,
-    "collect": collect,
-    "clean": clean,
-    "put_pack": put_pack,
+    "probe": "probe",
+    "start": "supervisor",
+    "follow": "follow",
+    "stop": "registry",
+    "status": "registry",
+    "collect": "staging",
+    "clean": "staging",
+    "put_pack": "staging",
 }
+"""Command → the module with the function of that name: what a command doesn't use isn't compiled for it."""
 
 
 def main() -> int:
@@ -43,7 +40,8 @@ def main() -> int:
     request = json.loads(sys.stdin.buffer.readline())
     sys.stdout.write("\n")  # a login script may have printed something without an end of line
     try:
-        COMMANDS[request["do"]](request)
+        module = COMMANDS[request["do"]]
+        getattr(import_module(f".{module}", __package__), request["do"])(request)
     except (SystemExit, OSError, tarfile.TarError) as error:
         with contextlib.suppress(OSError):
             say(error=reason(error))
