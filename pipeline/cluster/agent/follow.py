@@ -124,7 +124,7 @@ def listen(node: Json, heard: list[float]) -> None:
 
 
 def leave_after_heartbeat_timeout(heard: list[float]) -> None:
-    """A cut connection can leave the stream blocked in a write for minutes: no beat, no stream."""
+    """Without a beat for HEARTBEAT_TIMEOUT_S, end the stream: a cut connection can block its writes for minutes."""
     while time.monotonic() - heard[0] < HEARTBEAT_TIMEOUT_S:
         time.sleep(0.5)
     os._exit(1)

@@ -85,7 +85,7 @@ def packages(named: list[str]) -> dict[str, str]:
 
 
 def content(folder: str) -> str:
-    """Of a distribution of a folder or a repository, as pipeline/keys/installed.py has it; '' of all others."""
+    """A digest of what was installed from a folder or a repository, as in pipeline/keys/installed.py; else ''."""
     if not os.path.exists(os.path.join(folder, "direct_url.json")):
         return ""
     lines: list[str] = []
@@ -212,12 +212,11 @@ def from_environment(patterns: list[str], but: list[str] | None = None) -> dict[
 def probe(request: Json) -> None:
     """One JSON with what the launch depends on; the field names are those of NodeFacts."""
     address, port = server_address(request)
-    holding = interfaces()
-    ports = free_ports(4)
+    holding, ports = interfaces(), free_ports(4)
     workdir = os.path.expanduser(request["workdir"])
     digest = request.get("pack_digest", "")
     places = [*request.get("pack_places", []), os.path.join(workdir, "data", digest)] if digest else []
-    names = request.get("modules", [])
+    names, python_path = request.get("modules", []), request.get("python_path", [])
     installed = packages(names)
     say(
         identity=identity(request),
@@ -243,9 +242,7 @@ def probe(request: Json) -> None:
             "env": from_environment(request.get("env_names", [])),
             "left_behind": from_environment(request.get("env_families", []), but=request.get("env_passed", [])),
             "packages": installed,
-            "modules": modules(
-                [name for name in names if normal(name) not in installed], request.get("python_path", [])
-            ),
+            "modules": modules([name for name in names if normal(name) not in installed], python_path),
             "hardware": hardware(),
             "numa": numa(),
         },

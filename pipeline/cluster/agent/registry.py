@@ -27,7 +27,7 @@ def entries(request: Json) -> list[tuple[str, Json]]:
 
 
 def own_entries(request: Json) -> list[tuple[str, Json]]:
-    """Those of the attempts of one run folder, whose ids begin alike."""
+    """The supervisors of one run folder's attempts, whose ids have a common prefix."""
     return [(path, entry) for path, entry in entries(request) if str(entry["run_id"]).startswith(request["attempts"])]
 
 
@@ -72,7 +72,7 @@ def end_attempts(request: Json) -> set[int]:
 
 
 def outdated(bar: str) -> bool:
-    """Whether nothing can be on its way any more that this bar is for: it is old, or of before a reboot."""
+    """Whether a tombstone may go: the start that it bars would have come by now, or the host was rebooted since."""
     value = read_json(bar)
     at = value.get("monotonic_s") if isinstance(value, dict) else None
     return not isinstance(at, float) or not 0 <= time.monotonic() - at <= LONGEST_START_S

@@ -39,7 +39,7 @@ def read_json(path: str) -> Any:
 
 
 def in_thread(target: Callable[..., Any], *args: Any, on_error: Callable[[str], Any]) -> None:
-    """The one place where threads start: what one raises is told to ``on_error``, none ends without a word."""
+    """Run ``target`` in a daemon thread; what it raises is printed and passed on as a text to ``on_error``."""
 
     def run() -> None:
         try:
