@@ -58,6 +58,18 @@ def test_rank_variables_are_read_in_one_module() -> None:
     assert set(readers) == {"trainers/distributed/process_group.py"}
 
 
+def test_no_function_is_longer_than_40_lines() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno >= 40
+    ]
+    assert long == []
+
+
 def test_launchers_are_asked_for_capabilities_and_not_by_name() -> None:
     """Of a comparison with one launcher's name nobody thinks who adds another."""
     compared = [

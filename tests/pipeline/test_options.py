@@ -273,3 +273,12 @@ def test_what_a_launcher_can_do_is_known_without_its_module() -> None:
     assert launchers.capabilities(here) == Capabilities(shares_run_dir=True, is_this_computer=True)
     assert launchers.capabilities(replace(here, launcher="pssh")) == Capabilities()
     assert launchers.placing(here).capabilities == launchers.capabilities(here)
+
+
+def test_an_entry_point_that_leads_nowhere_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.core.options.installed_options", lambda package: {"gone": "nowhere.gone"})
+    options = Options("model", "trainers.models", OPTIONS["model"].base)
+    with pytest.raises(
+        UsageError, match=r"model=gone: an installed package says that it is nowhere\.gone, which isn't"
+    ):
+        options.settings("gone")
