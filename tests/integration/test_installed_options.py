@@ -56,19 +56,46 @@ def build(config, image):
     pixels = image.channels * image.height * image.width
     return nn.Sequential(nn.Flatten(), nn.Linear(pixels, config.width), nn.Linear(config.width, image.num_classes))
 """
-ENTRY_POINTS = "[paceline.launchers]\nhere = acme_parts.here\n\n[paceline.models]\ntiny = acme_parts.tiny\n"
+PLAIN = """
+from dataclasses import dataclass
+
+from {where} import {base}
+
+
+@dataclass(kw_only=True)
+class Mine({base}):
+    name: str = "{name}"
+"""
+OTHERS = {  # Hydra group → entry point group, name, base class, where that is imported from
+    "optimizer": ("optimizers", "still", "OptimizerConfig", "trainers.core.config"),
+    "schedule": ("schedules", "flat", "ScheduleConfig", "trainers.core.config"),
+    "strategy": ("strategies", "loose", "StrategyConfig", "trainers.core.config"),
+    "dataset": ("datasets", "blobs", "DatasetConfig", "trainers.core.config"),
+    "search": ("samplers", "draw", "SearchConfig", "pipeline.config.schema"),
+}
+ENTRY_POINTS = {
+    "launchers": "here",
+    "models": "tiny",
+    **{group: name for group, name, _, _ in OTHERS.values()},
+}
 
 
 def wheel(folder: Path, version: str) -> Path:
-    """A distribution with one launcher and one model."""
+    """A distribution with one option of each kind, of which the launcher and the model do something."""
     path, about = folder / f"acme_parts-{version}-py3-none-any.whl", f"acme_parts-{version}.dist-info"
     files = {
         "acme_parts/__init__.py": "",
         "acme_parts/here.py": LAUNCHER,
         "acme_parts/tiny.py": MODEL,
+        **{
+            f"acme_parts/{name}.py": PLAIN.format(name=name, base=base, where=where)
+            for _, name, base, where in OTHERS.values()
+        },
         f"{about}/METADATA": f"Metadata-Version: 2.1\nName: acme-parts\nVersion: {version}\n",
         f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{about}/entry_points.txt": ENTRY_POINTS,
+        f"{about}/entry_points.txt": "".join(
+            f"[paceline.{group}]\n{name} = acme_parts.{name}\n\n" for group, name in ENTRY_POINTS.items()
+        ),
     }
     files[f"{about}/RECORD"] = "".join(f"{name},,\n" for name in files) + f"{about}/RECORD,,\n"
     with zipfile.ZipFile(path, "w") as archive:
@@ -127,6 +154,24 @@ def unpacked(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     env = {"PYTHONPATH": str(folder / "site"), "PATH": "/usr/bin:/bin"}
     argv = [sys.executable, "-c", code]
     return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
+def test_an_option_of_each_kind_is_composed_and_its_package_is_in_the_key(tmp_path: Path) -> None:
+    words = ["cluster=here", "model=tiny", *(f"{group}={name}" for group, (_, name, _, _) in OTHERS.items())]
+    code = f"""
+from pathlib import Path
+from pipeline.config.build import build
+from pipeline.config.compose import compose_config, resolve
+from pipeline.execution.located import sources, versions
+
+words = {words!r} + ["search.n_trials=1"]
+made = build(resolve(compose_config(words)), tuple(words), root=Path.cwd(), local_gpus=0)
+print(*sorted(made.chosen), made.train.dataset.name, made.search.name, made.cluster.settings.greeting)
+print(versions(made.cluster, sources(Path.cwd())(made.chosen, ()))["acme-parts"])
+"""
+    done = unpacked(tmp_path, code)
+    chosen = " ".join(f"acme_parts.{name}" for name in ("flat", "loose", "still", "tiny"))
+    assert done.stdout == f"{chosen} blobs draw hello\n1.2\n", done.stderr
 
 
 def test_help_lists_the_options_of_other_packages(tmp_path: Path) -> None:
