@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import TYPE_CHECKING
 
 from pipeline.cli.output import say
@@ -161,19 +160,6 @@ def _holder(folder: RunFolder) -> RunFolder:
         return folder
     say(f"{folder.key} is {accepted}")
     return acceptance.base_of(folder, accepted)
-
-
-def runs() -> None:
-    from pipeline.runs import index as all_runs
-
-    rows = all_runs.rows(session().config.runs_dir)
-    if not rows:
-        say(f"no runs under {relative(session().config.runs_dir)} yet; start one: doit train experiment=quickstart")
-    for row in rows:
-        day = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.unix_time))
-        accuracy = "" if row.accuracy is None else f"test/accuracy {row.accuracy:.4f}"
-        warning = "  SYNTHETIC DATA" if row.synthetic else ""
-        say(f"{row.key}  {row.state:<8}  {day}  {row.what:<28} {row.nodes:<14} {accuracy}{warning}{row.note}")
 
 
 def preflight() -> None:

@@ -148,10 +148,18 @@ VERBS: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "runs": Verb(
+        module="pipeline.cli.listing",
         answers=True,
-        summary="list the runs: state, accuracy, hosts",
-        examples=("runs", "runs paths.runs=/data/runs"),
+        summary="list the runs: state, accuracy, and the fields in which they differ",
+        details="Overrides choose: model=resnet18 seed=1 lists the runs that have these values.",
+        options={
+            "state": Option("STATE", "those in this state alone: FINISHED, FAILED, KILLED, …"),
+            "sort": Option("time|accuracy|state|key", "the order; what is newest or best stands last"),
+            "json": _JSON,
+        },
+        examples=("runs", "runs model=resnet18 state=FAILED", "runs dataset=digits sort=accuracy"),
         shows_groups=False,
+        shares_batch=False,
     ),
     "status": Verb(
         module="pipeline.cli.provenance",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.specs import State
 from pipeline.keys.content_key import KEY_LENGTH, KEY_VERSION
 from pipeline.runs import acceptance, journal
 from pipeline.runs.folder import RunFolder, is_newer, topology_of, what
@@ -21,6 +22,7 @@ ALTERED = "ALTERED"
 """That of a run whose result.json isn't what was written: no figure of it is shown."""
 ACCEPTED = "ACCEPTED"
 """That of a key for which a finished run holds by a person's word."""
+STATES = (*State, NEWER, ALTERED, ACCEPTED)
 _UNVERIFIED = "  unverified (an older Paceline wrote it)"
 _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -138,4 +140,4 @@ def _row_in_full(folder: RunFolder, altered: str = "") -> Row:
 
 
 def _nodes(nproc_per_node: Sequence[int]) -> str:
-    return " + ".join(str(count) for count in nproc_per_node) + (" rank" if nproc_per_node == [1] else " ranks")
+    return " + ".join(str(count) for count in nproc_per_node) + (" rank" if sum(nproc_per_node) == 1 else " ranks")

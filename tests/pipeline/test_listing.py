@@ -1,0 +1,88 @@
+"""`doit runs`: which runs are listed, in which order, and with which fields."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli.listing import differences, matches
+from pipeline.config import compose
+from pipeline.core.specs import State
+from pipeline.runs import journal
+from tests.integration.commands import ROOT
+
+RUNS = {  # key → words, state
+    "a" * 12: (("model=resnet18", "optimizer.lr=0.1"), State.FAILED),
+    "b" * 12: (("model=resnet18", "optimizer.lr=0.2", "seed=1"), State.KILLED),
+    "c" * 12: (("model=small_cnn", "cluster.nproc_per_node=1"), State.FAILED),
+}
+
+
+@pytest.fixture(scope="module")
+def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run folders as an attempt that ended badly leaves them."""
+    folder = tmp_path_factory.mktemp("runs")
+    for at, (key, (words, state)) in enumerate(RUNS.items()):
+        (folder / key).mkdir()
+        (folder / key / "key.json").write_text('{"version": 2, "topology": {"nproc_per_node": [1]}}')
+        (folder / key / "config.json").write_text(json.dumps(compose.resolve(compose.compose_config(words))))
+        journal.append(folder / key / "journal.jsonl", journal.Entry(state=state, attempt=1, time=1e9 - at))
+    return folder
+
+
+def listed(runs_dir: Path, *words: str, code: int = 0) -> str:
+    argv = [sys.executable, "-m", "doit", "runs", f"paths.runs={runs_dir}", *words]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        ((), "cba"),
+        (("sort=key",), "abc"),
+        (("state=failed",), "ca"),
+        (("model=resnet18", "trainer=default"), "ba"),
+        (("model=resnet18", "state=FAILED"), "a"),
+        (("seed=1", "tracking=none", "tracking.experiment=other"), "b"),
+        (("cluster=local", "optimizer.lr=0.1"), "ca"),
+    ],
+)
+def test_words_choose_runs_by_their_values(runs_dir: Path, words: tuple[str, ...], keys: str) -> None:
+    assert [line[0] for line in listed(runs_dir, *words).splitlines()] == [*keys]
+
+
+def test_a_line_has_the_fields_in_which_the_listed_runs_differ(runs_dir: Path) -> None:
+    (second, first) = listed(runs_dir, "model=resnet18").splitlines()
+    assert first.endswith("cifar10 resnet18 sgd         1 rank           optimizer.lr=0.1  seed=0")
+    assert second.endswith("optimizer.lr=0.2  seed=1")
+    read = json.loads(listed(runs_dir, "model=resnet18", "json=1"))
+    assert [(row["state"], row["differs"]["seed"]) for row in read] == [("KILLED", 1), ("FAILED", 0)]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("state=FALED", "state=FALED is no state of a run; did you mean FAILED? valid: ACCEPTED, "),
+        ("sort=best", "sort=best is no order; valid: accuracy, key, state, time"),
+        ("experiment=quickstart", "experiment=quickstart: a run doesn't tell its experiment; choose by what that sets"),
+        ("sed=1", "unknown key 'sed'; did you mean seed=1?"),
+    ],
+)
+def test_a_word_that_chooses_nothing_is_refused(runs_dir: Path, word: str, said: str) -> None:
+    assert listed(runs_dir, word, code=3).startswith(f"ERROR: {said}")
+
+
+def test_where_no_run_has_the_values_that_is_said(runs_dir: Path) -> None:
+    assert listed(runs_dir, "seed=77") == f"no run under {runs_dir} has these values\n"
+
+
+def test_where_runs_ran_is_no_difference_and_a_damaged_configuration_matches_nothing() -> None:
+    configs = {"a": {"cluster": {"lease_s": 1}, "seed": 1}, "b": {"cluster": {"lease_s": 2}, "seed": 2}, "c": {}}
+    assert differences(configs) == {"a": {"seed": 1}, "b": {"seed": 2}, "c": {}}
+    assert [matches(config, {"seed": 2}) for config in configs.values()] == [False, True, False]
