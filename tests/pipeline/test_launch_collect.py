@@ -7,6 +7,7 @@ import json
 import socket
 import sys
 import time
+from collections.abc import Callable
 from os import getuid
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from pipeline.cluster.launchers import collect as collecting
 from pipeline.cluster.launchers.collect import receive
+from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import canonical_json, sha256_text
@@ -40,8 +42,12 @@ def seal(path: Path, metrics: str = "", **more: object) -> None:
     path.with_suffix(".json").write_text(json.dumps({**side, "digest": sha256_text(canonical_json(side))}))
 
 
+def to(argv: list[str], again: Callable[[], list[str]] | None = None) -> Connection:
+    return Connection(host="node0", argv=argv, again=again)
+
+
 def collect(node: Path, run_dir: Path, *, final: bool = True) -> None:
-    receive(AGENT, asked(node), make(run_dir), host="node0", final=final)
+    receive(to(AGENT), asked(node), make(run_dir), final=final)
 
 
 def asked(node: Path) -> dict[str, Any]:
@@ -87,9 +93,9 @@ def test_after_a_failure_only_what_can_be_resumed_from_comes(tmp_path: Path) -> 
 
 def test_a_host_that_answers_nothing_is_an_error_only_at_the_end(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", "import sys; sys.exit('gone')"]
-    receive(argv, {}, tmp_path, host="node0", final=False)
+    receive(to(argv), {}, tmp_path, final=False)
     with pytest.raises(TrainingError, match="node0: its outputs could not be collected: gone"):
-        receive(argv, {}, tmp_path, host="node0", final=True)
+        receive(to(argv), {}, tmp_path, final=True)
 
 
 STUCK = [sys.executable, "-c", "import time; print('@paceline {\"tar\": true}', flush=True); time.sleep(600)"]
@@ -101,12 +107,12 @@ def test_a_connection_that_brings_nothing_is_given_up_and_another_one_brings_it(
     monkeypatch.setattr(collecting, "SILENT_S", 1.0)
     began = time.monotonic()
     with pytest.raises(TrainingError, match="node0: its outputs could not be collected: nothing came for 1 s"):
-        receive(STUCK, {}, make(tmp_path / "run"), host="node0", final=True)
-    assert receive(STUCK, {}, tmp_path / "run", host="node0", final=False) is False
+        receive(to(STUCK), {}, make(tmp_path / "run"), final=True)
+    assert receive(to(STUCK), {}, tmp_path / "run", final=False) is False
     assert time.monotonic() - began < 10
     run_dir = make(tmp_path / "again")
     node, request = node_folder(tmp_path / "node"), asked(tmp_path / "node")
-    assert receive(STUCK, request, run_dir, host="node0", final=True, again=lambda: AGENT)
+    assert receive(to(STUCK, again=lambda: AGENT), request, run_dir, final=True)
     assert (run_dir / "summary.json").read_bytes() == (node / "summary.json").read_bytes()
     assert sorted(path.name for path in run_dir.iterdir() if path.name.startswith(".")) == []
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.launchers import streams
+from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.streams import Streams
 from pipeline.core import threads
 from pipeline.core.specs import Event, LogLine, NodeExit, NodeLost
@@ -65,8 +66,8 @@ def followed(tmp_path: Path, body: str, seconds: float = 20.0) -> list[Event]:
 
 def hear(program: str, seconds: float = 20.0, wound: Callable[[Streams], None] = lambda _: None) -> list[Event]:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    argv = [sys.executable, "-c", program]
-    following = Streams({"node0": argv}, lambda at: json.dumps(at).encode() + b"\n", events.put, 0)
+    node = Connection(host="node0", argv=[sys.executable, "-c", program])
+    following = Streams([node], lambda at: json.dumps(at).encode() + b"\n", events.put, 0)
     try:
         wound(following)
         heard: list[Event] = []

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from pipeline.cluster import launchers
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher, PackSource, Place
+from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.payload import message
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.cluster.launchers.streams import Streams
@@ -212,13 +213,17 @@ class AgentLauncher(Launcher, ABC):
         hosts = {host.label: host for host in self.cluster.hosts}
         request = {**self._request(plan, Path()), "do": "follow", **self._local}
         request["metrics"] = not self.capabilities.shares_run_dir
-        argvs = {node.host: self.stream_argv(hosts[node.host]) for node in plan.nodes}
+        connections = [self.connection(hosts[node.host]) for node in plan.nodes]
+        return Streams(connections, lambda offsets: message({**request, **offsets}), emit, metrics_at)
 
-        def again(label: str) -> list[str]:
+    def connection(self, host: Host) -> Connection:
+        """To a live agent on one host; what comes after a broken one shares nothing with it."""
+
+        def again() -> list[str]:
             self.go_alone()
-            return self.stream_argv(hosts[label])
+            return self.stream_argv(host)
 
-        return Streams(argvs, lambda offsets: message({**request, **offsets}), emit, metrics_at, again)
+        return Connection(host=host.label, argv=self.stream_argv(host), again=again)
 
     def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
         self.go_alone()

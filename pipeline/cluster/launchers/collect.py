@@ -8,12 +8,12 @@ import select
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import IO, Any, cast
 
 from pipeline.cluster.launchers.answers import parse
+from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.payload import message
 from pipeline.core import leftovers, process
 from pipeline.core.errors import PacelineError, TrainingError
@@ -26,27 +26,26 @@ _FAILURES = (OSError, PacelineError, ValueError, tarfile.TarError, EOFError)
 
 
 def receive(
-    argv: list[str],
+    connection: Connection,
     request: dict[str, Any],
     run_dir: Path,
     *,
-    host: str,
     final: bool,
     outputs: Outputs = TRAINING_OUTPUTS,
-    again: Callable[[], list[str]] | None = None,
 ) -> bool:
-    """Ask the agent behind ``argv`` for files and put them into ``run_dir``.
+    """Ask the agent for files and put them into ``run_dir``.
 
-    ``again`` makes the command of a second try, where the first one breaks or brings nothing for ``SILENT_S``.
-    Returns False when the files could not be fetched; they are still on the node.
+    It is asked again once where the connection breaks or brings nothing for ``SILENT_S``. Returns False when the files
+    could not be fetched; they are still on the node.
 
     Raises:
         TrainingError: when ``final``: nothing came, a digest differs, or a needed file is missing.
     """
+    host = connection.host
     request = {**request, "do": "collect", "patterns": outputs.final if final else outputs.resume}
     temporary = Path(tempfile.mkdtemp(prefix=leftovers.prefix(".collect"), dir=run_dir))
     try:
-        _extract_or_again(argv, request, temporary, again)
+        _extract_or_again(connection, request, temporary)
         damaged = _drop_damaged(temporary)
         needed = _needed(outputs, temporary)
         missing = [name for name in needed if not (temporary / name).exists()]
@@ -62,17 +61,13 @@ def receive(
     return True
 
 
-def _extract_or_again(
-    argv: list[str], request: dict[str, Any], folder: Path, again: Callable[[], list[str]] | None
-) -> None:
+def _extract_or_again(connection: Connection, request: dict[str, Any], folder: Path) -> None:
     try:
-        _extract(argv, request, folder)
+        _extract(connection.argv, request, folder)
     except _FAILURES:
-        if again is None:
-            raise
         shutil.rmtree(folder)
         folder.mkdir()
-        _extract(again(), request, folder)
+        _extract(connection.retry(), request, folder)
 
 
 def _needed(outputs: Outputs, folder: Path) -> tuple[str, ...]:

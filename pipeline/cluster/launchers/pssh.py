@@ -192,20 +192,8 @@ class PsshLauncher(AgentLauncher):
     # -------------------------------------------------------------------------------- outputs
     def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
         host = next(host for host in self.cluster.hosts if host.label == plan.nodes[0].host)
-
-        def again() -> list[str]:
-            self.go_alone()
-            return self.stream_argv(host)
-
-        return receive(
-            self.stream_argv(host),
-            self._request(plan, run_dir),
-            run_dir,
-            host=host.label,
-            final=final,
-            outputs=plan.outputs,
-            again=again,
-        )
+        request = self._request(plan, run_dir)
+        return receive(self.connection(host), request, run_dir, final=final, outputs=plan.outputs)
 
 
 def pssh_name(host: Host) -> str:

@@ -8,11 +8,12 @@ import select
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from subprocess import Popen
 from typing import IO
 
 from pipeline.cluster.launchers.answers import PREFIX, Beat, Lines, log_line, parse_stream
+from pipeline.cluster.launchers.connection import Connection
 from pipeline.core import process, threads
 from pipeline.core.specs import Event, MetricsLine, NodeLost
 
@@ -26,27 +27,22 @@ class Streams:
     """Follows every node of one attempt. ``emit`` is called from the reading threads.
 
     Args:
-        argvs: host label → the command of a live agent there.
-        again: host label → the command for every connection but the first (None: the same).
         opening: byte offsets to go on from → what the agent reads first.
+        metrics_at: bytes of metrics.jsonl that are here already.
     """
 
     def __init__(
         self,
-        argvs: Mapping[str, list[str]],
+        connections: Sequence[Connection],
         opening: Callable[[dict[str, int]], bytes],
         emit: Callable[[Event], None],
         metrics_at: int,
-        again: Callable[[str], list[str]] | None = None,
     ) -> None:
         self._stopping = threading.Event()
         self._pruning = False
         self._closing = threading.Event()
         self._emit = emit
-        self._streams = [
-            _Stream(label, argv, opening, emit, self._closing, metrics_at, again or argvs.__getitem__)
-            for label, argv in argvs.items()
-        ]
+        self._streams = [_Stream(item, opening, emit, self._closing, metrics_at) for item in connections]
         for stream in self._streams:
             threads.start(stream.read, name=f"follow {stream.label}", on_error=stream.failed)
         threads.start(self._beat, name="beats", on_error=self._beats_failed)
@@ -93,17 +89,14 @@ class Streams:
 class _Stream:
     def __init__(
         self,
-        label: str,
-        argv: list[str],
+        connection: Connection,
         opening: Callable[[dict[str, int]], bytes],
         emit: Callable[[Event], None],
         closing: threading.Event,
         metrics_at: int,
-        again: Callable[[str], list[str]],
     ) -> None:
-        self._again = again
-        self.label = label
-        self._argv, self._opening, self._emit, self._closing = argv, opening, emit, closing
+        self._connection, self._argv, self.label = connection, connection.argv, connection.host
+        self._opening, self._emit, self._closing = opening, emit, closing
         self._offsets = {"log": 0, "metrics": metrics_at}
         self._child: Popen[bytes] | None = None
         self._opened = False  # the agent has been told what to follow: from here on it reads beats
@@ -123,7 +116,7 @@ class _Stream:
             if self._lost_s > LOST_S:
                 break
             self._closing.wait(_RETRY_S)
-            self._argv = self._again(self.label)
+            self._argv = self._connection.retry()
         if not self._closing.is_set():
             self._emit(NodeLost(host=self.label, reason=f"no longer answers: {self._said or 'the connection ended'}"))
 
