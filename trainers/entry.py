@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,15 +31,18 @@ def start(program: str, run: Callable[[Path], None], description: str | None = N
     except (ConfigError, TrainerError) as error:
         if read_ranks().local_rank == 0:
             print(f"paceline: error: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
+        leave(1)
+    except Exception:
+        traceback.print_exc()
+        leave(1)
 
 
-def leave() -> None:
-    """End the process now: all results are on the disk.
+def leave(code: int = 0) -> None:
+    """End the process now: all results are on the disk, or the error is said.
 
     Unloading torch would take every rank another half second, and now and then a thread of gloo's aborts a process
     that ends in order, so that what has succeeded would count as failed.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)

@@ -64,7 +64,11 @@ def call_on_ranks(target: str, folder: Path, *, nnodes: int = 1, nproc: int = 2,
 
 
 def next_port() -> None:
-    """Let the next process group of this rank use a port of its own."""
+    """Let the next process group of this rank use a port of its own; one that an error left behind is gone then."""
+    import torch.distributed as dist  # here: only ranks need it
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
     port, _, rest = os.environ["TEST_PORTS"].partition(" ")
     os.environ["MASTER_PORT"], os.environ["TEST_PORTS"] = port, rest
 

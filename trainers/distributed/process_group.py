@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from types import TracebackType
 
 import torch
 import torch.distributed as dist
@@ -20,6 +22,7 @@ from trainers.core.errors import TrainerError
 _TIMEOUT_S = 600.0  # for one collective, unless the cluster says another; a peer that dies is noticed at once
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
 _FILE_TIMEOUT = timedelta(minutes=2)  # for ranks of one launch to find each other in a shared folder
+_POLL_S = 0.01
 _CHUNK_ELEMENTS = 1 << 20  # of a row that travels to or from rank 0
 
 
@@ -96,6 +99,7 @@ class Node:
     ranks: Ranks
     device: torch.device
     backend: str
+    store: Store | None = field(default=None, compare=False)  # in which the ranks met; None with one rank
 
     @property
     def is_rank_zero(self) -> bool:
@@ -147,10 +151,37 @@ class Node:
             dist.scatter(chunk, sent, src=0)
         return row
 
+    def wait_for_all(self, what: str) -> None:
+        """Until every rank has come to ``what`` (each name once). No collective, so none can run into its timeout."""
+        if self.store is None:
+            return
+        self.store.set(f"paceline/{what}/{self.ranks.rank}", "")
+        while not self.store.check([f"paceline/{what}/{rank}" for rank in range(self.ranks.world_size)]):
+            time.sleep(_POLL_S)
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the process group after a good end.
+
+        After an error the process is about to end. To tear the group down could take for ever then: the others may
+        never join what this rank has begun, and they hear of it the sooner, the sooner it is gone.
+        """
+        if error is None:
+            self.close()
+        else:
+            self._remove_shared_file()
+
     def close(self) -> None:
         """Leave the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
+        self._remove_shared_file()
+
+    def _remove_shared_file(self) -> None:
         shared_file = os.environ.get("PACELINE_RENDEZVOUS_FILE")
         if shared_file is not None:  # every rank, for whoever leaves last makes the file anew
             Path(shared_file).unlink(missing_ok=True)
@@ -199,9 +230,8 @@ def connect(wanted_backend: str) -> Node:
     device, backend = choose_device(wanted_backend, ranks, gpus=gpus, host=host)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if ranks.world_size > 1:
-        _join(ranks, device, backend, host)
-    return Node(ranks=ranks, device=device, backend=backend)
+    store = _join(ranks, device, backend, host) if ranks.world_size > 1 else None
+    return Node(ranks=ranks, device=device, backend=backend, store=store)
 
 
 def usable_gpus(kind: str | None, host: str) -> int:
@@ -220,8 +250,9 @@ def usable_gpus(kind: str | None, host: str) -> int:
     return gpus
 
 
-def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> None:
+def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> Store:
     shared_file = os.environ.get("PACELINE_RENDEZVOUS_FILE")
+    store: Store
     if shared_file is None:
         store, _, _ = next(rendezvous("env://", timeout=_RENDEZVOUS_TIMEOUT))
     else:
@@ -236,7 +267,7 @@ def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> None:
         )
     if backend == "mpi":
         _join_mpi(ranks)
-        return
+        return store
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
         store=store,
@@ -245,6 +276,7 @@ def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> None:
         timeout=timedelta(seconds=float(os.environ.get("PACELINE_COLLECTIVE_TIMEOUT_S", _TIMEOUT_S))),
         device_id=device if backend == "nccl" else None,
     )
+    return store
 
 
 def _file_store(path: Path, ranks: Ranks, host: str) -> Store:

@@ -113,8 +113,7 @@ def run(settings: Settings, output: Path | None) -> None:
     from trainers.core.files import write_json
     from trainers.distributed.process_group import connect
 
-    node = connect(settings.backend)
-    try:
+    with connect(settings.backend) as node:
         if node.ranks.world_size < 2:
             raise TrainerError("an all-reduce needs at least 2 ranks; try cluster.nproc_per_node=2 or a cluster")
         infos = gather_rank_infos(node)
@@ -128,8 +127,6 @@ def run(settings: Settings, output: Path | None) -> None:
         wrong += [f"{' – '.join(pair['hosts'])}: {pair['wrong_elements']}" for pair in pairs if pair["wrong_elements"]]
         if wrong:
             raise TrainerError(f"all-reduces gave wrong sums ({'; '.join(wrong)}); the network or a device is faulty")
-    finally:
-        node.close()
 
 
 def message_sizes(settings: Settings, backend: str) -> list[int]:

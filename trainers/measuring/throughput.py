@@ -69,8 +69,7 @@ def run(path: Path) -> None:
     config, options = load(path), json.loads(path.read_text(encoding="utf-8")).get("measure", {})
     take_cores(read_ranks())
     pack = open_pack(path.parent / "data")
-    node = connect(config.strategy.backend)
-    try:
+    with connect(config.strategy.backend) as node:
         trainer = Trainer(config, place(pack, node.device), node, path.parent)
         trainer.prepare()
         ranks = f"{node.ranks.world_size} rank{'s' if node.ranks.world_size > 1 else ''}"
@@ -87,8 +86,6 @@ def run(path: Path) -> None:
         if node.is_rank_zero:
             write_json(path.parent / RESULT, result)
         trainer.close()
-    finally:
-        node.close()
 
 
 def _pairs(own: OwnLoop, plain: PlainLoop, count: int, block_s: float) -> tuple[list[dict[str, float]], int]:

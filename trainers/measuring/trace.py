@@ -30,8 +30,7 @@ def run(path: Path) -> None:
     steps = int(options.get("steps", _STEPS))
     take_cores(read_ranks())
     pack = open_pack(path.parent / "data")
-    node = connect(config.strategy.backend)
-    try:
+    with connect(config.strategy.backend) as node:
         trainer = Trainer(config, place(pack, node.device), node, path.parent)
         trainer.prepare()
         loop = OwnLoop(trainer)
@@ -50,8 +49,6 @@ def run(path: Path) -> None:
             trainer.say("\n".join([f"{'operation':<48}{'calls a step':>14}{'ms a step':>12}", *map(_line, rows)]))
             surroundings = hardware.describe(node.device, trainer.precision)
             write_json(path.parent / RESULT, {"version": 1, "steps": steps, "hardware": surroundings, "rows": rows})
-    finally:
-        node.close()
 
 
 def _tracing(device: torch.device) -> profile:

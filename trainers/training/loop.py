@@ -22,6 +22,7 @@ from trainers.distributed import rank_state
 from trainers.distributed.attempt import read_attempt
 from trainers.distributed.node_info import of_all_nodes
 from trainers.distributed.process_group import Node
+from trainers.distributed.termination import Termination
 from trainers.training.evaluation import Evaluation, evaluate
 from trainers.training.metrics import Clock, Losses, MetricsFile, Reading, Throughput
 from trainers.training.model_setup import agree_on_precision, calibrate, choose_kernels, make_network
@@ -156,18 +157,35 @@ class Trainer:
         began = time.perf_counter() - self.progress["train_s"]
         self.clock.restart(self.step)
         self.throughput.restart()
-        while self.step < self.steps.total and not self.pruned:
-            epoch, position = self.steps.place(self.step)
-            if plan is None or position == 0:
-                plan = plan_epoch(self.config.dataset, self.pack, seed=self.config.seed, epoch=epoch)
-                self.model.train()
-            self._one_step(plan, position)
-            self.step += 1
-            if "first_step_unix_time" not in self.progress:
-                self._note_first_step()
-            self._after_step(epoch, position + 1, began)
+        with Termination(self.node, self.step) as termination:
+            while self.step < self.steps.total and not self.pruned:
+                if not termination.may_begin(self.step):
+                    self._save_at_once(began)
+                    termination.end()
+                epoch, position = self.steps.place(self.step)
+                if plan is None or position == 0:
+                    plan = plan_epoch(self.config.dataset, self.pack, seed=self.config.seed, epoch=epoch)
+                    self.model.train()
+                self._one_step(plan, position)
+                self.step += 1
+                if "first_step_unix_time" not in self.progress:
+                    self._note_first_step()
+                self._after_step(epoch, position + 1, began)
         if self.folder is not None:
             self.folder.wait()
+
+    def _save_at_once(self, began: float) -> None:
+        """A checkpoint of this very step, on the disk before any rank goes on."""
+        if self.step != self.saved_step:
+            epoch, position = self.steps.place(self.step)
+            if self.losses.unread:
+                self._log(epoch)
+            self.progress["train_s"] = time.perf_counter() - began
+            self._save(epoch, position)
+        if self.folder is not None:
+            self.folder.wait()
+        self.say(f"stopped by SIGTERM after step {self.step}, which is saved: the same command goes on from there")
+        self.node.wait_for_all("saved")
 
     def _one_step(self, plan: EpochPlan, position: int) -> None:
         self.losses.add(self.stepper(plan, self.step, position))

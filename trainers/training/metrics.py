@@ -107,6 +107,11 @@ class Losses:
         self._values[self._node.ranks.rank, self._count].copy_(loss.detach())
         self._count += 1
 
+    @property
+    def unread(self) -> int:
+        """Losses that were added since the last read."""
+        return self._count
+
     def call(self, *, stop: bool = False) -> None:
         """Rank 0 asks all ranks for a checkpoint at the next read (with ``stop`` for the end too): no extra message."""
         self._values[0, -1].clamp_(min=2.0 if stop else 1.0)

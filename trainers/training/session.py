@@ -56,9 +56,8 @@ def run(path: Path) -> None:
     watch = PackWatch(pack)
     check = DigestCheck(pack, read_ranks())
     keep_freed_memory()
-    node = connect(config.strategy.backend)
     with ExitStack() as stack:
-        stack.callback(node.close)
+        node = stack.enter_context(connect(config.strategy.backend))
         trainer = Trainer(config, place(pack, node.device), node, run_dir)
         stack.callback(trainer.close)
         trainer.watch = watch
@@ -66,6 +65,7 @@ def run(path: Path) -> None:
         if pack.manifest.synthetic:
             trainer.say(_SYNTHETIC)
         check.result()  # before the first image is looked at
+        node.wait_for_all("data checked")
         trainer.prepare()
         trainer.train()
         if trainer.pruned:

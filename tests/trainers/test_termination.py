@@ -1,0 +1,66 @@
+"""SIGTERM in the middle of an epoch: all ranks save the step at which they end, and the run goes on from there."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import psutil
+import pytest
+
+from tests.trainers.ranks import call_on_ranks
+from tests.trainers.test_torchrun import wait_for_step
+from tests.trainers.tiny_runs import MakeRun, finish, read_summary, start
+from tests.waiting import HANG_S
+from trainers.training.session import run
+
+SETTINGS = {"trainer__epochs": 400, "trainer__checkpoint_every_epochs": 400, "trainer__eval_every_epochs": 400}
+
+
+def ranks_of(pid: int) -> list[psutil.Process]:
+    found = psutil.Process(pid).children(recursive=True)
+    return [
+        item
+        for item in found
+        if "trainers.classifier" in item.cmdline() and "torch.distributed.run" not in item.cmdline()
+    ]
+
+
+@pytest.mark.parametrize("whom", ["torchrun", "one rank"])
+def test_two_ranks_save_one_step_and_end_with_the_weights_of_an_undisturbed_run(make_run: MakeRun, whom: str) -> None:
+    whole, broken = make_run("whole", **SETTINGS), make_run("broken", **SETTINGS)
+    process = start(broken, ranks=2)
+    wait_for_step(broken, 12)
+    if whom == "torchrun":
+        process.send_signal(signal.SIGTERM)
+    else:
+        ranks_of(process.pid)[-1].send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=HANG_S)
+    assert process.returncode != 0
+    told = re.search(r"stopped by SIGTERM after step (\d+), which is saved: the same command goes on", out)
+    assert told, out
+    assert [path.name for path in (broken / "checkpoints").glob("*.pt")] == [f"step-{int(told[1]):08d}.pt"]
+
+    said = call_on_ranks("tests.trainers.test_pruned:train_on_this_rank", broken)[0]
+    assert f"resumed from step {told[1]} " in said
+    call_on_ranks("tests.trainers.test_pruned:train_on_this_rank", whole)
+    assert read_summary(broken)["weights_sha256"] == read_summary(whole)["weights_sha256"]
+
+
+def test_a_rank_alone_saves_its_step_and_dies_of_the_signal(make_run: MakeRun) -> None:
+    run_dir = make_run(**SETTINGS)
+    process = start(run_dir)
+    wait_for_step(run_dir, 12)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=HANG_S)
+    assert process.returncode == -signal.SIGTERM
+    assert "stopped by SIGTERM after step" in out
+    assert "Traceback" not in err
+    finish(start(run_dir))
+    assert read_summary(run_dir)["state"] == "FINISHED"
+
+
+def test_the_signals_own_handler_is_there_again_after_a_training(make_run: MakeRun) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    run(make_run(trainer__epochs=1) / "config.json")
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -1,0 +1,109 @@
+"""SIGTERM: all ranks end after the same step.
+
+The signal may reach one rank before another, or the ranks of one host alone. A thread of each rank hears of it at once,
+wherever the main thread waits, lets that begin no further step, and tells the others through the store how many steps
+have begun here. All then end after the largest of these numbers: whoever has begun fewer goes on up to it, since the
+others need its gradients.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from types import TracebackType
+
+from torch._C._distributed_c10d import Store
+
+from trainers.distributed.process_group import Node
+
+_LOOK_S = 0.5  # between two looks whether another rank was told
+_POLL_S = 0.01
+_PATIENCE_S = 30.0  # with the other ranks; whoever sent the signal has killed this process by then
+_ASKED = "paceline/terminate"
+
+
+class Termination:
+    """Listens while it is entered. The main thread asks before each step whether to begin it."""
+
+    def __init__(self, node: Node, finished: int) -> None:
+        """``finished``: steps of the run so far."""
+        self._store, self._ranks = node.store, node.ranks
+        self._changed = threading.Condition()
+        self._begun = finished
+        self._asked, self._last = False, -1  # -1: not agreed on yet
+        self._ending = False
+
+    def __enter__(self) -> Termination:
+        self._pipe = os.pipe()
+        os.set_blocking(self._pipe[1], False)
+        self._before = signal.signal(signal.SIGTERM, lambda *_: None), signal.set_wakeup_fd(self._pipe[1])
+        self._thread = threading.Thread(target=self._listen, name="termination", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        handler, descriptor = self._before
+        signal.set_wakeup_fd(descriptor)
+        signal.signal(signal.SIGTERM, handler)
+        self._ending = True
+        os.write(self._pipe[1], b"\0")
+        self._thread.join()
+        for end in self._pipe:
+            os.close(end)
+
+    def may_begin(self, step: int) -> bool:
+        """Whether the step behind ``step`` finished ones is to be done. Waits while the ranks agree on the last one."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._asked or self._last >= 0)
+            if 0 <= self._last <= step:
+                return False
+            self._begun = step + 1
+            return True
+
+    def end(self) -> None:
+        """End this process as SIGTERM would have ended it."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTERM)
+
+    def _listen(self) -> None:
+        while not self._ending:
+            ready, _, _ = select.select([self._pipe[0]], [], [], None if self._store is None else _LOOK_S)
+            told = bool(ready) and signal.SIGTERM in os.read(self._pipe[0], 64)
+            if told or (not self._ending and self._asked_elsewhere()):
+                self._agree()
+                return
+
+    def _asked_elsewhere(self) -> bool:
+        try:
+            return self._store is not None and self._store.check([_ASKED])
+        except RuntimeError:  # torch raises DistError, whose base this is: the store's host is gone
+            self._store = None
+            return False
+
+    def _agree(self) -> None:
+        with self._changed:
+            self._asked, begun = True, self._begun
+        last = begun if self._store is None else self._largest(self._store, begun)
+        with self._changed:
+            self._last = last
+            self._changed.notify_all()
+
+    def _largest(self, store: Store, begun: int) -> int:
+        """What the ranks have begun at most; what this one has where another is silent, or the store is gone."""
+        keys = [f"{_ASKED}/{rank}" for rank in range(self._ranks.world_size)]
+        until = time.monotonic() + _PATIENCE_S
+        try:
+            store.set(keys[self._ranks.rank], str(begun))
+            store.set(_ASKED, "")
+            while not self._ending and time.monotonic() < until:
+                if store.check(keys):
+                    return max(int(store.get(key)) for key in keys)
+                time.sleep(_POLL_S)
+        except RuntimeError:  # as above
+            pass
+        return begun
