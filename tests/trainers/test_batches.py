@@ -1,14 +1,19 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.trainers.tiny_runs import write_pack
+from tests.trainers.tiny_runs import MakeRun, write_pack
 from trainers.core.config import ConfigError, DatasetConfig, TrainerConfig
 from trainers.core.errors import TrainerError
+from trainers.core.options import load
 from trainers.data.augment import augmented, bordered, cut_out, plan_epoch
+from trainers.data.gather import Gatherer
 from trainers.data.pack import MappedPack, open_pack
 from trainers.data.step_plan import plan_steps
+from trainers.distributed.process_group import Node, Ranks
+from trainers.training.loop import Trainer
 
 DATASET = DatasetConfig(name="arrays", crop_padding=2, flip=True)
 
@@ -137,3 +142,36 @@ def test_cuda_graphs_and_micro_batches_are_refused_together() -> None:
     TrainerConfig(**settings)  # type: ignore[arg-type]  # without compile nothing is replayed
     with pytest.raises(ConfigError, match=r"reduce-overhead can't go with trainer.accumulate_steps=2: .*=default, or"):
         TrainerConfig(**settings, compile=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_rows_that_are_gathered_ahead_are_those_of_the_plan(pack: MappedPack, accumulate: int) -> None:
+    steps = plan_steps(TrainerConfig(global_batch_size=12, accumulate_steps=accumulate), pack.manifest, 2)
+    order = plan_epoch(DATASET, pack, seed=3, epoch=0).index
+    batches = [order[start : start + steps.micro_batch_size] for start in steps.micro_batches(1, 1)]
+    assert len(batches) == (steps.per_epoch - 1) * accumulate
+    assert torch.equal(batches[0], order[18 : 18 + 6 // accumulate])  # the second rank's half of the second step
+    gatherer = Gatherer(pack.images, pack.labels, torch.device("cpu"))
+    gatherer.expect(batches)
+    other = torch.arange(5)
+    for index in [other, *batches, other]:  # what wasn't expected doesn't disturb the others
+        images, labels = gatherer.take(index)
+        assert torch.equal(images, pack.images[index])
+        assert torch.equal(labels, pack.labels[index])
+
+
+def test_a_training_with_a_gatherer_sees_what_one_with_resident_data_sees(make_run: MakeRun) -> None:
+    resident, mapped = (trained(make_run(name), gathered=name == "mapped") for name in ("resident", "mapped"))
+    assert all(map(torch.equal, resident, mapped))
+
+
+def trained(run_dir: Path, *, gathered: bool) -> list[torch.Tensor]:
+    """The weights after a training without its evaluation."""
+    pack, node = open_pack(run_dir / "data"), Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
+    if gathered:
+        pack = replace(pack, gatherer=Gatherer(pack.images, pack.labels, node.device))
+    trainer = Trainer(load(run_dir / "config.json"), pack, node, run_dir)
+    trainer.prepare()
+    trainer.train()
+    trainer.close()
+    return [item.detach() for item in trainer.model.parameters()]

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from trainers.core.config import DatasetConfig
 from trainers.core.errors import TrainerError
-from trainers.data.pack import Manifest, MappedPack, take
+from trainers.data.pack import Manifest, MappedPack
 from trainers.data.randomness import Stream, below, epoch_order, key, random_bits
 
 
@@ -59,8 +59,8 @@ class EpochPlan:
         return self._each(lambda item: item[start : start + count])
 
     def to(self, device: torch.device) -> EpochPlan:
-        """The same on a device."""
-        return self._each(lambda item: item.to(device))
+        """The same on a device, but for ``index``, which stays with the data that it counts."""
+        return replace(self._each(lambda item: item.to(device)), index=self.index)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> EpochPlan:
         values = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -68,7 +68,7 @@ class EpochPlan:
 
 
 def plan_epoch(config: DatasetConfig, pack: MappedPack, *, seed: int, epoch: int) -> EpochPlan:
-    """A pure function of (seed, epoch) and the pack; every rank computes the same and takes its slices.
+    """A pure function of (seed, epoch) and the pack, on its device; all ranks compute the same and take their slices.
 
     Raises:
         TrainerError: a crop reflects more pixels than the images have.
@@ -146,7 +146,8 @@ def training_batch(
     pack: MappedPack, plan: EpochPlan, config: DatasetConfig, normalise: Normaliser
 ) -> tuple[Tensor, Tensor]:
     """Normalised float32 images [n, C, H, W] and int64 labels [n] of a slice of an epoch's plan."""
-    device = normalise.scale.device
-    images, labels = take(pack.images, plan.index, device), take(pack.labels, plan.index, device)
-    plan = plan.to(device)
+    if pack.gatherer is not None:
+        images, labels = pack.gatherer.take(plan.index)
+    else:
+        images, labels = pack.images.index_select(0, plan.index), pack.labels.index_select(0, plan.index)
     return cut_out(normalise(augmented(images, plan, config)), plan, config.cutout), labels

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from trainers.core.errors import TrainerError
+from trainers.data.gather import Gatherer
 
 _MANIFEST = "manifest.json"
 _FREE_SHARE = 0.5  # of the free device memory that resident data may take
@@ -61,12 +62,16 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True)
 class MappedPack:
-    """An open data pack. ``images`` uint8 [N, C, H, W] and ``labels`` int64 [N] share one device."""
+    """An open data pack. ``images`` uint8 [N, C, H, W] and ``labels`` int64 [N] share one device.
+
+    ``gatherer`` brings their rows to a device that has no room for all of them.
+    """
 
     folder: Path
     manifest: Manifest
     images: Tensor
     labels: Tensor
+    gatherer: Gatherer | None = None
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -188,12 +193,12 @@ def set_aside(damage: DamagedPackError) -> TrainerError:
 
 
 def place(pack: MappedPack, device: torch.device) -> MappedPack:
-    """Move a pack to the device when it takes at most half of its free memory; else it stays mapped."""
+    """Move a pack to the device when it takes at most half of its free memory; else it gets a gatherer."""
     if device.type != "cuda":
         return pack
     free_bytes, _ = torch.cuda.mem_get_info(device)
     if pack.images.nbytes + pack.labels.nbytes > _FREE_SHARE * free_bytes:
-        return pack
+        return replace(pack, gatherer=Gatherer(pack.images, pack.labels, device))
     return replace(pack, images=pack.images.to(device), labels=pack.labels.to(device))
 
 

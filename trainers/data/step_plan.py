@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainers.core.config import TrainerConfig
@@ -33,6 +34,12 @@ class Steps:
     def place(self, step: int) -> tuple[int, int]:
         """Epoch (from 0) and position in it (in steps) at which the given step (from 0) happens."""
         return divmod(step, self.per_epoch)
+
+    def micro_batches(self, position: int, rank: int) -> Iterator[int]:
+        """Where in the epoch's order each of a rank's micro-batches begins, from the step at ``position`` on."""
+        for step in range(position, self.per_epoch):
+            first = self.first_sample(step, rank)
+            yield from range(first, first + self.rank_batch_size, self.micro_batch_size)
 
     def first_sample(self, position: int, rank: int) -> int:
         """Where in the epoch's order a rank's part of a global batch begins."""

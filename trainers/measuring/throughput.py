@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainers.core.config import TrainConfig
 from trainers.core.files import write_json
 from trainers.core.options import load
-from trainers.data.augment import EpochPlan, plan_epoch
+from trainers.data.augment import EpochPlan
 from trainers.data.pack import MappedPack, open_pack, place
 from trainers.distributed.affinity import take_cores
 from trainers.distributed.process_group import Node, connect, read_ranks
@@ -56,7 +56,7 @@ class OwnLoop:
         for _ in range(steps):
             epoch, position = trainer.steps.place(trainer.step)
             if self._plan is None or position == 0:
-                self._plan = plan_epoch(trainer.config.dataset, trainer.pack, seed=trainer.config.seed, epoch=epoch)
+                self._plan = trainer.plan(epoch, position)
                 trainer.model.train()
             trainer._one_step(self._plan, position)
             trainer.step += 1

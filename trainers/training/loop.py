@@ -109,7 +109,7 @@ class Trainer:
         state that only they bring about."""
         if not self.stepper.warm_up_passes:
             return 0.0
-        plan = plan_epoch(self.config.dataset, self.pack, seed=self.config.seed, epoch=0)
+        plan = self.plan(0, 0)
         self.model.train()
         began = time.perf_counter()
         self.stepper.warm_up(plan)
@@ -164,7 +164,7 @@ class Trainer:
                     termination.end()
                 epoch, position = self.steps.place(self.step)
                 if plan is None or position == 0:
-                    plan = plan_epoch(self.config.dataset, self.pack, seed=self.config.seed, epoch=epoch)
+                    plan = self.plan(epoch, position)
                     self.model.train()
                 self._one_step(plan, position)
                 self.step += 1
@@ -186,6 +186,15 @@ class Trainer:
             self.folder.wait()
         self.say(f"stopped by SIGTERM after step {self.step}, which is saved: the same command goes on from there")
         self.node.wait_for_all("saved")
+
+    def plan(self, epoch: int, position: int) -> EpochPlan:
+        """The epoch's plan on the device; other data is gathered ahead for the steps from ``position`` on."""
+        plan = plan_epoch(self.config.dataset, self.pack, seed=self.config.seed, epoch=epoch).to(self.node.device)
+        if self.pack.gatherer is not None:
+            size = self.steps.micro_batch_size
+            starts = self.steps.micro_batches(position, self.node.ranks.rank)
+            self.pack.gatherer.expect(plan.index[start : start + size] for start in starts)
+        return plan
 
     def _one_step(self, plan: EpochPlan, position: int) -> None:
         self.losses.add(self.stepper(plan, self.step, position))
