@@ -9,8 +9,7 @@ from pipeline.cli.verbs import VERBS
 DOIT_CONFIG = {
     "default_tasks": ["_overview"],
     "action_string_formatting": "new",
-    "backend": "sqlite3",
-    "dep_file": ":memory:",  # what is up to date is read from run folders: doit's own database decides nothing
+    "backend": "memory",  # what is up to date is read from run folders: doit's own database decides nothing
 }
 
 

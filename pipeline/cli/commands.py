@@ -25,7 +25,7 @@ def overview() -> None:
 def title(verb: str) -> str:
     """What doit prints as the task's line."""
     if verb == "fetch":
-        return f"fetch {session().basis.dataset.name}"
+        return f"fetch {session().basis.resolved['dataset']['name']}"
     if verb in ("train", "evaluate") and "run" not in session().asked.options:
         run = session().located
         return f"{verb} {run.key.short}" if run else verb
@@ -49,10 +49,10 @@ def train_all(current: Session) -> None:
 
 
 def _fetch(current: Session) -> None:
-    from pipeline import data
+    from pipeline.data import store
 
     config = current.config
-    pack = data.fetch(config.train.dataset, config.data_dir)
+    pack = store.fetch(config.train.dataset, config.data_dir)
     current.forget_pack()
     sizes = ", ".join(f"{name} {stop - start:,}" for name, (start, stop) in pack.manifest.splits.items())
     say(f"{pack.manifest.name}: {sizes} images in {relative(pack.path)}")

@@ -18,11 +18,11 @@ if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
 
 def fetch_all(space: Space) -> None:
     """Every data set that a trial needs and that isn't there yet."""
-    from pipeline import data
+    from pipeline.data import store
 
     for trial in space.trials:
-        if trial.run is None and data.find(trial.config.train.dataset, trial.config.data_dir) is None:
-            pack = data.fetch(trial.config.train.dataset, trial.config.data_dir)
+        if trial.run is None and store.find(trial.config.train.dataset, trial.config.data_dir) is None:
+            pack = store.fetch(trial.config.train.dataset, trial.config.data_dir)
             say(f"{pack.manifest.name}: {pack.manifest.count:,} images in {relative(pack.path)}")
 
 

@@ -7,7 +7,8 @@ are read from the command line itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from pipeline.cli.verbs import VERBS
 from pipeline.core.errors import UsageError, nearest
@@ -17,8 +18,7 @@ HELP_WORDS = frozenset({"-h", "--help", "help", "info", "--version"})
 """A command line without any of these asks for no help (``pipeline.cli.help``, which only help imports)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Invocation:
+class Invocation(NamedTuple):
     """A command line, sorted. ``verb`` is None for doit's own commands and for a bare `doit`.
 
     ``again``: doit's own option -a, to do again what is finished.
@@ -26,7 +26,7 @@ class Invocation:
 
     verb: str | None
     overrides: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = MappingProxyType({})
     again: bool = False
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # imported in the functions: a bare `doit` needs none of it
     from pipeline.config.build import RunConfig
     from pipeline.config.remembered import Composition
     from pipeline.core.specs import Cluster
-    from pipeline.data import Pack
+    from pipeline.data.manifest import Pack
     from pipeline.execution.configured_run import Run
     from pipeline.execution.located import LocatedRun
     from pipeline.runs.folder import RunFolder
@@ -148,9 +148,10 @@ class Session:
     @cached_property
     def pack(self) -> Pack | None:
         """The data pack if it is there and intact; ``forget_pack`` after a fetch."""
-        from pipeline import data
+        from pipeline.data import request
 
-        return data.find(self.basis.dataset, self.basis.data_dir)
+        inputs = self.basis.inputs
+        return request.find(inputs, self.basis.data_dir) if inputs is not None else None
 
     @cached_property
     def located(self) -> LocatedRun | None:
@@ -175,14 +176,14 @@ class Session:
 
     def refuse_data(self) -> None:
         """Raises DataError where the data isn't here and `doit fetch` would refuse to get it."""
-        from pipeline import data
+        from pipeline.data import store
 
         if self.sweeps and not self.searches:
             missing = [trial.config for trial in self.space.trials if trial.run is None]
         else:
             missing = [] if self.pack else [self.config]
         for config in missing:
-            data.refuse(config.train.dataset)
+            store.refuse(config.train.dataset)
 
     def folder(self) -> RunFolder:
         """The run that ``run=KEY`` names, or this configuration's. Raises UsageError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -14,15 +14,14 @@ class Option(NamedTuple):
     meaning: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verb:
+class Verb(NamedTuple):
     """One command.
 
     Attributes:
         summary: one line, as lists of commands show it.
+        examples: command lines without the leading `doit`.
         details: what else its help says.
         options: its own words.
-        examples: command lines without the leading `doit`.
         composes: whether it takes Hydra overrides.
         shows_groups: whether its help lists the groups that overrides choose from.
         shares_batch: whether the ranks must be able to share the global batch.
@@ -34,9 +33,9 @@ class Verb:
     """
 
     summary: str
-    details: str = ""
-    options: Mapping[str, Option] = field(default_factory=dict)
     examples: tuple[str, ...]
+    details: str = ""
+    options: Mapping[str, Option] = MappingProxyType({})
     composes: bool = True
     shows_groups: bool = True
     shares_batch: bool = True

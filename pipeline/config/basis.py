@@ -8,45 +8,47 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.core.cluster import Cluster, Host
-from pipeline.data.datasets import DATASETS
-from trainers.core.config import DatasetConfig
+from pipeline.data.request import Inputs
 
 
 class Basis(NamedTuple):
     """``resolved`` is the configuration as config.json has it, ``chosen`` are the modules of its options.
 
-    ``cluster`` lacks the launcher's settings, which reach hosts and decide nothing.
+    ``cluster`` lacks the launcher's settings, which reach hosts and decide nothing. ``inputs`` are None where the data
+    set's source can't be read.
     """
 
     resolved: Mapping[str, Any]
     chosen: tuple[str, ...]
     cluster: Cluster
-    dataset: DatasetConfig
+    inputs: Inputs | None
     runs_dir: Path
     data_dir: Path
 
 
-def to_json(basis: Basis) -> dict[str, Any]:
-    """What ``from_json`` reads."""
+def to_json(basis: Basis) -> dict[str, Any] | None:
+    """What ``from_json`` reads; None where files of this computer decide, which may be others tomorrow."""
+    if basis.inputs is None or basis.inputs.files or basis.inputs.settings["source"] is not None:
+        return None
     cluster = {**_flat(basis.cluster), "hosts": [_flat(host) for host in basis.cluster.hosts]}
     return {
         "resolved": dict(basis.resolved),
         "chosen": [*basis.chosen],
         "cluster": cluster,
+        "inputs": basis.inputs._replace(settings=dict(basis.inputs.settings))._asdict(),
         "runs_dir": str(basis.runs_dir),
         "data_dir": str(basis.data_dir),
     }
 
 
 def from_json(raw: Mapping[str, Any]) -> Basis:
-    """Imports the data set's module, which finding its pack needs too. Raises UsageError: there is no such module."""
-    resolved, cluster = raw["resolved"], raw["cluster"]
-    section = resolved["dataset"]
+    """The inverse."""
+    cluster = raw["cluster"]
     return Basis(
-        resolved=resolved,
+        resolved=raw["resolved"],
         chosen=tuple(raw["chosen"]),
         cluster=Cluster(**{**cluster, "hosts": tuple(Host(**host) for host in cluster["hosts"])}),
-        dataset=DATASETS.imported_settings(section["name"])(**section),
+        inputs=Inputs(**{**raw["inputs"], "files": ()}),
         runs_dir=Path(raw["runs_dir"]),
         data_dir=Path(raw["data_dir"]),
     )

@@ -25,6 +25,7 @@ from pipeline.core.redact import (
     split,
     without_secrets,
 )
+from pipeline.data import store
 from trainers.core import config as node
 
 _NOT_OF_THE_TRAINER = ("cluster", "tracking", "paths", "sweep", "search")
@@ -69,7 +70,7 @@ class RunConfig:
             resolved=self.resolved,
             chosen=self.chosen,
             cluster=dataclasses.replace(self.cluster, settings=None),
-            dataset=self.train.dataset,
+            inputs=store.inputs_or_none(self.train.dataset),
             runs_dir=self.runs_dir,
             data_dir=self.data_dir,
         )

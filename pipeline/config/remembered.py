@@ -86,8 +86,9 @@ class BuiltBasis:
 
     def keep(self, built: Basis) -> None:
         """Where its composition was kept, which has no secrets then."""
-        if self._name:
-            self._composition.known.keep({self._name: basis.to_json(built)})
+        found = basis.to_json(built)
+        if self._name and found is not None:
+            self._composition.known.keep({self._name: found})
 
     @property
     def _name(self) -> str | None:

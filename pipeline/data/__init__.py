@@ -1,7 +1,5 @@
-"""Data packs, which nodes memory-map. ``fetch`` makes or finds one, ``find`` only looks, ``refuse`` only refuses."""
+"""Data packs, which nodes memory-map. ``store`` makes or finds one, ``request.find`` only looks.
 
-from pipeline.data.manifest import Manifest, Pack
-from pipeline.data.progress import OnProgress
-from pipeline.data.store import fetch, find, refuse
-
-__all__ = ["Manifest", "OnProgress", "Pack", "fetch", "find", "refuse"]
+Public face: ``store`` (fetch, find, refuse), ``request`` (what a pack is made of), ``manifest`` (Manifest, Pack).
+Each is imported by itself: a run that is finished needs no store.
+"""

@@ -74,8 +74,7 @@ def parse(raw: dict[str, Any]) -> Manifest | None:
     return Manifest(**{**raw, **tuples, "splits": splits})
 
 
-@dataclass(frozen=True)
-class Pack:
+class Pack(NamedTuple):
     """A complete pack: a folder with images.bin (uint8 [N, C, H, W]), labels.bin (int64 little-endian [N])
     and manifest.json."""
 

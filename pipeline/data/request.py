@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from pipeline.core.errors import DataError
 from pipeline.core.files import canonical_json, sha256_file, sha256_text, write_json
-from pipeline.core.options import ROOT
 from pipeline.core.redact import hide
-from pipeline.data import datasets, manifest
-from pipeline.data.base import DatasetModule
-from pipeline.data.manifest import Stamp
-from pipeline.data.source import local_path
+from pipeline.data import manifest
+from pipeline.data.manifest import Pack, Stamp
 from pipeline.keys.import_closure import import_closure
-from trainers.core.config import DatasetConfig
 
-# applied by the nodes; any other field counts
-_TRAINING_ONLY = ("crop_padding", "crop_border", "flip", "alternate_flip", "cutout", "normalise")
+ROOT = Path(__file__).resolve().parents[2]
+OWN = "pipeline.data.datasets."
 _PACKING = "pipeline.data.packing"
 # decides no image: it moves bytes, says or checks something; the layout of a pack counts by manifest.VERSION
 _GIVEN = (
@@ -39,8 +35,17 @@ _FINGERPRINTS = ".fingerprints.json"
 _TICK_S = 0.02  # a file system's clock moves on in steps of up to 10 ms: two writes within one leave the same stamp
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Inputs(NamedTuple):
+    """What settings say of a pack: ``settings`` that decide its images, ``files`` on this computer that it is read
+    from, in the order of the data set's ``module`` (dotted)."""
+
+    dataset: str
+    module: str
+    settings: Mapping[str, Any]
+    files: tuple[Path, ...]
+
+
+class Request(NamedTuple):
     """``name`` is ``<data set>-<12 hex>``. ``stamps`` are those that the source files had before they were hashed."""
 
     name: str
@@ -56,7 +61,19 @@ class Request:
                 raise _changing(path)
 
 
-def request(config: DatasetConfig, module: DatasetModule, data_dir: Path) -> Request:
+def find(inputs: Inputs, data_dir: Path) -> Pack | None:
+    """The pack for this configuration, or None where it is absent, incomplete or altered. No network; files
+    are hashed only after their stamps changed."""
+    data_dir = data_dir.absolute()
+    if not any(data_dir.glob(f"{inputs.dataset}-*")):
+        return None  # spares hashing a large source that was never packed
+    try:
+        return manifest.read(data_dir / request(inputs, data_dir).name)
+    except (DataError, OSError):  # the source is gone or unreadable: `fetch` says so
+        return None
+
+
+def request(inputs: Inputs, data_dir: Path) -> Request:
     """Local source files count by their content in the order of the module's list, not by name or folder; an address
     counts by its text, login aside.
 
@@ -65,24 +82,31 @@ def request(config: DatasetConfig, module: DatasetModule, data_dir: Path) -> Req
         OSError: it can't be read.
         UsageError: the data set's module imports what isn't there.
     """
-    wanted = {name: value for name, value in asdict(config).items() if name not in _TRAINING_ONLY}
-    known = _fingerprints(module.local_inputs(config), data_dir)
-    path = local_path(config.source)
-    if path is not None:
-        wanted["source"] = "files" if known else str(path)
-    elif config.source is not None:
-        wanted["source"] = hide(config.source)
+    known = _fingerprints(inputs.files, data_dir)
+    wanted = {**inputs.settings, "source": _source(inputs)}
     wanted["inputs"] = {str(number): sha256 for number, (_, sha256) in enumerate(known.values())}
     wanted["version"] = manifest.VERSION
-    code = import_closure(ROOT, (datasets.DATASETS.target(config.name), _PACKING), given=_GIVEN)
+    code = import_closure(ROOT, (inputs.module, _PACKING), given=_GIVEN)
     wanted["code"] = dict(code.digests)
-    if not datasets.DATASETS.is_own(config.name):  # what is installed counts by its version
+    if not inputs.module.startswith(OWN):  # what is installed counts by its version
         wanted["versions"] = dict(code.versions)
-    name = f"{config.name}-{sha256_text(canonical_json(wanted))[:12]}"
+    name = f"{inputs.dataset}-{sha256_text(canonical_json(wanted))[:12]}"
     return Request(name=name, stamps={path: stamp for path, (stamp, _) in known.items()})
 
 
-def _fingerprints(paths: list[Path], data_dir: Path) -> dict[Path, tuple[Stamp, str]]:
+def _source(inputs: Inputs) -> str | None:
+    source = inputs.settings["source"]
+    if source is None:
+        return None
+    from pipeline.data.source import local_path
+
+    path = local_path(source)
+    if path is None:
+        return hide(source)
+    return "files" if inputs.files else str(path)
+
+
+def _fingerprints(paths: Sequence[Path], data_dir: Path) -> dict[Path, tuple[Stamp, str]]:
     """Stamp and sha256 of each file. It is hashed again only when its stamp has changed; the notes lie in
     ``data_dir`` and may be lost at no harm (two writers at once: the last one's stay)."""
     cache = _read_cache(data_dir / _FINGERPRINTS)

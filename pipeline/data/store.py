@@ -7,31 +7,48 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.core import leftovers
 from pipeline.core.errors import DataError, os_reason
 from pipeline.core.locks import held
-from pipeline.data import datasets, manifest
+from pipeline.data import datasets, manifest, request
 from pipeline.data.base import DatasetModule, Workspace
 from pipeline.data.manifest import Pack
 from pipeline.data.progress import OnProgress, reporting
-from pipeline.data.request import Request, request
+from pipeline.data.request import Inputs, Request
 from pipeline.data.source import local_path
 from trainers.core.config import DatasetConfig
 
+# applied by the nodes; any other setting counts
+_TRAINING_ONLY = ("crop_padding", "crop_border", "flip", "alternate_flip", "cutout", "normalise")
+
+
+def inputs(dataset: DatasetConfig) -> Inputs:
+    """What decides the pack for these settings. Raises DataError: an unknown data set, a source that is missing."""
+    settings = {name: value for name, value in asdict(dataset).items() if name not in _TRAINING_ONLY}
+    files = datasets.module(dataset.name).local_inputs(dataset)
+    module = datasets.DATASETS.target(dataset.name)
+    return Inputs(dataset=dataset.name, module=module, settings=settings, files=tuple(files))
+
+
+def inputs_or_none(dataset: DatasetConfig) -> Inputs | None:
+    """``inputs``, or None where the source can't be read: `fetch` says so. Raises DataError for an unknown data set."""
+    datasets.module(dataset.name)
+    try:
+        return inputs(dataset)
+    except (DataError, OSError):
+        return None
+
 
 def find(dataset: DatasetConfig, data_dir: Path) -> Pack | None:
-    """The pack for this configuration, or None where it is absent, incomplete or altered. No network; files
-    are hashed only after their stamps changed. Raises DataError for an unknown data set."""
-    module = datasets.module(dataset.name)
-    data_dir = data_dir.absolute()
-    if not any(data_dir.glob(f"{dataset.name}-*")):
-        return None  # spares hashing a large source that was never packed
-    try:
-        return manifest.read(data_dir / request(dataset, module, data_dir).name)
-    except (DataError, OSError):  # the source is gone or unreadable: `fetch` says so
-        return None
+    """The pack for these settings, or None where it is absent, incomplete or altered, or its source is gone.
+
+    Raises DataError for an unknown data set.
+    """
+    wanted = inputs_or_none(dataset)
+    return request.find(wanted, data_dir) if wanted is not None else None
 
 
 def refuse(dataset: DatasetConfig) -> None:
@@ -60,7 +77,7 @@ def fetch(dataset: DatasetConfig, data_dir: Path, *, on_progress: OnProgress | N
     data_dir = data_dir.absolute()
     with _os_errors_as_data_errors(dataset, data_dir), reporting(on_progress) as report:
         data_dir.mkdir(parents=True, exist_ok=True)
-        wanted = request(dataset, module, data_dir)
+        wanted = request.request(inputs(dataset), data_dir)
         target = data_dir / wanted.name
         found = manifest.read(target)
         if found is not None:

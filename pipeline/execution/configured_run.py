@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import data
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.config.build import RunConfig
+from pipeline.data.manifest import Pack
 from pipeline.execution.located import LocatedRun, Sources, locate
 from pipeline.runs.folder import Description
 from pipeline.runs.provenance import RunDetails
@@ -19,7 +19,7 @@ class Run(LocatedRun):
     """A run with the whole of its configuration and its data."""
 
     config: RunConfig
-    pack: data.Pack
+    pack: Pack
 
     def description(self, sources: Mapping[str, Path] | None = None) -> Description:
         """What its folder tells. ``sources``: copies of the files of its code (None: they themselves)."""
@@ -47,7 +47,7 @@ class Run(LocatedRun):
         return PackSource(path=self.pack.path.resolve(), digest=self.pack.digest)
 
 
-def prepare(config: RunConfig, root: Path, pack: data.Pack, read: Sources | None = None) -> Run:
+def prepare(config: RunConfig, root: Path, pack: Pack, read: Sources | None = None) -> Run:
     """The run with its key. Starts nothing, imports no torch."""
     found = locate(config.basis, root, pack.digest, read)
     return Run(**vars(found), config=config, pack=pack)

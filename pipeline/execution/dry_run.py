@@ -22,7 +22,7 @@ from pipeline.cluster.plan import render
 from pipeline.config.build import RunConfig
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
 from pipeline.core.tables import counted
-from pipeline.data import Pack
+from pipeline.data.manifest import Pack
 from pipeline.evaluation import report_key
 from pipeline.execution.configured_run import Run
 from pipeline.execution.located import ENTRY

@@ -9,8 +9,7 @@ from __future__ import annotations
 import copy
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.keys import rank_environment
@@ -24,8 +23,7 @@ KEY_LENGTH = 12
 _WHERE = ("cluster", "tracking", "paths")  # where it runs and who is told; the topology part holds the rest
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContentKey:
+class ContentKey(NamedTuple):
     """``short`` names the run folder; ``parts`` is what key.json holds."""
 
     digest: str

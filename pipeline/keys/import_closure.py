@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline.core.errors import UsageError
 from pipeline.core.installer import install
@@ -32,8 +33,7 @@ _LIBRARY = re.compile(r"lib.+\.(so|dylib)(\.\d+)*|.+\.dll")
 _CONTROLLER = ("pipeline", "hydra_plugins", "dodo")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Closure:
+class Closure(NamedTuple):
     """The files that a run imports, by their paths in the code snapshot, sorted.
 
     ``digests`` is what counts of each, ``sources`` where it lies; ``versions`` are those of the distributions that

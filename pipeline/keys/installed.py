@@ -14,12 +14,11 @@ import re
 import site
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from importlib.metadata import Distribution
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.core.cache import Remembered
 from pipeline.core.files import sha256_file, sha256_text
@@ -28,8 +27,7 @@ _MOST = 256  # modules whose owners are remembered
 _FIRST = {"sitecustomize", "usercustomize"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
+class Found(NamedTuple):
     """Where a top-level module would come from.
 
     Args:

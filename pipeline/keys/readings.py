@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 import sys
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.core.cache import Remembered
 from pipeline.core.errors import UsageError
@@ -18,8 +17,7 @@ from pipeline.keys.imports import Import
 _MOST = 256  # sources remembered, and at least twice as many as were just read; a run needs about thirty
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reading:
+class Reading(NamedTuple):
     """``text`` is the sha256 of the bytes, ``digest`` and ``sight`` are of ``pipeline.keys.syntax``."""
 
     text: str

@@ -15,13 +15,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline import data
 from pipeline.config.build import train_config
 from pipeline.core import git, process, redact
 from pipeline.core.errors import DataError, PacelineError, TrainingError, UsageError
 from pipeline.core.files import write_json
 from pipeline.core.locks import held
 from pipeline.core.signals import Interruptible
+from pipeline.data import store
 from pipeline.keys import content_key
 from pipeline.keys.diff import Difference, differences
 from pipeline.keys.import_closure import ABSENT
@@ -187,7 +187,7 @@ def _check_data(recipe: Recipe, source: str | None, data_dir: Path) -> None:
     lost = f"the data of run {recipe.folder.key} (digest {wanted[:12]}) is gone"
     hint = "dataset.source=<where it is now>, or paths.data=<a folder that has its pack>"
     try:
-        found = data.find(dataset, data_dir) or data.fetch(dataset, data_dir)
+        found = store.find(dataset, data_dir) or store.fetch(dataset, data_dir)
     except DataError as error:
         raise PacelineError(f"{lost}: {error.what}", hint=hint) from error
     if found.digest != wanted:

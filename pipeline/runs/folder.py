@@ -6,9 +6,8 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.core import documents
 from pipeline.core.documents import DamagedError
@@ -33,8 +32,7 @@ ORIGIN = ("provenance.json", "changes.patch")
 _SEALED_SINCE = 2  # the version of key.json; what older ones wrote has no digest of its own text
 
 
-@dataclass(frozen=True, kw_only=True)
-class Description:
+class Description(NamedTuple):
     """What a run is made of, as its folder tells it.
 
     ``config`` is resolved (config.json), ``config_yaml`` the same as YAML. ``sources`` are the files of its code by
@@ -49,8 +47,7 @@ class Description:
     pack_path: Path
 
 
-@dataclass(frozen=True)
-class RunFolder:
+class RunFolder(NamedTuple):
     """Paths of one run. The folder's name is the run key."""
 
     path: Path

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pipeline.core import documents
 from pipeline.core.documents import DamagedError, UnsealedError
@@ -27,8 +26,7 @@ class AlteredError(PacelineError):
     """A file of a run folder that isn't what was written; the text names it, says what is wrong, and the fix."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fingerprint:
+class Fingerprint(NamedTuple):
     """A target as it was when result.json vouched for it. ``stamp`` is its modification time, inode and change time
     (unix times in ns): what tells that nobody wrote to it since, also not with the old modification time."""
 
@@ -37,8 +35,7 @@ class Fingerprint:
     stamp: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """What result.json holds; ``fields`` is all of it.
 
     ``key`` and ``digest`` are the run's, ``origin_sha256`` is where it comes from. ``metrics`` are flat, with

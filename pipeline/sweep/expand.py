@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import data
 from pipeline.cluster.plan import check_batch
 from pipeline.config import build, compose
 from pipeline.config.build import RunConfig, train_config
@@ -19,6 +18,8 @@ from pipeline.core import redact
 from pipeline.core.errors import UsageError
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.core.specs import Cluster
+from pipeline.data import store
+from pipeline.data.manifest import Pack
 from pipeline.execution.configured_run import prepare
 from pipeline.execution.located import sources
 from pipeline.keys.content_key import KEY_LENGTH, canonical_config, topology
@@ -128,7 +129,7 @@ class TrialFactory:
         self._first: RunConfig | None = None
         self._whole: dict[str, RunConfig] = {}  # by the sections that a trial's words rarely touch
         self._slots: dict[str, tuple[Cluster, ...]] = {}  # by the cluster section
-        self._packs: dict[str, data.Pack | None] = {}
+        self._packs: dict[str, Pack | None] = {}
 
     @property
     def settings(self) -> SweepConfig:
@@ -188,10 +189,10 @@ class TrialFactory:
             self._slots[section] = placing.slots(whole.cluster, whole.sweep, gpus)
         return self._slots[section]
 
-    def _pack(self, config: RunConfig) -> data.Pack | None:
+    def _pack(self, config: RunConfig) -> Pack | None:
         wanted = canonical_json([dataclasses.asdict(config.train.dataset), str(config.data_dir)])
         if wanted not in self._packs:
-            self._packs[wanted] = data.find(config.train.dataset, config.data_dir)
+            self._packs[wanted] = store.find(config.train.dataset, config.data_dir)
         return self._packs[wanted]
 
 

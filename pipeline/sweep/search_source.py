@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import data
 from pipeline.config import compose, trials
 from pipeline.config.build import RunConfig, search_config
 from pipeline.config.schema import SearchConfig, SweepConfig
@@ -15,6 +14,7 @@ from pipeline.config.space import Choice, SearchSpace, space
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.core.specs import PRUNE, Cluster, State
+from pipeline.data import store
 from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.runs import acceptance, metrics_file
 from pipeline.sweep.expand import TrialFactory, configuration_digest
@@ -103,8 +103,8 @@ def plan(words: Sequence[str], *, root: Path, local_gpus: int) -> SearchPlan:
 
 def fetch(config: RunConfig) -> None:
     """The data set of a trial, where it isn't there yet."""
-    if data.find(config.train.dataset, config.data_dir) is None:
-        data.fetch(config.train.dataset, config.data_dir)
+    if store.find(config.train.dataset, config.data_dir) is None:
+        store.fetch(config.train.dataset, config.data_dir)
 
 
 class Searching:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import data
 from pipeline.config.build import build
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.options import ROOT
+from pipeline.data import store
 from trainers.training.session import run
 
 
@@ -19,7 +19,7 @@ def test_muons_defaults_train_the_quickstart(model: str, tmp_path: Path) -> None
     width = ["model.width=8"] if model == "whitened_cnn" else []
     words = ("experiment=quickstart", "optimizer=airbench_muon", f"model={model}", *width, "trainer.epochs=5")
     made = build(resolve(compose_config(words)), words, root=ROOT, local_gpus=0)
-    (tmp_path / "data").symlink_to(data.fetch(made.train.dataset, tmp_path / "packs").path)
+    (tmp_path / "data").symlink_to(store.fetch(made.train.dataset, tmp_path / "packs").path)
     (tmp_path / "config.json").write_text(json.dumps(made.resolved))
     run(tmp_path / "config.json")
     summary = json.loads((tmp_path / "summary.json").read_text())

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.data import fetch, find
 from pipeline.data.datasets import digits
 from pipeline.data.datasets.synthetic import SyntheticConfig
+from pipeline.data.store import fetch, find
 from tests.pipeline.data.data_fixtures import random_images, read_pack
 from tests.pipeline.data.data_server import Server
 from trainers.core.config import DatasetConfig

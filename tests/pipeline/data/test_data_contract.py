@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
-from pipeline.data import fetch, find
 from pipeline.data.datasets import DATASETS
 from pipeline.data.datasets.synthetic import SyntheticConfig
+from pipeline.data.store import fetch, find
 from tests.pipeline.data.data_fixtures import make_cifar10, make_mnist, random_images, read_pack
 from trainers.core.config import DatasetConfig
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.data import fetch, refuse
 from pipeline.data.datasets import DATASETS
 from pipeline.data.source import file_name, local_path, shown
+from pipeline.data.store import fetch, refuse
 from trainers.core.config import DatasetConfig
 
 

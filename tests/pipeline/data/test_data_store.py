@@ -17,9 +17,11 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
-from pipeline.data import Pack, datasets, disk, fetch, find, manifest, packing
+from pipeline.data import datasets, disk, manifest, packing
 from pipeline.data.datasets.synthetic import SyntheticConfig
+from pipeline.data.manifest import Pack
 from pipeline.data.request import request
+from pipeline.data.store import fetch, find, inputs
 from tests.pipeline.data.data_fixtures import make_mnist, random_images
 from tests.pipeline.data.data_server import Server
 from tests.small_disk import mounted
@@ -48,7 +50,7 @@ def child_fetch(config: str, data_dir: Path) -> str:
     return (
         "from pathlib import Path\nfrom trainers.core.config import DatasetConfig\n"
         "from pipeline.data.datasets.synthetic import SyntheticConfig\n"
-        "from pipeline.data import fetch\n"
+        "from pipeline.data.store import fetch\n"
         f"print(fetch({config}, Path({str(data_dir)!r}), on_progress=lambda *line: None).digest)\n"
     )
 
@@ -328,7 +330,7 @@ def test_the_code_of_a_data_set_counts_for_its_packs_and_a_comment_does_not(
         return name_of("synthetic")
 
     def name_of(name: str) -> str:
-        return request(datasets.DATASETS.settings(name)(), datasets.module(name), tmp_path).name
+        return request(inputs(datasets.DATASETS.settings(name)()), tmp_path).name
 
     first, other = name_of("synthetic"), name_of("mnist")
     line = "from trainers.core.config import"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import data
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import State
+from pipeline.data import store
 from pipeline.runs.index import find as find_run
 from pipeline.sweep import Space, expand
 from pipeline.sweep.folder import SweepFolder, TrialEntry, describe, find, latest, locate, mark
@@ -21,7 +21,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project folder that holds the node half and the digits' pack."""
     root = tmp_path_factory.mktemp("project")
     (root / "trainers").symlink_to(Path(__file__).resolve().parents[3] / "trainers")
-    data.fetch(expand(["experiment=quickstart"], root=root, local_gpus=0).trials[0].config.train.dataset, root / "data")
+    store.fetch(
+        expand(["experiment=quickstart"], root=root, local_gpus=0).trials[0].config.train.dataset, root / "data"
+    )
     return root
 
 
