@@ -9,7 +9,6 @@ from pipeline.cli.verbs import VERBS
 DOIT_CONFIG = {
     "default_tasks": ["_overview"],
     "action_string_formatting": "new",
-    "backend": "memory",  # what is up to date is read from run folders: doit's own database decides nothing
 }
 
 

@@ -201,7 +201,8 @@ class _Walk:
         return None
 
     def _is_own(self, top: str) -> bool:
-        return not {top, f"{top}.py"}.isdisjoint(self._names(str(self.root)))
+        names = self._names(str(self.root))
+        return top in names or f"{top}.py" in names
 
     def _missing(self, item: Import, path: str) -> None:
         if item.kind == "optional" or not self._is_of_project(path):
