@@ -91,14 +91,13 @@ def _whole_lines(path: Path) -> list[str]:
 
 
 def processes_of(folder: Path) -> Iterator[psutil.Process]:
-    """Every process that works for a run below ``folder`` (its command line names the folder or a run's key)."""
-    keys = [path.name for path in (folder / "runs").glob("*") if (path / "key.json").exists()]
+    """Every rank and torchrun of this computer for a run below ``folder``; other tests train runs with the same key."""
     for process in psutil.process_iter():
         try:
             words = " ".join(process.cmdline())
         except psutil.Error:
             continue
-        if "trainers.classifier" in words and any(key in words for key in keys):
+        if "trainers.classifier" in words and f"{folder}/" in words:
             yield process
 
 
