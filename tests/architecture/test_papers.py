@@ -60,7 +60,7 @@ def test_the_workflow_runs_what_there_is() -> None:
 def test_make_test_leaves_no_test_out() -> None:
     recipe = re.search(r"^test: .*\n\t(.*)$", text("Makefile"), flags=re.MULTILINE)
     assert recipe
-    assert recipe[1].endswith("-m pytest -n 2 --dist worksteal")
+    assert recipe[1].endswith("-m pytest -n 3 --dist worksteal")
     assert "-m" not in tomllib.loads(text("pyproject.toml"))["tool"]["pytest"]["ini_options"]["addopts"].split()
 
 
