@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.trainers.ranks import call_on_ranks
 from tests.trainers.test_torchrun import wait_for_step
-from tests.trainers.tiny_runs import MakeRun, finish, read_summary, start
+from tests.trainers.tiny_runs import MakeRun, finish, metrics_lines, read_summary, start
 from tests.waiting import HANG_S
 from trainers.training.session import run
 
@@ -24,6 +25,10 @@ def ranks_of(pid: int) -> list[psutil.Process]:
         for item in found
         if "trainers.classifier" in item.cmdline() and "torch.distributed.run" not in item.cmdline()
     ]
+
+
+def losses_of(run_dir: Path) -> list[tuple[int, float | None]]:
+    return [(line["step"], line["metrics"].get("train/loss")) for line in metrics_lines(run_dir)]
 
 
 @pytest.mark.parametrize("whom", ["torchrun", "one rank"])
@@ -45,6 +50,7 @@ def test_two_ranks_save_one_step_and_end_with_the_weights_of_an_undisturbed_run(
     assert f"resumed from step {told[1]} " in said
     call_on_ranks("tests.trainers.test_pruned:train_on_this_rank", whole)
     assert read_summary(broken)["weights_sha256"] == read_summary(whole)["weights_sha256"]
+    assert losses_of(broken) == losses_of(whole)
 
 
 def test_a_rank_alone_saves_its_step_and_dies_of_the_signal(make_run: MakeRun) -> None:

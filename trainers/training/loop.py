@@ -94,12 +94,15 @@ class Trainer:
             if self.metrics.damage:
                 self.say(f"warning: {self.metrics.damage}")
         layout.look(path)
-        best = self.progress.get("best_accuracy", -1.0)
-        progress = torch.tensor([self.step, best], dtype=torch.float64, device=self.node.device)
+        best, unread = self.progress.get("best_accuracy", -1.0), self.progress.pop("unread_losses", [[]])
+        if len(unread) != self.node.ranks.world_size:
+            unread = [[]]
+        progress = torch.tensor([self.step, best, len(unread[0])], dtype=torch.float64, device=self.node.device)
         self.node.broadcast([progress, *self._state()])
         rank_state.fill(self._own(), self.node.scatter(table, row))
         self.step = self.saved_step = int(progress[0])
         self.progress["best_accuracy"] = float(progress[1])
+        self.losses.restore(int(progress[2]), unread if self.node.is_rank_zero else ())
         if self.step:
             layout.load(path, self.step, self.stepper.state())
         self.progress["warm_up_s"] = self.progress.get("warm_up_s", 0.0) + warm_up_s
@@ -178,8 +181,11 @@ class Trainer:
         """A checkpoint of this very step, on the disk before any rank goes on."""
         if self.step != self.saved_step:
             epoch, position = self.steps.place(self.step)
-            if self.losses.unread:
-                self._log(epoch)
+            skip_nonfinite = self.config.trainer.skip_nonfinite
+            # kept rather than logged: the lines of metrics.jsonl are those of a run that nobody stopped
+            self.progress["unread_losses"] = self.losses.unread(
+                self.step, saved_step=self.saved_step, skip_nonfinite=skip_nonfinite
+            )
             self.progress["train_s"] = time.perf_counter() - began
             self._save(epoch, position)
         if self.folder is not None:
