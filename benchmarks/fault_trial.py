@@ -119,13 +119,24 @@ class Trial:
         return [path.name for path in self.runs()]
 
     def processes(self) -> Iterator[tuple[psutil.Process, str]]:
-        """Every torchrun and rank of the runs here, on whatever host, with its command line."""
+        """Every torchrun and rank of the runs here, on whatever host, with its command line.
+
+        Other cases train runs with the same keys at the same time, here and on hosts of their own.
+        """
         keys = self.keys()
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error, OSError):
                 words = " ".join(process.cmdline())
-                if "trainers.classifier" in words and any(key in words for key in keys):
+                if "trainers.classifier" not in words:
+                    continue
+                if f"{self.folder}/" in words or (any(key in words for key in keys) and self._is_on_a_host(process)):
                     yield process, words
+
+    def _is_on_a_host(self, process: psutil.Process) -> bool:
+        """Whether it is in the network namespace of a host of this case's lab."""
+        inits = [host.init_pid for host in self.lab.hosts] if self.lab is not None else []
+        own = Path(f"/proc/{process.pid}/ns/net").readlink()
+        return own in [Path(f"/proc/{init}/ns/net").readlink() for init in inits if init is not None]
 
     def torchruns(self) -> list[psutil.Process]:
         return [process for process, words in self.processes() if "torch.distributed.run" in words]
