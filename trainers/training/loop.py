@@ -94,9 +94,7 @@ class Trainer:
             if self.metrics.damage:
                 self.say(f"warning: {self.metrics.damage}")
         layout.look(path)
-        best, unread = self.progress.get("best_accuracy", -1.0), self.progress.pop("unread_losses", [[]])
-        if len(unread) != self.node.ranks.world_size:
-            unread = [[]]
+        best, unread = self.progress.get("best_accuracy", -1.0), self._unread_losses()
         progress = torch.tensor([self.step, best, len(unread[0])], dtype=torch.float64, device=self.node.device)
         self.node.broadcast([progress, *self._state()])
         rank_state.fill(self._own(), self.node.scatter(table, row))
@@ -106,6 +104,11 @@ class Trainer:
         if self.step:
             layout.load(path, self.step, self.stepper.state())
         self.progress["warm_up_s"] = self.progress.get("warm_up_s", 0.0) + warm_up_s
+
+    def _unread_losses(self) -> list[list[float]]:
+        """Those that a stop between two lines of metrics.jsonl left in the checkpoint, a row for each rank."""
+        found: list[list[float]] = self.progress.pop("unread_losses", [[]])
+        return found if len(found) == self.node.ranks.world_size else [[]]
 
     def _warm_up(self) -> float:
         """Passes that leave nothing behind; the seconds they took. Before a checkpoint is taken up, which may hold
