@@ -65,7 +65,6 @@ class Trainer:
     # ----------------------------------------------------------------------------- start and resume
     def prepare(self) -> None:
         """Warm up; take up the newest good checkpoint (rank 0 reads it and shares it), or share the fresh weights."""
-        garbage.resume()
         warm_up_s = self._warm_up()
         layout, path = self.stepper.strategy.layout, self.run_dir / "checkpoints"
         row = rank_state.row(self._own(), self.node.device)
@@ -113,6 +112,7 @@ class Trainer:
     def _warm_up(self) -> float:
         """Passes that leave nothing behind; the seconds they took. Before a checkpoint is taken up, which may hold
         state that only they bring about."""
+        garbage.resume()
         if not self.stepper.warm_up_passes:
             return 0.0
         plan = self.plan(0, 0)
