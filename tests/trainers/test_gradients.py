@@ -142,8 +142,8 @@ def lose_the_other_rank(_: Path) -> None:
     network = DistributedDataParallel(nn.Linear(WIDTH, 1, bias=False), static_graph=True)
     network.register_comm_hook(SharedSum(memory=memory), shared_memory_hook)
     if memory.rank == 1:
-        memory.mouth.close()
-        memory.ear.close()
+        memory.outgoing.close()
+        memory.incoming.close()
     else:
         with pytest.raises(ConnectionError, match="connection closed by peer: the other rank of this host has ended"):
             network(torch.ones(1, WIDTH)).sum().backward()

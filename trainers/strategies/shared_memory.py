@@ -39,8 +39,8 @@ class SharedMemory:
 
     values: Tensor
     rank: int
-    mouth: io.FileIO
-    ear: io.FileIO
+    outgoing: io.FileIO
+    incoming: io.FileIO
 
     def meet(self) -> None:
         """Tell that all is written, and wait until the other rank has told that too.
@@ -50,13 +50,13 @@ class SharedMemory:
             TimeoutError: ten minutes have passed.
         """
         with suppress(BrokenPipeError):  # what it told before it ended is still to be heard
-            self.mouth.write(b".")
-        if not self.ear.read(1):  # None where there is nothing yet, b"" at the end
+            self.outgoing.write(b".")
+        if not self.incoming.read(1):  # None where there is nothing yet, b"" at the end
             poll = select.poll()
-            poll.register(self.ear, select.POLLIN)
+            poll.register(self.incoming, select.POLLIN)
             if not poll.poll(_TIMEOUT_MS):
                 raise TimeoutError(f"timed out: the other rank of this host is silent for {_TIMEOUT_MS // 1000} s")
-            if not self.ear.read(1):
+            if not self.incoming.read(1):
                 raise ConnectionError(_ENDED)
 
 
@@ -149,13 +149,13 @@ def _make(size: int) -> list[int]:
 def _open(process: int, descriptors: Sequence[int], size: int, *, rank: int) -> SharedMemory | None:
     """Each rank opens its own ends only, so that an end closes when its rank dies. Rank 0 writes the first pipe."""
     memory, *ends = (Path(f"/proc/{process}/fd/{number}") for number in descriptors)
-    ear, mouth = (ends[2], ends[1]) if rank == 0 else (ends[0], ends[3])
+    incoming, outgoing = (ends[2], ends[1]) if rank == 0 else (ends[0], ends[3])
     try:
         with memory.open("r+b") as file:
             mapped = mmap.mmap(file.fileno(), size)
-        heard = io.FileIO(os.open(ear, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-        told = io.FileIO(os.open(mouth, os.O_WRONLY | os.O_CLOEXEC), "w")
+        reader = io.FileIO(os.open(incoming, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        writer = io.FileIO(os.open(outgoing, os.O_WRONLY | os.O_CLOEXEC), "w")
     except (OSError, ValueError):  # another process namespace, or /proc is hidden
         return None
     values = torch.frombuffer(mapped, dtype=torch.float32)
-    return SharedMemory(values=values, rank=rank, mouth=told, ear=heard)
+    return SharedMemory(values=values, rank=rank, outgoing=writer, incoming=reader)
