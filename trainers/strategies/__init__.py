@@ -6,7 +6,7 @@ Each strategy is a module here, with its settings and ``build(config, model, nod
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -50,6 +50,35 @@ class GradientSync(Protocol):
     def own(self) -> list[Tensor]:
         """What a checkpoint keeps and each rank has of its own."""
         ...
+
+
+class LocalGradients:
+    """Gradients that are whole after the backward pass: nothing is sent afterwards and nothing is kept of them."""
+
+    warm_up_passes = 0
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._parameters = parameters
+
+    def start(self, step: int) -> None:
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def finish(self) -> None:
+        """Raises TrainerError naming a parameter that took no part in the loss."""
+        refuse_missing(self._parameters)
+
+    def warmed_up(self) -> None:
+        pass
+
+    def state(self) -> dict[str, list[Tensor]]:
+        return {}
+
+    def own(self) -> list[Tensor]:
+        return []
 
 
 class Layout:
@@ -110,6 +139,11 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
     """The parameters that are not frozen."""
     return [item for item in model.parameters() if item.requires_grad]
+
+
+def named_trainable(model: nn.Module) -> dict[str, Tensor]:
+    """The same by their names."""
+    return {name: item for name, item in model.named_parameters() if item.requires_grad}
 
 
 def refuse_missing(parameters: Mapping[str, Tensor]) -> None:

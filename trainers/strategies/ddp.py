@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainers.core.config import ConfigError, StrategyConfig, TrainConfig, TrainerConfig, at_least, choice
 from trainers.core.errors import TrainerError
 from trainers.distributed.process_group import Node
-from trainers.strategies import Layout, Strategy, refuse_missing, trainable
+from trainers.strategies import Layout, LocalGradients, Strategy, named_trainable, trainable
 from trainers.strategies.powersgd import PowerSGD, powersgd_hook
 from trainers.strategies.shared_memory import SharedSum, share_memory, shared_memory_hook
 
@@ -73,42 +73,13 @@ class DDPConfig(StrategyConfig):
             )
 
 
-class LocalGradients:
-    """The gradients of one rank that has no others."""
-
-    warm_up_passes = 0
-
-    def __init__(self, model: nn.Module) -> None:
-        self._parameters = {name: item for name, item in model.named_parameters() if item.requires_grad}
-
-    def start(self, step: int) -> None:
-        for parameter in self._parameters.values():
-            parameter.grad = None
-
-    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def finish(self) -> None:
-        """Raises TrainerError naming a parameter that took no part in the loss."""
-        refuse_missing(self._parameters)
-
-    def warmed_up(self) -> None:
-        pass
-
-    def state(self) -> dict[str, list[Tensor]]:
-        return {}
-
-    def own(self) -> list[Tensor]:
-        return []
-
-
 class ReplicatedGradients(LocalGradients):
     """Averaged by DistributedDataParallel in the last backward pass of a step."""
 
     warm_up_passes = _WARM_UP_PASSES
 
     def __init__(self, model: nn.Module, network: DistributedDataParallel, powersgd: PowerSGD | None) -> None:
-        super().__init__(model)
+        super().__init__(named_trainable(model))
         self._network, self._powersgd = network, powersgd
 
     def start(self, step: int) -> None:
@@ -145,7 +116,7 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
     if config.trainer.compile:
         network = _compiled(model, config.trainer)
     if node.ranks.world_size == 1:
-        return Strategy(layout=layout, network=network, gradient_sync=LocalGradients(model))
+        return Strategy(layout=layout, network=network, gradient_sync=LocalGradients(named_trainable(model)))
     replicated = _replicated(network)
     powersgd = _register_hook(replicated, trainable(model), ddp, node)
     sync = ReplicatedGradients(model, replicated, powersgd)

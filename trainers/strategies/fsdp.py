@@ -30,7 +30,7 @@ from trainers.core.config import ConfigError, StrategyConfig, TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.core.files import could_not_write, sha256_file
 from trainers.distributed.process_group import Node
-from trainers.strategies import Layout, Strategy, refuse_missing
+from trainers.strategies import Layout, LocalGradients, Strategy
 from trainers.strategies.fsdp_files import exchange, folder_name, missing_files, rank_files
 
 _LARGEST_BYTES, _SMALLEST_BYTES = 25 << 20, 1 << 20  # of the weights that are gathered at once
@@ -230,37 +230,22 @@ class Shards(Layout):
             )
 
 
-class ShardSync:
-    """FSDP averages the gradients itself, in every backward pass; afterwards the slices get theirs."""
+class ShardSync(LocalGradients):
+    """FSDP averages the gradients itself, in every backward pass, because whole ones would fill the memory.
 
-    warm_up_passes = 0
+    Afterwards the slices get theirs.
+    """
 
     def __init__(self, layout: Shards) -> None:
+        super().__init__(layout.whole)
         self._layout = layout
-
-    def start(self, step: int) -> None:
-        for whole in self._layout.whole.values():
-            whole.grad = None
-
-    def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Nothing: gradients are averaged with every micro-batch, because whole ones would fill the memory."""
-        return contextlib.nullcontext()
 
     def finish(self) -> None:
         """Raises TrainerError naming a parameter that took no part in the loss."""
-        refuse_missing(self._layout.whole)
+        super().finish()
         for whole, part in zip(self._layout.whole.values(), self._layout.parameters, strict=True):
             assert isinstance(whole.grad, DTensor)
             part.grad = whole.grad.to_local()
-
-    def warmed_up(self) -> None:
-        pass
-
-    def state(self) -> dict[str, list[Tensor]]:
-        return {}
-
-    def own(self) -> list[Tensor]:
-        return []
 
 
 def _cause(error: BaseException) -> BaseException:
