@@ -49,5 +49,5 @@ class Run(LocatedRun):
 
 def prepare(config: RunConfig, root: Path, pack: Pack, read: Sources | None = None) -> Run:
     """The run with its key. Starts nothing, imports no torch."""
-    found = locate(config.basis, root, pack.digest, read)
+    found = locate(config, root, pack.digest, read)
     return Run(**vars(found), config=config, pack=pack)

@@ -18,6 +18,7 @@ from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
 
 if TYPE_CHECKING:  # a run that has a result of its own needs nobody's word
+    from pipeline.config.build import RunConfig
     from pipeline.core.cluster import Cluster
     from pipeline.runs.acceptance import Acceptance
     from pipeline.runs.result import Result
@@ -98,7 +99,7 @@ def of_hosts(here: Mapping[str, str], told: Mapping[str, str]) -> dict[str, str]
     return {**here, **told}
 
 
-def locate(basis: Basis, root: Path, data_digest: str, read: Sources | None = None) -> LocatedRun:
+def locate(basis: Basis | RunConfig, root: Path, data_digest: str, read: Sources | None = None) -> LocatedRun:
     """The run with its key and folder. Starts nothing, imports no torch."""
     remember_in(root, basis.runs_dir)
     code = (read or sources(root))(basis.chosen, basis.cluster.python_path)
