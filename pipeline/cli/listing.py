@@ -12,68 +12,103 @@ from pipeline.cli.options import is_on
 from pipeline.cli.output import say
 from pipeline.cli.session import relative, session
 from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.tables import aligned, counted, duration, file_size
 
 if TYPE_CHECKING:
     from pipeline.runs.index import Row
 
-_SORTED_BY = ("accuracy", "key", "state", "time")
+_SORTED_BY = ("accuracy", "key", "size", "state", "time", "train_s")
 _TOLD = ("dataset.name", "model.name", "optimizer.name")  # each line begins with these
 _ELSEWHERE = ("cluster.", "paths.", "tracking.")  # where it was run, and not what
-_MOST = 1000  # runs whose configurations are read for the fields in which they differ
+_MOST = 1000  # runs whose configurations are read for the fields in which they differ, and whose files are counted
+_NAMES_WIDTH = 24  # characters; longer lists of hosts are a number
 
 
 def runs() -> None:
     """Raises UsageError: a state, an order or a word that no run can be chosen by."""
     from pipeline.runs import index
+    from pipeline.runs.disk_usage import measured
     from pipeline.runs.folder import RunFolder
 
     options, runs_dir = session().asked.options, session().config.runs_dir
-    wanted = _wanted(session().asked.overrides, session().config.resolved)
-    rows = _of_state(index.rows(runs_dir), options.get("state"), index.STATES)
+    wanted = wanted_values(session().asked.overrides, session().config.resolved)
+    by, as_json = options.get("sort", "time"), is_on(options, "json")
+    rows = of_state(index.rows(runs_dir), options.get("state"), index.STATES)
     in_full = bool(wanted) or len(rows) <= _MOST
     configs = {row.key: RunFolder(runs_dir / row.key).read_json("config.json") or {} for row in rows if in_full}
-    rows = _in_order([row for row in rows if matches(configs.get(row.key, {}), wanted)], options.get("sort", "time"))
+    rows = [row for row in rows if matches(configs.get(row.key, {}), wanted)]
+    measures = as_json or by == "size" or len(rows) <= _MOST
+    sizes = {row.key: measured(runs_dir / row.key).bytes for row in rows if measures}
+    rows = _in_order(rows, by, sizes)
     differing = differences({row.key: configs.get(row.key, {}) for row in rows})
-    if is_on(options, "json"):
-        say(json.dumps([{**asdict(row), "differs": differing[row.key]} for row in rows], indent=2))
+    if as_json:
+        about = [{**asdict(row), "bytes": sizes[row.key], "differs": differing[row.key]} for row in rows]
+        say(json.dumps(about, indent=2))
         return
     if not rows and (wanted or "state" in options):
         say(f"no run under {relative(runs_dir)} has these values")
     elif not rows:
         say(f"no runs under {relative(runs_dir)} yet; start one: doit train experiment=quickstart")
-    for row in rows:
-        say(_line(row, differing[row.key]))
+    else:
+        say(_table(rows, sizes, differing))
 
 
-def _line(row: Row, differing: Mapping[str, Any]) -> str:
-    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.unix_time))
-    accuracy = "" if row.accuracy is None else f"test/accuracy {row.accuracy:.4f}"
-    warning = "  SYNTHETIC DATA" if row.synthetic else ""
-    words = "".join(f"  {name}={_shown(value)}" for name, value in differing.items())
-    return f"{row.key}  {row.state:<8}  {day}  {row.what:<28} {row.nodes:<14} {accuracy}{words}{warning}{row.note}"
+def _table(rows: Sequence[Row], sizes: Mapping[str, int], differing: Mapping[str, Mapping[str, Any]]) -> str:
+    """A line a run; a column that is empty in all of them is left out."""
+    lines = [(*_cells(row, sizes.get(row.key)), _words(row, differing[row.key])) for row in rows]
+    columns = [column for column in zip(*lines, strict=True) if any(column)]
+    return aligned(list(zip(*columns, strict=True)))
+
+
+def _cells(row: Row, size: int | None) -> Sequence[str]:
+    names = ", ".join(row.hosts)
+    return (
+        row.key,
+        row.state,
+        day(row.unix_time),
+        row.what,
+        row.nodes,
+        names if len(names) <= _NAMES_WIDTH else counted(len(row.hosts), "host"),
+        "" if row.train_s is None else duration(row.train_s),
+        "" if size is None else file_size(size),
+        "" if row.accuracy is None else f"test/accuracy {row.accuracy:.4f}",
+    )
+
+
+def _words(row: Row, differing: Mapping[str, Any]) -> str:
+    words = "  ".join(f"{name}={_shown(value)}" for name, value in differing.items())
+    return f"{words}{'  SYNTHETIC DATA' if row.synthetic else ''}{row.note}".lstrip()
+
+
+def day(unix_time: float) -> str:
+    """``2026-11-22 02:39``, in local time."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_time))
 
 
 def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _of_state(rows: Sequence[Row], state: str | None, known: Sequence[str]) -> list[Row]:
+def of_state(rows: Sequence[Row], state: str | None, known: Sequence[str]) -> list[Row]:
+    """Those in this state. Raises UsageError: no run can have it."""
     if state is not None and state.upper() not in known:
         raise UsageError(f"state={state} is no state of a run; {suggestion(state.upper(), known)}")
     return [row for row in rows if state is None or row.state == state.upper()]
 
 
-def _in_order(rows: Sequence[Row], by: str) -> list[Row]:
-    """What is best, or newest, stands last: above the next prompt."""
+def _in_order(rows: Sequence[Row], by: str, sizes: Mapping[str, int]) -> list[Row]:
+    """What is best, newest or largest stands last: above the next prompt. ``sizes`` in bytes, by key."""
     if by not in _SORTED_BY:
         raise UsageError(f"sort={by} is no order; {suggestion(by, _SORTED_BY)}")
-    if by == "accuracy":
-        return sorted(rows, key=lambda row: -1.0 if row.accuracy is None else row.accuracy)
+    if by == "size":
+        return sorted(rows, key=lambda row: sizes[row.key])
+    if by in ("accuracy", "train_s"):
+        return sorted(rows, key=lambda row: -1.0 if getattr(row, by) is None else getattr(row, by))
     return sorted(rows, key=lambda row: row.unix_time if by == "time" else getattr(row, by))
 
 
 # ------------------------------------------------------------------------------------------------ pure
-def _wanted(words: Sequence[str], resolved: Mapping[str, Any]) -> dict[str, Any]:
+def wanted_values(words: Sequence[str], resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Fields and the values that the words give them; of a group the option's name. Raises UsageError."""
     wanted: dict[str, Any] = {}
     for word in words:

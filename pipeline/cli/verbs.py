@@ -149,14 +149,15 @@ VERBS: Mapping[str, Verb] = {
     "runs": Verb(
         module="pipeline.cli.listing",
         answers=True,
-        summary="list the runs: state, accuracy, and the fields in which they differ",
-        details="Overrides choose: model=resnet18 seed=1 lists the runs that have these values.",
+        summary="list the runs: state, hosts, time, size, accuracy, and the fields in which they differ",
+        details="Overrides choose: model=resnet18 seed=1 lists the runs that have these values. The time is that of "
+        "the training; of more than a thousand runs the files are only counted with sort=size or json=1.",
         options={
             "state": Option("STATE", "those in this state alone: FINISHED, FAILED, KILLED, …"),
-            "sort": Option("time|accuracy|state|key", "the order; what is newest or best stands last"),
+            "sort": Option("time|accuracy|train_s|size|state|key", "the order; what is newest or most stands last"),
             "json": _JSON,
         },
-        examples=("runs", "runs model=resnet18 state=FAILED", "runs dataset=digits sort=accuracy"),
+        examples=("runs", "runs model=resnet18 state=FAILED", "runs dataset=digits sort=accuracy", "runs sort=size"),
         shows_groups=False,
         shares_batch=False,
     ),

@@ -323,3 +323,10 @@ def topology_of(key: Mapping[str, Any]) -> list[int]:
     topology = key.get("topology")
     found = topology.get("nproc_per_node") if isinstance(topology, Mapping) else None
     return [count for count in found if isinstance(count, int)] if isinstance(found, list) else []
+
+
+def hosts_of(plan: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the nodes, from what plan.json holds."""
+    nodes = plan.get("nodes")
+    nodes = nodes if isinstance(nodes, list) else []
+    return tuple(str(node["host"]) for node in nodes if isinstance(node, dict) and "host" in node)

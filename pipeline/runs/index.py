@@ -13,7 +13,7 @@ from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.specs import State
 from pipeline.keys.content_key import KEY_LENGTH, KEY_VERSION
 from pipeline.runs import acceptance, journal
-from pipeline.runs.folder import RunFolder, is_newer, topology_of, what
+from pipeline.runs.folder import RunFolder, hosts_of, is_newer, topology_of, what
 from pipeline.runs.result import AlteredError
 
 NEWER = "NEWER"
@@ -31,13 +31,16 @@ _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 class Row:
     """One run as a list shows it; ``accuracy`` is test/accuracy in 0..1 once the run is finished.
 
-    ``note`` is what a reader has to know of it, for the end of its line.
+    ``nodes`` are the ranks of each node in words, ``hosts`` the names of the nodes; ``train_s`` is how long the
+    training took, once the run is finished. ``note`` is what a reader has to know of it, for the end of its line.
     """
 
     key: str
     state: str
     what: str
     nodes: str
+    hosts: tuple[str, ...]
+    train_s: float | None
     accuracy: float | None
     synthetic: bool
     unix_time: float
@@ -106,6 +109,8 @@ def _row(folder: RunFolder) -> Row:
         state=result.state if accepted is None else ACCEPTED,
         what=result.what,
         nodes=_nodes(result.nproc_per_node),
+        hosts=result.hosts,
+        train_s=result.train_s,
         accuracy=result.metrics.get("test/accuracy"),
         synthetic=result.synthetic,
         unix_time=result.unix_time,
@@ -132,6 +137,8 @@ def _row_in_full(folder: RunFolder, altered: str = "") -> Row:
         state=NEWER if newer else ALTERED if altered else last.state if last else "PLANNED",
         what="written by a newer Paceline" if newer else what(config),
         nodes=_nodes(topology_of(known)),
+        hosts=hosts_of(folder.read_json("plan.json") or {}),
+        train_s=None,
         accuracy=None,
         synthetic=what(config).startswith("synthetic "),
         unix_time=last.time if last else folder.path.stat().st_mtime,

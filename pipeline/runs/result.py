@@ -49,6 +49,7 @@ class Result(NamedTuple):
     what: str
     metrics: Mapping[str, float]
     nproc_per_node: tuple[int, ...]
+    hosts: tuple[str, ...]
     synthetic: bool
     images_per_s: float | None
     train_s: float | None
@@ -110,6 +111,7 @@ def _typed(raw: dict[str, Any], *, sealed: bool) -> Result:
             what=_a(str, raw.get("what", "")),
             metrics={_a(str, name): number(value) for name, value in _a(dict, raw["metrics"]).items()},
             nproc_per_node=tuple(_a(int, count) for count in _a(list, raw.get("nproc_per_node", []))),
+            hosts=tuple(_a(str, host) for host in _a(list, raw.get("hosts", []))),
             synthetic=bool(raw.get("synthetic")),
             images_per_s=_optional_number(raw.get("images_per_s")),
             train_s=_optional_number(raw.get("train_s")),

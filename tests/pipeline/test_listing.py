@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from pipeline.config import compose
 from pipeline.core.specs import State
 from pipeline.runs import journal
 from tests.integration.commands import ROOT
+from tests.pipeline.finished_folder import finished
 
 RUNS = {  # key → words, state
     "a" * 12: (("model=resnet18", "optimizer.lr=0.1"), State.FAILED),
@@ -59,7 +61,8 @@ def test_words_choose_runs_by_their_values(runs_dir: Path, words: tuple[str, ...
 
 def test_a_line_has_the_fields_in_which_the_listed_runs_differ(runs_dir: Path) -> None:
     (second, first) = listed(runs_dir, "model=resnet18").splitlines()
-    assert first.endswith("cifar10 resnet18 sgd         1 rank           optimizer.lr=0.1  seed=0")
+    assert first.endswith("kB  optimizer.lr=0.1  seed=0")
+    assert first.split("  ")[3:5] == ["cifar10 resnet18 sgd", "1 rank"]
     assert second.endswith("optimizer.lr=0.2  seed=1")
     read = json.loads(listed(runs_dir, "model=resnet18", "json=1"))
     assert [(row["state"], row["differs"]["seed"]) for row in read] == [("KILLED", 1), ("FAILED", 0)]
@@ -69,13 +72,31 @@ def test_a_line_has_the_fields_in_which_the_listed_runs_differ(runs_dir: Path) -
     ("word", "said"),
     [
         ("state=FALED", "state=FALED is no state of a run; did you mean FAILED? valid: ACCEPTED, "),
-        ("sort=best", "sort=best is no order; valid: accuracy, key, state, time"),
+        ("sort=best", "sort=best is no order; valid: accuracy, key, size, state, time, train_s"),
         ("experiment=quickstart", "experiment=quickstart: a run doesn't tell its experiment; choose by what that sets"),
         ("sed=1", "unknown key 'sed'; did you mean seed=1?"),
     ],
 )
 def test_a_word_that_chooses_nothing_is_refused(runs_dir: Path, word: str, said: str) -> None:
     assert listed(runs_dir, word, code=3).startswith(f"ERROR: {said}")
+
+
+def test_a_line_has_hosts_time_and_size(tmp_path: Path) -> None:
+    few = finished(tmp_path, summary={"train_s": 754.2})
+    (few.path / "checkpoints" / "step-00000001.pt").write_bytes(bytes(2_000_000))
+    (few.path / "requirements.lock").write_bytes(bytes(5_000_000))
+    (tmp_path / "the same file").hardlink_to(few.path / "requirements.lock")
+    many = ("0" * 12, ["computer-of-some-length-0", "computer-of-some-length-1"])
+    (tmp_path / many[0]).mkdir()
+    (tmp_path / many[0] / "key.json").write_text('{"version": 2, "topology": {"nproc_per_node": [1, 1]}}')
+    (tmp_path / many[0] / "plan.json").write_text(json.dumps({"nodes": [{"host": name} for name in many[1]]}))
+
+    (last, first) = listed(tmp_path, "sort=size").splitlines()[::-1]
+    assert re.search(r"  2 ranks +a +12 min 34 s  2\.0 MB  test/accuracy 0\.5000", last)
+    assert re.search(r"  1 \+ 1 ranks  2 hosts +\d+ B", first)
+    rows = json.loads(listed(tmp_path, "json=1", "sort=train_s"))
+    assert [(row["hosts"], row["train_s"]) for row in rows] == [(many[1], None), (["a"], 754.2)]
+    assert 2_000_000 < rows[1]["bytes"] < 2_010_000
 
 
 def test_where_no_run_has_the_values_that_is_said(runs_dir: Path) -> None:
