@@ -11,6 +11,7 @@ from pipeline.cli.output import say
 from pipeline.cli.session import ROOT
 from pipeline.core import leftovers
 from pipeline.core.errors import Killed, PacelineError, os_reason
+from pipeline.core.files import mend
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.locks import FileLock
 from pipeline.core.specs import State
@@ -58,9 +59,7 @@ def alone(folder: SweepFolder) -> Iterator[None]:
 
 def _cannot_keep(folder: SweepFolder, error: OSError) -> PacelineError:
     what = f"sweep {folder.name} can't be kept in {folder.path}: {os_reason(error)}"
-    return PacelineError(
-        what, hint="make room or fix its permissions, then the same command; or paths.runs=<another folder>"
-    )
+    return PacelineError(what, hint=mend(error, folder.path.parent.parent))
 
 
 def conducted(what: Space | SearchPlan, source: TrialSource, folder: SweepFolder, *, retry_failed: bool) -> list[Ended]:
@@ -104,8 +103,10 @@ def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequenc
     """The last lines of a sweep whose table was shown. Raises PacelineError: trials have failed."""
     counts = {state: sum(item.state == state for item in results) for state in State}
     shown = [f"{counts[state]} {state.lower()}" for state in _ENDS if counts[state] or state is not State.PRUNED]
-    started = sum(not item.before for item in ended)
-    say(f"\nsweep {folder.name}: {', '.join(shown)}; {started} run just now")
+    elsewhere = sum(item.outcome.elsewhere for item in ended)
+    started = sum(not item.before for item in ended) - elsewhere
+    others = f", {elsewhere} by another command meanwhile" if elsewhere else ""
+    say(f"\nsweep {folder.name}: {', '.join(shown)}; {started} run just now{others}")
     say(f"  report   doit report sweep={folder.name}\n  compare  doit ui")
     failed = [item for item in results if item.state == State.FAILED]
     if failed:

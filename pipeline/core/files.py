@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import shlex
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from pipeline.core import leftovers
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
@@ -55,3 +60,22 @@ def sha256_file(path: Path) -> str:
     """Hex digest of a file's bytes, read in blocks. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def mend(error: OSError, folder: Path) -> str:
+    """The hint for an error of writing below ``folder``: of a full disk the bytes that are free and who shows what
+    takes the room."""
+    elsewhere = "then the same command; or paths.runs=<another folder>"
+    if error.errno not in FULL:
+        return f"make room or fix its permissions, {elsewhere}"
+    return room_needed(folder)
+
+
+def room_needed(folder: Path) -> str:
+    """The hint where the disk of ``folder`` is full."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    return (
+        f"make room on the disk of {there}, of which {shutil.disk_usage(there).free:,} bytes are free "
+        f"(du -sh {shlex.quote(str(there))}/* shows what takes it), then the same command; "
+        "or paths.runs=<a folder on another disk>"
+    )

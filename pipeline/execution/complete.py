@@ -18,7 +18,7 @@ from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.running import Watchers, nothing
 from pipeline.core import leftovers, process, threads
 from pipeline.core.errors import Killed, PacelineError, Pruned, TrainingError, os_reason
-from pipeline.core.files import write_atomic, write_json
+from pipeline.core.files import mend, write_atomic, write_json
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.signals import Interruptible, Stop
 from pipeline.core.specs import PRUNE, PRUNED, NodeFacts, State
@@ -42,7 +42,8 @@ class RunServices:
     """What a run is given by its caller: a single run has helper processes of its own, a sweep's trials share them.
 
     ``evaluate`` makes the report of a run folder, by the project's code (raises PacelineError); ``on_trained`` is
-    called when the hosts are free again, before outputs, report and record are complete; ``code`` are the files that
+    called when the hosts are free again, before outputs, report and record are complete (never where another command
+    has finished the run meanwhile); ``code`` are the files that
     the snapshot is copied from (None: the run's own); ``hosts``, ``stop`` and ``threads_per_rank`` are those of
     run_attempt.
     """
@@ -89,7 +90,7 @@ def _folder_errors_explained(run: Run) -> Iterator[None]:
     except OSError as error:
         raise PacelineError(
             f"run {run.key.short} can't go on in {run.folder.path}: {os_reason(error)}",
-            hint="make room or fix its permissions, then the same command; or paths.runs=<another folder>",
+            hint=mend(error, run.folder.path.parent),
         ) from error
 
 

@@ -313,7 +313,9 @@ def is_newer(key: Mapping[str, Any]) -> bool:
 
 
 def what(config: Mapping[str, Any]) -> str:
-    """``digits small_cnn sgd``: a run in three words."""
+    """``digits small_cnn sgd``: a run in three words, once its configuration is written."""
+    if not config:
+        return "(no config.json yet)"
     groups = (config.get(group) for group in ("dataset", "model", "optimizer"))
     return " ".join(str(group.get("name", "?")) if isinstance(group, Mapping) else "?" for group in groups)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from pipeline.cluster.attempt import stop_run
 from pipeline.core import threads
 from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, UsageError, os_reason
+from pipeline.core.files import mend
 from pipeline.core.signals import Interruptible, Stop
 from pipeline.core.specs import Cluster, State
 from pipeline.execution import complete as training
@@ -22,7 +23,7 @@ from pipeline.runs import journal
 from pipeline.runs.lock import RunLock
 from pipeline.sweep import folder as folders
 from pipeline.sweep.folder import SweepFolder, TrialEntry
-from pipeline.sweep.outcomes import cause_of, detail_of, finished, first_line, was_pruned
+from pipeline.sweep.outcomes import cause_of, detail_of, finished, first_line, hint_of, was_pruned
 from pipeline.sweep.schedule import Ended, Schedule, Start
 from pipeline.sweep.shared import Shared
 from pipeline.sweep.trial import Outcome, Trial, TrialSource
@@ -50,11 +51,12 @@ class Sweep:
 
 @dataclass(frozen=True, kw_only=True)
 class _Event:
-    """From a trial's thread to the main one. Without ``outcome``: its slot is free."""
+    """From a trial's thread to the main one. Without ``outcome``: its slot is free. ``hint``: what mends a failure."""
 
     start: Start
     outcome: Outcome | None = None
     cause: str = ""
+    hint: str = ""
 
 
 def conduct(sweep: Sweep) -> list[Ended]:
@@ -140,7 +142,7 @@ class _Conductor:
         if event.cause == "host":
             self._after_host_trouble(start, outcome, last=slots == self.schedule.slots_left and not again)
         if event.cause == "disk":
-            self._halt(outcome.detail, "make room, then the same command")
+            self._halt(outcome.detail, event.hint)
 
     def _after_host_trouble(self, start: Start, outcome: Outcome, *, last: bool) -> None:
         """Its slot is given up, unless it was the last: that one gets another chance, then nothing can run."""
@@ -200,7 +202,7 @@ class _Conductor:
             self.folder.note(self._noted)
             self._noted = []
         except OSError as error:
-            self._halt(os_reason(error), "make room, then the same command")
+            self._halt(os_reason(error), mend(error, self.folder.path.parent.parent))
 
     def _settled(self, trial: Trial) -> Ended | None:
         """How a trial stands that needs no start; None: start it. What MLflow missed of it is recorded at the end."""
@@ -260,17 +262,22 @@ class _Conductor:
 
     # ------------------------------------------------------------------- in the trial's thread
     def _in_thread(self, start: Start) -> None:
-        outcome, cause = self._train(start)
-        self.events.put(_Event(start=start, outcome=outcome, cause=cause))
+        self.events.put(self._train(start))
 
     def _thread_failed(self, start: Start, why: str) -> None:
         """A mistake in Paceline must not leave the sweep waiting for ever."""
         self.events.put(_Event(start=start, outcome=Outcome(state=State.FAILED, detail=why), cause="code"))
 
-    def _train(self, start: Start) -> tuple[Outcome, str]:
+    def _train(self, start: Start) -> _Event:
         assert start.trial.run is not None
         run = self.shared.placed(start.trial.run, start.slot)
         say = partial(self._say, self._label(start))
+        trained = threading.Event()
+
+        def on_trained() -> None:
+            trained.set()
+            self.events.put(_Event(start=start))
+
         try:
             end_leftovers(run, say)
             folders.mark(run.folder, self.folder, self.sweep.key, start.trial.number, start.trial.chosen)
@@ -278,15 +285,16 @@ class _Conductor:
                 run,
                 argv=self.sweep.argv,
                 say=say,
-                services=self.shared.services(run, start.slot, lambda: self.events.put(_Event(start=start)), self.stop),
+                services=self.shared.services(run, start.slot, on_trained, self.stop),
             )
         except Pruned as error:
-            return Outcome(state=State.PRUNED, detail=first_line(error.what)), ""
+            return _Event(start=start, outcome=Outcome(state=State.PRUNED, detail=first_line(error.what)))
         except Killed as error:
-            return Outcome(state=State.KILLED, detail=first_line(error.what)), ""
+            return _Event(start=start, outcome=Outcome(state=State.KILLED, detail=first_line(error.what)))
         except (PacelineError, OSError) as error:
-            return Outcome(state=State.FAILED, detail=detail_of(error)), cause_of(error)
-        return finished(run), ""
+            outcome = Outcome(state=State.FAILED, detail=detail_of(error))
+            return _Event(start=start, outcome=outcome, cause=cause_of(error), hint=hint_of(error, run))
+        return _Event(start=start, outcome=finished(run, elsewhere=not trained.is_set()))
 
     def _label(self, start: Start) -> str:
         width = len(str(max(0, self.sweep.source.total - 1)))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 
+from pipeline.cluster import launchers
 from pipeline.cluster.failures import FULL_DISK
 from pipeline.core.errors import HostError, PacelineError, TrainingError, os_reason
+from pipeline.core.files import room_needed
 from pipeline.core.specs import State
 from pipeline.execution.configured_run import Run
 from pipeline.runs import acceptance, journal
@@ -14,10 +16,11 @@ from pipeline.sweep.trial import Outcome
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
-def finished(run: Run) -> Outcome:
+def finished(run: Run, *, elsewhere: bool = False) -> Outcome:
     """The outcome of a finished run, from its result.json."""
     result, _ = acceptance.standing(run.folder)
-    return Outcome(state=State.FINISHED, metrics=result.metrics if result is not None else {})
+    metrics = result.metrics if result is not None else {}
+    return Outcome(state=State.FINISHED, metrics=metrics, elsewhere=elsewhere)
 
 
 def was_pruned(run: Run) -> bool:
@@ -45,3 +48,12 @@ def cause_of(error: PacelineError | OSError) -> str:
     reason = error if isinstance(error, OSError) else error.__cause__
     full = FULL_DISK.search(str(error)) or (isinstance(reason, OSError) and reason.errno in _FULL)
     return "disk" if full else "code"
+
+
+def hint_of(error: PacelineError | OSError, run: Run) -> str:
+    """What to do about a cause that stops the sweep: of a full disk here with the folder and what is free there."""
+    if isinstance(error, TrainingError) and not launchers.capabilities(run.config.cluster).is_this_computer:
+        return "make room there, then the same command"
+    if isinstance(error, PacelineError) and error.hint is not None:
+        return error.hint
+    return room_needed(run.folder.path.parent)

@@ -34,11 +34,15 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a trial ended: FINISHED with the flat ``metrics`` of result.json, PRUNED, or FAILED with its first line."""
+    """How a trial ended: FINISHED with the flat ``metrics`` of result.json, PRUNED, or FAILED with its first line.
+
+    ``elsewhere``: another command ran it, while this one waited for it.
+    """
 
     state: State
     metrics: Mapping[str, float] = field(default_factory=dict)
     detail: str = ""
+    elsewhere: bool = False
 
 
 class TrialSource(Protocol):
