@@ -10,13 +10,15 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsRow:
-    """One line: ``time_s`` in unix seconds, ``step`` counts finished steps, ``epoch`` from 1; ``attempt`` wrote it."""
+    """One line: ``time_s`` in unix seconds, ``step`` counts finished steps, ``epoch`` from 1; ``attempt`` wrote it and
+    was ``doing`` that from then on."""
 
     time_s: float
     step: int
     epoch: int
     metrics: dict[str, float]
     attempt: str = ""
+    doing: str = "training"
 
 
 def parse(line: bytes) -> MetricsRow | None:
@@ -26,8 +28,8 @@ def parse(line: bytes) -> MetricsRow | None:
         metrics = {str(name): float(value) for name, value in raw["metrics"].items() if _is_number(value)}
         time_s, step, epoch = float(raw["t"]), raw["step"], raw["epoch"]
         if type(step) is int and type(epoch) is int and math.isfinite(time_s):
-            attempt = str(raw.get("attempt", ""))
-            return MetricsRow(time_s=time_s, step=step, epoch=epoch, metrics=metrics, attempt=attempt)
+            attempt, doing = str(raw.get("attempt", "")), str(raw.get("doing", "training"))
+            return MetricsRow(time_s=time_s, step=step, epoch=epoch, metrics=metrics, attempt=attempt, doing=doing)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         pass
     return None

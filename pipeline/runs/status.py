@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from pipeline.core import locks
 from pipeline.core.errors import UsageError, suggestion
@@ -26,7 +27,8 @@ def status(folder: RunFolder) -> str:
     if accepted is not None:
         lines.append("  state    ACCEPTED")
     elif last is None:
-        lines.append("  state    PLANNED, not started")
+        begun = locks.is_held(folder.lock)
+        lines.append("  state    PLANNED, " + ("its command is preparing it" if begun else "not started"))
     else:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.time))
         orphaned = last.state in _UNDER_WAY and not locks.is_held(folder.lock)
@@ -34,14 +36,8 @@ def status(folder: RunFolder) -> str:
         lines.append(f"  state    {last.state} since {when}, attempt {last.attempt}{lost}")
         if last.detail:
             lines.append(f"  detail   {last.detail.splitlines()[0]}")
-    nodes = plan.get("nodes")
-    nodes = nodes if isinstance(nodes, list) else []
-    hosts = [f"{node.get('host')} ({node.get('nproc_per_node')})" for node in nodes if isinstance(node, dict)]
-    lines.append(f"  hosts    {', '.join(hosts) or '-'}, {plan.get('launcher', '-')}")
-    step, epoch, metrics = _last_metrics(folder)
-    if step is not None:
-        lines.append(f"  step     {step}, epoch {epoch}")
-        lines += [f"  {name:<20} {value:.6g}" for name, value in sorted(metrics.items())]
+    lines.append(f"  hosts    {_hosts(plan, config)}")
+    lines += _metrics(folder, training=last is not None and last.state is State.RUNNING and locks.is_held(folder.lock))
     lines += _altered(folder) + altered
     if accepted is not None:
         lines += [f"  {accepted}", *(f"    {item}" for item in accepted.differences)]
@@ -58,7 +54,7 @@ def under_way(folder: RunFolder) -> str:
     """
     rows = _last_rows(folder)
     if rows and rows[-1].attempt in attempts.known(folder.path)[-1:]:
-        return f"training, the last word was of step {rows[-1].step}"
+        return f"{rows[-1].doing}, the last word was of step {rows[-1].step}"
     if not rows:
         return "waiting for the first step; the ranks import torch and read the data"
     stems = [path.stem.removeprefix("step-") for path in (folder.path / "checkpoints").glob("step-*.pt")]
@@ -91,6 +87,18 @@ def _accepted(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str
         return None, [f"  {error.what}"] if acceptance.FILE in error.what else []
 
 
+def _hosts(plan: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """``node0 (2), node1 (2), pssh``; before there is a plan, what the configuration says of them."""
+    nodes = plan.get("nodes")
+    nodes = nodes if isinstance(nodes, list) else []
+    hosts = [f"{node.get('host')} ({node.get('nproc_per_node')})" for node in nodes if isinstance(node, dict)]
+    if hosts:
+        return f"{', '.join(hosts)}, {plan.get('launcher', '-')}"
+    cluster = config.get("cluster")
+    launcher = cluster.get("launcher") if isinstance(cluster, Mapping) else None
+    return f"not asked yet, {launcher}" if launcher else "not asked yet"
+
+
 def _altered(folder: RunFolder) -> list[str]:
     """The files of which this Paceline knows that they aren't what was written."""
     lines = []
@@ -107,11 +115,15 @@ def _bad_metrics(folder: RunFolder) -> list[tuple[int, str]]:
     return [(number, "") for number in metrics_file.bad_lines(path)] if path.is_file() else []
 
 
-def _last_metrics(folder: RunFolder) -> tuple[int | None, int | None, dict[str, float]]:
+def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
     """Step and epoch of the last line, and the newest value of each metric among the last lines."""
     rows = _last_rows(folder)
-    metrics = {name: value for row in rows for name, value in row.metrics.items()}
-    return (rows[-1].step, rows[-1].epoch, metrics) if rows else (None, None, {})
+    if not rows:
+        return ["  step     none yet: the ranks import torch and read the data"] if training else []
+    last, metrics = rows[-1], {name: value for row in rows for name, value in row.metrics.items()}
+    doing = f", {last.doing}" if training and last.attempt in attempts.known(folder.path)[-1:] else ""
+    lines = [f"  step     {last.step}, epoch {last.epoch}{doing}"]
+    return lines + [f"  {name:<20} {value:.6g}" for name, value in sorted(metrics.items())]
 
 
 def _last_rows(folder: RunFolder) -> list[metrics_file.MetricsRow]:

@@ -46,6 +46,19 @@ def test_a_run_whose_command_died_says_so_and_one_that_is_held_does_not(running:
     )
 
 
+def test_a_run_that_is_just_being_prepared_says_so(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / KEY)
+    write_json(folder.path / "key.json", {"version": 1})
+    with held(folder.lock):
+        assert progress.status(folder).splitlines()[:3] == [
+            f"{KEY}  (no config.json yet)",
+            "  state    PLANNED, its command is preparing it",
+            "  hosts    not asked yet",
+        ]
+    write_json(folder.path / "config.json", {"cluster": {"launcher": "pssh"}})
+    assert "  state    PLANNED, not started\n  hosts    not asked yet, pssh\n" in progress.status(folder)
+
+
 def test_a_resumed_run_is_starting_until_its_own_metrics_come(running: RunFolder) -> None:
     path = running.path / "metrics.jsonl"
     path.unlink()
@@ -62,6 +75,12 @@ def test_a_resumed_run_is_starting_until_its_own_metrics_come(running: RunFolder
     assert progress.under_way(running).startswith("starting again from the checkpoint of step 38; the ranks import")
     path.write_text(line % (39, "second"))
     assert progress.under_way(running) == "training, the last word was of step 39"
+    with path.open("a") as file:
+        file.write(line.replace(', "attempt"', ', "doing": "evaluating on the test split", "attempt"') % (40, "second"))
+    assert progress.under_way(running) == "evaluating on the test split, the last word was of step 40"
+    with held(running.lock):
+        assert "  step     40, epoch 1, evaluating on the test split" in progress.status(running)
+    assert "  step     40, epoch 1\n" in f"{progress.status(running)}\n"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def write_lines(path: Path) -> list[str]:
     """Four lines; what the file said after each of them."""
     file, texts = MetricsFile(path), []
     for step in (2, 4, 4, 6):
-        file.write(step, 1, {"train/loss": 0.5})
+        file.write(step, 1, {"train/loss": 0.5}, doing="training")
         texts.append(file.text)
     file.close()
     return texts
@@ -46,7 +46,7 @@ def test_damaged_lines_are_named_and_the_checkpoint_brings_them_back(
     lines[number - 1] = garbage + b"\n"
     path.write_bytes(b"".join(lines))
     file = MetricsFile(path, known)
-    file.write(7, 2, {"train/loss": 0.5})
+    file.write(7, 2, {"train/loss": 0.5}, doing="training")
     file.close()
     assert file.damage == f"metrics.jsonl: line {number} was damaged; all that the checkpoint knows is there again"
     assert path.read_text() == file.text

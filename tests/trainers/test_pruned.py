@@ -19,6 +19,11 @@ def train_on_two_ranks(run_dir: Path) -> str:
     return call_on_ranks("tests.trainers.test_pruned:train_on_this_rank", run_dir)[0]
 
 
+def doing(run_dir: Path) -> list[str]:
+    """What each line of metrics.jsonl says of what follows it."""
+    return [line["doing"] for line in metrics_lines(run_dir)]
+
+
 def test_two_ranks_leave_at_the_same_epoch_and_the_run_goes_on_from_there(make_run: MakeRun) -> None:
     whole, pruned = make_run("whole"), make_run("pruned")
     (pruned / "prune").touch()
@@ -28,6 +33,8 @@ def test_two_ranks_leave_at_the_same_epoch_and_the_run_goes_on_from_there(make_r
     assert (told["step"], told["epoch"], sorted(told["metrics"])) == (5, 1, ["val/accuracy", "val/loss"])
     assert [path.name for path in (pruned / "checkpoints").glob("*.pt")] == ["step-00000005.pt"]
     assert not (pruned / "summary.json").exists()
+    evaluating, saving = "evaluating on the val split", "saving a checkpoint and ending early"
+    assert doing(pruned) == [*["training"] * 2, evaluating, saving]
 
     (pruned / "prune").unlink()
     out = train_on_two_ranks(pruned)
@@ -35,6 +42,9 @@ def test_two_ranks_leave_at_the_same_epoch_and_the_run_goes_on_from_there(make_r
     train_on_two_ranks(whole)
     assert read_summary(pruned)["weights_sha256"] == read_summary(whole)["weights_sha256"]
     assert [line["step"] for line in metrics_lines(pruned)] == [line["step"] for line in metrics_lines(whole)]
+    last = "saving the last checkpoint and evaluating on the test split"
+    assert doing(whole)[:4] == [*["training"] * 2, evaluating, "training"]
+    assert doing(whole)[-3:] == [evaluating, last, "writing the results and ending"]
 
 
 def test_pruned_between_two_checkpoints_writes_one_and_at_the_last_epoch_it_just_finishes(make_run: MakeRun) -> None:

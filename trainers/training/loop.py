@@ -219,8 +219,8 @@ class Trainer:
         if epoch_ends and not last and self.node.is_rank_zero and (self.run_dir / "prune").exists():
             self.losses.call(stop=True)  # only rank 0's host has that file, and all must leave at the same step
         if epoch_ends or evaluates or saves or self.step % trainer.log_every_steps == 0:
-            reading, rate = self._log(epoch)
-            saves, self.pruned = saves or reading.called, reading.stop
+            reading, rate = self._log(epoch, evaluates=evaluates)
+            saves = saves or reading.called
             self.progress["train_s"] = time.perf_counter() - began
         if evaluates:
             self.node.average(self.model.buffers())  # batch statistics are each rank's own until here
@@ -232,7 +232,7 @@ class Trainer:
         if evaluates or saves:
             self.throughput.restart()
 
-    def _log(self, epoch: int) -> tuple[Reading, float]:
+    def _log(self, epoch: int, *, evaluates: bool) -> tuple[Reading, float]:
         """Read the losses (this waits for the device), write a line. Returns them and the images per second."""
         self.attempt.check()
         trainer = self.config.trainer
@@ -246,8 +246,18 @@ class Trainer:
             values["train/loss"] = reading.loss
         if self.stepper.grad_scaler is not None:
             values["train/skipped_steps"] = float(self.stepper.grad_scaler.skipped)
-        self._write(epoch, values)
+        self.pruned = reading.stop
+        validates = evaluates and self.pack.manifest.size("val")
+        self._write(epoch, values, doing="evaluating on the val split" if validates else self._after_evaluation())
         return reading, rate
+
+    def _after_evaluation(self) -> str:
+        """What rank 0 is at once this step is logged and evaluated."""
+        if self.pruned:
+            return "saving a checkpoint and ending early"
+        if self.step == self.steps.total:
+            return "saving the last checkpoint and evaluating on the test split"
+        return "training"
 
     def _validate(self, epoch: int) -> float | None:
         if not self.pack.manifest.size("val"):
@@ -255,7 +265,7 @@ class Trainer:
         result = self.evaluate("val")
         self.model.train()
         self.progress["metrics"].update(result.metrics("val"))
-        self._write(epoch, result.metrics("val"))
+        self._write(epoch, result.metrics("val"), doing=self._after_evaluation())
         self._keep_best(result)
         return result.accuracy
 
@@ -319,7 +329,8 @@ class Trainer:
         """Evaluate the test split with the final weights and write its metrics."""
         result = self.evaluate("test")
         self.progress["metrics"].update(result.metrics("test"))
-        self._write(self.steps.place(self.steps.total - 1)[0], result.metrics("test"))
+        epoch = self.steps.place(self.steps.total - 1)[0]
+        self._write(epoch, result.metrics("test"), doing="writing the results and ending")
         if self.metrics is not None:
             self.metrics.close()
         return result
@@ -334,9 +345,9 @@ class Trainer:
         if self.node.is_rank_zero:
             print(text, flush=True)
 
-    def _write(self, epoch: int, metrics: dict[str, float]) -> None:
+    def _write(self, epoch: int, metrics: dict[str, float], *, doing: str) -> None:
         if self.metrics is not None:
-            self.metrics.write(self.step, epoch + 1, metrics)
+            self.metrics.write(self.step, epoch + 1, metrics, doing=doing)
 
     def _note_first_step(self) -> None:
         if self.node.device.type == "cuda":

@@ -19,7 +19,7 @@ from trainers.distributed.process_group import Node
 
 
 class MetricsFile:
-    """Appends lines {"t", "step", "epoch", "metrics", "attempt"} to metrics.jsonl; ``t`` in unix seconds."""
+    """Appends lines {"t", "step", "epoch", "metrics", "attempt", "doing"} to metrics.jsonl; ``t`` in unix seconds."""
 
     def __init__(self, path: Path, text: str = "", *, attempt: str = "") -> None:
         """The file holds ``text``, the lines up to the checkpoint that the run goes on from, and nothing else then.
@@ -37,10 +37,11 @@ class MetricsFile:
         self._texts = ["".join(self._texts)]
         return self._texts[0]
 
-    def write(self, step: int, epoch: int, metrics: dict[str, float]) -> None:
-        """``step`` counts finished steps, ``epoch`` from 1."""
-        line = {"t": round(time.time(), 6), "step": step, "epoch": epoch, "metrics": metrics, "attempt": self._attempt}
-        text = json.dumps(line, allow_nan=False) + "\n"
+    def write(self, step: int, epoch: int, metrics: dict[str, float], *, doing: str) -> None:
+        """``step`` counts finished steps, ``epoch`` from 1; ``doing`` is what follows, for who waits for the next."""
+        place = {"t": round(time.time(), 6), "step": step, "epoch": epoch}
+        text = json.dumps({**place, "metrics": metrics, "attempt": self._attempt, "doing": doing}, allow_nan=False)
+        text += "\n"
         self._texts.append(text)
         with explained(self._path, len(text)):
             self._file.write(text)
