@@ -331,6 +331,7 @@ def _watchers(work: _Work, number: int, *, notes: bool) -> Watchers:
         on_line=lambda line: say(f"{line.host}:{'-' if line.rank is None else line.rank} | {line.text}"),
         on_note=say if notes else nothing,
         on_facts=partial(_on_facts, work),
+        on_launch=say.doing,
         on_start=partial(_on_start, work, number),
         on_end=partial(_on_end, say, work.services),
     )
@@ -361,7 +362,6 @@ def _on_end(say: Heartbeat, services: RunServices) -> None:
 def _on_facts(work: _Work, facts: Sequence[NodeFacts]) -> None:
     """Write what each host has installed into provenance.json."""
     work.lock.check()
-    work.say.doing("sending code and data to the hosts and starting torchrun there")
     folder = work.run.folder
     known = folder.read_json("provenance.json") or {}
     told = {fact.host: provenance.environment(fact) for fact in facts}

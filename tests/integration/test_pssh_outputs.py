@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from pipeline import lab as labs
 from pipeline.cluster import launchers
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
@@ -86,3 +89,36 @@ def test_pack_is_sent_once_and_a_truncated_one_is_replaced(lab: Lab, tmp_path: P
         assert [fact.pack_path is None for fact in launcher.probe(pack)] == [False, True]
         launcher.send_pack(pack, what.hosts[1:])  # type: ignore[attr-defined]
         assert [fact.pack_path for fact in launcher.probe(pack)] == paths
+
+
+def test_who_waits_for_a_large_pack_hears_how_much_of_it_has_arrived(lab: Lab, tmp_path: Path) -> None:
+    stub = make(tmp_path, "")
+    (stub.pack_dir / "images.bin").write_bytes(bytes(4_000_000))
+    (stub.pack_dir / "labels.bin").write_bytes(bytes(8 * 1000))
+    manifest = {"digest": stub.digest, "count": 1000, "channels": 1, "height": 40, "width": 100}
+    (stub.pack_dir / "manifest.json").write_text(json.dumps(manifest))
+    pack, what = PackSource(path=stub.pack_dir, digest=stub.digest), cluster(lab)
+    heard: list[str] = []
+    over = threading.Event()
+
+    def listen() -> None:
+        while not over.wait(0.1):
+            heard.append(launcher.starting())
+
+    with closing(launchers.create(what)) as launcher:
+        launcher.probe(pack)
+        labs.limit(lab, "node0", 8)
+        listener = threading.Thread(target=listen)
+        listener.start()
+        try:
+            launcher.send_pack(pack, what.hosts[:1])  # type: ignore[attr-defined]
+        finally:
+            over.set()
+            listener.join()
+            labs.restore(lab, "node0")
+        assert launcher.probe(pack)[0].pack_path is not None
+    assert heard[0] == "sending code and data to the hosts and starting torchrun there"
+    told = [re.fullmatch(r"sending to 1 host: (\d\.\d) of 4\.0 MB have arrived", text) for text in heard]
+    arrived = [float(match[1]) for match in told if match]
+    assert arrived == sorted(arrived)
+    assert 0 < arrived[0] < 4.0

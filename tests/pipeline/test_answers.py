@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cluster.launchers.answers import Beat, Lines, log_line, parse_answer, parse_stream
+from pipeline.cluster.launchers.answers import Beat, Lines, log_line, parse_answer, parse_stream, received_bytes
 from pipeline.core.specs import LogLine, NodeExit, NodeLost
 
 
@@ -68,6 +68,13 @@ def test_everything_else_is_no_answer(line: bytes) -> None:
 )
 def test_a_log_line_without_a_rank_is_kept_as_it_is(text: str, rank: int | None, rest: str) -> None:
     assert log_line("node0", text) == LogLine(host="node0", rank=rank, text=rest)
+
+
+def test_how_much_has_come_is_no_answer() -> None:
+    stdout = b'hello\n@paceline {"received": 1048576}\n@paceline {"received": 3145728}\n@paceline {"rec'
+    assert (received_bytes(stdout), parse_answer(stdout)) == (3145728, None)
+    assert parse_answer(stdout + b'eived": 9}\n@paceline {"pack_path": "/d"}\n') == {"pack_path": "/d"}
+    assert received_bytes(b'\n@paceline {"received": "many"}') == 0
 
 
 def test_a_short_answer_is_the_last_one_that_is_whole() -> None:

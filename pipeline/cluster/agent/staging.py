@@ -24,6 +24,7 @@ from .wire import Json, read_json, say
 
 KEPT_S = 7 * 86400.0  # how long a host keeps what a dead attempt left, whose own command may still fetch it
 FOREIGN_S = 86400.0
+_TELL_S = 1.0
 
 
 def holds_pack(folder: str, digest: str) -> bool:
@@ -102,6 +103,22 @@ def idle_s(folder: str) -> float:
     return time.time() - max(times)
 
 
+class Incoming:
+    """A stream that tells the controller each second how many bytes of it have come."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream, self.bytes, self.told = stream, 0, time.monotonic()
+
+    def read(self, size: int) -> bytes:
+        data = self.stream.read(size)
+        self.bytes += len(data)
+        now = time.monotonic()
+        if now - self.told >= _TELL_S:
+            self.told = now
+            say(received=self.bytes)
+        return data
+
+
 def unpack(stream: BinaryIO, folder: str) -> None:
     """Extract a tar into ``folder``, which then appears whole or not at all."""
     parent = os.path.dirname(folder)
@@ -114,7 +131,7 @@ def unpack(stream: BinaryIO, folder: str) -> None:
     )
     try:
         os.chmod(temporary, 0o755)
-        with tarfile.open(fileobj=stream, mode="r|*") as archive:
+        with tarfile.open(fileobj=Incoming(stream), mode="r|*") as archive:  # type: ignore[call-overload]
             if hasattr(tarfile, "data_filter"):
                 archive.extractall(temporary, filter="data")
             else:

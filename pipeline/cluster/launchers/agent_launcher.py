@@ -49,6 +49,7 @@ class AgentLauncher(Launcher, ABC):
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._silent: set[str] = set()  # hosts that did not answer when the run had to stop
+        self._payload_bytes = 0  # of what is being sent to each host
 
     @property
     def capabilities(self) -> Capabilities:
@@ -91,10 +92,11 @@ class AgentLauncher(Launcher, ABC):
         The file has no name: a request may hold secrets, and nothing of it is left when this process is killed.
         """
         with tempfile.TemporaryFile(prefix="paceline-") as stdin:
-            stdin.write(message({**self._local, **request}))
+            begin = stdin.write(message({**self._local, **request}))
             if payload is not None:
                 payload(stdin)
             stdin.flush()
+            self._payload_bytes = stdin.tell() - begin
             return self.exchange(stdin, self.cluster.hosts if hosts is None else hosts, timeout_s)
 
     def demand(self, doing: str, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pipeline.core.specs import LogLine, NodeExit, NodeLost, RankError
 
 PREFIX = b"@paceline "
+_RECEIVED = "received"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +44,16 @@ def parse(line: bytes) -> dict[str, Any] | None:
 
 
 def parse_answer(stdout: bytes) -> dict[str, Any] | None:
-    """The agent's last answer line; what a login shell prints around it is skipped."""
-    return next((value for line in reversed(stdout.split(b"\n")) if (value := parse(line)) is not None), None)
+    """The agent's last answer line; what a login shell prints around it is skipped, and so is how much has come."""
+    values = (parse(line) for line in reversed(stdout.split(b"\n")))
+    return next((value for value in values if value is not None and _RECEIVED not in value), None)
+
+
+def received_bytes(stdout: bytes) -> int:
+    """How many bytes of what is being sent the agent has told to have."""
+    values = (parse(line) for line in reversed(stdout.split(b"\n")))
+    found = next((value[_RECEIVED] for value in values if value is not None and _RECEIVED in value), 0)
+    return found if isinstance(found, int) else 0
 
 
 def parse_stream(line: bytes, host: str, now: float) -> Lines | Beat | NodeExit | NodeLost | None:

@@ -1,4 +1,4 @@
-"""What a launcher is to the launch loop: eight verbs, and what it can do as data (``Capabilities``)."""
+"""What a launcher is to the launch loop: its verbs, and what it can do as data (``Capabilities``)."""
 
 from __future__ import annotations
 
@@ -96,6 +96,10 @@ class Launcher(Protocol):
     def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[NodeFacts], run_dir: Path) -> None:
         """Send what is missing, start torchrun on all nodes at once. Raises HostError: some may have started."""
         ...
+
+    def starting(self) -> str:
+        """What ``start`` is at, for who waits (asked from another thread): words that follow "still"."""
+        return "starting torchrun on the hosts"
 
     def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> Following:
         """Stream all nodes' output and ends into ``emit`` (called from several threads).

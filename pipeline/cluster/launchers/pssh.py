@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher, Answer
-from pipeline.cluster.launchers.answers import parse_answer
+from pipeline.cluster.launchers.answers import parse_answer, received_bytes
 from pipeline.cluster.launchers.base import AttemptSpec, PackSource, Place
 from pipeline.cluster.launchers.collect import receive
 from pipeline.cluster.launchers.payload import BOOTSTRAP
@@ -31,6 +31,7 @@ from pipeline.cluster.launchers.ssh_errors import explain
 from pipeline.core import leftovers, process
 from pipeline.core.errors import HostError, PacelineError, UsageError
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
+from pipeline.core.tables import counted
 
 INSTALL = {
     "Darwin": "brew install pssh",
@@ -77,6 +78,7 @@ class PsshLauncher(AgentLauncher):
             )
         self._pssh = program
         self._connect_s = cluster.connect_timeout_s
+        self._outputs: Sequence[Path] = ()  # where pssh puts what each host says just now
         prefix = leftovers.prefix("paceline")
         self._sockets = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # a socket's path has to be short
         self._shared = self._sharing = self._shared_connection()
@@ -144,6 +146,7 @@ class PsshLauncher(AgentLauncher):
     ) -> dict[str, Answer]:
         with tempfile.TemporaryDirectory(prefix=leftovers.of_system("pssh")) as name:
             folder = Path(name)
+            self._outputs = [folder / "out" / pssh_name(host) for host in hosts]
             (folder / "hosts").write_text("".join(f"{pssh_name(host)}\n" for host in hosts), encoding="utf-8")
             options = self._options(self._connect_s)
             argv = [
@@ -165,6 +168,17 @@ class PsshLauncher(AgentLauncher):
             except PacelineError as error:
                 return {host.label: Answer(value=None, failure=error.what) for host in hosts}
             return {host.label: _answer(folder, host, done.stdout + done.stderr) for host in hosts}
+
+    def starting(self) -> str:
+        """With the bytes that have arrived, where a host has told of any yet."""
+        outputs, arrived = self._outputs, 0
+        for path in outputs:
+            with contextlib.suppress(OSError):  # not there yet, or no longer
+                arrived += received_bytes(path.read_bytes())
+        if not arrived:
+            return "sending code and data to the hosts and starting torchrun there"
+        total = self._payload_bytes * len(outputs)
+        return f"sending to {counted(len(outputs), 'host')}: {arrived / 1e6:,.1f} of {total / 1e6:,.1f} MB have arrived"
 
     def go_alone(self) -> None:
         self._sharing = {}  # what is stuck may be the shared connection; the next probe shares it again
