@@ -29,7 +29,7 @@ from pipeline.keys import rank_environment
 from pipeline.keys.import_closure import matches
 from pipeline.runs import acceptance, journal, provenance
 from pipeline.runs import status as progress
-from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder
+from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
 from pipeline.runs.lock import RunLock, locked
 from pipeline.runs.result import Result, changed
 from pipeline.tracking.client import Recorder
@@ -87,6 +87,8 @@ def _folder_errors_explained(run: Run) -> Iterator[None]:
     """What the controller writes during a run lies in its folder: a full or read-only disk has to be told there."""
     try:
         yield
+    except FileNotFoundError as error:
+        raise removed(error.filename) from error
     except OSError as error:
         raise PacelineError(
             f"run {run.key.short} can't go on in {run.folder.path}: {os_reason(error)}",
@@ -172,11 +174,12 @@ def _complete(work: _Work, signals: Interruptible) -> None:
     work.lock.check()
     summary = run.folder.read_summary()
     if summary is None:
-        raise TrainingError(f"{run.folder.summary} is missing: somebody has removed it just now")
+        raise removed(run.folder.summary)
     say.doing("making the evaluation report")
     work.services.evaluate(run.folder, run.root)
     signals.check()
     work.lock.check()
+    run.folder.refuse_incomplete()
     number = journal.attempts(run.folder.journal)
     _note(run, State.FINISHED, number)
     say.doing("recording in MLflow")

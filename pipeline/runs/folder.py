@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pipeline.core import documents
 from pipeline.core.documents import DamagedError
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import TrainingError, UsageError
 from pipeline.core.files import sha256_file, write_atomic, write_json
 from pipeline.keys import content_key as keys
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
@@ -212,9 +212,15 @@ class RunFolder(NamedTuple):
         duration_s: float,
         mlflow_run_id: str | None,
     ) -> None:
-        """result.json, last and atomically, with a fingerprint of each target and what a list of runs shows."""
+        """result.json, last and atomically, with a fingerprint of each target and what a list of runs shows.
+
+        Raises:
+            TrainingError: a target is missing.
+            OSError: it can't be written.
+        """
         from pipeline.core.specs import State
 
+        self.refuse_incomplete()
         results.write(
             self.result,
             {
@@ -235,6 +241,12 @@ class RunFolder(NamedTuple):
                 "files": self._fingerprints(TARGETS),
             },
         )
+
+    def refuse_incomplete(self) -> None:
+        """Raises TrainingError where a target is missing: a result would vouch for what nobody can look at."""
+        for name in TARGETS:
+            if not (self.path / name).is_file():
+                raise removed(self.path / name)
 
     def refresh_fingerprints(self) -> None:
         """Fingerprint the report anew after it was repeated; a run without a result vouches for nothing."""
@@ -297,6 +309,9 @@ class RunFolder(NamedTuple):
             return "not finished yet"
         if result.digest != key.digest or not result.sealed:
             return f"{results.FILE} belongs to another key"
+        for name in TRAINED:
+            if name not in files:
+                return f"{results.FILE} vouches for no {name}"
         stamps = Stamps(self.path)
         for name, expected in files.items():
             reason = stamps.changed(name, expected)
@@ -304,6 +319,14 @@ class RunFolder(NamedTuple):
                 return f"{name} {reason}"
         stamps.keep()
         return None
+
+
+def removed(path: Path | str | None) -> TrainingError:
+    """What a person is told when a file that the run has written isn't there any more."""
+    return TrainingError(
+        f"{path} is missing: it, or the whole folder, was removed while the run was going on",
+        hint="the same command again",
+    )
 
 
 def is_newer(key: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP at the moments beside the training: the journal says how it ended, the same command goes on."""
+"""A signal, or a removed folder, at the moments beside the training: it is said, and the same command goes on."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from tests.integration.commands import ROOT, Project
+from tests.integration.conftest import FINISHED
 from tests.waiting import HANG_S
 
 WORDS = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1")
@@ -19,23 +23,26 @@ SEALING = "name == 'open' and '/.result.json' in str(args[0])"
 COLLECTING = "name == 'tempfile.mkdtemp' and '/.collect' in str(args[0])"
 
 
-def stopped_when(
-    project: Project, moment: str, number: signal.Signals, *words: str
-) -> subprocess.CompletedProcess[str]:
+def stopped_when(project: Project, moment: str, number: signal.Signals) -> subprocess.CompletedProcess[str]:
     """``doit train``, which is sent the signal as soon as the audit event ``moment`` happens in it."""
+    return disturbed_when(project, moment, f"os.kill(os.getpid(), {number})", WORDS)
+
+
+def disturbed_when(project: Project, moment: str, what: str, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """``doit train``, in which the statement ``what`` is run as soon as the audit event ``moment`` happens."""
     hook = project.folder / "hook"
     hook.mkdir(exist_ok=True)
     run_dir = next((path.parent for path in project.folder.glob("runs/*/key.json")), Path("none"))
     report = run_dir / "evaluation" / "report.json"
     (hook / "sitecustomize.py").write_text(
-        f"import os, sys\nREPORT, SENT = {str(report)!r}, []\n"
+        f"import os, shutil, sys\nREPORT, SENT = {str(report)!r}, []\n"
         "def stop(name, args):\n"
         f"    if not SENT and {moment}:\n"
-        f"        SENT.append(1); os.kill(os.getpid(), {number})\n"
+        f"        SENT.append(1); {what}\n"
         "if 'doit' in sys.orig_argv[1:3]:\n    sys.addaudithook(stop)\n"
     )
     return subprocess.run(
-        project.argv("train", *WORDS, *words),
+        project.argv("train", *words),
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{hook}"},
         stdout=subprocess.PIPE,
@@ -71,3 +78,21 @@ def test_a_signal_before_and_after_the_training_stands_in_the_journal(recording:
     assert 0 < recording.result()["duration_s"] < seconds[-1] - seconds[0]
     again = recording.doit("train", *WORDS)
     assert (again.returncode, "is finished" in again.stdout) == (0, True), again.stdout
+
+
+@pytest.mark.parametrize(
+    ("moment", "folder", "missing"),
+    [(EVALUATING, "checkpoints", "checkpoints/final.pt"), (SEALING, ".", ".result.json")],
+)
+def test_what_is_removed_after_the_training_makes_no_result(
+    finished: Project, moment: str, folder: str, missing: str
+) -> None:
+    run_dir = finished.only_run()
+    (run_dir / "result.json").unlink()
+    removed = disturbed_when(finished, moment, f"shutil.rmtree({str(run_dir / folder)!r})", FINISHED)
+    assert removed.returncode == 1
+    assert f"{run_dir / missing}" in removed.stdout
+    assert "is missing: it, or the whole folder, was removed while the run was going on" in removed.stdout
+    assert "  try: the same command again\n" in removed.stdout
+    assert "FINISHED" not in removed.stdout
+    assert not (run_dir / "result.json").exists()

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.errors import UsageError, os_reason
+from pipeline.core.documents import write_sealed
+from pipeline.core.errors import TrainingError, UsageError, os_reason
 from pipeline.core.files import write_json
 from pipeline.core.specs import State
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
@@ -88,6 +89,16 @@ def test_another_key_or_no_result_is_not_finished(finished: RunFolder) -> None:
     assert finished.stale_because(ContentKey(digest="f" * 64, parts={})) == "result.json belongs to another key"
     finished.result.unlink()
     assert finished.stale_because(KEY) == "not finished yet"
+
+
+def test_a_result_that_vouches_for_no_weights_is_neither_written_nor_believed(finished: RunFolder) -> None:
+    result = finished.read_result()
+    assert result is not None
+    write_sealed(finished.result, {**result.fields, "files": {}})
+    assert finished.stale_because(KEY) == "result.json vouches for no checkpoints/final.pt"
+    (finished.path / "metrics.jsonl").unlink()
+    with pytest.raises(TrainingError, match=r"metrics\.jsonl is missing: it, or the whole folder, was removed"):
+        finished.write_result(key=KEY, summary={}, hosts=[], attempts=1, duration_s=1.0, mlflow_run_id=None)
 
 
 def damaged(text: str) -> list[bytes]:
