@@ -7,10 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from doit.cmdparse import CmdOption, CmdParse, CmdParseError
-from doit.doit_cmd import DoitMain
 
+from pipeline.cli.doit_commands import COMMANDS
 from pipeline.cli.invocation import Invocation, is_override
-from pipeline.cli.tabcompletion import TabCompletion
 from pipeline.core import process
 from pipeline.core.errors import UsageError
 
@@ -42,10 +41,9 @@ def check(argv: Sequence[str], asked: Invocation, loader_options: Sequence[dict[
 
 def _refuse_unknown(argv: Sequence[str], verb: str | None, loader_options: Sequence[dict[str, object]]) -> None:
     """doit would print the list of its option objects."""
-    own = {command.get_name(): command for command in (*DoitMain.DOIT_CMDS, TabCompletion)}
     words = [word for word in argv if not is_override(word)]
-    name = next((word for word in words if word in own), "run")
-    options = (*getattr(own[name], "base_options", ()), *loader_options, *own[name].cmd_options)
+    name = next((word for word in words if word in COMMANDS), "run")
+    options = (*getattr(COMMANDS[name], "base_options", ()), *loader_options, *COMMANDS[name].cmd_options)
     try:
         _, rest = CmdParse([CmdOption(item) for item in options]).parse([word for word in words if word != name])
     except CmdParseError as error:

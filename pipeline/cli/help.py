@@ -7,18 +7,16 @@ import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 
-from doit.doit_cmd import DoitMain
 from doit.version import VERSION
 
 from pipeline.cli.clone import ROOT
+from pipeline.cli.doit_commands import COMMANDS
 from pipeline.cli.invocation import is_override
-from pipeline.cli.tabcompletion import TabCompletion
 from pipeline.cli.verbs import VERBS, Verb
 from pipeline.core.errors import UsageError, suggestion
 
 _WIDTH = 110
 _FLAGS = ("-h", "--help")
-_OWN = {command.get_name(): command for command in (*DoitMain.DOIT_CMDS, TabCompletion)}
 
 
 def asked(argv: Sequence[str]) -> str | None:
@@ -33,7 +31,7 @@ def asked(argv: Sequence[str]) -> str | None:
     if words[:1] == ["help"] and words[1:] != ["task"]:  # that one is about writing dodo.py
         return _page(words[1:])
     if any(word in _FLAGS for word in argv):
-        return _page([word for word in words if word in VERBS or word in _OWN])
+        return _page([word for word in words if word in VERBS or word in COMMANDS])
     if words[:1] == ["info"] and words[1:2] and words[1] in VERBS:
         return verb_page(words[1])
     return None
@@ -45,7 +43,7 @@ def _page(words: Sequence[str]) -> str:
     name = words[0]
     if name in VERBS:
         return verb_page(name)
-    if name in _OWN:
+    if name in COMMANDS:
         return _of_doit(name)
     raise UsageError(f"there is no command {name!r}; {suggestion(name, VERBS)}")
 
@@ -143,6 +141,6 @@ def _of_doit(name: str) -> str:
     from doit.cmd_base import DodoTaskLoader
     from doit.plugin import PluginDict
 
-    commands = PluginDict(_OWN)
-    text: str = _OWN[name](task_loader=DodoTaskLoader(), cmds=commands, bin_name="doit").help()
+    commands = PluginDict(COMMANDS)
+    text: str = COMMANDS[name](task_loader=DodoTaskLoader(), cmds=commands, bin_name="doit").help()
     return text

@@ -20,6 +20,7 @@ unexpected.install()
 
 from doit import doit_cmd, plugin  # noqa: E402
 from doit.cmd_base import DodoTaskLoader, check_tasks_exist  # noqa: E402
+from doit.cmd_run import Run  # noqa: E402
 from doit.exceptions import InvalidCommand  # noqa: E402
 
 from pipeline.cli import clone, invocation  # noqa: E402
@@ -77,7 +78,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         tasks = super().load_tasks(cmd, pos_args)
         if cmd.name in ("info", "strace"):  # the two of doit's commands that don't look
             check_tasks_exist({task.name: task for task in tasks}, pos_args)
-        if cmd.name == "run":
+        if isinstance(cmd, Run):
             names = {task.name for task in tasks}
             for word in pos_args:
                 if word not in names and "*" not in word and ":" not in word:

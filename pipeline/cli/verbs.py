@@ -161,6 +161,31 @@ VERBS: Mapping[str, Verb] = {
         shows_groups=False,
         shares_batch=False,
     ),
+    "clean": Verb(
+        module="pipeline.cli.cleaning",
+        answers=True,
+        summary="remove runs that are no longer wanted: shows what each frees, asks first",
+        details="Without a rule: what failed, and what a newer finished run of the same configuration supersedes. Each "
+        "rule narrows, and overrides choose as in doit runs. Never removed: a run that is under way, and a result that "
+        "a sweep names, that was accepted for another key, or that MLflow hasn't got yet.",
+        options={
+            "state": Option("STATE", "those in this state: FAILED, KILLED, PRUNED, FINISHED, …"),
+            "superseded": Option("1", "those with a newer finished run of the same configuration, data and ranks"),
+            "older_than": Option("DAYS", "those to which nothing has happened for so long"),
+            "keep_best": Option("N", "finished ones but for the N best"),
+            "by": Option("METRIC", "by which the best are found; without it val/accuracy"),
+            "checkpoints": Option("1", "of finished runs what a training would go on from; weights and results stay"),
+            "yes": Option("1", "don't ask"),
+        },
+        examples=(
+            "clean",
+            "clean state=KILLED older_than=30",
+            "clean model=resnet18 keep_best=5",
+            "clean checkpoints=1",
+        ),
+        shows_groups=False,
+        shares_batch=False,
+    ),
     "status": Verb(
         module="pipeline.cli.provenance",
         answers=True,

@@ -72,7 +72,7 @@ def is_mlflow_id(named: str) -> bool:
 
 def rows(runs_dir: Path) -> list[Row]:
     """All runs, oldest first. Of a finished run one file is read, so that ten thousand are listed in a second."""
-    return sorted((_row(RunFolder(runs_dir / key)) for key in _keys(runs_dir)), key=lambda row: row.unix_time)
+    return sorted((row(RunFolder(runs_dir / key)) for key in _keys(runs_dir)), key=lambda item: item.unix_time)
 
 
 def finished_parts(runs_dir: Path) -> dict[str, dict[str, Any]]:
@@ -97,7 +97,8 @@ def _mlflow_run_id(folder: RunFolder) -> Any:
     return found or (folder.read_json("result.json") or {}).get("mlflow_run_id")
 
 
-def _row(folder: RunFolder) -> Row:
+def row(folder: RunFolder) -> Row:
+    """One run. Raises OSError: there is no such folder."""
     try:
         result, accepted = acceptance.standing(folder)
     except AlteredError as error:

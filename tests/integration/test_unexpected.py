@@ -115,7 +115,6 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
         ("info NOPE", "'NOPE' is not a task."),
         ("strace NOPE", "'NOPE' is not a task."),
         ("forget NOPE", "'NOPE' is not a task."),
-        ("clean NOPE", "'NOPE' is not a task."),
         ("list NOPE", "'NOPE' is not a task."),
         ("ignore NOPE", "'NOPE' is not a task."),
         ("dumpdb", "doit keeps no database here: run folders say what is finished\n  try: doit runs"),

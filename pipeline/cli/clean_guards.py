@@ -1,0 +1,68 @@
+"""What `doit clean` never removes, whatever its words are: runs under way, and the last copy of a result in use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeline.core import locks
+from pipeline.core.specs import State
+from pipeline.runs import acceptance, index
+from pipeline.runs.disk_usage import measured
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.index import Row
+from pipeline.runs.removal import IN_USE
+from pipeline.sweep.folder import FOLDER, SweepFolder
+from pipeline.tracking import state as tracking_state
+
+_QUIET_S = 86_400.0
+_UNDER_WAY = (State.PLANNED, State.RUNNING)
+
+
+def named_by_sweeps(runs_dir: Path) -> dict[str, str]:
+    """Key → a sweep that has the run among its trials. Raises UsageError: a sweep's folder can't be read."""
+    named: dict[str, str] = {}
+    for path in sorted((runs_dir / FOLDER).glob("*/sweep.json")):
+        sweep = SweepFolder(path.parent)
+        named |= dict.fromkeys((item["key"] for item in sweep.about()["trials"]), sweep.name)
+        named |= dict.fromkeys((entry.key for entry in sweep.entries()[0]), sweep.name)
+    return named
+
+
+def in_use(folder: RunFolder) -> str:
+    """That a command of this computer works on the run, or ''."""
+    return IN_USE if locks.is_held(folder.lock) else ""
+
+
+def objection(folder: RunFolder, row: Row, sweeps: Mapping[str, str], *, result_stays: bool) -> str:
+    """Why the run has to stay; '' where nothing speaks against its removal.
+
+    Args:
+        row: the run as a list shows it.
+        sweeps: what ``named_by_sweeps`` has found.
+        result_stays: only checkpoints go.
+    """
+    if folder.path.is_symlink():
+        return "a symbolic link stands in its place"
+    if row.state == index.NEWER:
+        return "a newer Paceline wrote it"
+    if row.state == index.ACCEPTED:
+        return "it is a person's word, which doit accept undo=1 takes back"
+    if row.state in _UNDER_WAY and time.time() - measured(folder.path).newest < _QUIET_S:
+        return "it hasn't ended, and was written to within a day: another computer may be at work on it"
+    if result_stays or not folder.result.exists():
+        return ""
+    if row.key in sweeps:
+        return f"the sweep {sweeps[row.key]} names its result"
+    if held := acceptance.accepted_for(folder.path):
+        return f"its result was accepted for {', '.join(held)}"
+    return "" if _recorded_or_never_asked(folder) else "MLflow hasn't all of it yet: doit record run=KEY"
+
+
+def _recorded_or_never_asked(folder: RunFolder) -> bool:
+    if not (folder.path / tracking_state.FILE).exists():
+        return (folder.read_json("result.json") or {}).get("mlflow_run_id") is None
+    known = tracking_state.load(folder.path)
+    done = known is not None and known.state == tracking_state.DONE
+    return known is not None and done and known.inputs == tracking_state.fingerprints(folder.path)
