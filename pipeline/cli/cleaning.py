@@ -171,7 +171,7 @@ def _amount(items: Sequence[Item], rules: Rules) -> str:
 
 
 def _table(items: Sequence[Item]) -> str:
-    rows = [("run", "state", "of", "what", "frees", "why")]
+    rows = [("run", "state", "when", "what", "frees", "why")]
     for item in items:
         row = item.row
         rows.append((row.key, row.state, day(row.unix_time), row.what, file_size(item.bytes), item.why))

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _SORTED_BY = ("accuracy", "key", "size", "state", "time", "train_s")
 _TOLD = ("dataset.name", "model.name", "optimizer.name")  # each line begins with these
 _ELSEWHERE = ("cluster.", "paths.", "tracking.")  # where it was run, and not what
-_MOST = 1000  # runs whose configurations are read for the fields in which they differ, and whose files are counted
+_MOST = 1000  # runs whose configurations are read for the fields in which they differ
+_MOST_MEASURED = 200  # whose files are counted, a millisecond each: unless the words ask for sizes
 _NAMES_WIDTH = 24  # characters; longer lists of hosts are a number
 
 
@@ -37,7 +38,7 @@ def runs() -> None:
     in_full = bool(wanted) or len(rows) <= _MOST
     configs = {row.key: RunFolder(runs_dir / row.key).read_json("config.json") or {} for row in rows if in_full}
     rows = [row for row in rows if matches(configs.get(row.key, {}), wanted)]
-    measures = as_json or by == "size" or len(rows) <= _MOST
+    measures = as_json or by == "size" or len(rows) <= _MOST_MEASURED
     sizes = {row.key: measured(runs_dir / row.key).bytes for row in rows if measures}
     rows = _in_order(rows, by, sizes)
     differing = differences({row.key: configs.get(row.key, {}) for row in rows})

@@ -151,7 +151,7 @@ VERBS: Mapping[str, Verb] = {
         answers=True,
         summary="list the runs: state, hosts, time, size, accuracy, and the fields in which they differ",
         details="Overrides choose: model=resnet18 seed=1 lists the runs that have these values. The time is that of "
-        "the training; of more than a thousand runs the files are only counted with sort=size or json=1.",
+        "the training; of more than 200 runs the sizes are only told with sort=size or json=1.",
         options={
             "state": Option("STATE", "those in this state alone: FINISHED, FAILED, KILLED, …"),
             "sort": Option("time|accuracy|train_s|size|state|key", "the order; what is newest or most stands last"),

@@ -98,7 +98,7 @@ def test_without_a_rule_what_failed_or_is_superseded_is_shown_and_nothing_remove
     ended(tmp_path, "e" * 12, State.KILLED)
 
     lines = clean().splitlines()
-    assert lines[0].split() == ["run", "state", "of", "what", "frees", "why"]
+    assert lines[0].split() == ["run", "state", "when", "what", "frees", "why"]
     assert sorted(line[:12] for line in lines[1:3]) == sorted([failed.key, old.key])
     assert any(line.endswith("digits small_cnn sgd  3.0 MB  failed") for line in lines)
     assert any(line.endswith(f"superseded by {new.key}") for line in lines)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli import listing
 from pipeline.cli.listing import differences, matches
+from pipeline.cli.session import session
 from pipeline.config import compose
 from pipeline.core.specs import State
 from pipeline.runs import journal
@@ -97,6 +99,18 @@ def test_a_line_has_hosts_time_and_size(tmp_path: Path) -> None:
     rows = json.loads(listed(tmp_path, "json=1", "sort=train_s"))
     assert [(row["hosts"], row["train_s"]) for row in rows] == [(many[1], None), (["a"], 754.2)]
     assert 2_000_000 < rows[1]["bytes"] < 2_010_000
+
+
+def test_the_sizes_of_many_runs_are_told_when_they_are_asked_for(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(listing, "_MOST_MEASURED", 2)
+    for words, shown in (((), False), (("seed=0",), True), (("sort=size",), True)):
+        monkeypatch.setattr(sys, "argv", ["doit", "runs", f"paths.runs={runs_dir}", *words])
+        session.cache_clear()
+        listing.runs()
+        assert (" kB" in capsys.readouterr().out) == shown
+    session.cache_clear()
 
 
 def test_where_no_run_has_the_values_that_is_said(runs_dir: Path) -> None:
