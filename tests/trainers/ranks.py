@@ -1,6 +1,7 @@
 """Real ranks over gloo that each call one function of a test module: quicker than torchrun, and any topology.
 
-They are forked from a server process that has imported torch (once a test process): importing it costs each rank 2 s.
+They are forked from a server process that has imported torch, and what DistributedDataParallel imports, once a test
+process: importing them costs each rank 4 s.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.waiting import HANG_S
 
 _SERVER = get_context("forkserver")
 _SERVER.set_forkserver_preload(
-    ["pytest", "trainers.training.session", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
+    ["pytest", "trainers.training.session", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
 )
 _FOR_SERVER = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # read while it imports
 
