@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +25,7 @@ from trainers.core.config import DatasetConfig
 from trainers.data.augment import Normaliser, normaliser, plan_epoch, training_batch
 from trainers.data.pack import MappedPack, open_pack
 from trainers.distributed.process_group import Node, Ranks
-from trainers.training.evaluation import count_up
+from trainers.training.evaluation import Evaluator
 
 CUDA = torch.device("cuda", 0)
 NODE = Node(ranks=Ranks(), device=CUDA, backend="nccl")
@@ -84,8 +83,10 @@ def test_a_model_trains_and_evaluates_on_its_own_device_and_never_waits_for_it(n
     logits = model(images)
     loss = nn.functional.cross_entropy(logits, labels)
     assert (logits.device, logits.shape, loss.device) == (CUDA, (6, 3), CUDA)
-    settings: dict[str, Any] = {"normalise": scale(pack), "precision": "fp32", "batch_size": 6, "tta": "multicrop"}
-    totals, chosen = count_up(model, pack, "test", node=NODE, **settings)
+    shown = Evaluator(
+        model=model, pack=pack, node=NODE, normalise=scale(pack), precision="fp32", batch_size=6, tta="multicrop"
+    )
+    totals, chosen = shown.count_up("test")
     assert (totals.device, chosen.device, chosen.shape) == (CUDA, CUDA, (17,))
 
 

@@ -9,7 +9,7 @@ from tests.trainers.tiny_runs import write_pack
 from trainers.data.augment import normaliser
 from trainers.data.pack import open_pack
 from trainers.distributed.process_group import Node, Ranks
-from trainers.training.evaluation import evaluate, shard, views
+from trainers.training.evaluation import Evaluator, shard, views
 
 
 @pytest.mark.parametrize(("size", "world_size"), [(10, 1), (10, 3), (2, 5), (0, 2), (7, 7)])
@@ -25,7 +25,9 @@ def test_loss_and_accuracy_are_those_of_the_whole_split_at_once(tmp_path: Path) 
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     node = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
     scale = normaliser(pack.manifest, normalise=True, device=node.device)
-    result = evaluate(model, pack, "test", node=node, normalise=scale, precision="fp32", batch_size=8)
+    result = Evaluator(model=model, pack=pack, node=node, normalise=scale, precision="fp32", batch_size=8).evaluate(
+        "test"
+    )
     start, stop = pack.manifest.splits["test"]
     logits = model((pack.images[start:stop] / 255 - 0.3) / 0.3)
     labels = pack.labels[start:stop]
@@ -56,7 +58,9 @@ def test_an_image_and_its_mirror_image_are_judged_alike(tmp_path: Path) -> None:
     for images in (pack.images, pack.images.flip(3)):
         shown = replace(pack, images=images)
         results.append(
-            evaluate(model, shown, "test", node=node, normalise=scale, precision="fp32", batch_size=8, tta="mirror")
+            Evaluator(
+                model=model, pack=shown, node=node, normalise=scale, precision="fp32", batch_size=8, tta="mirror"
+            ).evaluate("test")
         )
     assert results[0].loss == pytest.approx(results[1].loss, rel=1e-6)
     assert results[0].predictions == results[1].predictions

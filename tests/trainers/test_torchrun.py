@@ -14,7 +14,7 @@ from trainers.data.augment import normaliser
 from trainers.data.pack import open_pack
 from trainers.distributed.process_group import Node, Ranks
 from trainers.models import ImageShape, build
-from trainers.training.evaluation import evaluate
+from trainers.training.evaluation import Evaluator
 from trainers.training.session import run
 
 SETTINGS = {"trainer__epochs": 30, "trainer__checkpoint_every_steps": 3}
@@ -59,7 +59,9 @@ def check_evaluation_alone(run_dir: Path, accuracy: float) -> None:
     model.load_state_dict(torch.load(run_dir / "checkpoints" / "final.pt", weights_only=True))
     node = Node(ranks=Ranks(), device=torch.device("cpu"), backend="gloo")
     scale = normaliser(pack.manifest, normalise=True, device=node.device)
-    alone = evaluate(model, pack, "test", node=node, normalise=scale, precision="fp32", batch_size=6)
+    alone = Evaluator(model=model, pack=pack, node=node, normalise=scale, precision="fp32", batch_size=6).evaluate(
+        "test"
+    )
     assert (alone.accuracy, alone.count) == (accuracy, 17)
 
 

@@ -39,84 +39,67 @@ def shard(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int]:
     return first, first + base + (rank < extra)
 
 
-def evaluate(
-    model: nn.Module,
-    pack: MappedPack,
-    split: str,
-    *,
-    node: Node,
-    normalise: Normaliser,
-    precision: str,
-    batch_size: int,
-    tta: str = "none",
-) -> Evaluation:
-    """Evaluate a split that is not empty. Leaves the model in evaluation mode; every rank gets the result.
+@dataclass(frozen=True, kw_only=True)
+class Evaluator:
+    """A model, and how its splits are shown to it.
 
-    ``tta``: none, mirror or multicrop; loss and accuracy are those of the averaged logits.
+    Attributes:
+        batch_size: images of a rank's batch at least; a larger one costs the device no more time.
+        tta: none, mirror or multicrop; loss and accuracy are those of the averaged logits.
     """
-    totals, chosen = count_up(
-        model, pack, split, node=node, normalise=normalise, precision=precision, batch_size=batch_size, tta=tta
-    )
-    count = chosen.numel()
-    loss_sum, correct = totals.tolist()
-    return Evaluation(loss=loss_sum / count, accuracy=correct / count, count=count, predictions=chosen.tolist())
 
+    model: nn.Module
+    pack: MappedPack
+    node: Node
+    normalise: Normaliser
+    precision: str
+    batch_size: int
+    tta: str = "none"
 
-@torch.inference_mode()
-def count_up(
-    model: nn.Module,
-    pack: MappedPack,
-    split: str,
-    *,
-    node: Node,
-    normalise: Normaliser,
-    precision: str,
-    batch_size: int,
-    tta: str,
-) -> tuple[Tensor, Tensor]:
-    """Over all ranks: float64 [2], the sum of losses and the number correct, and int32 [count], the chosen classes.
+    def evaluate(self, split: str) -> Evaluation:
+        """Evaluate a split that is not empty. Leaves the model in evaluation mode; every rank gets the result."""
+        totals, chosen = self.count_up(split)
+        count = chosen.numel()
+        loss_sum, correct = totals.tolist()
+        return Evaluation(loss=loss_sum / count, accuracy=correct / count, count=count, predictions=chosen.tolist())
 
-    Nothing in here waits for the device.
-    """
-    start, stop = pack.manifest.splits[split]
-    count = stop - start
-    first, last = shard(start, stop, node.ranks.rank, node.ranks.world_size)
-    totals = torch.zeros(2, dtype=torch.float64, device=node.device)  # sum of losses, number correct
-    chosen = torch.zeros(count, dtype=torch.int32, device=node.device)
-    model.eval()
-    step = max(batch_size, _SMALLEST_BATCH[node.device.type])
-    longest = -(-count // node.ranks.world_size)
-    for offset in range(0, longest, step):  # as often on every rank: with fsdp a forward pass waits for the others'
-        begin = min(first + offset, last)
-        end = min(begin + step, last)
-        logits, labels = _forward(model, pack, begin, end, node.device, normalise, precision, tta)
-        guesses = logits.argmax(1)
-        totals[0] += functional.cross_entropy(logits, labels, reduction="sum")
-        totals[1] += (guesses == labels).sum()
-        chosen[begin - start : end - start] = guesses
-    node.sum(totals)
-    node.sum(chosen)  # each rank filled its own part and left zeros elsewhere
-    return totals, chosen
+    @torch.inference_mode()
+    def count_up(self, split: str) -> tuple[Tensor, Tensor]:
+        """Over all ranks: float64 [2], sum of losses and number correct, and int32 [count], the chosen classes.
 
+        Nothing in here waits for the device.
+        """
+        node = self.node
+        start, stop = self.pack.manifest.splits[split]
+        count = stop - start
+        first, last = shard(start, stop, node.ranks.rank, node.ranks.world_size)
+        totals = torch.zeros(2, dtype=torch.float64, device=node.device)  # sum of losses, number correct
+        chosen = torch.zeros(count, dtype=torch.int32, device=node.device)
+        self.model.eval()
+        step = max(self.batch_size, _SMALLEST_BATCH[node.device.type])
+        longest = -(-count // node.ranks.world_size)
+        for offset in range(0, longest, step):  # as often on every rank: with fsdp a forward pass waits for the others'
+            begin = min(first + offset, last)
+            end = min(begin + step, last)
+            logits, labels = self._forward(begin, end)
+            guesses = logits.argmax(1)
+            totals[0] += functional.cross_entropy(logits, labels, reduction="sum")
+            totals[1] += (guesses == labels).sum()
+            chosen[begin - start : end - start] = guesses
+        node.sum(totals)
+        node.sum(chosen)  # each rank filled its own part and left zeros elsewhere
+        return totals, chosen
 
-def _forward(
-    model: nn.Module,
-    pack: MappedPack,
-    begin: int,
-    end: int,
-    device: torch.device,
-    normalise: Normaliser,
-    precision: str,
-    tta: str,
-) -> tuple[Tensor, Tensor]:
-    """float32 logits [n, classes] and labels [n] of one range of the pack."""
-    index = torch.arange(begin, end, device=pack.images.device)
-    images, labels = take(pack.images, index, device), take(pack.labels, index, device)
-    logits = torch.zeros((), device=device)
-    with autocast(device, precision):
-        for weight, view in views(images, tta):
-            logits = logits + weight * model(normalise(view)).float()
-    return logits, labels
+    def _forward(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        """float32 logits [n, classes] and labels [n] of one range of the pack."""
+        pack, device = self.pack, self.node.device
+        index = torch.arange(begin, end, device=pack.images.device)
+        images, labels = take(pack.images, index, device), take(pack.labels, index, device)
+        logits = torch.zeros((), device=device)
+        with autocast(device, self.precision):
+            for weight, view in views(images, self.tta):
+                logits = logits + weight * self.model(self.normalise(view)).float()
+        return logits, labels
 
 
 def views(images: Tensor, tta: str) -> Iterator[tuple[float, Tensor]]:

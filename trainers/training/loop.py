@@ -23,7 +23,7 @@ from trainers.distributed.attempt import read_attempt
 from trainers.distributed.node_info import of_all_nodes
 from trainers.distributed.process_group import Node
 from trainers.distributed.termination import Termination
-from trainers.training.evaluation import Evaluation, evaluate
+from trainers.training.evaluation import Evaluation, Evaluator
 from trainers.training.metrics import Clock, Losses, MetricsFile, Reading, Throughput
 from trainers.training.model_setup import agree_on_precision, calibrate, choose_kernels, make_network
 from trainers.training.step import Stepper
@@ -314,16 +314,15 @@ class Trainer:
     # ---------------------------------------------------------------------------------- the results
     def evaluate(self, split: str) -> Evaluation:
         """Loss and accuracy of a split, over all ranks."""
-        return evaluate(
-            self.model,
-            self.pack,
-            split,
+        return Evaluator(
+            model=self.model,
+            pack=self.pack,
             node=self.node,
             normalise=self.normalise,
             precision=self.precision,
             batch_size=self.steps.micro_batch_size,
             tta=self.config.trainer.tta,
-        )
+        ).evaluate(split)
 
     def test(self) -> Evaluation:
         """Evaluate the test split with the final weights and write its metrics."""
