@@ -228,6 +228,7 @@ IMAGES_NPY, LABELS_NPY = npy(described("(4, 2, 2)"), bytes(16)), npy(described("
         npy(b"\xff" * 40),
         npy(b"{" * 40),
         npy(b"(" * 5000),
+        npy(b"-" * 5000 + b"1"),
         npy(b"{'descr': 3, 'fortran_order': 7, 'shape': 'x'}"),
         npy(b"{'descr': '|u1', 'fortran_order': False}"),
         npy(described("(10**12,)", "<i8")),
