@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from trainers.core import garbage
@@ -20,6 +21,7 @@ def start(program: str, run: Callable[[Path], None], description: str | None = N
     path: Path = parser.parse_args().config
     leave_snapshot_and_installed()
     garbage.pause()
+    running = _note_running()
     from torch.distributed.elastic.multiprocessing.errors import record  # torch only after the arguments hold
 
     from trainers.core.config import ConfigError
@@ -27,7 +29,8 @@ def start(program: str, run: Callable[[Path], None], description: str | None = N
     from trainers.distributed.process_group import read_ranks
 
     try:
-        record(run)(path.resolve())  # writes what goes wrong to TORCHELASTIC_ERROR_FILE, where the agent finds it
+        # writes what goes wrong to TORCHELASTIC_ERROR_FILE, where the agent finds it
+        record(_raising_what_can_be_recorded(run))(path.resolve())
     except (ConfigError, TrainerError) as error:
         if read_ranks().local_rank == 0:
             print(f"paceline: error: {error}", file=sys.stderr, flush=True)
@@ -35,6 +38,49 @@ def start(program: str, run: Callable[[Path], None], description: str | None = N
     except Exception:
         traceback.print_exc()
         leave(1)
+    if running is not None:
+        running.unlink(missing_ok=True)
+
+
+def _note_running() -> Path | None:
+    """A file beside the one for this rank's error. The agent knows by it that the run was not over when the process
+    ended, whatever its exit code."""
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if error_file is None:
+        return None
+    path = Path(error_file).with_name(f"running-{os.getpid()}")
+    with suppress(OSError):  # a full disk is told of by what has to be written there
+        path.touch()
+    return path
+
+
+def _raising_what_can_be_recorded(run: Callable[[Path], None]) -> Callable[[Path], None]:
+    """torch's ``record`` takes SystemExit(0) for a good end, records no other BaseException, and needs a text."""
+
+    def recorded(path: Path) -> None:
+        try:
+            run(path)
+        except BaseException as error:
+            told = recordable(error)
+            if told is error:
+                raise
+            raise told.with_traceback(error.__traceback__) from None
+
+    return recorded
+
+
+def recordable(error: BaseException) -> Exception:
+    """``error`` itself if it is an Exception with a text, else one of the same name that says what it can."""
+    try:
+        text = str(error)
+    except BaseException as reason:
+        text = f"(its text could not be made: {type(reason).__name__})"
+    else:
+        if isinstance(error, Exception):
+            return error
+        text = f"{text} (it ends a process, and the run was not over; raise an Exception that says why)".lstrip()
+    named: Exception = type(type(error).__name__, (Exception,), {})(text)
+    return named
 
 
 def leave(code: int = 0) -> None:

@@ -26,7 +26,7 @@ from doit.exceptions import InvalidCommand  # noqa: E402
 from pipeline.cli import clone, invocation  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
 from pipeline.core import masking  # noqa: E402
-from pipeline.core.errors import PacelineError, UsageError, suggestion  # noqa: E402
+from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
 
 _YOUNG = 20_000  # objects made before Python looks for garbage; its default of 700 is due twenty times in a no-op
 
@@ -136,7 +136,7 @@ class _OneLine:
         error = sys.exc_info()[1]
         assert error is not None  # doit asks while it handles one
         if _is_of_doit(error):
-            text = " ".join(str(error).split())
+            text = text_of(error)
             leave(UsageError(f"doit can't do that: {type(error).__name__}{': ' if text else ''}{text}"))
         leave(error)
 

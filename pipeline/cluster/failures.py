@@ -29,13 +29,17 @@ def is_echo(error: RankError) -> bool:
     return _ECHO.search(error.message) is not None
 
 
+def _is_early(error: RankError) -> bool:
+    return error.message.startswith("ended with exit code 0 ")
+
+
 def first_error(ends: Mapping[str, NodeExit | NodeLost]) -> tuple[str, RankError] | None:
     """Host and error of the earliest rank that failed by itself; of the earliest consequence where all are that.
 
-    Times are on the controller's clock already.
+    An exit code of 0 comes after every error that a rank has told of. Times are on the controller's clock already.
     """
     errors = [(host, error) for host, end in ends.items() if isinstance(end, NodeExit) for error in end.errors]
-    return min(errors, key=lambda pair: (is_echo(pair[1]), pair[1].unix_time), default=None)
+    return min(errors, key=lambda pair: (is_echo(pair[1]), _is_early(pair[1]), pair[1].unix_time), default=None)
 
 
 def port_was_taken(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost]) -> bool:

@@ -51,6 +51,14 @@ class Killed(PacelineError):  # noqa: N818  (the word of the journal)
     """Stopped by Ctrl-C or a signal."""
 
 
+def text_of(error: BaseException) -> str:
+    """What the exception says, on one line; of one whose ``__str__`` raises, why it says nothing."""
+    try:
+        return " ".join(str(error).split())
+    except Exception as reason:
+        return f"(its text could not be made: {type(reason).__name__})"
+
+
 def os_reason(error: OSError) -> str:
     """``No space left on device (/the/file)``: what the system said, and of which file where that is known."""
     return f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")

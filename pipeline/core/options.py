@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.errors import UsageError, suggestion, text_of
 from trainers.core.config import installed_options, option_names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,6 +185,6 @@ def _class(tree: ast.Module, module: str, path: str, base: type[Any]) -> type[An
     try:
         exec(compile(tree, path, "exec", dont_inherit=True), space)
     except Exception as error:  # whatever a class statement can raise
-        raise UsageError(f"{path}: its settings can't be read: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{path}: its settings can't be read: {type(error).__name__}: {text_of(error)}") from error
     (found,) = (item for item in space.values() if isinstance(item, type) and base in item.__bases__)
     return found

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.core import unexpected
+from pipeline.core.errors import text_of
 
 
 def new(
@@ -55,5 +56,5 @@ def described(error: BaseException) -> str:
     """``ValueError: invalid literal (streams.py:123)``: an error that was not foreseen, on one line with its place."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    text = " ".join(str(error).split())
+    text = text_of(error)
     return f"{type(error).__name__}{': ' if text else ''}{text}{place}"

@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from types import TracebackType
 
-from pipeline.core.errors import PacelineError, UsageError, os_reason
+from pipeline.core.errors import PacelineError, UsageError, os_reason, text_of
 from pipeline.core.masking import shown
 from pipeline.core.signals import CTRL_C, leave_on_ctrl_c
 
@@ -55,7 +55,7 @@ def told(error: BaseException) -> str:
         return f"{shown(os_reason(error))} (unexpected here; the traceback: {kept})"
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    text = " ".join(shown(str(error)).split())[:_LONGEST]
+    text = shown(text_of(error))[:_LONGEST]
     kind = type(error).__name__
     return f"unexpected {kind}{': ' if text else ''}{text}{place} (a defect of Paceline, please report it): {kept}"
 

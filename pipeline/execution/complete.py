@@ -304,7 +304,6 @@ def _attempts(work: _Work) -> None:
         try:
             way = nullcontext(services.hosts) if services.hosts is not None else closing(Hosts(run.config.cluster))
             run_attempt(_spec(work, number), way, _watchers(work, number, notes=number == first), services.stop)
-            _need_an_end(run)
             return
         except TrainingError as error:
             removed = work.lock.lost() or not (run.folder.path / "config.json").exists()
@@ -337,16 +336,6 @@ def _watchers(work: _Work, number: int, *, notes: bool) -> Watchers:
         on_launch=say.doing,
         on_start=partial(_on_start, work, number),
         on_end=partial(_on_end, say, work.services),
-    )
-
-
-def _need_an_end(run: Run) -> None:
-    """Raises TrainingError: every rank ended with exit code 0, which code of a model's own can do at any step."""
-    if run.folder.summary.exists() or (run.folder.path / PRUNED).exists():
-        return
-    raise TrainingError(
-        f"every rank ended with exit code 0 before the training was over: it was {progress.under_way(run.folder)}",
-        hint="take out what ends the process (sys.exit, os._exit) in the model or in what it imports",
     )
 
 

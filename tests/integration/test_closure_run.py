@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.integration.test_provenance import A, copied
 
 MODEL = """
@@ -46,13 +48,23 @@ def test_a_rank_sees_the_snapshot_and_nothing_else_of_the_project(tmp_path: Path
     assert f"ERROR: trainers/models/small_cnn.py:{line} imports gone_astray: neither a file of the project" in refused
 
 
-def test_a_model_that_ends_its_process_with_exit_code_0_has_failed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("os._exit(0)", "rank 0: ended with exit code 0 before the run was over; take out what ends the process"),
+        ("if os.environ['RANK'] == '1': os._exit(0)", "rank 1: ended with exit code 0 before the run was over; "),
+        ("sys.exit()", "rank 0: SystemExit: (it ends a process, and the run was not over; raise an Exception"),
+        ("raise Mute", "rank 0: Mute: (its text could not be made: ValueError)"),
+    ],
+)
+def test_a_rank_that_ends_early_is_named_whatever_its_exit_code(tmp_path: Path, end: str, said: str) -> None:
     checkout = copied(tmp_path / "project")
     model = checkout.root / "trainers" / "models" / "small_cnn.py"
-    model.write_text(model.read_text() + "\n\nimport os\nos._exit(0)\n")
-    said = checkout.doit("train", *A, code=1)
-    assert "ERROR: every rank ended with exit code 0 before the training was over: it was waiting for the first" in said
-    assert "  try: take out what ends the process (sys.exit, os._exit) in the model" in said
+    mute = "class Mute(Exception):\n    def __str__(self) -> str:\n        raise ValueError\n"
+    model.write_text(f"{model.read_text()}\n\nimport os, sys\n{mute}\n{end}\n")
+    output = checkout.doit("train", *A, "cluster.nproc_per_node=2", code=1)
+    assert f"ERROR: training failed on localhost, {said}" in output
+    assert output.count("Traceback") <= 1
     (journal,) = checkout.root.glob("runs/*/journal.jsonl")
     states = [json.loads(line)["state"] for line in journal.read_text().splitlines()]
     assert states == ["PLANNED", "RUNNING", "FAILED"]

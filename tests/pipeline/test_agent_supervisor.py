@@ -212,3 +212,34 @@ def test_stop_ends_what_no_registration_names_and_only_what_is_of_this_folder(
         for child in (orphan, earlier, others):
             child.kill()
             child.wait()
+
+
+TORCHRUN = """
+import os, pathlib, subprocess, sys, time
+def rank(number, program):
+    folder = pathlib.Path(sys.argv[1], f"ranks/x/attempt_0/{number}")
+    folder.mkdir(parents=True)
+    note = f"import os, pathlib; pathlib.Path({str(folder)!r}, f'running-{{os.getpid()}}').touch();"
+    return subprocess.Popen([sys.executable, "-c", note + program])
+early = rank(0, "")
+peer = rank(1, "import time; time.sleep(60)")
+early.wait()
+"""
+WAITS = "peer.wait()"
+ENDS_THE_PEER = "print('Sending process', peer.pid, 'closing signal SIGTERM'); peer.kill(); peer.wait(); sys.exit(1)"
+
+
+@pytest.mark.parametrize("then", [WAITS, ENDS_THE_PEER])
+def test_a_rank_that_ends_early_with_exit_code_0_is_named(
+    node: tuple[dict[str, Any], dict[str, Any]], then: str
+) -> None:
+    """torchrun waits for the other rank, or ends it when that has noticed."""
+    request, one = node
+    state = Path(one["state_dir"])
+    argv = [sys.executable, "-c", TORCHRUN + then, str(state)]
+    supervise(request, {**one, "argv": argv, "first_rank": 4, "nproc_per_node": 2})
+    ended = json.loads((state / "exit.json").read_text())
+    assert ended["code"] != 0
+    assert [(error["rank"], error["message"][:44]) for error in ended["errors"]] == [
+        (4, "ended with exit code 0 before the run was ov")
+    ]

@@ -63,6 +63,14 @@ def test_the_earliest_of_two_real_errors() -> None:
     assert first_error(ends) == ("node1", error(1, 1.0, "KeyError: 2"))
 
 
+def test_an_exit_code_of_0_comes_before_its_echoes_and_behind_what_a_rank_tells_of() -> None:
+    early = error(1, 3.0, "ended with exit code 0 before the run was over; take out what ends the process")
+    ends = {"node0": ended("node0", error(0, 1.0, ECHO)), "node1": ended("node1", early)}
+    assert first_error(ends) == ("node1", early)
+    ends["node0"] = ended("node0", error(0, 4.0, "ValueError: boom"))
+    assert first_error(ends) == ("node0", error(0, 4.0, "ValueError: boom"))
+
+
 def test_text_names_host_rank_traceback_and_logs() -> None:
     ends = {"node0": ended("node0", error(0, 1.0, ECHO)), "node1": ended("node1", error(1, 1.2, "ValueError: boom"))}
     text = failure_text(PLAN, ends, ["node0", "node1"], Path("runs/k/attempts/1"))

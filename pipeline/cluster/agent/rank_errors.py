@@ -19,7 +19,12 @@ def mute(error: Json) -> bool:
 
 
 def describe(code: int) -> str:
-    if code >= 0:
+    if code == 0:
+        return (
+            "exit code 0 before the run was over; take out what ends the process (os._exit, exit in a library) in the "
+            "model or in what it imports"
+        )
+    if code > 0:
         return f"exit code {code}"
     with contextlib.suppress(ValueError):
         return f"signal {-code} ({signal.Signals(-code).name})"

@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 
+from .early_exits import EarlyExits
 from .log_lines import Tail
 from .node import own_node
 from .probe import from_environment
@@ -104,6 +105,7 @@ class Supervisor:
         self.chatter = Tail(self.path("torchrun.log"), self.hide)
         self.said: list[str] = []
         self.failed: dict[int, Json] = {}
+        self.early_exits = EarlyExits(self.state)
         self.tails: dict[str, tuple[int, Tail]] = {}
         self.reachable: set[tuple[str, int]] = set()
         self.lease = Silence(self.path("lease"))
@@ -133,6 +135,7 @@ class Supervisor:
             traceback.print_exc()
             self.end(f"the node agent could not go on: {reason(error)}")
         finally:
+            self.early_exits.about_to_end_all()
             gone = end_tree(self.mark, 0.5)
             if gone:
                 with contextlib.suppress(OSError):
@@ -164,6 +167,7 @@ class Supervisor:
                 pass
         except OSError as error:
             self.reason = self.reason or f"its log could not be written: {reason(error)}"
+        code = code or int(bool(self.early_exits.ranks()))
         free = free_bytes(self.state)
         for name in ("reserve", "reserve-of-ranks"):  # makes room on a full disk
             with contextlib.suppress(OSError):
@@ -232,6 +236,7 @@ class Supervisor:
                 removed = not os.path.exists(self.path("agent.json"))
                 self.end(REMOVED % folder if removed else f"cannot write to {folder}: {reason(error)}")
             if self.end_at is not None and now >= self.end_at:
+                self.early_exits.about_to_end_all()
                 in_thread(end_tree, self.mark, TERM_GRACE_S, on_error=lambda _: None)  # tried again below
                 self.end_at = now + TERM_GRACE_S + 3
             time.sleep(POLL_S)
@@ -248,6 +253,8 @@ class Supervisor:
             self.end(f"the controller has not been heard of for {lease_s:g} s")
         if glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/error.json")):
             self.end("a rank failed", SIBLING_GRACE_S)
+        elif self.early_exits.ranks():
+            self.end("a rank ended before the run was over", SIBLING_GRACE_S)
 
     def watch_peers(self) -> None:
         """End the run when this node is cut off: no beats, and no node that used to answer does any more."""
@@ -272,6 +279,7 @@ class Supervisor:
         for text in self.chatter.lines(last):
             self.said = [*self.said[-39:], text]
             rows.append(f"- | {text}")
+            self.early_exits.read(text)
             found = _FAILED.search(text)
             if found:
                 code, local_rank, pid = map(int, found.groups())
@@ -300,11 +308,13 @@ class Supervisor:
     def errors(self) -> list[Json]:
         """Each rank's own error: from torch's error file, else from its stderr and exit code."""
         found: dict[int, Json] = {}
+        early = {rank: {"code": 0, "unix_time": time.time()} for rank in self.early_exits.ranks()}
+        failed = {**early, **self.failed}
         for folder in sorted(glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/"))):
             local_rank = int(os.path.basename(os.path.dirname(folder)))
             error = recorded_error(os.path.join(folder, "error.json"))
-            if error is None and (local_rank in self.failed or self.end_at is None):
-                error = printed_error(os.path.join(folder, "stderr.log"), self.failed.get(local_rank))
+            if error is None and (local_rank in failed or self.end_at is None):
+                error = printed_error(os.path.join(folder, "stderr.log"), failed.get(local_rank))
             if error is not None:
                 said = {name: self.hide(error[name]) for name in ("message", "traceback")}
                 found[local_rank] = {"rank": self.node["first_rank"] + local_rank, **error, **said}

@@ -78,10 +78,7 @@ def _needed(outputs: Outputs, folder: Path) -> tuple[str, ...]:
 
 def _incomplete(host: str, damaged: list[str], missing: list[str]) -> TrainingError:
     what = f"damaged on the way: {', '.join(damaged)}" if damaged else f"missing: {', '.join(missing)}"
-    ends = "where the model or what it imports ends the process (sys.exit, os._exit): take that out"
-    return TrainingError(
-        f"{host} ended well, but its outputs could not be collected; {what}", hint=None if damaged else ends
-    )
+    return TrainingError(f"{host} ended well, but its outputs could not be collected; {what}")
 
 
 def _extract(argv: list[str], request: dict[str, Any], folder: Path) -> None:

@@ -1,0 +1,44 @@
+"""Ranks that ended with exit code 0 while their run was not over: torchrun takes that for success, and waits.
+
+The entry of a rank makes ``running-PID`` beside its error file and removes it at a good end. A rank whose process is
+gone and whose file is there has ended by itself, unless torchrun or the agent told it to.
+"""
+
+# Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
+# ruff: noqa: PTH118, PTH207
+from __future__ import annotations
+
+import glob
+import os
+import re
+
+from .processes import start_time
+
+_TOLD = re.compile(r"Sending process (\d+) closing signal")  # torchrun does this after another rank's failure
+
+
+class EarlyExits:
+    """What is known of the ranks of one node, whose state folder is ``state``."""
+
+    def __init__(self, state: str) -> None:
+        self._pattern = os.path.join(glob.escape(state), "ranks/*/attempt_*/*/running-*")
+        self._told: set[int] = set()
+
+    def read(self, line: str) -> None:
+        """A line of torchrun's."""
+        found = _TOLD.search(line)
+        if found:
+            self._told.add(int(found[1]))
+
+    def about_to_end_all(self) -> None:
+        """Whoever is alive now is told to end by the agent."""
+        self._told |= {pid for _, pid in self._unfinished() if start_time(pid) is not None}
+
+    def ranks(self) -> list[int]:
+        """Local ranks that have ended by themselves; also those whose failure torchrun will tell of in a moment."""
+        return [rank for rank, pid in self._unfinished() if pid not in self._told and start_time(pid) is None]
+
+    def _unfinished(self) -> list[tuple[int, int]]:
+        """(local rank, process id) of each rank that has not come to a good end."""
+        places = (path.rsplit("/", 2) for path in glob.glob(self._pattern))
+        return [(int(rank), int(name.removeprefix("running-"))) for _, rank, name in places]
