@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import DataError
 from pipeline.core.files import write_json
-from pipeline.core.installer import install
 from pipeline.data import disk
 from pipeline.data.progress import OnProgress
 from pipeline.data.source import is_local, scheme, shown
+from trainers.core.installer import install
 
 if TYPE_CHECKING:
     from requests import Response

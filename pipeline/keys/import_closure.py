@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.core.errors import UsageError
-from pipeline.core.installer import install
 from pipeline.keys.imports import Import
 from pipeline.keys.installed import Found, Installed
 from pipeline.keys.readings import Reading, Readings
+from trainers.core.installer import install
 
 ABSENT = "absent"
 _SUFFIXES = (*(f"/__init__{end}" for end in (*EXTENSION_SUFFIXES, ".py")), *EXTENSION_SUFFIXES, ".py")  # Python's order

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core.errors import DataError
-from pipeline.core.installer import install
 from pipeline.data.base import Part, RawSet, Workspace, refuse_source
 from trainers.core.config import DatasetConfig
+from trainers.core.installer import install
 
 SHAPE = (1, 8, 8)
 _SHA256 = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"  # of the table, unpacked

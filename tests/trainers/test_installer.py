@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pipeline.core import installer
+from trainers.core import installer
 
 
 @pytest.mark.parametrize(
