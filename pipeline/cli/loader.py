@@ -18,7 +18,7 @@ from pipeline.core import unexpected  # noqa: E402
 
 unexpected.install()
 
-from doit import doit_cmd, plugin  # noqa: E402
+from doit import doit_cmd  # noqa: E402
 from doit.cmd_base import DodoTaskLoader, check_tasks_exist  # noqa: E402
 from doit.cmd_run import Run  # noqa: E402
 from doit.exceptions import InvalidCommand  # noqa: E402
@@ -43,7 +43,8 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         super().__init__()
         Loader.in_charge = True
         masking.begin()
-        _spare_work()
+        gc.set_threshold(_YOUNG)
+        atexit.register(gc.freeze)  # or the interpreter's end goes through all objects of the process, several times
         unexpected.keep_in(clone.ROOT / invocation.typed_runs_dir(sys.argv))
         doit_cmd.traceback = _OneLine
         try:
@@ -146,18 +147,6 @@ def _is_of_doit(error: BaseException) -> bool:
     parts = ("dodo.py", "hydra_plugins", "pipeline", "trainers")
     places = (Path(frame.filename).resolve() for frame in traceback.extract_tb(error.__traceback__))
     return not any(place.is_relative_to(clone.ROOT.resolve() / part) for place in places for part in parts)
-
-
-def _spare_work() -> None:
-    """What a call that finds everything finished spent a seventh of its time on."""
-    gc.set_threshold(_YOUNG)
-    atexit.register(gc.freeze)  # or the interpreter's end goes through all objects of the process, several times
-    plugin.entry_points_impl = lambda: _no_entry_points  # a read of every installed package for each kind of plug-in
-
-
-def _no_entry_points(group: str) -> tuple[()]:
-    """Paceline's own backend and reporter are named in pyproject.toml (commands and the loader are found by now)."""
-    return ()
 
 
 def leave(error: BaseException) -> NoReturn:
