@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from pipeline.cluster.agent import reasons, staging
+from pipeline.cluster.launchers.pssh import remote_command
 from pipeline.cluster.launchers.ssh_errors import explain
 from pipeline.core.cluster import Host
 
@@ -26,3 +29,18 @@ def test_a_workdir_that_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
     why, hint = explain(Host(name="gpu1"), reasons.reason(ended.value), None)
     assert why == f"can't make the folder {tmp_path}/file/runs there (Not a directory); set cluster.workdir"
     assert hint == "cluster.workdir=/path/to/a/folder/there"
+
+
+def test_a_login_without_a_useful_path_is_told_with_the_path_and_where_it_is_set() -> None:
+    """What the remote command itself says there."""
+    words = shlex.split(remote_command(None))[1:]
+    program = [*words[:-2], "/opt/none/python", words[-1]]
+    done = subprocess.run(program, env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 127
+    why, hint = explain(Host(name="gpu1"), f"{done.stderr}Exited with error code 127", None)
+    controllers = "cluster.python=null (this controller's interpreter, else python3)"
+    assert why == f"no such interpreter there: {controllers}; its login has PATH=/nowhere"
+    assert hint == (
+        "cluster.python=/path/to/python, or install Python there (ssh gpu1 ls /usr/bin/python3), or mend PATH in the "
+        "start file of its login shell (~/.bashrc, ~/.profile, ~/.zshenv)"
+    )

@@ -41,10 +41,11 @@ _NAME = re.compile(r"[^\s@/#\[\]-][^\s@/#\[\]]*")  # no option, no path, nothing
 
 _RECONNECT_TIMEOUT_S = 2.0  # a stream that breaks is tried again within streams.LOST_S
 
-# runs the first interpreter that is there; "~/" is the host's home
+# runs the first interpreter that is there, with nothing that a wrong PATH could hide; "~/" is the host's home
 _FIND_PYTHON = (
     'b=$1; shift; for p; do case $p in "~/"*) p=$HOME/${p#??};; esac; '
-    'command -v "$p" >/dev/null 2>&1 && exec "$p" -E -c "$b"; done; echo "paceline: no interpreter $*" >&2; exit 127'
+    'command -v "$p" >/dev/null 2>&1 && exec "$p" -E -c "$b"; done; '
+    'echo "paceline: no interpreter $*; PATH=$PATH" >&2; exit 127'
 )
 
 
@@ -220,7 +221,7 @@ def pssh_name(host: Host) -> str:
 def remote_command(python: str | None) -> str:
     """What the remote login shell is given. Without a configured interpreter: the controller's, else python3."""
     candidates = [python] if python else [sys.executable, "python3"]
-    return shlex.join(["exec", "sh", "-c", _FIND_PYTHON, "sh", BOOTSTRAP, *candidates])
+    return shlex.join(["exec", "/bin/sh", "-c", _FIND_PYTHON, "sh", BOOTSTRAP, *candidates])
 
 
 def _answer(folder: Path, host: Host, report: str) -> Answer:

@@ -32,17 +32,25 @@ def explain(host: Host, failure: str, ssh_config: str | None) -> tuple[str, str 
             f"{ssh_copy_id(host, ssh_config)}, or ssh-add the right key",
         )
     if "no interpreter" in failure or "exit code 127" in failure.lower():
-        value = repr(host.python) if host.python else "null (this controller's interpreter, else python3)"
-        return (
-            f"no such interpreter there: cluster.python={value}",
-            f"cluster.python=/path/to/python, or install Python there ({ssh} command -v python3)",
-        )
+        return _no_interpreter(host, failure, ssh)
     if "SyntaxError" in failure or "is too old" in failure:
         return f"its Python is too old for the node agent (3.9): {last}", "cluster.python=/path/to/newer/python"
     unreachable = _UNREACHABLE.search(failure)
     if unreachable:
         return f"unreachable: {unreachable.group(1).strip()}", f"{ssh} true"
     return failure.strip()[-600:] or "no answer", f"{ssh} true"
+
+
+def _no_interpreter(host: Host, failure: str, ssh: str) -> tuple[str, str]:
+    """Not there at all, or not found because the login's PATH is another one than a person expects."""
+    value = repr(host.python) if host.python else "null (this controller's interpreter, else python3)"
+    path = re.search(r"; PATH=(.*)", failure)
+    seen = f"; its login has PATH={path.group(1)}" if path else ""
+    return (
+        f"no such interpreter there: cluster.python={value}{seen}",
+        f"cluster.python=/path/to/python, or install Python there ({ssh} ls /usr/bin/python3), or mend PATH in the "
+        "start file of its login shell (~/.bashrc, ~/.profile, ~/.zshenv)",
+    )
 
 
 def _host_key(host: Host, failure: str, ssh: str) -> tuple[str, str]:
