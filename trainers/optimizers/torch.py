@@ -1,4 +1,4 @@
-"""Any class of torch.optim: ``optimizer=torch optimizer.class_name=RAdam +optimizer.arguments.eps=1e-6``."""
+"""Any class of torch.optim: ``optimizer=torch optimizer.class_name=RAdam optimizer.arguments.eps=1e-6``."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ _UNFIT = {
     "Muon": "it takes matrices only; optimizer=muon gives it those, and the rest to AdamW",
 }
 
+_ELEMENTWISE = (
+    "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
+)  # fmt: skip
+
 
 @dataclass(kw_only=True)
 class TorchConfig(OptimizerConfig):
@@ -36,6 +40,11 @@ class TorchConfig(OptimizerConfig):
     class_name: str = "AdamW"
     lr: float = 1e-3
     arguments: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def elementwise(self) -> bool:  # type: ignore[override]
+        """Whether this class is: Adafactor, for one, takes means over rows and columns."""
+        return self.class_name in _ELEMENTWISE
 
     def __post_init__(self) -> None:
         OptimizerConfig.__post_init__(self)

@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor, Shard
 from trainers.core.config import ConfigError, StrategyConfig, TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.core.files import could_not_write, sha256_file
+from trainers.core.installer import install
 from trainers.distributed.process_group import Node
 from trainers.strategies import Layout, LocalGradients, Strategy
 from trainers.strategies.fsdp_files import exchange, folder_name, missing_files, rank_files
@@ -45,9 +46,10 @@ class FSDPConfig(StrategyConfig):
     def check(self, config: TrainConfig) -> None:
         """An optimizer that needs whole tensors, or a network to be compiled."""
         if not config.optimizer.elementwise:
+            called = getattr(config.optimizer, "class_name", f"optimizer={config.optimizer.name}")
             raise ConfigError(
-                f"strategy=fsdp updates slices of tensors, which optimizer={config.optimizer.name} can't; "
-                "choose optimizer=sgd, optimizer=adam or strategy=ddp"
+                f"strategy=fsdp updates slices of tensors, which {called} can't; "
+                "choose optimizer=sgd, optimizer=adam, optimizer=torch (AdamW) or strategy=ddp"
             )
         if config.trainer.compile:
             raise ConfigError(
@@ -71,7 +73,7 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
     if importlib.util.find_spec("numpy") is None:
         raise TrainerError(
             f"strategy=fsdp needs numpy on host {socket.gethostname()} (torch exchanges what checkpoints hold "
-            "through it); install it there (python -m pip install numpy), or take strategy=ddp"
+            f"through it); install it there ({install('numpy')}), or take strategy=ddp"
         )
     if not dist.is_initialized():  # one rank: it shards into one slice, and its checkpoints are as any other's
         backend = "cpu:gloo,cuda:nccl" if node.backend == "nccl" else node.backend

@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from trainers.core.errors import TrainerError
+from trainers.core.installer import install
 
 _SEED = 20190531
 _PLAIN, _COMPRESSING = 0, 2  # PowerSGDState.iter; torch takes no other start than 2 or later
@@ -44,7 +45,7 @@ class PowerSGD:
         except ImportError as error:
             raise TrainerError(
                 f"strategy.compression=powersgd needs numpy on host {socket.gethostname()} ({error}); install it there "
-                "(python -m pip install numpy), or take strategy.compression=fp16"
+                f"({install('numpy')}), or take strategy.compression=fp16"
             ) from error
         self._start_step = start_step
         # Over gloo the second and third all-reduce of a bucket are started by gloo's threads. Two buckets at once would
