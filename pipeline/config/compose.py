@@ -20,7 +20,9 @@ from pipeline.core import redact
 CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
 CONFIG_NAME = "config"
 HYDRA_VERSION_BASE = "1.3"
-_OPEN = ("cluster.env.", "cluster.environment.", "cluster.environment={")  # mappings whose names are the user's own
+_OPEN = (  # mappings whose names are the user's own, or torch's
+    "cluster.env.", "cluster.environment.", "cluster.environment={", "optimizer.arguments.", "optimizer.arguments={",
+)  # fmt: skip
 
 
 @contextmanager

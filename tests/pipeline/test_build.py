@@ -38,6 +38,18 @@ def test_hosts_take_what_they_leave_open_from_the_cluster() -> None:
     assert cluster.world_size == 6
 
 
+@pytest.mark.parametrize("word", ["optimizer.arguments.eps=1e-6", "optimizer.arguments={eps: 1e-6}"])
+def test_arguments_of_torchs_class_need_no_plus(word: str) -> None:
+    assert configured("optimizer=torch", word).resolved["optimizer"]["arguments"] == {"eps": 1e-6}
+
+
+def test_fsdp_takes_the_classes_of_torch_that_update_each_element_alone() -> None:
+    words = ("optimizer=torch", "strategy=fsdp")
+    assert configured(*words, "optimizer.class_name=RAdam").train.strategy.name == "fsdp"
+    with pytest.raises(UsageError, match="fsdp updates slices of tensors, which Adafactor can't; choose optimizer=sgd"):
+        configured(*words, "optimizer.class_name=Adafactor")
+
+
 def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
     (tmp_path / "hosts.txt").write_text("# rack 1\nme@gpu1:2222 slots=4\n\ngpu2\n")
     words = [
@@ -54,6 +66,7 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
     ("overrides", "said"),
     [
         (["+note=1"], "unknown key 'note'; "),
+        (["optimizer.arguments.eps=1"], "optimizer.arguments is not a field of optimizer=sgd; it has: lr, "),
         (["++optimizer.foo=1"], "optimizer.foo is not a field of optimizer=sgd; it has: lr, "),
         (["optimizer.lr=-1"], "optimizer.lr=-1.0 must be greater than 0"),
         (
