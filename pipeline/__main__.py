@@ -18,7 +18,7 @@ import hydra  # noqa: E402
 from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
-from pipeline.cli import clone, commands  # noqa: E402
+from pipeline.cli import clone, commands, shadowing  # noqa: E402
 from pipeline.cli.invocation import Invocation, typed_runs_dir  # noqa: E402
 from pipeline.cli.loader import leave  # noqa: E402
 from pipeline.cli.session import Session  # noqa: E402
@@ -50,6 +50,7 @@ def refuse_another_clone() -> None:
     here = clone.enclosing(Path.cwd())
     try:
         clone.refuse_another(here or clone.ROOT)
+        shadowing.refuse(clone.ROOT)
     except PacelineError as error:
         leave(error)
 

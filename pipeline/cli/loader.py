@@ -23,7 +23,7 @@ from doit.cmd_base import DodoTaskLoader, check_tasks_exist  # noqa: E402
 from doit.cmd_run import Run  # noqa: E402
 from doit.exceptions import InvalidCommand  # noqa: E402
 
-from pipeline.cli import clone, invocation  # noqa: E402
+from pipeline.cli import clone, invocation, shadowing  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
 from pipeline.core import masking  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
@@ -48,6 +48,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         unexpected.keep_in(clone.ROOT / invocation.typed_runs_dir(sys.argv))
         doit_cmd.traceback = _OneLine
         try:
+            shadowing.refuse(clone.ROOT)
             if sys.argv[1:2] == ["dumpdb"]:
                 raise UsageError("doit keeps no database here: run folders say what is finished", hint="doit runs")
             self._invocation = invocation.parse(sys.argv[1:])

@@ -49,6 +49,20 @@ def test_a_package_of_another_clone_is_refused(second: Checkout, argv: list[str]
     assert not (second.root / "runs").exists()
 
 
+@pytest.mark.parametrize("start", [(DOIT,), (sys.executable, "-m", "doit")])
+def test_a_file_with_the_name_of_a_module_of_pythons_is_refused(second: Checkout, start: tuple[str, ...]) -> None:
+    """One that doit itself imports breaks doit before Paceline is asked: docs/troubleshooting.md."""
+    path = second.root / "colorsys.py"
+    path.touch()
+    done = call([*start, "list"], second.root, second.root)
+    path.unlink()
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == (
+        f"ERROR: {path} has the name of Python's own module colorsys, and is imported instead of it\n"
+        "  try: mv colorsys.py my_colorsys.py, or any other name that Python hasn't\n"
+    )
+
+
 def test_the_dodo_file_that_is_named_decides_and_not_the_folder(second: Checkout) -> None:
     done = call([DOIT, "-f", str(second.root / "dodo.py"), "runs"], ROOT, ROOT)
     assert done.returncode == 3
