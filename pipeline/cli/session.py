@@ -201,14 +201,14 @@ class Session:
 
     def cluster_of(self, folder: RunFolder) -> Cluster:
         """The hosts that a run was started on, whatever cluster this command line names. Raises UsageError."""
-        from pipeline.config import build
+        from pipeline.config.cluster import build_cluster
         from pipeline.core import documents
 
         path = folder.path / "config.json"
         if not path.exists():
             raise UsageError(f"run {folder.key} was never started: there is no {path}")
         try:
-            return build.build_cluster(documents.read(path)["cluster"], root=ROOT, local_gpus=_local_gpus())
+            return build_cluster(documents.read(path)["cluster"], root=ROOT, local_gpus=_local_gpus())
         except (documents.DamagedError, OSError, KeyError, TypeError, AttributeError, ValueError) as error:
             if "run" not in self.asked.options:  # the words of the run are here, and they name its hosts
                 return self.config.cluster

@@ -217,11 +217,12 @@ def _environment_changes(recipe: Recipe) -> list[Difference]:
 def _topology_changes(recipe: Recipe, words: Sequence[str], root: Path) -> list[Difference]:
     """How the ranks will be spread otherwise than they were; to be told before hours of training."""
     from pipeline.cluster.local_gpus import usable_gpus
-    from pipeline.config import build, compose
+    from pipeline.config import compose
+    from pipeline.config.cluster import build_cluster
 
     try:
         section = compose.resolve(compose.compose_config(words))["cluster"]
-        cluster = build.build_cluster(section, root=root, local_gpus=usable_gpus())
+        cluster = build_cluster(section, root=root, local_gpus=usable_gpus())
     except PacelineError:
         return []  # another version's words: the run's own code checks them
     return differences({"topology": recipe.parts.get("topology")}, {"topology": content_key.topology(cluster)})

@@ -325,11 +325,11 @@ def end_leftovers(run: Run, say: Say) -> None:
 
 def _recorded_cluster(run: Run) -> Cluster:
     """The hosts that its last attempt was started on."""
-    from pipeline.config import build
+    from pipeline.config.cluster import build_cluster
 
     recorded = (run.folder.read_json("config.json") or {}).get("cluster")
     gpus = run.config.cluster.hosts[0].nproc_per_node
     try:
-        return build.build_cluster(dict(recorded or {}), root=run.root, local_gpus=gpus)
+        return build_cluster(dict(recorded or {}), root=run.root, local_gpus=gpus)
     except (UsageError, KeyError, TypeError, AttributeError, ValueError):  # damaged: it is laid out anew anyway
         return run.config.cluster

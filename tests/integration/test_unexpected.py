@@ -50,7 +50,7 @@ def broken(project: Checkout, name: str, after: str) -> None:
         ("pipeline/cli/commands.py", "def title(", [DOIT, "export", *WORDS]),
         ("pipeline/data/request.py", "def find(", [DOIT, "fetch", *WORDS]),
         ("dodo.py", "def task_verbs(", [DOIT, "list"]),
-        ("pipeline/config/build.py", "def _nproc(", [DOIT, "train", *WORDS]),
+        ("pipeline/config/cluster.py", "def _nproc(", [DOIT, "train", *WORDS]),
         ("pipeline/data/request.py", "def find(", [*APPLICATION, *WORDS]),
         (
             "pipeline/sweep/expand.py",

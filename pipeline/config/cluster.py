@@ -1,0 +1,178 @@
+"""From the section ``cluster`` to hosts and launch numbers. Pure, but for reading a hostfile."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.cluster.launchers import LAUNCHERS
+from pipeline.cluster.plan import visible_gpus
+from pipeline.config.values import encodable, typed
+from pipeline.core.cluster import Cluster, Host
+from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.redact import HIDDEN, hide, is_secret_name, secret_values, split, without_secrets
+
+RENDEZVOUS = ("static", "c10d", "file")
+DEVICES = ("auto", "cpu", "cuda")
+CPU_RANKS = 2  # `auto` without a GPU: the same number everywhere, so that a run has one key on every laptop
+
+
+def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluster:
+    """Hosts and launch numbers from the ``cluster`` group. Raises UsageError."""
+    launcher = str(raw["launcher"])
+    settings = LAUNCHERS.settings(launcher)
+    _check_rendezvous(raw["rendezvous"], raw["rendezvous_dir"])
+    _check_numbers(raw)
+    here = settings.capabilities.is_this_computer
+    device = _device(raw.get("device", "auto"), here, raw["env"], local_gpus)
+    nproc = _nproc(raw["nproc_per_node"], here, local_gpus if device == "cuda" else 0)
+    secrets = secret_values({"cluster": raw})
+    entries = _this_computer(raw) if here else _entries(raw, root, nproc)
+    hosts = tuple(_host(entry, raw, nproc, secrets) for entry in entries)
+    _refuse_unset(raw.get("secrets") or [], hosts)
+    _refuse_duplicates(hosts)
+    ssh_config = raw["ssh_config"]
+    return Cluster(
+        launcher=launcher,
+        hosts=hosts,
+        ssh_config=str(root / Path(ssh_config).expanduser()) if ssh_config else None,
+        workdir=raw["workdir"],
+        connect_timeout_s=raw["connect_timeout_s"],
+        lease_s=raw["lease_s"],
+        collective_timeout_s=raw["collective_timeout_s"],
+        max_restarts=raw["max_restarts"],
+        rendezvous=raw["rendezvous"],
+        rendezvous_dir=raw["rendezvous_dir"],
+        environment={str(name): str(version) for name, version in (raw.get("environment") or {}).items()},
+        device=device,
+        settings=typed(settings, without_secrets({"cluster": raw})["cluster"]),
+    )
+
+
+def _check_numbers(raw: Mapping[str, Any]) -> None:
+    """NaN is less than nothing, and an endless lease would keep a lost host busy for ever. Raises UsageError."""
+    for name, least in (
+        ("connect_timeout_s", 0.1),
+        ("lease_s", 5.0),
+        ("collective_timeout_s", 1.0),
+        ("max_restarts", 0),
+    ):
+        if not least <= raw[name] < math.inf:
+            raise UsageError(f"cluster.{name}={raw[name]:g} must be a finite number from {least:g}")
+
+
+def _check_rendezvous(kind: str, folder: str | None) -> None:
+    if kind not in RENDEZVOUS:
+        raise UsageError(f"cluster.rendezvous={kind!r} is not an option; {suggestion(kind, RENDEZVOUS)}")
+    if kind == "file" and (folder is None or not folder.startswith("/")):
+        raise UsageError(
+            f"cluster.rendezvous=file meets in cluster.rendezvous_dir, which is {folder}; "
+            "set it to the absolute path of a folder that all hosts share"
+        )
+    if kind != "file" and folder is not None:
+        raise UsageError(f"cluster.rendezvous_dir={folder} is for cluster.rendezvous=file, and this is {kind}")
+
+
+def _environment(raw: Mapping[str, Any], field: str) -> dict[str, str]:
+    """Variables for the ranks. YAML's numbers and booleans have become Python's text by now: ``true`` is "True"."""
+    for name, value in raw.items():
+        if not name or any(mark in name for mark in "=\0") or not name.isprintable():
+            raise UsageError(f"{field}: {name!r} can't be the name of a variable: it is empty, or holds '=' or NUL")
+        if not isinstance(value, str):
+            shown = HIDDEN if is_secret_name(name) else hide(repr(value))
+            raise UsageError(f"{field}.{name}={shown} must be one text, number or boolean; write a list in quotes")
+        if "\0" in value:
+            raise UsageError(f"{field}.{name} holds a NUL character, which no variable can; take it out")
+        encodable(f"{field}.{name}", value)
+    return dict(raw)
+
+
+def _device(value: str, here: bool, env: Mapping[str, str], local_gpus: int) -> str:
+    """The kind of device that the ranks will compute on, as it counts in the key; auto where no host was asked."""
+    if value not in DEVICES:
+        raise UsageError(f"cluster.device={value!r} is not an option; {suggestion(value, DEVICES)}")
+    if value != "auto" or not here:
+        return value
+    return "cuda" if visible_gpus(local_gpus, env) else "cpu"
+
+
+def _nproc(value: Any, here: bool, local_gpus: int) -> int:
+    if value == "auto" and here:
+        return local_gpus or CPU_RANKS
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        also = " or auto" if here else " (auto only for cluster=local: a run's key is taken before any host is asked)"
+        raise UsageError(f"cluster.nproc_per_node={value!r} must be a whole number from 1{also}")
+    return value
+
+
+def _this_computer(raw: dict[str, Any]) -> list[dict[str, Any]]:
+    if raw["hosts"] or raw["hostfile"]:
+        raise UsageError(
+            "cluster.hosts and cluster.hostfile need a launcher that reaches other hosts; use cluster=pssh"
+        )
+    return [{"name": "localhost"}]
+
+
+def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]]:
+    """The host entries of `hosts` or of the hostfile."""
+    if raw["hostfile"] is not None:
+        from pipeline.cluster import hostfile
+
+        path = root / Path(raw["hostfile"]).expanduser()
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cluster.hostfile={raw['hostfile']}: {error}") from error
+        parsed = hostfile.parse(text, str(raw["hostfile"]), default_slots=nproc)
+        return [dataclasses.asdict(host) for host in parsed]
+    if not raw["hosts"]:
+        raise UsageError(
+            "cluster.hosts is empty; name your hosts: cluster.hostfile=FILE or cluster.hosts=[{name: HOST}, …]"
+        )
+    return list(raw["hosts"])
+
+
+def _host(entry: dict[str, Any], raw: dict[str, Any], nproc: int, secrets: frozenset[str]) -> Host:
+    """One Host: what the entry leaves open comes from the cluster."""
+    own = entry.get("nproc_per_node")
+    if own is not None and own < 1:
+        raise UsageError(f"cluster.hosts {entry['name']}: nproc_per_node={own} must be at least 1")
+    env = {
+        **_environment(raw["env"], "cluster.env"),
+        **_environment(entry.get("env") or {}, f"cluster.hosts {entry['name']}: env"),
+    }
+    shown, secret = split(env, secrets, raw.get("secrets") or ())
+    return Host(
+        name=entry["name"],
+        nproc_per_node=own or nproc,
+        port=entry.get("port"),
+        user=entry.get("user"),
+        address=entry.get("address"),
+        interface=entry.get("interface") or raw["interface"],
+        python=entry.get("python") or raw["python"],
+        env=shown,
+        secrets=secret,
+    )
+
+
+def _refuse_unset(names: list[str], hosts: tuple[Host, ...]) -> None:
+    """A misspelled name would let the value be seen."""
+    known = {name for host in hosts for name in host.env}
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"cluster.secrets names {name!r}, which cluster.env doesn't set; {suggestion(name, known)}"
+            )
+
+
+def _refuse_duplicates(hosts: tuple[Host, ...]) -> None:
+    seen: set[str] = set()
+    for host in hosts:
+        if host.label in seen:
+            raise UsageError(
+                f"cluster.hosts names {host.label} twice; each node takes part once (more ranks: nproc_per_node)"
+            )
+        seen.add(host.label)

@@ -1,0 +1,62 @@
+"""Checks that every section of a configuration passes, whatever its fields mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pipeline.core.errors import UsageError
+from pipeline.core.redact import hide
+from trainers.core import config as node
+
+
+def typed(settings: type[Any], raw: Mapping[str, Any]) -> Any:
+    """The settings with what the section has of their fields: ``cluster.launcher=`` may name a launcher that has more.
+
+    Raises:
+        UsageError: a value that cannot work.
+    """
+    known = {item.name for item in dataclasses.fields(settings)}
+    try:
+        return settings(**{name: value for name, value in raw.items() if name in known})
+    except node.ConfigError as error:
+        raise UsageError(str(error)) from error
+
+
+def refuse_unprintable(resolved: Mapping[str, Any]) -> None:
+    """No file name, address or name can hold a NUL, a line break or an escape; values of ``env`` are checked apart."""
+    for field, value in _values(resolved, ""):
+        if not isinstance(value, str):
+            continue
+        if any(mark < " " or mark == "\x7f" for mark in value):
+            raise UsageError(f"{field}={hide(repr(value))} holds a control character; take it out")
+        encodable(field, value)
+
+
+def refuse_endless(resolved: Mapping[str, Any]) -> None:
+    """A key can't be taken of inf or NaN, and nothing can be trained by them. Raises UsageError."""
+    for field, value in _values(resolved, ""):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{field}={value} must be a finite number")
+
+
+def _values(value: Any, field: str) -> Iterator[tuple[str, Any]]:
+    """What is no list and no mapping, with its place. Without ``env``."""
+    if isinstance(value, list):
+        for at, inner in enumerate(value):
+            yield from _values(inner, f"{field}[{at}]")
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name != "env":
+                yield from _values(inner, f"{field}.{name}" if field else str(name))
+    else:
+        yield field, value
+
+
+def encodable(field: str, value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{field} is not text: it holds bytes that are not UTF-8") from error
