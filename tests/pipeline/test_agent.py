@@ -220,6 +220,17 @@ def test_printed_error_is_the_last_traceback_of_a_rank_that_ended_by_it(tmp_path
     assert (failed["message"], failed["traceback"]) == ("ModuleNotFoundError: No module named x", trace.rstrip())
 
 
+def test_what_a_rank_says_of_its_error_is_cut_and_has_no_half_characters() -> None:
+    text = "ValueError: \udcff " + "x" * 5000
+    error = {"unix_time": 1.0, "message": text, "traceback": f"Traceback …\n{text}\n"}
+    told = rank_errors.tellable(error, lambda text: text.replace("Trace", "***"))
+    assert told["message"].startswith("ValueError: ? xxx")
+    assert told["message"].endswith("x… (cut: 3,014 more characters are in the log)")
+    assert told["traceback"] == f"***back …\n{told['message']}"
+    short = {"unix_time": 1.0, "message": "KeyError: 1", "traceback": ""}
+    assert rank_errors.tellable(short, str) == short
+
+
 def test_a_request_that_fails_answers_with_the_reason(tmp_path: Path) -> None:
     request = {"do": "clean", "nodes": [{"identity": "somebody else"}]}
     assert "which the plan does not name" in str(ask(request, tmp_path)["error"])

@@ -9,8 +9,11 @@ import os
 import re
 import signal
 import time
+from collections.abc import Callable
 
 from .wire import Json, read_json
+
+LONGEST_MESSAGE, LONGEST_TRACEBACK = 2000, 20_000  # characters of what is told; the rank's log has all of it
 
 
 def mute(error: Json) -> bool:
@@ -62,3 +65,16 @@ def printed_error(path: str, failed: Json | None) -> Json | None:
     last = "\n".join(text.rstrip().splitlines()[-10:])
     message = f"ended with {describe(failed['code'])}"
     return {"unix_time": failed["unix_time"], "message": message, "traceback": last}
+
+
+def tellable(error: Json, hide: Callable[[str], str]) -> Json:
+    """Without secrets and without half characters, which no terminal takes; cut where nobody would read on."""
+    message, trace = (
+        hide(error[name]).encode("utf-8", "replace").decode("utf-8").rstrip() for name in ("message", "traceback")
+    )
+    short = message
+    if len(message) > LONGEST_MESSAGE:
+        left = len(message) - LONGEST_MESSAGE
+        short = f"{message[:LONGEST_MESSAGE]}… (cut: {left:,} more characters are in the log)"
+        trace = trace.removesuffix(message) + short if trace.endswith(message) else trace
+    return {**error, "message": short, "traceback": trace[-LONGEST_TRACEBACK:]}

@@ -22,7 +22,7 @@ from .log_lines import Tail
 from .node import own_node
 from .probe import from_environment
 from .processes import MARK, POLL_S, TERM_GRACE_S, end_tree, start_time
-from .rank_errors import describe, mute, printed_error, recorded_error
+from .rank_errors import describe, mute, printed_error, recorded_error, tellable
 from .reasons import full_disk, reason
 from .registry import end_attempts, outdated, own_entries, tombstone_path
 from .silence import Silence
@@ -316,8 +316,7 @@ class Supervisor:
             if error is None and (local_rank in failed or self.end_at is None):
                 error = printed_error(os.path.join(folder, "stderr.log"), failed.get(local_rank))
             if error is not None:
-                said = {name: self.hide(error[name]) for name in ("message", "traceback")}
-                found[local_rank] = {"rank": self.node["first_rank"] + local_rank, **error, **said}
+                found[local_rank] = {"rank": self.node["first_rank"] + local_rank, **tellable(error, self.hide)}
         return sorted(found.values(), key=lambda error: float(error["unix_time"]))
 
 
