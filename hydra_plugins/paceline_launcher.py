@@ -31,6 +31,6 @@ class PacelineLauncher(Launcher):
             run_jobs([tuple(job) for job in job_overrides], self._typed)
         except PacelineError as error:
             sys.exit(f"ERROR: {error}")
-        except Exception as error:  # Hydra would print its traceback
+        except (Exception, SystemExit) as error:  # Hydra would print a traceback, or end well: sys.exit(0)
             leave(error)
         return []

@@ -41,7 +41,7 @@ def main(config: DictConfig) -> None:
         commands.train_all(session)
     except PacelineError as error:
         sys.exit(f"ERROR: {error}")
-    except Exception as error:  # Hydra would print its traceback
+    except (Exception, SystemExit) as error:  # Hydra would print a traceback, or end well: sys.exit(0)
         leave(error)
 
 

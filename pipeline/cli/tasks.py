@@ -79,7 +79,7 @@ def _action(verb: str, module: str) -> Callable[[], Any]:
             leave(error)
         except PacelineError as error:
             return TaskFailed(str(error))
-        except Exception as error:  # doit would print its traceback
+        except (Exception, SystemExit) as error:  # doit would print a traceback, or end well: sys.exit(0)
             if unexpected.nobody_reads(error):
                 leave(error)
             return TaskError(unexpected.told(error))

@@ -1,0 +1,28 @@
+"""A verb as doit runs it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from doit.exceptions import TaskError
+
+from pipeline.cli import tasks
+from pipeline.core import unexpected
+
+
+@pytest.mark.parametrize("end", ["raise SystemExit(0)", "raise Mute"])
+def test_a_verb_whose_code_ends_the_process_or_says_nothing_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """As a data set of another package may: with exit code 0 doit would end well, and nothing would have been done."""
+    mute = "class Mute(Exception):\n    def __str__(self):\n        raise ValueError\n"
+    (tmp_path / "a_verb.py").write_text(f"{mute}def train():\n    {end}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "a_verb", raising=False)
+    monkeypatch.setattr(unexpected, "_in_runs", [tmp_path])
+    told = tasks._action("train", "a_verb")()
+    assert isinstance(told, TaskError)
+    what = "SystemExit: 0" if "Exit" in end else "Mute: (its text could not be made: ValueError)"
+    assert told.message.startswith(f"unexpected {what} at a_verb.py:5 ")
