@@ -229,17 +229,21 @@ WAITS = "peer.wait()"
 ENDS_THE_PEER = "print('Sending process', peer.pid, 'closing signal SIGTERM'); peer.kill(); peer.wait(); sys.exit(1)"
 
 
-@pytest.mark.parametrize("then", [WAITS, ENDS_THE_PEER])
+EARLY = [(4, "ended with exit code 0 before the run was ov")]
+
+
+@pytest.mark.parametrize(
+    ("then", "named"),
+    [(WAITS, EARLY), (ENDS_THE_PEER, EARLY), ("peer.kill(); peer.wait(); os.kill(os.getpid(), 9)", [])],
+)
 def test_a_rank_that_ends_early_with_exit_code_0_is_named(
-    node: tuple[dict[str, Any], dict[str, Any]], then: str
+    node: tuple[dict[str, Any], dict[str, Any]], then: str, named: list[tuple[int, str]]
 ) -> None:
-    """torchrun waits for the other rank, or ends it when that has noticed."""
+    """torchrun waits for the other rank, or ends it when that has noticed, or is killed: then nobody knows."""
     request, one = node
     state = Path(one["state_dir"])
     argv = [sys.executable, "-c", TORCHRUN + then, str(state)]
     supervise(request, {**one, "argv": argv, "first_rank": 4, "nproc_per_node": 2})
     ended = json.loads((state / "exit.json").read_text())
     assert ended["code"] != 0
-    assert [(error["rank"], error["message"][:44]) for error in ended["errors"]] == [
-        (4, "ended with exit code 0 before the run was ov")
-    ]
+    assert [(error["rank"], error["message"][:44]) for error in ended["errors"]] == named

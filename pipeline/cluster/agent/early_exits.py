@@ -23,6 +23,7 @@ class EarlyExits:
     def __init__(self, state: str) -> None:
         self._pattern = os.path.join(glob.escape(state), "ranks/*/attempt_*/*/running-*")
         self._told: set[int] = set()
+        self._ending = False
 
     def read(self, line: str) -> None:
         """A line of torchrun's."""
@@ -32,7 +33,13 @@ class EarlyExits:
 
     def about_to_end_all(self) -> None:
         """Whoever is alive now is told to end by the agent."""
+        self._ending = True
         self._told |= {pid for _, pid in self._unfinished() if start_time(pid) is not None}
+
+    def torchrun_ended(self, code: int) -> None:
+        """Where a signal of somebody else's ended torchrun, the same may have ended ranks, and nobody knows."""
+        if code < 0 and not self._ending:
+            self._told |= {pid for _, pid in self._unfinished()}
 
     def ranks(self) -> list[int]:
         """Local ranks that have ended by themselves; also those whose failure torchrun will tell of in a moment."""

@@ -131,6 +131,7 @@ class Supervisor:
                 return
             in_thread(self.watch_peers, on_error=lambda why: self.end(f"the node agent could not go on: {why}"))
             code = self.watch(child)
+            self.early_exits.torchrun_ended(code)
         except BaseException as error:
             traceback.print_exc()
             self.end(f"the node agent could not go on: {reason(error)}")
