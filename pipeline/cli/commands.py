@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.heartbeat import waiting
 from pipeline.core.tables import counted
 
 if TYPE_CHECKING:
@@ -80,9 +81,10 @@ def train() -> None:
 
 
 def _finished(current: Session) -> bool:
-    run = current.located
-    if run is None or run.reason is not None:
-        return False
+    with waiting(say, "looking up the run"):
+        run = current.located
+        if run is None or run.reason is not None:
+            return False
     result, accepted = run.standing()
     if result is None:  # removed a moment ago
         return False
@@ -120,7 +122,8 @@ def evaluate() -> None:
     from pipeline.execution import complete as training
 
     folder = _holder(session().folder())
-    training.evaluate_again(folder, ROOT, say)
+    with waiting(say, "making the evaluation report"):
+        training.evaluate_again(folder, ROOT, say)
     report = folder.read_json("evaluation/report.json")
     if report is None:
         raise PacelineError(f"{folder.path / 'evaluation/report.json'} is not readable")
@@ -136,7 +139,8 @@ def record() -> None:
     folder = _holder(session().folder())
     folder.read_summary(), folder.read_result()  # refuse what was altered
     recorder = Recorder(folder.path, session().config, ROOT, enabled=True)
-    run_id = recorder.replay()
+    with waiting(say, "recording in MLflow"):
+        run_id = recorder.replay()
     if run_id is None:
         states = [entry.state for entry in journal.read(folder.journal)]
         if states and states[-1] in (State.PLANNED, State.RUNNING):
@@ -167,12 +171,13 @@ def preflight() -> None:
     from pipeline.execution.located import sources, versions
 
     config = session().config
-    facts = checks.check(
-        config.cluster,
-        global_batch_size=config.train.trainer.global_batch_size,
-        backend=config.train.strategy.backend,
-        versions=versions(config.cluster, sources(ROOT)(config.chosen, config.cluster.python_path)),
-    )
+    with waiting(say, "asking the hosts"):
+        facts = checks.check(
+            config.cluster,
+            global_batch_size=config.train.trainer.global_batch_size,
+            backend=config.train.strategy.backend,
+            versions=versions(config.cluster, sources(ROOT)(config.chosen, config.cluster.python_path)),
+        )
     say(checks.table(facts))
     say(f"{counted(len(facts), 'host')} can take part")
 
@@ -185,7 +190,8 @@ def stop() -> None:
         say(f"nothing to stop: no run under {relative(session().config.runs_dir)} is under way")
         return
     cluster = session().cluster_of(folder)
-    stop_run(cluster, folder.path, folder.key)
+    with waiting(say, "ending what runs there"):
+        stop_run(cluster, folder.path, folder.key)
     say(f"nothing of {folder.key} runs on {', '.join(host.label for host in cluster.hosts)}")
 
 
@@ -227,13 +233,15 @@ def lab() -> None:
     if "down" in options:
         if options["down"].lower() not in ("1", "true", "yes"):
             raise UsageError(f"down={options['down']}: doit lab down=1 removes the lab")
-        removed = labs.down(ROOT)
+        with waiting(say, "removing the lab"):
+            removed = labs.down(ROOT)
         say(f"removed {', '.join(removed)}" if removed else "no lab is up here; nothing was removed")
         return
     if "hosts" in options:
         if not options["hosts"].isascii() or not options["hosts"].isdecimal() or int(options["hosts"]) < 1:
             raise UsageError(f"hosts={options['hosts']} must be a whole number from 1; try doit lab hosts=2")
-        labs.up(ROOT, int(options["hosts"]))
+        with waiting(say, "raising the lab"):
+            labs.up(ROOT, int(options["hosts"]))
     raised = labs.status(ROOT)
     if raised is None or not raised.running:
         state = "no lab is up here" if raised is None else "the lab's hosts are down"

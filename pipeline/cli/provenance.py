@@ -15,6 +15,7 @@ from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.core import leftovers
 from pipeline.core.errors import PacelineError, UsageError, suggestion
+from pipeline.core.heartbeat import waiting
 
 if TYPE_CHECKING:
     from pipeline.execution.dry_run import PlannedRun
@@ -122,7 +123,8 @@ def export() -> None:
     to = (
         Path(asked).expanduser().absolute() if asked else session().config.runs_dir / "exports" / f"{folder.key}.tar.gz"
     )
-    size = exports.export(folder, root=ROOT, to=to, weights=is_on(session().asked.options, "weights"))
+    with waiting(say, "packing the archive"):
+        size = exports.export(folder, root=ROOT, to=to, weights=is_on(session().asked.options, "weights"))
     say(f"{folder.key}: {relative(to)}, {size / 1e6:.1f} MB")
     _, accepted = acceptance.standing(folder)
     if accepted is not None:
@@ -155,7 +157,9 @@ def reproduce() -> None:
                 f"only {', '.join(again.WHERE)} may be told anew"
             )
     with tempfile.TemporaryDirectory(prefix=leftovers.of_system("reproduce")) as scratch:
-        reproduce_run(_to_reproduce(named, Path(scratch)))
+        with waiting(say, "reading how the run was made"):
+            folder = _to_reproduce(named, Path(scratch))
+        reproduce_run(folder)
 
 
 def reproduce_run(folder: RunFolder) -> None:

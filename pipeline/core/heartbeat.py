@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from pipeline.core import threads
@@ -46,3 +47,11 @@ class Heartbeat:
         while not self._over.wait(max(0.05, self._heard + self._every_s - time.monotonic())):
             if time.monotonic() - self._heard >= self._every_s:
                 self(f"still {self._what()} ({time.monotonic() - self._since:.0f} s)")
+
+
+@contextmanager
+def waiting(say: Callable[[str], None], what: str) -> Iterator[None]:
+    """For work that is mostly quick: after each five seconds inside a line with ``what``, words that follow "still"."""
+    with Heartbeat(say) as heartbeat:
+        heartbeat.doing(what)
+        yield

@@ -90,7 +90,7 @@ def collect(config: DatasetConfig, catalogue: Catalogue, work: Workspace) -> Fou
     _check_complete(config, catalogue, layout, folder, origin)
     for file in layout.wanted(config):
         _verify(file, files[file.name])
-        work.report(f"verify {config.name}", file.size_bytes, None)
+        work.report(f"verifying {config.name}", file.size_bytes, None)
     return Found(layout=layout, files=files, origin=origin)
 
 
@@ -149,7 +149,7 @@ def _unpack(archive: Path, catalogue: Catalogue, work: Workspace) -> Path:
     wanted = {f.name: f.size_bytes for form in catalogue.layouts for f in (*form.train, *form.test)}
     folder = work.folder / "unpacked"
     folder.mkdir()
-    work.report(f"unpack {archive.name}", 0, None)
+    work.report(f"unpacking {archive.name}", 0, None)
     archives.extract(archive, wanted, folder)
     return folder
 

@@ -1,16 +1,18 @@
-"""Progress of downloads and packing on stderr: a bar on a terminal, else a line every few seconds."""
+"""Progress of downloads and packing on stderr: a bar on a terminal, else a line every five seconds."""
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-OnProgress = Callable[[str, int, int | None], None]
-"""Called with what is being done ("download x.tar.gz"), bytes done, bytes in all (None: not known)."""
+from pipeline.core.heartbeat import Heartbeat
 
-_LINE_EVERY_S = 5.0
+OnProgress = Callable[[str, int, int | None], None]
+"""Called with what is being done ("downloading x.tar.gz"), bytes done, bytes in all (None: not known)."""
+
+_FIRST = "preparing the data"
+_NARROW = 80  # columns
 
 
 def megabytes(count: float) -> str:
@@ -27,37 +29,48 @@ def reporting(on_progress: OnProgress | None) -> Iterator[OnProgress]:
         with _bar() as report:
             yield report
     else:
-        yield _Lines()
+        with _lines() as report:
+            yield report
 
 
 @contextmanager
 def _bar() -> Iterator[OnProgress]:
+    """Gone at the end. A narrow terminal gets the words without the bar: a line that wraps can't be drawn anew."""
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        tasks = {}
+    console = Console(stderr=True)
+    words = TextColumn("{task.description}{task.fields[amount]}", table_column=Column(no_wrap=True))
+    columns = (words,) if console.width < _NARROW else (words, BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        tasks = {_FIRST: bar.add_task(_FIRST, total=None, amount="")}
 
         def report(what: str, done: int, total: int | None) -> None:
+            if _FIRST in tasks:
+                bar.remove_task(tasks.pop(_FIRST))
             if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done, total=total)
+                tasks[what] = bar.add_task(what, total=total, amount="")
+            bar.update(tasks[what], completed=done, total=total, amount=_amount(done, total))
 
         yield report
 
 
-class _Lines:
-    """Quiet for the first seconds, so that quick work writes nothing into a log."""
+@contextmanager
+def _lines() -> Iterator[OnProgress]:
+    """Also while nothing is reported: a hash of a large file takes its time. Quick work writes nothing into a log."""
+    state = _FIRST
 
-    def __init__(self) -> None:
-        self._last_s = time.monotonic()
+    def report(what: str, done: int, total: int | None) -> None:
+        nonlocal state
+        state = what + _amount(done, total)
 
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        now_s = time.monotonic()
-        if now_s - self._last_s < _LINE_EVERY_S:
-            return
-        self._last_s = now_s
-        of = f" of {megabytes(total)} ({done / total:.0%})" if total else ""
-        amount = f": {megabytes(done)}{of}" if done else ""
-        print(f"{what}{amount}", file=sys.stderr, flush=True)
+    with Heartbeat(lambda text: print(text, file=sys.stderr, flush=True)) as heartbeat:
+        heartbeat.doing(lambda: state)
+        yield report
+
+
+def _amount(done: int, total: int | None) -> str:
+    """``: 6.0 MB of 20.0 MB (30%)``, as far as it is known."""
+    of = f" of {megabytes(total)} ({done / total:.0%})" if total else ""
+    return f": {megabytes(done)}{of}" if done else ""

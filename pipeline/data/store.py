@@ -101,7 +101,7 @@ def _os_errors_as_data_errors(dataset: DatasetConfig, data_dir: Path | None) -> 
 
 def _only_one(path: Path, report: OnProgress) -> AbstractContextManager[None]:
     """A lock per data set, so that two packs of one set share a download."""
-    return held(path, meanwhile=lambda: report(f"wait for another process that holds {path}", 0, None))
+    return held(path, meanwhile=lambda: report(f"waiting for another process that holds {path}", 0, None))
 
 
 def _make(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: Request, report: OnProgress) -> Pack:

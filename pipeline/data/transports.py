@@ -104,7 +104,7 @@ class HTTP:
                     file.write(chunk)
                     done += len(chunk)
                     self.part.reached_bytes = max(self.part.reached_bytes, done)
-                    self.report(f"download {self.part.path.stem}", done, total)
+                    self.report(f"downloading {self.part.path.stem}", done, total)
         except HTTPError as error:  # of urllib3, which is read directly: what travels counts, not what it encodes
             raise requests.ConnectionError(str(error)) from error
         except DataError:
@@ -152,7 +152,7 @@ class Filesystem:
         try:
             total = filesystem.size(path)
             with filesystem.open(path, "rb") as source, disk.room(Path(output_file).parent, total or 0):
-                _copy(source, Path(output_file), lambda done: self.report(f"download {name}", done, total))
+                _copy(source, Path(output_file), lambda done: self.report(f"downloading {name}", done, total))
         except (OSError, DataError):
             raise
         except Exception as error:  # drivers have error classes of their own (no credentials, no bucket, …)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipeline.cluster.launchers.base import AttemptSpec, PackSource
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import write_atomic, write_json
+from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.specs import Cluster, LogLine, Outputs
 from pipeline.keys.import_closure import import_closure
 
@@ -77,8 +79,9 @@ def run(
         pack=pack,
         outputs=Outputs(final=(*diagnosis.more, diagnosis.result), needed=(diagnosis.result,)),
     )
-    watchers = Watchers(on_line=lambda line: say(_shown(line)), on_note=say)
-    run_attempt(spec, closing(Hosts(cluster)), watchers)
+    with Heartbeat(say) as heartbeat:
+        heartbeat.doing("asking the hosts")
+        run_attempt(spec, closing(Hosts(cluster)), _watchers(heartbeat))
     try:
         value: dict[str, Any] = json.loads((folder / diagnosis.result).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -86,6 +89,16 @@ def run(
             f"every rank ended well, but {folder / diagnosis.result} is not readable: {error}"
         ) from error
     return value
+
+
+def _watchers(say: Heartbeat) -> Watchers:
+    return Watchers(
+        on_line=lambda line: say(_shown(line)),
+        on_note=say,
+        on_launch=say.doing,
+        on_start=partial(say.doing, "measuring on the hosts, whose ranks import torch first"),
+        on_end=partial(say.doing, "bringing the results here"),
+    )
 
 
 def _shown(line: LogLine) -> str:

@@ -9,8 +9,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from pipeline.config.build import train_config
 from pipeline.core import git, process, redact
 from pipeline.core.errors import DataError, PacelineError, TrainingError, UsageError
 from pipeline.core.files import write_json
-from pipeline.core.locks import held
+from pipeline.core.heartbeat import waiting
+from pipeline.core.locks import FileLock
 from pipeline.core.signals import Interruptible
 from pipeline.data import store
 from pipeline.keys import content_key
@@ -62,10 +63,14 @@ def reproduce(
     _say_what_differs(recipe, say)
     _refuse_untold(recipe, overrides)
     runs_dir = work / "runs"
-    with _alone(work), checkout(recipe, root=root, place=work / "code", keep=keep, say=say) as project:
+    with ExitStack() as stack:
+        stack.enter_context(_alone(work, say))
+        with waiting(say, "checking out the run's code"):
+            project = stack.enter_context(checkout(recipe, root=root, place=work / "code", keep=keep, say=say))
         shutil.rmtree(runs_dir, ignore_errors=True)  # of an earlier reproduction: this one has to train
         source = _source(recipe, overrides, (root, project))
-        _check_data(recipe, source, data_dir)
+        with waiting(say, "looking for the run's data"):
+            _check_data(recipe, source, data_dir)
         words = _overrides(recipe, overrides, root=root, project=project, source=source)
         for item in _topology_changes(recipe, words, root):
             say(f"  topology     {item}; other ranks, other weights")
@@ -106,10 +111,17 @@ def _made(recipe: Recipe, code: int, work: Path) -> RunFolder:
     return made[0]
 
 
-def _alone(work: Path) -> AbstractContextManager[None]:
+@contextmanager
+def _alone(work: Path, say: Say) -> Iterator[None]:
     """One reproduction of a run at a time: they share a folder."""
     work.mkdir(parents=True, exist_ok=True)
-    return held(work.parent / f"{work.name}.lock")
+    lock = FileLock(work.parent / f"{work.name}.lock")
+    with waiting(say, "waiting for another command that makes this run again"):
+        lock.wait()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 # ------------------------------------------------------------------------------- overrides and data

@@ -15,6 +15,7 @@ from pipeline.cluster.attempt import stop_run
 from pipeline.core import threads
 from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, UsageError, os_reason
 from pipeline.core.files import mend
+from pipeline.core.heartbeat import waiting
 from pipeline.core.signals import Interruptible, Stop
 from pipeline.core.specs import Cluster, State
 from pipeline.execution import complete as training
@@ -76,7 +77,7 @@ class _Conductor:
         self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
         self.halted = self.hint = ""
-        self.shared = Shared(sweep.folder, sweep.slots, sweep.root)
+        self.shared = Shared(sweep.folder, sweep.slots, sweep.root, sweep.say)
         entries = self._read_journal()
         self._before, self._stood = folders.latest(entries), {entry.number: entry for entry in entries}
         self._missed: dict[str, Run] = {}  # by run key
@@ -251,7 +252,8 @@ class _Conductor:
     def _record_missed(self) -> None:
         runs = list(self._missed.values())
         if runs:
-            self.shared.records(runs[0]).record_missed(runs, self.sweep.say)
+            with waiting(self.sweep.say, "recording in MLflow what it had missed"):
+                self.shared.records(runs[0]).record_missed(runs, self.sweep.say)
 
     def _adopt(self, trial: Trial) -> None:
         """A run that another command has finished becomes part of this sweep, in MLflow too."""

@@ -11,6 +11,7 @@ from types import TracebackType
 
 from pipeline.cluster.hosts import Hosts
 from pipeline.core.files import write_atomic
+from pipeline.core.heartbeat import waiting
 from pipeline.core.signals import Stop
 from pipeline.core.specs import Cluster
 from pipeline.execution import complete as training
@@ -25,8 +26,8 @@ from pipeline.sweep.workers import RecordWorker, ReportWorker
 class Shared:
     """Each part is made when first needed, and closed at the end of the ``with``. Safe to use from threads."""
 
-    def __init__(self, folder: SweepFolder, slots: Sequence[Cluster], root: Path) -> None:
-        self._folder, self._slots, self._root = folder, slots, root
+    def __init__(self, folder: SweepFolder, slots: Sequence[Cluster], root: Path, say: Callable[[str], None]) -> None:
+        self._folder, self._slots, self._root, self._say = folder, slots, root, say
         self._open = ExitStack()
         self._lock = threading.Lock()
         self._origin: tuple[provenance.Provenance, bytes] | None = None
@@ -40,7 +41,8 @@ class Shared:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open.close()
+        with waiting(self._say, "completing reports and records"):
+            self._open.close()
 
     def placed(self, run: Run, slot: int) -> Run:
         """The trial's run on the hosts of its slot."""

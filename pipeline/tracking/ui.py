@@ -22,6 +22,7 @@ from types import FrameType
 from pipeline import tracking
 from pipeline.core import leftovers, process
 from pipeline.core.errors import PacelineError
+from pipeline.core.heartbeat import waiting
 from pipeline.tracking.address import has_credentials, recorder_env, shown, sqlite_path
 
 _START_TIMEOUT_S = 120.0
@@ -82,13 +83,15 @@ def serve(
     if not argv:
         say(f"the tracking server shows the runs itself: {charts_url(url, experiment)}")
         return
-    _prepare(uri)
+    with waiting(say, f"opening {shown(uri)}"):
+        _prepare(uri)
     with tempfile.TemporaryDirectory(prefix=leftovers.of_system("ui")) as folder, _terminate_as_interrupt():
         log = Path(folder) / "server.log"
         server = process.background(argv, env={**os.environ, **env}, log=log)
         try:
             say(f"starting the MLflow UI on {shown(uri)}; Ctrl-C ends it")
-            _wait_until_up(url, server, log)
+            with waiting(say, "starting the MLflow UI"):
+                _wait_until_up(url, server, log)
             say(f"ready: {charts_url(url, experiment)}")
             _keep_up(server, log)
         except KeyboardInterrupt:

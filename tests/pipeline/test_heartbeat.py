@@ -6,7 +6,10 @@ import re
 import threading
 import time
 
-from pipeline.core.heartbeat import Heartbeat
+import pytest
+
+from pipeline.core import heartbeat as heartbeats
+from pipeline.core.heartbeat import Heartbeat, waiting
 from tests.waiting import HANG_S
 
 
@@ -39,3 +42,20 @@ def test_nothing_is_said_after_the_work() -> None:
     before = len(said)
     time.sleep(0.1)
     assert len(said) <= before + 1  # one beat may have been on its way
+
+
+def test_quick_work_says_nothing_and_slow_work_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    with waiting(said.append, "packing the archive"):
+        pass
+    assert said == []
+    monkeypatch.setattr(heartbeats.Heartbeat.__init__, "__defaults__", (0.05,))
+    told = threading.Event()
+
+    def hear(text: str) -> None:
+        said.append(text)
+        told.set()
+
+    with waiting(hear, "packing the archive"):
+        assert told.wait(HANG_S)
+    assert re.fullmatch(r"still packing the archive \(\d+ s\)", said[0])

@@ -44,7 +44,7 @@ def failures(got: Path | list[Failure]) -> list[Failure]:
 def test_progress_ends_with_all_bytes(served: Server, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int | None]] = []
     assert content(retrieve(wanted(served.url), tmp_path, lambda *line: seen.append(line))) == CONTENT
-    assert seen[-1] == ("download set.bin", len(CONTENT), len(CONTENT))
+    assert seen[-1] == ("downloading set.bin", len(CONTENT), len(CONTENT))
     assert [path.name for path in tmp_path.iterdir()] == ["set.bin"]
 
 

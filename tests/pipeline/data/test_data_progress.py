@@ -1,32 +1,44 @@
 from __future__ import annotations
 
 import io
+import queue
 import sys
-import time
 
 import pytest
 
+from pipeline.core import heartbeat
 from pipeline.data import progress
+from tests.waiting import HANG_S
 
 
-def test_a_log_gets_a_line_every_few_seconds(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now_s = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+def test_a_log_gets_a_line_every_few_seconds_also_while_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Log(io.StringIO):
+        def write(self, text: str) -> int:
+            lines.put(text)
+            return len(text)
+
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    monkeypatch.setattr(sys, "stderr", Log())
+    monkeypatch.setattr(heartbeat.Heartbeat.__init__, "__defaults__", (0.05,))
+
+    def next_line(after: str) -> str:
+        """The first that isn't ``after``, without its seconds."""
+        while (line := lines.get(timeout=HANG_S).partition(" (")[0]) in (after, "\n"):
+            pass
+        return line
+
     with progress.reporting(None) as report:
-        for now_s[0] in (1.0, 4.0, 6.0, 7.0, 12.0):
-            report("download x.gz", int(now_s[0] * 1e6), 20_000_000)
-        now_s[0] = 20.0
-        report("unpack", 3_000_000, None)
-    assert capsys.readouterr().err.splitlines() == [
-        "download x.gz: 6.0 MB of 20.0 MB (30%)",
-        "download x.gz: 12.0 MB of 20.0 MB (60%)",
-        "unpack: 3.0 MB",
-    ]
+        assert (first := next_line("")) == "still preparing the data"
+        report("downloading x.gz", 6_000_000, 20_000_000)
+        assert (second := next_line(first)) == "still downloading x.gz: 6.0 MB of 20.0 MB"
+        report("unpacking x.gz", 3_000_000, None)
+        assert (third := next_line(second)) == "still unpacking x.gz: 3.0 MB"
+        report("hashing x", 0, None)
+        assert next_line(third) == "still hashing x"
 
 
-def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("columns", "has_bar"), [("100", True), ("40", False)])
+def test_a_terminal_gets_a_bar_that_fits(monkeypatch: pytest.MonkeyPatch, columns: str, has_bar: bool) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -34,10 +46,13 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", columns)
     with progress.reporting(None) as report:
-        report("download x.gz", 10_000_000, 20_000_000)
-    assert "download x.gz" in terminal.getvalue()
-    assert "10.0/20.0 MB" in terminal.getvalue()
+        report("downloading x.gz", 10_000_000, 20_000_000)
+    shown = terminal.getvalue()
+    assert "downloading x.gz: 10.0 MB of 20.0 MB" in shown
+    assert ("━" in shown) == has_bar
+    assert "\x1b[1A\x1b[2K\x1b[1A" not in shown, "a line was wrapped"
 
 
 def test_a_caller_s_own_function_gets_it_all(capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,7 +182,7 @@ def test_a_source_that_changes_while_it_is_packed_makes_no_pack(tmp_path: Path, 
     save_npz(tmp_path / "other.npz", 2)
 
     def change(what: str, done: int, total: int | None) -> None:
-        if what == "pack arrays" and (tmp_path / "other.npz").exists():
+        if what == "packing arrays" and (tmp_path / "other.npz").exists():
             if way == "replaced":
                 (tmp_path / "other.npz").replace(path)
             elif way == "rewritten":
