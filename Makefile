@@ -39,13 +39,7 @@ $(DOCS)/.installed: requirements-docs.lock
 
 $(STAMP): requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(f"Python 3.11 or newer is needed; {sys.executable} is " + sys.version.split()[0] + ". Try: make train PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
-	@if command -v uv >/dev/null 2>&1; then \
-		uv venv --quiet --allow-existing --python "$(PYTHON)" .venv && \
-		uv pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes requirements.lock; \
-	else \
-		$(PYTHON) -m venv .venv && \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock; \
-	fi
+	@PYTHON="$(PYTHON)" .ci/install
 	@# the project itself, importable from everywhere in this environment (doit loads its plug-ins before the working directory)
 	@# and doit looks for dodo.py in the folders above too, so that every verb works in a subfolder
 	@$(BIN)/python -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "paceline.pth").write_text(str(pathlib.Path.cwd()) + "\nimport os; os.environ.setdefault(\"DOIT_SEEK_FILE\", \"1\")\n")'
