@@ -34,7 +34,7 @@ docs: $(DOCS)/.installed  ## the pages of docs/ with the API reference, as a sit
 
 $(DOCS)/.installed: requirements-docs.lock
 	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements-docs.lock
+	$(DOCS)/bin/python -m pip install --disable-pip-version-check --require-hashes --no-deps -r requirements-docs.lock
 	@touch $@
 
 $(STAMP): requirements.lock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ def reporting(on_progress: OnProgress | None) -> Iterator[OnProgress]:
     """``on_progress`` itself where one is given, else a bar or lines on stderr."""
     if on_progress is not None:
         yield on_progress
-    elif sys.stderr.isatty():
+    elif sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):  # rich draws no bars there
         with _bar() as report:
             yield report
     else:

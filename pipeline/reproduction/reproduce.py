@@ -69,11 +69,9 @@ def reproduce(
             project = stack.enter_context(checkout(recipe, root=root, place=work / "code", keep=keep, say=say))
         shutil.rmtree(runs_dir, ignore_errors=True)  # of an earlier reproduction: this one has to train
         source = _source(recipe, overrides, (root, project))
-        with waiting(say, "looking for the run's data"):
-            _check_data(recipe, source, data_dir)
+        _check_data(recipe, source, data_dir, say)
         words = _overrides(recipe, overrides, root=root, project=project, source=source)
-        for item in _topology_changes(recipe, words, root):
-            say(f"  topology     {item}; other ranks, other weights")
+        _say_other_topology(recipe, words, root, say)
         where = [f"paths.runs={_quoted(str(runs_dir))}", f"paths.data={_quoted(str(data_dir.absolute()))}"]
         words, secrets = redact.by_environment(words)
         say(f"training {recipe.commit[:10]}{' with its patch' if recipe.patch else ''}: {' '.join(words)}")
@@ -89,6 +87,11 @@ def _say_what_differs(recipe: Recipe, say: Say) -> None:
         say(f"  environment  {item}")
     for name in recipe.provenance.get("left_out", ()):
         say(f"  not kept     {name}")
+
+
+def _say_other_topology(recipe: Recipe, words: Sequence[str], root: Path, say: Say) -> None:
+    for item in _topology_changes(recipe, words, root):
+        say(f"  topology     {item}; other ranks, other weights")
 
 
 def _train(words: Sequence[str], secrets: Mapping[str, str], *, project: Path, database: Path) -> int:
@@ -189,7 +192,7 @@ def _source(recipe: Recipe, given: Sequence[str], roots: Sequence[Path]) -> str 
     return str(next((place for place in places if place.exists()), places[0]))
 
 
-def _check_data(recipe: Recipe, source: str | None, data_dir: Path) -> None:
+def _check_data(recipe: Recipe, source: str | None, data_dir: Path, say: Say) -> None:
     """The run's data, found or fetched. Raises PacelineError: it is gone, or other data."""
     wanted = str(recipe.parts["data"])
     try:
@@ -199,7 +202,9 @@ def _check_data(recipe: Recipe, source: str | None, data_dir: Path) -> None:
     lost = f"the data of run {recipe.folder.key} (digest {wanted[:12]}) is gone"
     hint = "dataset.source=<where it is now>, or paths.data=<a folder that has its pack>"
     try:
-        found = store.find(dataset, data_dir) or store.fetch(dataset, data_dir)
+        with waiting(say, "looking for the run's data"):
+            found = store.find(dataset, data_dir)
+        found = found or store.fetch(dataset, data_dir)
     except DataError as error:
         raise PacelineError(f"{lost}: {error.what}", hint=hint) from error
     if found.digest != wanted:

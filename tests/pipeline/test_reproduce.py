@@ -64,7 +64,7 @@ def test_what_differs_is_named_field_by_field_with_the_reason_in_the_key(tmp_pat
 
 def test_data_that_is_gone_is_named_with_its_digest_and_the_mend(tmp_path: Path) -> None:
     with pytest.raises(PacelineError) as caught:
-        reproduce._check_data(recipe(tmp_path), str(tmp_path / "gone.npz"), tmp_path / "data")
+        reproduce._check_data(recipe(tmp_path), str(tmp_path / "gone.npz"), tmp_path / "data", print)
     assert f"the data of run {KEY.short} (digest dddddddddddd) is gone: dataset.source={tmp_path}/gone.npz" in str(
         caught.value
     )

@@ -13,6 +13,7 @@ from pipeline.config.build import RunConfig
 from pipeline.core import process
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_json
+from pipeline.core.heartbeat import waiting
 from pipeline.core.specs import Cluster
 from pipeline.core.tables import counted
 from pipeline.diagnostics import node_module
@@ -79,7 +80,8 @@ def measure(
         "against": against.compare(loops, config, pack, pairs=given.get("pairs"), root=root, say=say),
     }
     write_json(folder / RESULT, whole)
-    _draw(folder)
+    with waiting(say, "drawing the picture"):
+        _draw(folder)
     return folder, whole
 
 

@@ -19,6 +19,7 @@ from pipeline.cluster.launchers.base import PackSource
 from pipeline.config.build import RunConfig
 from pipeline.core import leftovers
 from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.heartbeat import waiting
 from pipeline.core.process import run as run_process
 from pipeline.core.tables import counted
 from pipeline.diagnostics import node_module
@@ -78,7 +79,8 @@ def compare(
             words += [] if trainer.precision == "auto" else [trainer.precision]
             words += ["--batch", str(trainer.global_batch_size), "--ranks", str(ranks)]
             words += ["--pack", str(pack.path), "--json", str(result)]
-            done = run_process([sys.executable, str(root / SCRIPT), *words], timeout_s=_LIMIT_S)
+            with waiting(say, f"measuring Paceline and {_TITLES[name]} in turns"):
+                done = run_process([sys.executable, str(root / SCRIPT), *words], timeout_s=_LIMIT_S)
             if done.code != 0:
                 raise PacelineError(f"{SCRIPT} {' '.join(words)} failed: {(done.stderr or done.stdout).strip()}")
             figures = json.loads(result.read_text(encoding="utf-8"))
