@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import os
-import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -63,8 +62,7 @@ def sha256_file(path: Path) -> str:
 
 
 def mend(error: OSError, folder: Path) -> str:
-    """The hint for an error of writing below ``folder``: of a full disk the bytes that are free and who shows what
-    takes the room."""
+    """The hint for an error of writing below ``folder``, which holds runs."""
     elsewhere = "then the same command; or paths.runs=<another folder>"
     if error.errno not in FULL:
         return f"make room or fix its permissions, {elsewhere}"
@@ -72,10 +70,9 @@ def mend(error: OSError, folder: Path) -> str:
 
 
 def room_needed(folder: Path) -> str:
-    """The hint where the disk of ``folder`` is full."""
+    """The hint where the disk of ``folder``, which holds runs, is full: its free bytes, and who knows what may go."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
     return (
         f"make room on the disk of {there}, of which {shutil.disk_usage(there).free:,} bytes are free "
-        f"(du -sh {shlex.quote(str(there))}/* shows what takes it), then the same command; "
-        "or paths.runs=<a folder on another disk>"
+        "(doit clean shows which runs may go), then the same command; or paths.runs=<a folder on another disk>"
     )

@@ -53,8 +53,10 @@ def test_a_sweep_on_a_disk_that_fills_goes_on_when_there_is_room(project: Projec
     assert "ERROR: the sweep stopped before its end: " in full.stdout
     assert "No space left on device" in full.stdout
     # whoever found it full: a rank, the controller of the training, or the start of the next one
-    free = rf"  try: make room on the disk of {small_disk}, of which [\d,]+ bytes are free \(du -sh {small_disk}/\* "
-    assert re.search(rf"{free}shows what takes it\), then the same command; or paths.runs=", full.stdout), full.stdout
+    free = (
+        rf"  try: make room on the disk of {small_disk}, of which [\d,]+ bytes are free \(doit clean shows which runs "
+    )
+    assert re.search(rf"{free}may go\), then the same command; or paths.runs=", full.stdout), full.stdout
     assert "Traceback" not in full.stdout
     subprocess.run(["mount", "-o", "remount,size=20m", str(small_disk)], check=True)
     done = project.doit(*words, "tracking=none")

@@ -23,7 +23,7 @@ def test_a_full_disk_in_the_middle_of_a_sweep_is_told_with_its_mend(tmp_path: Pa
     said = r"sweep abc can't be kept in .*: No space left on device"
     with pytest.raises(PacelineError, match=said) as told, trials.alone(SweepFolder(tmp_path / "abc")):
         raise full
-    free = r"make room on the disk of .*, of which [\d,]+ bytes are free \(du -sh .*/\* shows what takes it\)"
+    free = r"make room on the disk of .*, of which [\d,]+ bytes are free \(doit clean shows which runs may go\)"
     assert re.search(free, str(told.value))
 
 
