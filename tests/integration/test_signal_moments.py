@@ -23,9 +23,11 @@ SEALING = "name == 'open' and '/.result.json' in str(args[0])"
 COLLECTING = "name == 'tempfile.mkdtemp' and '/.collect' in str(args[0])"
 
 
-def stopped_when(project: Project, moment: str, number: signal.Signals) -> subprocess.CompletedProcess[str]:
+def stopped_when(
+    project: Project, moment: str, number: signal.Signals, *words: str
+) -> subprocess.CompletedProcess[str]:
     """``doit train``, which is sent the signal as soon as the audit event ``moment`` happens in it."""
-    return disturbed_when(project, moment, f"os.kill(os.getpid(), {number})", WORDS)
+    return disturbed_when(project, moment, f"os.kill(os.getpid(), {number})", (*WORDS, *words))
 
 
 def disturbed_when(project: Project, moment: str, what: str, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
