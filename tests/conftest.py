@@ -9,8 +9,9 @@ import pytest
 
 pytest_plugins = ["tests.lab_fixture"]
 
-# a shell that starts the tests in the background lets them, and so every command they start, ignore Ctrl-C
+# a background job ignores Ctrl-C, what nohup starts ignores SIGHUP, and so would every command that a test starts
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # threads of one process wait for each other without pause: slow where other tests want the same cores. torch reads it
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -25,13 +26,13 @@ print("and on stderr", os.environ.get("API_TOKEN"), file=sys.stderr, flush=True)
 
 def holding(secret: bytes, *folders: Path) -> Iterator[Path]:
     """The files below the folders in which it stands; what vanishes meanwhile is left out."""
-    for folder in folders:
-        for path in folder.rglob("*"):
-            try:
-                if path.is_file() and not path.is_symlink() and secret in path.read_bytes():
-                    yield path
-            except OSError:
-                continue
+    paths = (Path(place, name) for folder in folders for place, _, names in os.walk(folder) for name in names)
+    for path in paths:
+        try:
+            if path.is_file() and not path.is_symlink() and secret in path.read_bytes():
+                yield path
+        except OSError:
+            continue
 
 
 def all_of(host: LabHost) -> list[Path]:

@@ -3,7 +3,9 @@
 import json
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -80,10 +82,16 @@ def die_and_go_on(folder: Path) -> None:
         method = death["place"] if death["place"].startswith("_") else "_save"
         original = getattr(Trainer, method)
 
-        def dying(self: Trainer, *arguments: object, death: dict = death, original: object = original) -> object:  # type: ignore[type-arg]
+        def dying(
+            self: Trainer,
+            *arguments: object,
+            death: dict[str, Any] = death,
+            original: Callable[..., object] = original,
+            **named: object,
+        ) -> object:
             if self.step >= death["step"]:
                 die(self, death["place"])
-            return original(self, *arguments)  # type: ignore[operator]
+            return original(self, *arguments, **named)
 
         next_port()
         with patch.object(Trainer, method, dying), pytest.raises(DiedError):

@@ -17,10 +17,10 @@ class DiedError(Exception):
 def die_at(monkeypatch: pytest.MonkeyPatch, step: int, method: str) -> None:
     original = getattr(Trainer, method)
 
-    def dying(self: Trainer, *arguments: object) -> object:
+    def dying(self: Trainer, *arguments: object, **named: object) -> object:
         if self.step == step:
             raise DiedError
-        return original(self, *arguments)
+        return original(self, *arguments, **named)
 
     monkeypatch.setattr(Trainer, method, dying)
 
