@@ -11,7 +11,7 @@ from pipeline.cli.output import say
 from pipeline.cli.session import ROOT
 from pipeline.core import leftovers
 from pipeline.core.errors import Killed, PacelineError, os_reason
-from pipeline.core.files import mend
+from pipeline.core.files import write_hint
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.locks import FileLock
 from pipeline.core.specs import State
@@ -59,7 +59,7 @@ def alone(folder: SweepFolder) -> Iterator[None]:
 
 def _cannot_keep(folder: SweepFolder, error: OSError) -> PacelineError:
     what = f"sweep {folder.name} can't be kept in {folder.path}: {os_reason(error)}"
-    return PacelineError(what, hint=mend(error, folder.path.parent.parent))
+    return PacelineError(what, hint=write_hint(error, folder.path.parent.parent))
 
 
 def conducted(what: Space | SearchPlan, source: TrialSource, folder: SweepFolder, *, retry_failed: bool) -> list[Ended]:

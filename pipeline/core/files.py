@@ -61,7 +61,7 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def mend(error: OSError, folder: Path) -> str:
+def write_hint(error: OSError, folder: Path) -> str:
     """The hint for an error of writing below ``folder``, which holds runs."""
     elsewhere = "then the same command; or paths.runs=<another folder>"
     if error.errno not in FULL:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.core.errors import DataError
+from pipeline.core.files import FULL
 from pipeline.data.progress import megabytes
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _MARGIN_BYTES = 1 << 18  # manifest, folders and the file system's own needs
 
 
@@ -36,6 +35,6 @@ def room(path: Path, needed_bytes: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in FULL:
             raise
         raise _full(path, needed_bytes, shutil.disk_usage(path).free) from error

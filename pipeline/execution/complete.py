@@ -18,7 +18,7 @@ from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.running import Watchers, nothing
 from pipeline.core import leftovers, process, threads
 from pipeline.core.errors import Killed, PacelineError, Pruned, TrainingError, os_reason
-from pipeline.core.files import mend, write_atomic, write_json
+from pipeline.core.files import write_atomic, write_hint, write_json
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.signals import Interruptible, Stop
 from pipeline.core.specs import PRUNE, PRUNED, NodeFacts, State
@@ -92,7 +92,7 @@ def _folder_errors_explained(run: Run) -> Iterator[None]:
     except OSError as error:
         raise PacelineError(
             f"run {run.key.short} can't go on in {run.folder.path}: {os_reason(error)}",
-            hint=mend(error, run.folder.path.parent),
+            hint=write_hint(error, run.folder.path.parent),
         ) from error
 
 
@@ -306,8 +306,8 @@ def _attempts(work: _Work) -> None:
             run_attempt(_spec(work, number), way, _watchers(work, number, notes=number == first), services.stop)
             return
         except TrainingError as error:
-            removed = work.lock.lost() or not (run.folder.path / "config.json").exists()
-            if number == last or removed:
+            gone = work.lock.lost() or not (run.folder.path / "config.json").exists()
+            if number == last or gone:
                 raise
             _note(run, State.FAILED, number, error.what)
             say(f"{error}\nattempt {number} failed; starting attempt {number + 1} of {last} from the last checkpoint")

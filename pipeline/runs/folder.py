@@ -352,6 +352,10 @@ def topology_of(key: Mapping[str, Any]) -> list[int]:
 
 def hosts_of(plan: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the nodes, from what plan.json holds."""
+    return tuple(str(node["host"]) for node in nodes_of(plan) if "host" in node)
+
+
+def nodes_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The nodes that plan.json holds; what is damaged is left out."""
     nodes = plan.get("nodes")
-    nodes = nodes if isinstance(nodes, list) else []
-    return tuple(str(node["host"]) for node in nodes if isinstance(node, dict) and "host" in node)
+    return [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []

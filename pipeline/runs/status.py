@@ -10,7 +10,7 @@ from pipeline.core import locks
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.specs import State
 from pipeline.runs import acceptance, attempts, journal, metrics_file
-from pipeline.runs.folder import RunFolder, what
+from pipeline.runs.folder import RunFolder, nodes_of, what
 from pipeline.runs.result import AlteredError
 
 _TAIL_BYTES = 64 << 10  # enough for the last lines of metrics.jsonl
@@ -89,9 +89,7 @@ def _accepted(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str
 
 def _hosts(plan: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """``node0 (2), node1 (2), pssh``; before there is a plan, what the configuration says of them."""
-    nodes = plan.get("nodes")
-    nodes = nodes if isinstance(nodes, list) else []
-    hosts = [f"{node.get('host')} ({node.get('nproc_per_node')})" for node in nodes if isinstance(node, dict)]
+    hosts = [f"{node.get('host')} ({node.get('nproc_per_node')})" for node in nodes_of(plan)]
     if hosts:
         return f"{', '.join(hosts)}, {plan.get('launcher', '-')}"
     cluster = config.get("cluster")

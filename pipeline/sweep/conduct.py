@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.cluster.attempt import stop_run
 from pipeline.core import threads
 from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, UsageError, os_reason
-from pipeline.core.files import mend
+from pipeline.core.files import write_hint
 from pipeline.core.heartbeat import waiting
 from pipeline.core.signals import Interruptible, Stop
 from pipeline.core.specs import Cluster, State
@@ -203,7 +203,7 @@ class _Conductor:
             self.folder.note(self._noted)
             self._noted = []
         except OSError as error:
-            self._halt(os_reason(error), mend(error, self.folder.path.parent.parent))
+            self._halt(os_reason(error), write_hint(error, self.folder.path.parent.parent))
 
     def _settled(self, trial: Trial) -> Ended | None:
         """How a trial stands that needs no start; None: start it. What MLflow missed of it is recorded at the end."""

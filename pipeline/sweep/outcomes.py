@@ -7,13 +7,13 @@ import errno
 from pipeline.cluster import launchers
 from pipeline.cluster.failures import FULL_DISK
 from pipeline.core.errors import HostError, PacelineError, TrainingError, os_reason
-from pipeline.core.files import room_needed
+from pipeline.core.files import FULL, room_needed
 from pipeline.core.specs import State
 from pipeline.execution.configured_run import Run
 from pipeline.runs import acceptance, journal
 from pipeline.sweep.trial import Outcome
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_FULL = (*FULL, errno.EROFS)
 
 
 def finished(run: Run, *, elsewhere: bool = False) -> Outcome:

@@ -7,7 +7,7 @@ damaged: none of that may end the thread that reads.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -45,15 +45,17 @@ def parse(line: bytes) -> dict[str, Any] | None:
 
 def parse_answer(stdout: bytes) -> dict[str, Any] | None:
     """The agent's last answer line; what a login shell prints around it is skipped, and so is how much has come."""
-    values = (parse(line) for line in reversed(stdout.split(b"\n")))
-    return next((value for value in values if value is not None and _RECEIVED not in value), None)
+    return next((value for value in _newest_first(stdout) if _RECEIVED not in value), None)
 
 
 def received_bytes(stdout: bytes) -> int:
     """How many bytes of what is being sent the agent has told to have."""
-    values = (parse(line) for line in reversed(stdout.split(b"\n")))
-    found = next((value[_RECEIVED] for value in values if value is not None and _RECEIVED in value), 0)
+    found = next((value[_RECEIVED] for value in _newest_first(stdout) if _RECEIVED in value), 0)
     return found if isinstance(found, int) else 0
+
+
+def _newest_first(stdout: bytes) -> Iterator[dict[str, Any]]:
+    return (value for line in reversed(stdout.split(b"\n")) if (value := parse(line)) is not None)
 
 
 def parse_stream(line: bytes, host: str, now: float) -> Lines | Beat | NodeExit | NodeLost | None:
