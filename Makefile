@@ -5,17 +5,22 @@ BIN := .venv/bin
 STAMP := .venv/.paceline-installed
 DOCS := .venv-docs
 
-.PHONY: train test test-fast lint types contracts check docs lock clean-env
+.PHONY: train test test-long test-fast lint types contracts check docs lock clean-env
 
 train: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/doit train experiment=quickstart
 
-# The tests that take no seconds of their own: fit for a pre-commit hook. What is left out says so with the marker `slow`.
+# The tests that take no seconds of their own: fit for a pre-commit hook. What is left out says so with `slow` or `long`.
 test-fast: $(STAMP)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" --timeout 60
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not long" --timeout 60
 
+# Before each push: every promise of the README at least once, with real runs.
 test: $(STAMP)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 3 --dist worksteal
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 3 --dist worksteal -m "not long"
+
+# Before a release, and after a change of what they test: faults at many moments, searches and sweeps of many trainings.
+test-long: $(STAMP)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 3 --dist worksteal -m long
 
 check: lint types contracts
 

@@ -57,10 +57,11 @@ def test_the_workflow_runs_what_there_is() -> None:
     assert jobs["linux"]["strategy"]["matrix"]["python"][0] == oldest
 
 
-def test_make_test_leaves_no_test_out() -> None:
-    recipe = re.search(r"^test: .*\n\t(.*)$", text("Makefile"), flags=re.MULTILINE)
-    assert recipe
-    assert recipe[1].endswith("-m pytest -n 3 --dist worksteal")
+def test_every_test_is_run_by_make_test_or_make_test_long_and_continuous_integration_runs_both() -> None:
+    recipes = dict(re.findall(r"^(test|test-long): .*\n\t.* -m pytest (.*)$", text("Makefile"), flags=re.MULTILINE))
+    workers = "-n 3 --dist worksteal"
+    assert recipes == {"test": f'{workers} -m "not long"', "test-long": f"{workers} -m long"}
+    assert re.findall(r"^make (test.*)$", text(".ci/run"), flags=re.MULTILINE) == ["test", "test-long"]
     assert "-m" not in tomllib.loads(text("pyproject.toml"))["tool"]["pytest"]["ini_options"]["addopts"].split()
 
 

@@ -12,7 +12,7 @@ from tests.integration.commands import Project, wait_for_step
 from tests.lab_fixture import on
 from tests.waiting import HANG_S
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.long]
 WORDS = ("experiment=quickstart", "trainer.epochs=20", "trainer.checkpoint_every_steps=10")
 SMALL = "/tmp/small disk"
 
