@@ -272,6 +272,19 @@ VERBS: Mapping[str, Verb] = {
         examples=("ui", "ui port=5001 tracking.uri=sqlite:////data/mlflow.db"),
         shows_groups=False,
     ),
+    "mesh": Verb(
+        module="pipeline.cli.mesh",
+        summary="ssh without a password among all hosts of the cluster, made from what you can reach already",
+        details="Where a host has no ed25519 key one is made; public keys and host keys are brought to all hosts, each "
+        "once; then every pair is tried. No password is asked for and host-key checking stays on.",
+        options={
+            "check": Option("1", "only try every pair; change nothing"),
+            "undo": Option("1", "remove exactly what it added"),
+        },
+        examples=("mesh cluster=two_node", "mesh cluster=pssh cluster.hostfile=hosts.txt check=1"),
+        shares_batch=False,
+        shows_groups=False,
+    ),
     "lab": Verb(
         summary="SSH hosts on this computer, for trying out: hosts=2 raises them, down=1 removes them",
         details="Linux as root, with openssh-server and iproute2. Without an option it says what is up.",

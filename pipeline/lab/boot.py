@@ -96,7 +96,7 @@ def sshd_config(host: LabHost, user: str) -> str:
             "ListenAddress 127.0.0.1",
             "HostKey /etc/ssh/ssh_host_ed25519_key",
             "PidFile /run/sshd.pid",
-            "AuthorizedKeysFile /etc/ssh/authorized_keys",
+            "AuthorizedKeysFile /etc/ssh/authorized_keys .ssh/authorized_keys",
             f"AllowUsers {user}",
             "PermitRootLogin prohibit-password",
             "PasswordAuthentication no",

@@ -31,6 +31,10 @@ COMMANDS = {
     "collect": "staging",
     "clean": "staging",
     "put_pack": "staging",
+    "mesh_offer": "mesh",
+    "mesh_accept": "mesh",
+    "mesh_try": "mesh",
+    "mesh_undo": "mesh",
 }
 """Command → the module with the function of that name: what a command doesn't use isn't compiled for it."""
 

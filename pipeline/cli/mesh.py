@@ -1,0 +1,43 @@
+"""`doit mesh`: what it prints."""
+
+from __future__ import annotations
+
+from pipeline.cli.output import say
+from pipeline.cli.session import session
+from pipeline.core.errors import UsageError
+from pipeline.core.heartbeat import waiting
+from pipeline.core.tables import counted
+
+
+def mesh() -> None:
+    """Make, check or undo ssh without a password among the hosts. Raises UsageError, HostError."""
+    from pipeline.cluster import mesh as hosts
+
+    check, undo = _flag("check"), _flag("undo")
+    if check and undo:
+        raise UsageError("check=1 and undo=1 exclude each other; give one of them")
+    cluster = session().config.cluster
+    if undo:
+        with waiting(say, "taking back what doit mesh added"):
+            undone = hosts.undo(cluster)
+        for one in undone:
+            key = ", and the key pair that was made there" if one.key_removed else ""
+            say(f"{one.host}: removed {counted(one.keys, 'public key')} and {counted(one.hosts, 'host key')}{key}")
+        return
+    with waiting(say, "trying ssh among the hosts"):
+        made = hosts.check(cluster) if check else hosts.connect(cluster)
+    say(hosts.table(made))
+    for member in made.members:
+        for warning in member.warnings:
+            say(f"warning: {member.host}: {warning}")
+        for name in member.conflicts:
+            say(f"warning: {member.host}: its known_hosts has another key for {name}, which was left as it is")
+    hosts.demand_all(made, checked_only=check)
+    say(f"{counted(len(made.members), 'host')}, {counted(made.pairs, 'connection')} without a password: all work")
+
+
+def _flag(name: str) -> bool:
+    value = session().asked.options.get(name, "0")
+    if value not in ("0", "1"):
+        raise UsageError(f"{name}={value} must be 1 or 0")
+    return value == "1"

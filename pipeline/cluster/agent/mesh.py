@@ -1,0 +1,282 @@
+"""ssh without a password among the nodes of a cluster: this node's keys, those it accepts, whom it reaches, and undo.
+
+What was added is written down in ``~/.ssh/paceline-mesh.json``, so that ``mesh_undo`` takes exactly that away again.
+"""
+
+# Requests carry paths as text: os.path all the way.
+# ruff: noqa: PTH101, PTH103, PTH105, PTH108, PTH110, PTH111, PTH116, PTH118, PTH123, PTH202, PTH207
+from __future__ import annotations
+
+import contextlib
+import getpass
+import glob
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from .node import server_address
+from .wire import Json, read_json, say, write_json
+
+KEY, AUTHORIZED, KNOWN, RECORD = "id_ed25519", "authorized_keys", "known_hosts", "paceline-mesh.json"
+AT_ONCE = 8  # connections of one node: sshd refuses by chance from the 10th that hasn't logged in yet (MaxStartups)
+CONNECT_S = 8
+_PUBLIC = re.compile(r"(?:ssh-|ecdsa-|sk-)\S+ [A-Za-z0-9+/=]+")
+
+
+def path(name: str = "") -> str:
+    return os.path.join(os.path.expanduser("~/.ssh"), name) if name else os.path.expanduser("~/.ssh")
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """One node at a time changes a home that several share."""
+    import fcntl
+
+    with open(path("paceline-mesh.lock"), "w", encoding="utf-8") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# ---------------------------------------------------------------------------------------------- keys
+def mesh_offer(request: Json) -> None:
+    """Tell this node's own public key (made where missing, unless only ``check``) and its ssh server's host keys."""
+    address, port = server_address(request)
+    made = False
+    if not request["check"]:
+        if shutil.which("ssh-keygen") is None or shutil.which("ssh") is None:
+            raise SystemExit(
+                "it has no ssh and ssh-keygen; install OpenSSH's client there (apt install openssh-client)"
+            )
+        os.makedirs(path(), mode=0o700, exist_ok=True)
+        os.chmod(path(), 0o700)
+        with alone():
+            made = make_key()
+    say(
+        user=getpass.getuser(),
+        address=address,
+        port=port,
+        public_key=public_key(),
+        made=made,
+        host_keys=host_keys(address, port),
+        warnings=warnings(),
+    )
+
+
+def make_key() -> bool:
+    """A key pair without a passphrase where there is none; whether one was made."""
+    if os.path.exists(path(KEY)):
+        return False
+    comment = f"{getpass.getuser()}@{os.uname().nodename}"
+    keygen("-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", path(KEY))
+    note(made_key=public_key())
+    return True
+
+
+def public_key() -> str:
+    """Type and key as text, without the comment; '' where there is none. Raises SystemExit: it has a passphrase."""
+    if not os.path.exists(path(KEY)):
+        return ""
+    done = keygen("-y", "-P", "", "-f", path(KEY), check=False)
+    found = _PUBLIC.match(done.stdout)
+    if found is None:
+        why = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no public key"]
+        raise SystemExit(
+            f"~/.ssh/{KEY} there can't be used without somebody who types ({why[0]}); move it away, or take its "
+            f"passphrase off: ssh-keygen -p -f ~/.ssh/{KEY}"
+        )
+    return found.group(0)
+
+
+def keygen(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        ["ssh-keygen", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+    )
+    if check and done.returncode:
+        raise SystemExit(f"ssh-keygen there: {(done.stderr or done.stdout).strip()[-300:]}")
+    return done
+
+
+def host_keys(address: str, port: int) -> list[str]:
+    """What this node's ssh server shows, asked from the node itself: nobody stands between. Else its public files."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        words = ["ssh-keyscan", "-T", "5", "-p", str(port), "-t", "ed25519,ecdsa,rsa", "--", address]
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=15, check=False)
+        found = [line.partition(" ")[2] for line in done.stdout.splitlines() if not line.startswith("#")]
+        keys = sorted({match.group(0) for line in found if (match := _PUBLIC.match(line))})
+        if keys:
+            return keys
+    texts = []
+    for name in glob.glob("/etc/ssh/ssh_host_*_key.pub"):
+        with contextlib.suppress(OSError), open(name, encoding="utf-8") as file:
+            texts.append(file.read())
+    return sorted({match.group(0) for text in texts if (match := _PUBLIC.match(text))})
+
+
+def warnings() -> list[str]:
+    """Why sshd would pass over ~/.ssh here (its StrictModes), as far as the files tell."""
+    home = os.path.expanduser("~")
+    mode = os.stat(home).st_mode & 0o777
+    if mode & 0o022:
+        return [f"its home {home} can be written by others (mode {mode:o}), so sshd may ignore ~/.ssh: chmod go-w ~"]
+    return []
+
+
+# -------------------------------------------------------------------------------------------- accept
+def mesh_accept(request: Json) -> None:
+    """Add the public keys and host keys that are missing here. Each once, whatever was there before.
+
+    ``keys``: public keys with a comment. ``known``: how a host may be called (``names``) and the keys of its server.
+    """
+    with alone():
+        keys = append(AUTHORIZED, missing_keys(request["keys"]))
+        wanted, conflicts = missing_hosts(request["known"])
+        hosts = append(KNOWN, wanted)
+    say(keys=keys, hosts=hosts, conflicts=conflicts)
+
+
+def missing_keys(keys: list[str]) -> list[str]:
+    """Those that no line of authorized_keys has, with options before it or without."""
+    there = {word for line in lines_of(AUTHORIZED) if not line.lstrip().startswith("#") for word in line.split()}
+    return [line for line in dict.fromkeys(keys) if line.split()[1] not in there]
+
+
+def missing_hosts(known: list[Json]) -> tuple[list[str], list[str]]:
+    """Lines that known_hosts lacks, and what contradicts it: another key under a name of one of these hosts."""
+    lines, conflicts = [], []
+    for host in known:
+        for name in host["names"]:
+            there = known_keys(name)
+            new = [key for key in host["keys"] if key not in there]
+            other = {key.split()[0] for key in there} & {key.split()[0] for key in new}
+            if other:
+                conflicts.append(name)
+            else:
+                lines += [f"{name} {key}" for key in new]
+    return lines, conflicts
+
+
+def known_keys(name: str) -> set[str]:
+    """The keys that known_hosts has for a name, hashed or not."""
+    if not os.path.exists(path(KNOWN)):
+        return set()
+    done = keygen("-F", name, "-f", path(KNOWN), check=False)
+    lines = (line for line in done.stdout.splitlines() if not line.startswith("#"))
+    return {match.group(0) for line in lines if (match := _PUBLIC.search(line))}
+
+
+def append(name: str, lines: list[str]) -> int:
+    """Add lines to a file of ~/.ssh and write down that they are ours; how many."""
+    if lines:
+        note(**{name: [*recorded().get(name, []), *lines]})
+        replace(name, [*lines_of(name), *lines])
+    elif os.path.exists(path(name)):
+        os.chmod(path(name), 0o600)
+    return len(lines)
+
+
+def lines_of(name: str) -> list[str]:
+    try:
+        with open(path(name), encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+            return file.read().removesuffix("\n").split("\n") if os.path.getsize(path(name)) else []
+    except FileNotFoundError:
+        return []
+
+
+def replace(name: str, lines: Iterable[str]) -> None:
+    """Write a file of ~/.ssh whole, for its owner alone, also where it is a link to somewhere else."""
+    place = os.path.realpath(path(name))
+    temporary = f"{place}.{os.getpid()}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with open(os.open(temporary, flags, 0o600), "w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        file.writelines(f"{line}\n" for line in lines)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, place)
+
+
+def recorded() -> Json:
+    value = read_json(path(RECORD))
+    return value if isinstance(value, dict) else {}
+
+
+def note(**fields: object) -> None:
+    """Before a change, not after it: what is killed between the two can still be undone."""
+    write_json(path(RECORD), {**recorded(), **fields})
+
+
+# ---------------------------------------------------------------------------------------------- undo
+def mesh_undo(_: Json) -> None:
+    """Remove the lines that were added here, and the key pair if it was made here and is still the same."""
+    if not os.path.exists(path(RECORD)):
+        say(keys=0, hosts=0, key_removed=False)
+        return
+    with alone():
+        record = recorded()
+        counts = [take_back(name, record.get(name, [])) for name in (AUTHORIZED, KNOWN)]
+        ours = bool(record.get("made_key")) and record["made_key"] == public_key()
+        for name in [KEY, f"{KEY}.pub"] if ours else []:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path(name))
+        for name in (RECORD, "paceline-mesh.lock"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path(name))
+    say(keys=counts[0], hosts=counts[1], key_removed=ours)
+
+
+def take_back(name: str, ours: list[str]) -> int:
+    """Each of these lines once, from the end; a file that then is empty goes too."""
+    lines, before = lines_of(name), len(lines_of(name))
+    for line in ours:
+        if line in lines:
+            lines.reverse()
+            lines.remove(line)
+            lines.reverse()
+    if len(lines) != before:
+        if lines:
+            replace(name, lines)
+        else:
+            os.unlink(path(name))
+    return before - len(lines)
+
+
+# ----------------------------------------------------------------------------------------------- try
+def mesh_try(request: Json) -> None:
+    """Log in to each of ``targets`` as ranks' programs would: nothing typed, host keys checked. Label → why not."""
+    if shutil.which("ssh") is None:
+        raise SystemExit("it has no ssh; install OpenSSH's client there (apt install openssh-client)")
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+        failures = dict(pool.map(lambda target: (target["label"], attempt(target)), request["targets"]))
+    say(failures={label: why for label, why in failures.items() if why})
+
+
+def attempt(target: Json) -> str:
+    """Why ``ssh`` doesn't get there; '' when it does."""
+    options = {
+        "BatchMode": "yes",
+        "StrictHostKeyChecking": "yes",
+        "ConnectTimeout": str(CONNECT_S),
+        "ControlPath": "none",
+        "ClearAllForwardings": "yes",
+        "RemoteCommand": "none",
+    }
+    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    login = ["-p", str(target["port"]), "-l", target["user"], "--", target["address"], "true"]
+    try:
+        done = subprocess.run(
+            ["ssh", "-T", *words, *login],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=3 * CONNECT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no login within {3 * CONNECT_S} s"
+    if done.returncode != 255:
+        return ""
+    said = done.stderr.decode(errors="replace").strip().splitlines()
+    return said[-1] if said else "ssh ended with code 255"

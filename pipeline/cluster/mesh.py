@@ -1,0 +1,193 @@
+"""ssh without a password among all hosts of a cluster, made from what its person can reach already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.cluster import launchers
+from pipeline.cluster.launchers.agent_launcher import AgentLauncher
+from pipeline.core.errors import HostError, UsageError
+from pipeline.core.specs import Cluster, Host
+from pipeline.core.tables import aligned, counted
+
+_TRY_S = 24.0  # the agent's limit of one login
+_AT_ONCE = 8  # logins that a host tries at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One host of the mesh: how the others log in to it, and what its own part needed."""
+
+    host: str
+    user: str
+    address: str
+    port: int
+    public_key: str
+    made_key: bool
+    host_keys: tuple[str, ...]
+    names: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    added_keys: int = 0
+    added_hosts: int = 0
+    conflicts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """``failures``: (from, to) → why ssh didn't get there."""
+
+    members: tuple[Member, ...]
+    failures: Mapping[tuple[str, str], str]
+
+    @property
+    def pairs(self) -> int:
+        return len(self.members) * (len(self.members) - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undone:
+    """What was taken away from one host."""
+
+    host: str
+    keys: int
+    hosts: int
+    key_removed: bool
+
+
+def connect(cluster: Cluster) -> Mesh:
+    """Make keys where they are missing, bring them to every host (two commands a host), then try every pair.
+
+    Raises:
+        UsageError: the launcher reaches no other hosts.
+        HostError: a host can't be asked.
+    """
+    with closing(_launcher(cluster)) as launcher:
+        members = _offers(launcher, make=True)
+        answers = launcher.ask({"do": "mesh_accept", **accepted(members)}, timeout_s=launcher.short_s + 20.0)
+        values = launcher.demand("mesh", answers)
+        return Mesh(
+            members=tuple(_with_added(member, values[member.host]) for member in members),
+            failures=_tried(launcher, members),
+        )
+
+
+def check(cluster: Cluster) -> Mesh:
+    """Try every pair; nothing is changed. Raises UsageError, HostError."""
+    with closing(_launcher(cluster)) as launcher:
+        members = _offers(launcher, make=False)
+        return Mesh(members=tuple(members), failures=_tried(launcher, members))
+
+
+def undo(cluster: Cluster) -> list[Undone]:
+    """Take away what ``connect`` added. Raises UsageError, HostError."""
+    with closing(_launcher(cluster)) as launcher:
+        values = launcher.demand("mesh", launcher.ask({"do": "mesh_undo"}, timeout_s=launcher.short_s + 20.0))
+        return [Undone(host=host.label, **values[host.label]) for host in cluster.hosts]
+
+
+def _launcher(cluster: Cluster) -> AgentLauncher:
+    launcher = launchers.create(cluster)
+    if launcher.capabilities.is_this_computer is False and cluster.nnodes < 2:
+        launcher.close()
+        raise UsageError(
+            f"doit mesh connects hosts with each other, and the cluster has {counted(cluster.nnodes, 'host')}"
+        )
+    if isinstance(launcher, AgentLauncher) and not launcher.capabilities.is_this_computer:
+        return launcher
+    launcher.close()
+    raise UsageError(
+        f"doit mesh connects hosts that ssh reaches, and cluster.launcher={cluster.launcher} reaches none",
+        hint="cluster=pssh cluster.hostfile=FILE, or cluster=two_node after doit lab hosts=2",
+    )
+
+
+def _offers(launcher: AgentLauncher, *, make: bool) -> list[Member]:
+    answers = launcher.ask({"do": "mesh_offer", "check": not make}, timeout_s=launcher.short_s + 20.0)
+    values = launcher.demand("mesh", answers)
+    return [member(host, values[host.label]) for host in launcher.cluster.hosts]
+
+
+def member(host: Host, value: Mapping[str, Any]) -> Member:
+    """A host's offer, with the names under which the others may call it. Pure."""
+    address = host.address or str(value["address"])
+    port = int(value["port"])
+    return Member(
+        host=host.label,
+        user=str(value["user"]),
+        address=address,
+        port=port,
+        public_key=str(value["public_key"]),
+        made_key=bool(value["made"]),
+        host_keys=tuple(value["host_keys"]),
+        names=tuple(dict.fromkeys(known_name(name, port) for name in (host.name, address, str(value["address"])))),
+        warnings=tuple(value["warnings"]),
+    )
+
+
+def known_name(name: str, port: int) -> str:
+    """How known_hosts spells a host (sshd(8), SSH_KNOWN_HOSTS FILE FORMAT)."""
+    return name if port == 22 else f"[{name}]:{port}"
+
+
+def accepted(members: Sequence[Member]) -> dict[str, Any]:
+    """What each host is to accept: everyone's public key, and everyone's host keys under their names. Pure."""
+    return {
+        "keys": [f"{one.public_key} {one.user}@{_plain(one.host)} (doit mesh)" for one in members],
+        "known": [{"names": one.names, "keys": one.host_keys} for one in members],
+    }
+
+
+def _plain(label: str) -> str:
+    return label.rpartition("@")[2]
+
+
+def _with_added(one: Member, value: Mapping[str, Any]) -> Member:
+    return replace(
+        one, added_keys=value["keys"], added_hosts=value["hosts"], conflicts=tuple(dict.fromkeys(value["conflicts"]))
+    )
+
+
+def _tried(launcher: AgentLauncher, members: Sequence[Member]) -> dict[tuple[str, str], str]:
+    targets = [{"label": one.host, "user": one.user, "address": one.address, "port": one.port} for one in members]
+    rounds = -(-len(members) // _AT_ONCE)
+    answers = launcher.ask({"do": "mesh_try", "targets": targets}, timeout_s=launcher.short_s + rounds * _TRY_S)
+    values = launcher.demand("mesh", answers)
+    return {
+        (one.host, target): str(why)
+        for one in members
+        for target, why in values[one.host]["failures"].items()
+        if target != one.host
+    }
+
+
+def table(mesh: Mesh) -> str:
+    """A host a line: its key, what was added there, and how many of the others it reaches."""
+    rows = [("host", "login", "key", "keys added", "host keys added", "reaches")]
+    others = len(mesh.members) - 1
+    for one in mesh.members:
+        key = "made" if one.made_key else "there" if one.public_key else "none"
+        reached = others - sum(1 for source, _ in mesh.failures if source == one.host)
+        login = f"{one.user}@{one.address}" + ("" if one.port == 22 else f":{one.port}")
+        rows.append((one.host, login, key, str(one.added_keys), str(one.added_hosts), f"{reached} of {others}"))
+    return aligned(rows)
+
+
+def demand_all(mesh: Mesh, *, checked_only: bool) -> None:
+    """Raises HostError that lists each pair that doesn't connect, why, and what mends it."""
+    if not mesh.failures:
+        return
+    targets = {one.host: one for one in mesh.members}
+    rows = [f"  {source} can't log in to {_login(targets[to])}: {why}" for (source, to), why in mesh.failures.items()]
+    hints = [] if not checked_only else ["doit mesh with the same words, without check=1"]
+    for one in mesh.members:
+        hints += [f"on {one.host}: ssh-keygen -R {name!r}, once you know why its key changed" for name in one.conflicts]
+        hints += [f"on {one.host}: {text}" for text in one.warnings]
+    head = f"ssh among the hosts: {len(mesh.failures)} of {counted(mesh.pairs, 'connection')} can't be made"
+    raise HostError("\n".join([head, *rows]), hint="; then ".join(dict.fromkeys(hints)) or None)
+
+
+def _login(one: Member) -> str:
+    return f"{one.host} ({one.user}@{one.address} port {one.port})"
