@@ -12,7 +12,7 @@ from pathlib import Path
 from pipeline.cluster import earlier, host_versions, launchers, rank_threads
 from pipeline.cluster.failures import cause, failure_text, port_was_taken
 from pipeline.cluster.hosts import Hosts
-from pipeline.cluster.launchers.base import AttemptSpec
+from pipeline.cluster.launchers.base import AttemptSpec, Outcome
 from pipeline.cluster.plan import render, validate
 from pipeline.cluster.running import RunningAttempt, Watchers
 from pipeline.core.errors import HostError, TrainingError
@@ -36,32 +36,60 @@ def run_attempt(
         stop: ends an attempt that isn't in the main thread.
 
     Raises:
-        HostError: a host can't take part or can't be started.
+        HostError: a host can't be had, can't take part or can't be started.
         UsageError: the ranks can't share the global batch.
         TrainingError: names the host, rank and traceback of the first error.
         Killed: SIGINT, SIGTERM or SIGHUP. In every case nothing of the attempt runs any more.
     """
     with Interruptible(stop) as signals, way as hosts:
+        try:
+            while True:
+                one = _run_once(spec, hosts, watchers, signals)
+                if one.ended_well:
+                    return one.plan
+                outcome = hosts.launcher.outcome(one.plan)
+                if not outcome.again:
+                    raise _failure(one, outcome)
+                watchers.on_job(outcome.text)
+        except TrainingError:  # another attempt may want the same hosts
+            raise
+        except BaseException:
+            signals.hold()
+            hosts.give_back(spec)
+            raise
+
+
+def _run_once(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: Interruptible) -> RunningAttempt:
+    """From asking the hosts to the end of all nodes, with another port where somebody took the first one."""
+    signals.check()
+    if hosts.launcher.capabilities.hosts_are_granted:
+        watchers.on_launch(hosts.launcher.starting)
+    hosts.grant(spec, host_versions.asked(spec.versions), watchers.on_job, signals.check)
+    facts = _fit_hosts(spec, hosts)
+    watchers.on_facts(facts)
+    if spec.outputs.resume and not hosts.launcher.capabilities.shares_run_dir:
+        earlier.bring(hosts.launcher, facts, spec.run_dir)
+    spec = _with_threads_of_checkpoints(spec, hosts.cluster.nnodes)
+    for port in hosts.ports():
         signals.check()
-        facts = _fit_hosts(spec, hosts)
-        watchers.on_facts(facts)
-        if spec.outputs.resume and not hosts.launcher.capabilities.shares_run_dir:
-            earlier.bring(hosts.launcher, facts, spec.run_dir)
-        spec = _with_threads_of_checkpoints(spec, hosts.cluster.nnodes)
-        for port in hosts.ports():
-            signals.check()
-            plan = _planned(spec, hosts, facts, port)
-            for note in hosts.notes(plan, facts):
-                watchers.on_note(note)
-            one = RunningAttempt(hosts.launcher, plan, spec, facts, watchers, signals)
-            one.run()
-            if one.ended_well:
-                return plan
-            hosts.forget()
-            if not port_was_taken(plan, one.ends):
-                break
-        text = failure_text(plan, one.ends, one.order, one.log_dir) + one.left
-        raise TrainingError(text, cause=cause(one.ends))
+        plan = _planned(spec, hosts, facts, port)
+        for note in hosts.notes(plan, facts):
+            watchers.on_note(note)
+        one = RunningAttempt(hosts.launcher, plan, spec, facts, watchers, signals)
+        one.run()
+        if one.ended_well:
+            break
+        hosts.forget()
+        if not port_was_taken(plan, one.ends):
+            break
+    return one
+
+
+def _failure(one: RunningAttempt, outcome: Outcome) -> TrainingError:
+    """The first error of a bad end, and what the launcher knows of it besides."""
+    text = failure_text(one.plan, one.ends, one.order, one.log_dir) + one.left
+    text += f"\n{outcome.text}" if outcome.text else ""
+    return TrainingError(text, hint=outcome.hint, cause=outcome.cause or cause(one.ends))
 
 
 def _fit_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
@@ -93,6 +121,7 @@ def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[NodeFacts], port: 
     """Render with a fresh run id, so what is left of an earlier start can't be mistaken for this one; written down."""
     run_id = attempts.new_id(spec.run_key, spec.run_dir, spec.attempt, secrets.token_hex(3))
     plan = render(hosts.cluster, facts, spec, run_id=run_id, master_port=port, place=hosts.launcher.place)
+    plan = dataclasses.replace(plan, submission=hosts.launcher.submission(spec))
     write_json(spec.run_dir / "plan.json", dataclasses.asdict(plan))
     attempts.register(spec.run_dir, run_id)
     return plan

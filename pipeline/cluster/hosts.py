@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from pipeline.cluster import launchers, rank_threads
-from pipeline.cluster.launchers.base import Launcher, PackSource
+from pipeline.cluster.launchers.base import AttemptSpec, Launcher, PackSource
 from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
 from pipeline.keys import rank_environment
 
@@ -32,6 +32,19 @@ class Hosts:
         if self._launcher is None:
             self._launcher = launchers.create(self.cluster)
         return self._launcher
+
+    def grant(
+        self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None], check: Callable[[], None]
+    ) -> None:
+        """Where a scheduler grants the hosts: wait for those of one attempt. Raises HostError."""
+        if self.launcher.capabilities.hosts_are_granted:
+            self.cluster = self.launcher.grant(spec, modules, say, check)
+            self.forget()
+
+    def give_back(self, spec: AttemptSpec) -> None:
+        """Where a scheduler has granted the hosts: it may have them again."""
+        if self._launcher is not None and self._launcher.capabilities.hosts_are_granted:
+            self._launcher.stop(spec.run_key, spec.run_dir)
 
     def facts(self, pack: PackSource | None, modules: Collection[str] = ()) -> list[NodeFacts]:
         """What each host answered. Asked again while a host lacks the pack (the next start sends it), or for another

@@ -35,14 +35,15 @@ class Watchers:
     """What the caller wants to hear of.
 
     ``on_line``: ranks' lines. ``on_note``: what is remarkable about the hosts, once. ``on_facts``: what the hosts told,
-    before anything starts. ``on_launch``: that begins, and what tells how far it has come (words that follow "still").
-    ``on_start``: all nodes have started. ``on_end``: all have ended well (their hosts are free from then on, though
-    the outputs aren't here yet).
+    before anything starts. ``on_job``: what a batch scheduler was asked for and does. ``on_launch``: that begins, and
+    what tells how far it has come (words that follow "still"). ``on_start``: all nodes have started. ``on_end``: all
+    have ended well (their hosts are free from then on, though the outputs aren't here yet).
     """
 
     on_line: Callable[[LogLine], None]
     on_note: Callable[[str], None] = nothing
     on_facts: Callable[[Sequence[NodeFacts]], None] = nothing
+    on_job: Callable[[str], None] = nothing
     on_launch: Callable[[Callable[[], str]], None] = nothing
     on_start: Callable[[], None] = nothing
     on_end: Callable[[], None] = nothing

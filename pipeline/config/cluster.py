@@ -30,7 +30,8 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     device = _device(raw.get("device", "auto"), here, raw["env"], local_gpus)
     nproc = _nproc(raw["nproc_per_node"], here, local_gpus if device == "cuda" else 0)
     secrets = secret_values({"cluster": raw})
-    entries = _this_computer(raw) if here else _entries(raw, root, nproc)
+    granted = settings.capabilities.hosts_are_granted
+    entries = _this_computer(raw) if here else _granted(raw) if granted else _entries(raw, root, nproc)
     hosts = tuple(_host(entry, raw, nproc, secrets) for entry in entries)
     _refuse_unset(raw.get("secrets") or [], hosts)
     _refuse_duplicates(hosts)
@@ -114,6 +115,18 @@ def _this_computer(raw: dict[str, Any]) -> list[dict[str, Any]]:
             "cluster.hosts and cluster.hostfile need a launcher that reaches other hosts; use cluster=pssh"
         )
     return [{"name": "localhost"}]
+
+
+def _granted(raw: dict[str, Any]) -> list[dict[str, Any]]:
+    """As many entries as nodes are asked for; their names come with the job."""
+    if raw["hosts"] or raw["hostfile"]:
+        raise UsageError(
+            f"cluster.hosts and cluster.hostfile name hosts, and {raw['launcher']} chooses them itself; "
+            "set cluster.nnodes, or use cluster=pssh"
+        )
+    if raw["nnodes"] < 1:
+        raise UsageError(f"cluster.nnodes={raw['nnodes']} must be at least 1")
+    return [{"name": f"granted{number}"} for number in range(raw["nnodes"])]
 
 
 def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]]:

@@ -112,6 +112,7 @@ class LaunchPlan:
     lease_s: float
     nodes: tuple[NodePlan, ...]
     outputs: Outputs = TRAINING_OUTPUTS
+    submission: str = ""  # what a batch scheduler was given
 
     @property
     def nnodes(self) -> int:

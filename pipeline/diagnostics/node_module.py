@@ -95,6 +95,7 @@ def _watchers(say: Heartbeat) -> Watchers:
     return Watchers(
         on_line=lambda line: say(_shown(line)),
         on_note=say,
+        on_job=say,
         on_launch=say.doing,
         on_start=partial(say.doing, "measuring on the hosts, whose ranks import torch first"),
         on_end=partial(say.doing, "bringing the results here"),

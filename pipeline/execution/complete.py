@@ -332,6 +332,7 @@ def _watchers(work: _Work, number: int, *, notes: bool) -> Watchers:
     return Watchers(
         on_line=lambda line: say(f"{line.host}:{'-' if line.rank is None else line.rank} | {line.text}"),
         on_note=say if notes else nothing,
+        on_job=say,
         on_facts=partial(_on_facts, work),
         on_launch=say.doing,
         on_start=partial(_on_start, work, number),
@@ -352,12 +353,13 @@ def _on_end(say: Heartbeat, services: RunServices) -> None:
 
 
 def _on_facts(work: _Work, facts: Sequence[NodeFacts]) -> None:
-    """Write what each host has installed into provenance.json."""
+    """Write which hosts these are, and what each has installed, into provenance.json."""
     work.lock.check()
     folder = work.run.folder
     known = folder.read_json("provenance.json") or {}
     told = {fact.host: provenance.environment(fact) for fact in facts}
-    write_json(folder.path / "provenance.json", {**known, "environments": told})
+    hosts = [fact.host for fact in facts]  # a scheduler's have their names only now
+    write_json(folder.path / "provenance.json", {**known, "hosts": hosts, "environments": told})
 
 
 def _note(run: Run, state: State, attempt: int, detail: str = "") -> None:

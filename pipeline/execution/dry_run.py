@@ -151,6 +151,7 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
         master_port=cast(int, f"<free port of {cluster.hosts[0].label}>"),  # it is only ever written into the command
         place=launchers.placing(cluster).place,
     )
+    plan = dataclasses.replace(plan, submission=launchers.placing(cluster).submission(spec))
     if launchers.capabilities(cluster).is_this_computer or taken:
         return plan
     nodes = [_with_cpus_unknown(node, host) for node, host in zip(plan.nodes, cluster.hosts, strict=True)]
@@ -187,8 +188,8 @@ def _with_cpus_unknown(node: Any, host: Host) -> Any:
 
 
 def commands(plan: LaunchPlan) -> str:
-    """Each host's command as a shell would take it, placeholders quoted."""
-    rows = []
+    """Each host's command as a shell would take it, placeholders quoted; before them what a scheduler is given."""
+    rows = [plan.submission] if plan.submission else []
     for node in plan.nodes:
         env = [f"{name}={shlex.quote(value)}" for name, value in node.env.items()]
         rows.append(f"{node.host}:\n  {' '.join(env)} {shlex.join(node.argv)}")

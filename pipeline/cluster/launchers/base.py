@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pipeline.cluster.launchers.settings import Capabilities
-from pipeline.core.specs import TRAINING_OUTPUTS, Event, Host, LaunchPlan, NodeFacts, Outputs
+from pipeline.core.specs import TRAINING_OUTPUTS, Cluster, Event, Host, LaunchPlan, NodeFacts, Outputs
 
 NOT_ENDED = "could not be ended there: "
 """How a host's answer to ``stop`` begins when it was reached and something of the run lives all the same."""
@@ -51,6 +51,20 @@ class Place:
     state_dir: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a launcher knows of an attempt's bad end that its nodes could not tell.
+
+    ``text`` is put behind the nodes' own words, ``hint`` says what helps. ``cause`` is a TrainingError's ('': as the
+    nodes' ends tell). ``again``: the scheduler took the hosts away and will grant others, so the attempt goes on.
+    """
+
+    text: str = ""
+    hint: str | None = None
+    cause: str = ""
+    again: bool = False
+
+
 class Following(Protocol):
     """The live streams of one attempt."""
 
@@ -74,13 +88,33 @@ class Launcher(Protocol):
     reaches hosts. ``probe`` and ``place`` are apart from ``start`` because the plan between them is pure
     data that is checked and written down before any effect. ``follow`` is apart from ``start`` because a
     stream may break while training goes on. ``stop`` takes a run key and not a plan, so that it also ends
-    what an earlier controller, which died, has left behind.
+    what an earlier controller, which died, has left behind. ``grant`` and ``outcome`` are for hosts that a batch
+    scheduler gives and takes away.
     """
 
     @property
     def capabilities(self) -> Capabilities:
         """Those of its settings."""
         ...
+
+    def grant(
+        self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None], check: Callable[[], None]
+    ) -> Cluster:
+        """Wait for the hosts of this attempt; the cluster with their names. For launchers whose hosts are granted.
+
+        Args:
+            modules: names to look for among what is installed there, as ``probe`` has them.
+            say: told what was asked for, and what the person should know while it waits.
+            check: called several times a second; raises when a signal wants the end.
+
+        Raises:
+            HostError: the hosts are refused, or can't be had.
+        """
+        raise NotImplementedError
+
+    def submission(self, spec: AttemptSpec) -> str:
+        """What a batch scheduler is given, as text; pure, before anything is asked for. '' for other launchers."""
+        return ""
 
     def probe(self, pack: PackSource | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
         """Facts of every host, in the cluster's order; ``modules`` are names to look for among what is installed there.
@@ -107,6 +141,10 @@ class Launcher(Protocol):
         ``metrics_at``: bytes of metrics.jsonl that the controller has already, from which rank 0 goes on.
         """
         ...
+
+    def outcome(self, plan: LaunchPlan) -> Outcome:
+        """After a bad end: what else is known of it. Waits until a scheduler has decided what becomes of the job."""
+        return Outcome()
 
     def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
         """End everything that runs for this key, on every host that answers. Host label → what went wrong.

@@ -14,11 +14,13 @@ class Capabilities:
 
     ``shares_run_dir``: nodes see the controller's run folder, so nothing is sent or collected. ``is_this_computer``:
     its only host is this computer, so it is configured without hosts, and what this process knows (GPUs, cores, the
-    interpreter) is known of the host before it is asked.
+    interpreter) is known of the host before it is asked. ``hosts_are_granted``: a batch scheduler chooses the hosts
+    when an attempt asks for them, so ``nnodes`` of its settings stands for ``hosts``.
     """
 
     shares_run_dir: bool = False
     is_this_computer: bool = False
+    hosts_are_granted: bool = False
 
 
 @dataclass(kw_only=True)
