@@ -16,14 +16,15 @@ if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
     from pipeline.sweep.folder import SweepFolder, TrialEntry
 
 
-def fetch_all(space: Space) -> None:
-    """Every data set that a trial needs and that isn't there yet."""
+def fetch_all(space: Space) -> bool:
+    """Every data set that a trial needs and that isn't there yet. False: all trials had theirs, so the space stands."""
     from pipeline.data import store
 
     for trial in space.trials:
         if trial.run is None and store.find(trial.config.train.dataset, trial.config.data_dir) is None:
             pack = store.fetch(trial.config.train.dataset, trial.config.data_dir)
             say(f"{pack.manifest.name}: {pack.manifest.count:,} images in {relative(pack.path)}")
+    return any(trial.run is None for trial in space.trials)
 
 
 def run(space: Space, words: Sequence[str], *, fork: bool = False, retry_failed: bool = False) -> None:

@@ -32,8 +32,8 @@ def sweep() -> None:
     if is_on(options, "dry_run"):
         grids.show(session().space, fork=is_on(options, "fork"), retry_failed=is_on(options, "retry_failed"))
         return
-    grids.fetch_all(session().space)
-    session().forget_pack()
+    if grids.fetch_all(session().space):
+        session().forget_pack()
     grids.run(
         session().space,
         session().asked.overrides,
@@ -50,8 +50,9 @@ def run_jobs(jobs: Sequence[tuple[str, ...]], words: Sequence[str]) -> None:
     space = of_jobs(jobs, root=ROOT, local_gpus=usable_gpus())
     if space.trials[0].config.search.name != "none":
         raise UsageError("--multirun expands a grid before anything is asked", hint="doit sweep with the same words")
-    grids.fetch_all(space)
-    grids.run(of_jobs(jobs, root=ROOT, local_gpus=usable_gpus()), words)
+    if grids.fetch_all(space):
+        space = of_jobs(jobs, root=ROOT, local_gpus=usable_gpus())
+    grids.run(space, words)
 
 
 # -------------------------------------------------------------------------------------- the report

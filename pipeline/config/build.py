@@ -95,18 +95,18 @@ def build(
     refuse_endless(resolved)
     if shares_batch:
         check_batch(train.trainer.global_batch_size, cluster.world_size, train.trainer.accumulate_steps)
-    paths = resolved["paths"]
+    paths, secrets = resolved["paths"], secret_values(resolved)
     return RunConfig(
         train=train,
         cluster=cluster,
         tracking=TrackingConfig(**resolved["tracking"]),
         runs_dir=_folder(root, "paths.runs", paths["runs"]),
         data_dir=_folder(root, "paths.data", paths["data"]),
-        resolved=of_the_run(resolved),
-        overrides=words_of_the_run(overrides, resolved),
+        resolved=of_the_run(resolved, secrets),
+        overrides=words_of_the_run(overrides, resolved, secrets),
         sweep=SweepConfig(**resolved["sweep"]),
         search=search_config(resolved),
-        secrets=secret_values(resolved),
+        secrets=secrets,
     )
 
 
@@ -127,22 +127,22 @@ def search_config(resolved: Mapping[str, Any]) -> SearchConfig:
     return found
 
 
-def of_the_run(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved configuration without what only says how a sweep goes, and without secrets.
+def of_the_run(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[str, Any]:
+    """A resolved configuration without what only says how a sweep goes, and without its ``secrets``.
 
     Raises:
         UsageError: a placeholder in place of a secret, or a secret in what the ranks read from config.json.
     """
     _refuse_placeholders(resolved)
-    shown = without_secrets({name: value for name, value in resolved.items() if name not in ("sweep", "search")})
+    run = {name: value for name, value in resolved.items() if name not in ("sweep", "search")}
+    shown = without_secrets(run, secrets)
     _refuse_secrets_of_the_trainer(resolved, shown)
     return shown
 
 
-def words_of_the_run(words: tuple[str, ...], resolved: Mapping[str, Any]) -> tuple[str, ...]:
+def words_of_the_run(words: tuple[str, ...], resolved: Mapping[str, Any], secrets: frozenset[str]) -> tuple[str, ...]:
     """Overrides with placeholders for what is secret in them."""
-    values, names = secret_values(resolved), resolved["cluster"]["secrets"]
-    return tuple(in_word(word, values, names) for word in words)
+    return tuple(in_word(word, secrets, resolved["cluster"]["secrets"]) for word in words)
 
 
 def _refuse_placeholders(resolved: Mapping[str, Any]) -> None:

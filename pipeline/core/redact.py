@@ -171,9 +171,15 @@ def secret_values(config: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(found)
 
 
-def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved configuration with placeholders for secrets, and without the query of the data's address."""
-    shown: dict[str, Any] = _shown(config, (), _own_names(config), secret_values(config))
+def without_secrets(config: Mapping[str, Any], values: frozenset[str] | None = None) -> dict[str, Any]:
+    """A resolved configuration with placeholders for secrets, and without the query of the data's address.
+
+    Args:
+        config: resolved.
+        values: its ``secret_values`` where they are known already.
+    """
+    values = secret_values(config) if values is None else values
+    shown: dict[str, Any] = _shown(config, (), _own_names(config), values)
     dataset = shown.get("dataset")
     if isinstance(dataset, dict) and isinstance(dataset.get("source"), str):
         dataset["source"] = _SIGNATURE.sub(r"\1", dataset["source"])

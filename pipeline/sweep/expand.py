@@ -155,15 +155,16 @@ class TrialFactory:
         part = self._slots_of(resolved, whole)[0]
         train = _parsed(resolved, chosen)
         check_batch(train.trainer.global_batch_size, part.world_size)
-        shown = build.of_the_run(resolved)
+        secrets = redact.secret_values(resolved)
+        shown = build.of_the_run(resolved, secrets)
         section = placing.raw_cluster(shown["cluster"], whole.cluster, part)
         config = dataclasses.replace(
             whole,
             train=train,
             cluster=part,
             resolved={**shown, "cluster": section},
-            overrides=_of_the_run(build.words_of_the_run(words, resolved), placing.words(whole.cluster, part)),
-            secrets=redact.secret_values(resolved),
+            overrides=_of_the_run(build.words_of_the_run(words, resolved, secrets), placing.words(whole.cluster, part)),
+            secrets=secrets,
         )
         if self._first is None:
             self._first = config
@@ -171,7 +172,7 @@ class TrialFactory:
             raise UsageError("sweep.… says how the whole sweep runs; it can't differ from trial to trial")
         pack = self._pack(config)
         run = prepare(config, self._root, pack, self._sources) if pack is not None else None
-        chosen = build.words_of_the_run(chosen, resolved)
+        chosen = build.words_of_the_run(chosen, resolved, secrets)
         return Trial(number=number, chosen=chosen, overrides=config.overrides, config=config, run=run)
 
     def _whole_config(self, resolved: dict[str, Any], words: Overrides) -> RunConfig:

@@ -149,7 +149,7 @@ def test_what_ranks_read_from_a_file_may_hold_no_secret() -> None:
     resolved = resolve(compose_config(["experiment=quickstart"]))
     resolved["model"] = {**resolved["model"], "hub_token": "abcdefgh"}
     with pytest.raises(UsageError, match=r"model\.hub_token is secret by its name or form"):
-        of_the_run(resolved)
+        of_the_run(resolved, redact.secret_values(resolved))
 
 
 def test_stored_words_are_told_anew_and_reach_a_child_through_its_environment() -> None:
