@@ -63,7 +63,7 @@ VERBS: Mapping[str, Verb] = {
     ),
     "preflight": Verb(
         summary="ask every host of the cluster whether it can take part",
-        details="Each host tells its Python, torch, GPUs, cores, memory and disk. Nothing is written there.",
+        details="Each host tells its Python, torch, GPUs, cores, memory and disk. Nothing is started there.",
         examples=("preflight cluster=two_node", "preflight cluster=pssh cluster.hostfile=hosts.txt"),
     ),
     "plan": Verb(

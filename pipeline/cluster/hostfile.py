@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from pipeline.core.cluster import unfit_name
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Host
 
@@ -53,12 +54,15 @@ def _host(words: list[str], where: str, default_slots: int) -> Host:
             raise UsageError(f"{where}: {word!r} is not understood; {_FORM}")
         slots = _number(value, f"{where}: slots", 1, None)
     port = found["port"]
-    return Host(
+    host = Host(
         name=found["v6"] or found["name"],
         user=found["user"],
         port=None if port is None else _number(port, f"{where}: port", 1, 65535),
         nproc_per_node=slots,
     )
+    if why := unfit_name(host):
+        raise UsageError(f"{where}: {words[0]!r} {why}; {_FORM}")
+    return host
 
 
 def _number(text: str, what: str, low: int, high: int | None) -> int:

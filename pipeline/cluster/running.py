@@ -206,13 +206,9 @@ def _not_stopped(why: str, lease_s: float) -> str:
     if why.startswith(NOT_ENDED):
         return f": {why}"
     return (
-        f" could not be asked to stop ({_last_line(why)}); its agent ends the run by itself at once when "
+        f" could not be asked to stop ({why.partition(chr(10))[0]}); its agent ends the run by itself at once when "
         f"it is cut off from every other node, else {lease_s:g} s after the last word from here"
     )
-
-
-def _last_line(text: str) -> str:
-    return text.strip().splitlines()[-1] if text.strip() else "no answer"
 
 
 def _bad(end: NodeExit | NodeLost) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.plan import visible_gpus
 from pipeline.config.values import encodable, typed
-from pipeline.core.cluster import Cluster, Host
-from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.cluster import Cluster, Host, unfit_name
+from pipeline.core.errors import UsageError, os_reason, suggestion
 from pipeline.core.redact import HIDDEN, hide, is_secret_name, secret_values, split, without_secrets
 
 RENDEZVOUS = ("static", "c10d", "file")
@@ -33,6 +33,7 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     granted = settings.capabilities.hosts_are_granted
     entries = _this_computer(raw) if here else _granted(raw) if granted else _entries(raw, root, nproc)
     hosts = tuple(_host(entry, raw, nproc, secrets) for entry in entries)
+    _check_places(raw["workdir"], hosts)
     _refuse_unset(raw.get("secrets") or [], hosts)
     _refuse_duplicates(hosts)
     ssh_config = raw["ssh_config"]
@@ -137,8 +138,10 @@ def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]
         path = root / Path(raw["hostfile"]).expanduser()
         try:
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cluster.hostfile={raw['hostfile']}: {error}") from error
+        except OSError as error:
+            raise UsageError(f"cluster.hostfile={raw['hostfile']} can't be read: {os_reason(error)}") from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"cluster.hostfile={raw['hostfile']} is not a text file: {error}") from error
         parsed = hostfile.parse(text, str(raw["hostfile"]), default_slots=nproc)
         return [dataclasses.asdict(host) for host in parsed]
     if not raw["hosts"]:
@@ -169,6 +172,17 @@ def _host(entry: dict[str, Any], raw: dict[str, Any], nproc: int, secrets: froze
         env=shown,
         secrets=secret,
     )
+
+
+def _check_places(workdir: str | None, hosts: tuple[Host, ...]) -> None:
+    """What no host has to be asked for. Raises UsageError."""
+    if workdir is not None and workdir != "~" and not workdir.startswith(("/", "~/")):
+        raise UsageError(f"cluster.workdir={workdir} must be an absolute path on the hosts, or begin with ~/")
+    for host in hosts:
+        if why := unfit_name(host):
+            raise UsageError(f"cluster.hosts: {host.label!r} {why}")
+        if host.port is not None and not 1 <= host.port <= 65535:
+            raise UsageError(f"cluster.hosts {host.name}: port={host.port} must be a whole number from 1 to 65535")
 
 
 def _refuse_unset(names: list[str], hosts: tuple[Host, ...]) -> None:

@@ -39,6 +39,20 @@ class Host:
         return f"{user}{self.name}{port}"
 
 
+_OF_SHELLS = frozenset("'\"`;&<>|(){}")  # ssh refuses them too: a ProxyCommand gets the names through a shell
+_OF_LISTS = frozenset("@/#[]")  # where pssh's host file splits, and what separates folders
+
+
+def unfit_name(host: Host) -> str | None:
+    """Why ssh and pssh can't be given the host's name or user, as words behind the value; None: they can."""
+    for kind, text, also in (("host", host.name, "$\\"), ("user", host.user or "user", "")):
+        bad = [mark for mark in text if mark.isspace() or mark in _OF_SHELLS | _OF_LISTS | set(also)]
+        if bad or not text or text.startswith("-"):
+            why = f"it holds {bad[0]!r}" if bad else "it begins with '-'" if text else "it is empty"
+            return f"is not a {kind} name that ssh can be given: {why}"
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """Topology plus the few numbers that the launch depends on. Times in seconds.
@@ -55,7 +69,7 @@ class Cluster:
     hosts: tuple[Host, ...]
     ssh_config: str | None = None
     workdir: str | None = None
-    connect_timeout_s: float = 5.0
+    connect_timeout_s: float = 20.0
     lease_s: float = 600.0
     collective_timeout_s: float = 600.0
     max_restarts: int = 0

@@ -158,6 +158,8 @@ def _popen(argv: Sequence[str], *, stdin: IO[bytes] | int, env: Mapping[str, str
         )
     except FileNotFoundError as error:
         raise PacelineError(f"program not found: {argv[0]}") from error
+    except OSError as error:  # a folder, not executable, of another kind of computer
+        raise PacelineError(f"{argv[0]} can't be run: {error.strerror}") from error
 
 
 def companion(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:

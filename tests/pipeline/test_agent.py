@@ -27,24 +27,24 @@ def ask(request: dict[str, Any], cwd: Path, **env: str) -> dict[str, object]:
     """As a launcher asks: by BOOTSTRAP, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", BOOTSTRAP],
-        input=message(request),
+        input=message(request, "f00d"),
         capture_output=True,
         cwd=cwd,
         env={**os.environ, **env},
         check=False,
     )
-    return parse_answer(done.stdout) or {"stderr": done.stderr.decode()}
+    return parse_answer(done.stdout, "f00d") or {"stderr": done.stderr.decode()}
 
 
-def test_what_a_login_script_prints_without_an_end_of_line_hides_no_answer(tmp_path: Path) -> None:
-    login = 'printf "Welcome @paceline"; exec "$0" -c "$1"'
+def test_what_a_login_script_asks_and_prints_without_an_end_of_line_hides_no_answer(tmp_path: Path) -> None:
+    login = 'printf "Your name? "; read name; printf "Welcome @paceline"; exec "$0" -c "$1"'
     done = subprocess.run(
         ["sh", "-c", login, sys.executable, BOOTSTRAP],
-        input=message({"do": "stop", "attempts": "none", "registry": str(tmp_path), "bar": False}),
+        input=message({"do": "stop", "attempts": "none", "registry": str(tmp_path), "bar": False}, "f00d"),
         capture_output=True,
         check=False,
     )
-    assert parse_answer(done.stdout) is not None, done
+    assert parse_answer(done.stdout, "f00d") is not None, done
 
 
 def test_probe_sees_address_interpreter_and_what_is_set(tmp_path: Path) -> None:

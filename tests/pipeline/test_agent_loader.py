@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster import agent
-from pipeline.cluster.agent import loader
-from pipeline.cluster.launchers.payload import BOOTSTRAP, message
+from pipeline.cluster.launchers.payload import BOOTSTRAP, TAKEN_FOR_COMMANDS, message
 
 MODULES = sorted(Path(agent.__file__).parent.glob("*.py"))
 
@@ -31,15 +30,20 @@ def test_a_module_of_the_agent_needs_python_3_9_its_siblings_and_the_standard_li
     assert names <= sys.stdlib_module_names | {"__future__"}
 
 
-def test_a_python_that_is_too_old_says_so_in_the_answer(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ast.parse(Path(loader.__file__).read_text(encoding="utf-8"), feature_version=(3, 4))
-    monkeypatch.setattr(sys, "version_info", (3, 8, 18))
-    with pytest.raises(SystemExit) as ended:
-        loader.run({})
-    assert ended.value.code == 1
-    assert capsys.readouterr().out == f'\n@paceline {{"error": "Python {sys.version.split()[0]} is too old"}}\n'
+def test_a_python_that_is_too_old_says_so_with_its_path() -> None:
+    ast.parse(BOOTSTRAP, feature_version=(3, 4))
+    old = f"import sys; sys.version_info = (2, 7, 18); sys.version = '2.7.18 (default)'; {BOOTSTRAP}"
+    done = subprocess.run([sys.executable, "-c", old], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"{sys.executable}: Python 2.7.18 is too old for the node agent\n"
+
+
+def test_a_shell_that_takes_what_is_sent_for_commands_ends_at_once_and_runs_none(tmp_path: Path) -> None:
+    """As after `exec zsh` in a start file of the login."""
+    done = subprocess.run(["sh"], input=message({"do": "stop"}, "f00d"), capture_output=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (97, b"")
+    assert done.stdout.decode() == f"{TAKEN_FOR_COMMANDS}\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_traceback_of_the_agent_shows_file_and_line_and_the_host_keeps_no_file(tmp_path: Path) -> None:
@@ -47,7 +51,7 @@ def test_a_traceback_of_the_agent_shows_file_and_line_and_the_host_keeps_no_file
     home.mkdir()
     done = subprocess.run(
         [sys.executable, "-c", BOOTSTRAP],
-        input=message({"do": "no such command"}),
+        input=message({"do": "no such command"}, "f00d"),
         capture_output=True,
         cwd=home,
         env={**os.environ, "HOME": str(home), "TMPDIR": str(home)},

@@ -187,3 +187,41 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_starts(word: str, sa
 def test_a_time_or_count_of_the_cluster_that_cannot_be_is_refused(word: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         configured(word)
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("name: 'a b'", r"cluster\.hosts: 'a b' is not a host name that ssh can be given: it holds ' '"),
+        ("name: 'a$(id)'", r"it holds '\$'"),
+        ("name: '-oProxyCommand=id'", "it begins with '-'"),
+        ("name: ''", "it is empty"),
+        ("name: a, user: 'x;id'", r"'x;id@a' is not a user name that ssh can be given: it holds ';'"),
+        ("name: a, port: 0", r"cluster\.hosts a: port=0 must be a whole number from 1 to 65535"),
+        ("name: a, nproc_per_node: 0", r"cluster\.hosts a: nproc_per_node=0 must be at least 1"),
+    ],
+)
+def test_a_host_that_ssh_cannot_be_given_is_refused_before_anything_starts(entry: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        configured("cluster=pssh", f"cluster.hosts=[{{{entry}}}]", "cluster.nproc_per_node=1")
+
+
+def test_hosts_that_ssh_can_be_given_are_taken() -> None:
+    names = ("gpu-1.example.org", "fd00::7", "fe80::1%eth0", "knöterich_2")
+    listed = ", ".join(f"{{name: '{name}', user: 'CORP\\\\me'}}" for name in names)
+    built = configured("cluster=pssh", f"cluster.hosts=[{listed}]", "cluster.nproc_per_node=1")
+    assert tuple(host.name for host in built.cluster.hosts) == names
+
+
+def test_a_hostfile_that_is_a_folder_or_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for path, said in ((tmp_path, "can't be read: Is a directory"), (tmp_path / "binary", "is not a text file")):
+        with pytest.raises(UsageError, match=said):
+            configured("cluster=pssh", f"cluster.hostfile='{path}'", "cluster.nproc_per_node=1")
+
+
+def test_a_workdir_that_depends_on_where_a_login_begins_is_refused() -> None:
+    words = ("cluster=pssh", "cluster.hosts=[{name: a}]", "cluster.nproc_per_node=1")
+    with pytest.raises(UsageError, match=r"cluster\.workdir=scratch must be an absolute path on the hosts"):
+        configured(*words, "cluster.workdir=scratch")
+    assert configured(*words, "cluster.workdir='~/scratch'").cluster.workdir == "~/scratch"

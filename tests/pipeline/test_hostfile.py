@@ -44,6 +44,8 @@ def test_duplicate_names_both_lines() -> None:
         ("fd00::7", "hosts:1: 'fd00::7' is not a host"),
         ("@a", "hosts:1: '@a' is not a host"),
         ("-oProxyCommand=x", "hosts:1: '-oProxyCommand=x' is not a host"),
+        ("a;b", "hosts:1: 'a;b' is not a host name that ssh can be given: it holds ';'"),
+        ("$(id)@a", "hosts:1: '$(id)@a' is not a user name that ssh can be given: it holds '('"),
         ("", "hosts names no host"),
     ],
 )

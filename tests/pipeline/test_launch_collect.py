@@ -98,7 +98,13 @@ def test_a_host_that_answers_nothing_is_an_error_only_at_the_end(tmp_path: Path)
         receive(to(argv), {}, tmp_path, final=True)
 
 
-STUCK = [sys.executable, "-c", "import time; print('@paceline {\"tar\": true}', flush=True); time.sleep(600)"]
+SAYS_TAR = """
+import json, sys, time
+token = json.loads(sys.stdin.buffer.read().splitlines()[-1])["token"]
+print("@paceline " + token + ' {"tar": true}', flush=True)
+time.sleep(600)
+"""
+STUCK = [sys.executable, "-c", SAYS_TAR]
 
 
 def test_a_connection_that_brings_nothing_is_given_up_and_another_one_brings_it(

@@ -47,7 +47,7 @@ else:
     first = False
 lines = ["0 | %d" % number for number in range(50)]
 def say(**fields):
-    sys.stdout.write("@paceline " + json.dumps(fields) + chr(10)); sys.stdout.flush()
+    sys.stdout.write("@paceline f00d " + json.dumps(fields) + chr(10)); sys.stdout.flush()
 def log(start, end):
     say(**{{"log": lines[start:end], "from": start, "at": end}})
 at = opening["log_at"]
@@ -67,7 +67,7 @@ def followed(tmp_path: Path, body: str, seconds: float = 20.0) -> list[Event]:
 def hear(program: str, seconds: float = 20.0, wound: Callable[[Streams], None] = lambda _: None) -> list[Event]:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     node = Connection(host="node0", argv=[sys.executable, "-c", program])
-    following = Streams([node], lambda at: json.dumps(at).encode() + b"\n", events.put, 0)
+    following = Streams([node], lambda at: json.dumps(at).encode() + b"\n", events.put, 0, "f00d")
     try:
         wound(following)
         heard: list[Event] = []
@@ -81,16 +81,17 @@ def hear(program: str, seconds: float = 20.0, wound: Callable[[Streams], None] =
 @pytest.mark.parametrize(
     "body",
     [
-        'sys.stdout.write(\'@paceline {"log": ["0 | 2\'); sys.exit()',
-        'sys.stdout.write(\'@paceline {"log": [7], "from": 20, "at": 30}\\n\'); at = 30',
-        "sys.stdout.write('@paceline ] is what the shell of this host says\\n')",
-        'sys.stdout.buffer.write(b\'@paceline {"log": ["\\xc3\'); sys.exit()',
+        'sys.stdout.write(\'@paceline f00d {"log": ["0 | 2\'); sys.exit()',
+        'sys.stdout.write(\'@paceline f00d {"log": [7], "from": 20, "at": 30}\\n\'); at = 30',
+        "sys.stdout.write('@paceline f00d ] is what the shell of this host says\\n')",
+        'sys.stdout.buffer.write(b\'@paceline f00d {"log": ["\\xc3\'); sys.exit()',
         "os.kill(os.getpid(), signal.SIGKILL)",
         "os.kill(os.getpid(), signal.SIGSTOP)",
         "log(30, 40); time.sleep(60)",
         "say(exit={'code': 'x'}, now=1); sys.exit()",
+        'sys.stdout.write(\'@paceline {"error": "forged"}\\na title without an end\')',
     ],
-    ids=["cut", "types", "chatter", "utf-8", "killed", "stopped", "gap", "exit"],
+    ids=["cut", "types", "chatter", "utf-8", "killed", "stopped", "gap", "exit", "forged"],
 )
 def test_a_broken_stream_is_taken_up_again_and_every_line_comes_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
@@ -103,9 +104,9 @@ def test_a_broken_stream_is_taken_up_again_and_every_line_comes_once(
 
 def test_a_node_that_never_answers_sensibly_is_lost_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "LOST_S", 1.0)
-    (lost,) = hear("print('@paceline is down today', flush=True)")
+    (lost,) = hear("print('this host is down today, token=hf_" + "a" * 20 + "', flush=True)")
     assert isinstance(lost, NodeLost)
-    assert lost.reason == "no longer answers: it says '@paceline is down today', which is no answer"
+    assert lost.reason == "no longer answers: it says 'this host is down today, token=***', which is no answer"
 
 
 def test_a_mistake_in_a_follower_is_a_message_and_not_silence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +116,7 @@ def test_a_mistake_in_a_follower_is_a_message_and_not_silence(monkeypatch: pytes
         raise KeyError("rank")
 
     monkeypatch.setattr(streams, "parse_stream", fails)
-    (lost,) = hear("import time; print('@paceline {}', flush=True); time.sleep(60)")
+    (lost,) = hear("import time; print('@paceline f00d {}', flush=True); time.sleep(60)")
     assert isinstance(lost, NodeLost)
     assert lost.reason.startswith("no longer answers: KeyError: 'rank' (test_threads.py:")
 
@@ -136,10 +137,11 @@ import json, os, sys, time
 at = json.loads(sys.stdin.readline())["log_at"]
 while at < 3000:
     lines = ["0 | %d %s" % (number, "x" * 2000) for number in range(at, at + 100)]
-    print("@paceline " + json.dumps({"log": lines, "from": at, "at": at + 100}), flush=True)
+    print("@paceline f00d " + json.dumps({"log": lines, "from": at, "at": at + 100}), flush=True)
     at += 100
     time.sleep(0.02)
-print("@paceline " + json.dumps({"exit": {"code": 0, "reason": "", "errors": [], "tail": []}, "now": 0}), flush=True)
+end = {"code": 0, "reason": "", "errors": [], "tail": []}
+print("@paceline f00d " + json.dumps({"exit": end, "now": 0}), flush=True)
 """
 
     def wound(following: Streams) -> None:

@@ -2,8 +2,7 @@
 
 ``pipeline/cluster/launchers/payload.py`` sends this text with a call of ``run`` behind it. Nothing is written on the
 host. A module is compiled when it is first imported, so a short command pays only for what it uses; one that is first
-imported after a fork is served as well. Even a ``python3`` that is too old for the agent can compile this text: it is
-the one that says so.
+imported after a fork is served as well.
 """
 
 import sys
@@ -53,9 +52,6 @@ def show(kind: "type[BaseException]", error: BaseException, trace: "TracebackTyp
 
 def run(sources: "dict[str, str]") -> None:
     """Answer the request that is next on stdin; never returns. Raises SystemExit with the agent's exit code."""
-    if sys.version_info < (3, 9):  # noqa: UP036
-        print('\n@paceline {"error": "Python ' + sys.version.split()[0] + ' is too old"}')
-        sys.exit(1)
     sys.meta_path.insert(0, SourceFinder(sources))
     sys.excepthook = show
     sys.exit(import_module(PACKAGE + ".main").main())

@@ -2,8 +2,8 @@
 
 It is never installed. A launcher sends the sources themselves, then one line of JSON (the request), then an
 optional tar, into the standard input of ``python3 -c BOOTSTRAP``: so no value ever reaches a remote shell
-and controller and node cannot differ in version. Answers are lines ``@paceline {json}``; anything else on
-stdout is a login shell's chatter.
+and controller and node cannot differ in version. Answers are lines ``@paceline TOKEN {json}`` with the token of the
+request, which the controller made for it; anything else on stdout is a login shell's chatter.
 
 ``start`` leaves a supervisor behind that owns torchrun. It merges the ranks' output into one log, keeps a
 lease, writes ``exit.json`` when everything of this node has ended, and kills exactly the processes that
@@ -19,6 +19,7 @@ import sys
 import tarfile
 from importlib import import_module
 
+from . import wire
 from .reasons import reason
 from .wire import say
 
@@ -42,7 +43,7 @@ COMMANDS = {
 def main() -> int:
     """Read one request from stdin and answer it. Exit code 0, or 1 with ``{"error": …}`` as the answer."""
     request = json.loads(sys.stdin.buffer.readline())
-    sys.stdout.write("\n")  # a login script may have printed something without an end of line
+    wire.token = request.pop("token")
     try:
         module = COMMANDS[request["do"]]
         getattr(import_module(f".{module}", __package__), request["do"])(request)

@@ -18,7 +18,7 @@ import time
 from .node import identity, server_address
 from .processes import LINUX
 from .processors import count_cpus, count_gpus
-from .staging import free_bytes, holds_pack
+from .staging import free_bytes, holds_pack, try_writing
 from .wire import Json, say
 
 
@@ -214,6 +214,8 @@ def probe(request: Json) -> None:
     address, port = server_address(request)
     holding, ports = interfaces(), free_ports(4)
     workdir = os.path.expanduser(request["workdir"])
+    if request.get("writes"):
+        try_writing(workdir)
     digest = request.get("pack_digest", "")
     places = [*request.get("pack_places", []), os.path.join(workdir, "data", digest)] if digest else []
     names, python_path = request.get("modules", []), request.get("python_path", [])

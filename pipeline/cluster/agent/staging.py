@@ -2,7 +2,7 @@
 
 # Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
 # ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH108, PTH110, PTH111
-# ruff: noqa: PTH112, PTH118, PTH119, PTH120, PTH202, PTH204, PTH207, PTH211
+# ruff: noqa: PTH112, PTH117, PTH118, PTH119, PTH120, PTH202, PTH204, PTH207, PTH211
 from __future__ import annotations
 
 import contextlib
@@ -24,6 +24,7 @@ from .wire import Json, read_json, say
 
 KEPT_S = 7 * 86400.0  # how long a host keeps what a dead attempt left, whose own command may still fetch it
 FOREIGN_S = 86400.0
+TRIED_BYTES = 64 << 10
 _TELL_S = 1.0
 
 
@@ -47,6 +48,32 @@ def free_bytes(folder: str) -> int:
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     return shutil.disk_usage(folder).free
+
+
+def try_writing(workdir: str) -> None:
+    """Write there as a start will, so that a home which is missing, full or read-only is told before anything starts.
+
+    Raises OSError, SystemExit.
+    """
+    if not os.path.isabs(workdir):
+        raise SystemExit(f"has no home for this login (HOME is not set), so {workdir} is nowhere; set cluster.workdir")
+    make_folder(workdir)
+    with tempfile.NamedTemporaryFile(prefix=".try-", dir=workdir) as file:
+        try:
+            file.write(bytes(TRIED_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError as error:
+            error.filename = file.name  # a write doesn't say to which file
+            raise
+
+
+def make_folder(folder: str) -> None:
+    """Raises SystemExit: something else stands in the way. OSError: it may not be made."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except (FileNotFoundError, FileExistsError, NotADirectoryError) as error:
+        raise SystemExit(f"can't make the folder {folder} there ({error.strerror}); set cluster.workdir") from error
 
 
 def clean(request: Json) -> None:
@@ -122,10 +149,7 @@ class Incoming:
 def unpack(stream: BinaryIO, folder: str) -> None:
     """Extract a tar into ``folder``, which then appears whole or not at all."""
     parent = os.path.dirname(folder)
-    try:
-        os.makedirs(parent, exist_ok=True)
-    except (FileNotFoundError, FileExistsError, NotADirectoryError) as error:
-        raise SystemExit(f"can't make the folder {parent} there ({error.strerror}); set cluster.workdir") from error
+    make_folder(parent)
     temporary = tempfile.mkdtemp(
         prefix=f".staging-{socket.gethostname()}-{os.getpid()}-{start_time(os.getpid())}-", dir=parent
     )

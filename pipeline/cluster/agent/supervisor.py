@@ -249,7 +249,7 @@ class Supervisor:
         touch(self.path("beat"))
         lease_s = self.request["lease_s"]
         if not os.path.exists(self.path("attached")):  # the controller died between start and follow
-            lease_s = min(lease_s, UNATTENDED_S)
+            lease_s = min(lease_s, UNATTENDED_S + self.request.get("slow_s", 0.0))
         if self.lease.look() > lease_s:
             self.end(f"the controller has not been heard of for {lease_s:g} s")
         if glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/error.json")):

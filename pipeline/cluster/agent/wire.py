@@ -14,11 +14,16 @@ from typing import Any
 
 REMOVED = "the run's folder %s was removed while the run was going on; the same command goes on with what is left"
 Json = dict[str, Any]
+token = ""
+"""That of the request which is being answered: random, so what anybody else prints is never taken for an answer."""
 
 
 def say(**fields: Any) -> None:
-    """One answer line to the controller. Raises OSError when nobody reads any more."""
-    sys.stdout.write("@paceline " + json.dumps(fields) + "\n")
+    """One answer line to the controller. Raises OSError when nobody reads any more.
+
+    It begins with an end of line, in the same write: something may have been printed before it without one.
+    """
+    sys.stdout.write(f"\n@paceline {token} {json.dumps(fields)}\n")
     sys.stdout.flush()
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import tarfile
 import tempfile
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from pipeline.cluster import launchers
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher, PackSource, Place
 from pipeline.cluster.launchers.connection import Connection
-from pipeline.cluster.launchers.payload import message
+from pipeline.cluster.launchers.payload import message, new_token
+from pipeline.cluster.launchers.replies import Answer, Output, answer_in
+from pipeline.cluster.launchers.sending import append, append_run, size_bytes
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.cluster.launchers.streams import Streams
 from pipeline.core.errors import HostError
@@ -25,22 +26,9 @@ from pipeline.runs import attempts
 
 ENV_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # a host that has set its interfaces is believed
 SENT_WITH_RUN_BYTES = 8 << 20  # a pack up to this size travels with the run, which saves a round trip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What came back from one host: the agent's JSON, or why there is none."""
-
-    value: dict[str, Any] | None
-    failure: str = ""
-
-    @property
-    def error(self) -> str | None:
-        """Why the host did not do what it was asked; None when it did."""
-        if self.value is None:
-            return self.failure or "no answer"
-        error = self.value.get("error")
-        return None if error is None else str(error)
+ANSWER_S = 8.0  # what a short command takes once it is connected
+USUAL_S = 3.5  # an answer to the probe that takes longer is that of a slow login
+CONNECT_AGAIN_S = 5.0  # to a host that has answered before
 
 
 class AgentLauncher(Launcher, ABC):
@@ -50,6 +38,8 @@ class AgentLauncher(Launcher, ABC):
         self.cluster = cluster
         self._silent: set[str] = set()  # hosts that did not answer when the run had to stop
         self._payload_bytes = 0  # of what is being sent to each host
+        self._token = ""  # of the newest request
+        self.slow_s: float | None = None  # None: no host has answered yet
 
     @property
     def capabilities(self) -> Capabilities:
@@ -57,8 +47,8 @@ class AgentLauncher(Launcher, ABC):
 
     # ------------------------------------------------------------------ what a launcher brings
     @abstractmethod
-    def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Answer]:
-        """Run the agent on ``hosts`` at once with the file ``stdin`` from its beginning; host label → answer."""
+    def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
+        """Run the agent on ``hosts`` at once with the file ``stdin`` from its beginning; host label → what it wrote."""
 
     @abstractmethod
     def stream_argv(self, host: Host) -> list[str]:
@@ -75,8 +65,8 @@ class AgentLauncher(Launcher, ABC):
         """The folder on a node where its agents register (``~`` is the node's)."""
 
     @abstractmethod
-    def explain(self, host: Host, failure: str) -> tuple[str, str | None]:
-        """A failure in plain words, and the command that fixes it (None: not known)."""
+    def explain(self, host: Host, answer: Answer) -> tuple[str, str | None]:
+        """An answer that failed in plain words, and the command that fixes it (None: not known)."""
 
     # ---------------------------------------------------------------------------- short verbs
     def ask(
@@ -91,22 +81,24 @@ class AgentLauncher(Launcher, ABC):
 
         The file has no name: a request may hold secrets, and nothing of it is left when this process is killed.
         """
+        self._token = token = new_token()
         with tempfile.TemporaryFile(prefix="paceline-") as stdin:
-            begin = stdin.write(message({**self._local, **request}))
+            begin = stdin.write(message({**self._local, **request}, token))
             if payload is not None:
                 payload(stdin)
             stdin.flush()
             self._payload_bytes = stdin.tell() - begin
-            return self.exchange(stdin, self.cluster.hosts if hosts is None else hosts, timeout_s)
+            outputs = self.exchange(stdin, self.cluster.hosts if hosts is None else hosts, timeout_s)
+        return {label: answer_in(output, token) for label, output in outputs.items()}
 
     def demand(self, doing: str, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:
         """The values of all answers. Raises HostError that lists every host that failed and the fix."""
         rows, hints = [], []
         for host in self.cluster.hosts:
             answer = answers.get(host.label)
-            if answer is None or answer.error is None:
+            if answer is None or not answer.failed:
                 continue
-            why, hint = self.explain(host, answer.error)
+            why, hint = self.explain(host, answer)
             rows.append(f"  {host.label}: {why}")
             hints.extend([hint] if hint and hint not in hints else [])
         if rows:
@@ -125,13 +117,16 @@ class AgentLauncher(Launcher, ABC):
 
     @property
     def short_s(self) -> float:
-        """Time limit of a short command."""
-        return self.cluster.connect_timeout_s + 8.0
+        """Time limit of a short command. Hosts that have answered answer quickly again, or the others would run on for
+        long after one is lost."""
+        first_s = self.cluster.connect_timeout_s
+        return ANSWER_S + (first_s if self.slow_s is None else min(first_s, max(CONNECT_AGAIN_S, self.slow_s)))
 
     def probe(self, pack: PackSource | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
         request = {
             "do": "probe",
             "workdir": self.workdir,
+            "writes": not self.capabilities.shares_run_dir,
             "env_names": ENV_NAMES,
             "env_families": rank_environment.FAMILIES,
             "env_passed": rank_environment.PASSED,
@@ -140,7 +135,10 @@ class AgentLauncher(Launcher, ABC):
             "pack_digest": pack.digest if pack else "",
             "pack_places": [str(pack.path)] if pack else [],
         }
+        began = time.monotonic()
         values = self.demand("probe", self.ask(request, timeout_s=self.short_s))
+        answered_s = min(time.monotonic() - began, self.short_s)  # more is time in which this process was stopped
+        self.slow_s = max(self.slow_s or 0.0, slowness_s(answered_s))
         return [self._facts(host, values[host.label]) for host in self.cluster.hosts]
 
     def _facts(self, host: Host, value: dict[str, Any]) -> NodeFacts:
@@ -157,7 +155,7 @@ class AgentLauncher(Launcher, ABC):
         answers = self.ask(
             {**request, "stage": stage},
             timeout_s=self.short_s + 20.0,
-            payload=(lambda stdin: _append_run(stdin, run_dir, rides)) if stage else None,
+            payload=(lambda stdin: append_run(stdin, run_dir, rides)) if stage else None,
         )
         self.demand("start", answers)
 
@@ -173,7 +171,7 @@ class AgentLauncher(Launcher, ABC):
     def _provide(self, pack: PackSource, facts: list[NodeFacts]) -> PackSource | None:
         """Send a large pack to the hosts that lack it; a small one is returned, to be sent with the run."""
         lacking = [host for host, fact in zip(self.cluster.hosts, facts, strict=True) if fact.pack_path is None]
-        if lacking and _size(pack.path) <= SENT_WITH_RUN_BYTES:
+        if lacking and size_bytes(pack.path) <= SENT_WITH_RUN_BYTES:
             return pack
         if lacking:
             self.send_pack(pack, lacking)
@@ -182,9 +180,9 @@ class AgentLauncher(Launcher, ABC):
     def send_pack(self, pack: PackSource, hosts: Sequence[Host]) -> None:
         """Lay the data pack on ``hosts``, whole or not at all. Raises HostError."""
         request = {"do": "put_pack", "workdir": self.workdir, "pack_digest": pack.digest}
-        timeout_s = self.short_s + _size(pack.path) * len(hosts) / 1e6  # at least 1 MB/s in all
+        timeout_s = self.short_s + size_bytes(pack.path) * len(hosts) / 1e6  # at least 1 MB/s in all
         answers = self.ask(
-            request, hosts=hosts, timeout_s=timeout_s, payload=lambda stdin: _append(stdin, pack.path, ".")
+            request, hosts=hosts, timeout_s=timeout_s, payload=lambda stdin: append(stdin, pack.path, ".")
         )
         self.demand("sending the data pack", answers)
 
@@ -195,6 +193,7 @@ class AgentLauncher(Launcher, ABC):
             "run_id": plan.run_id,
             "attempts": attempts.prefix_of(plan.run_id),
             "lease_s": plan.lease_s,
+            "slow_s": self.slow_s or 0.0,
             "registry": self.registry(run_dir),
             "env_passed": rank_environment.PASSED,
             "nodes": [
@@ -216,7 +215,8 @@ class AgentLauncher(Launcher, ABC):
         request = {**self._request(plan, Path()), "do": "follow", **self._local}
         request["metrics"] = not self.capabilities.shares_run_dir
         connections = [self.connection(hosts[node.host]) for node in plan.nodes]
-        return Streams(connections, lambda offsets: message({**request, **offsets}), emit, metrics_at)
+        token = new_token()
+        return Streams(connections, lambda offsets: message({**request, **offsets}, token), emit, metrics_at, token)
 
     def connection(self, host: Host) -> Connection:
         """To a live agent on one host; what comes after a broken one shares nothing with it."""
@@ -225,14 +225,15 @@ class AgentLauncher(Launcher, ABC):
             self.go_alone()
             return self.stream_argv(host)
 
-        return Connection(host=host.label, argv=self.stream_argv(host), again=again)
+        return Connection(host=host.label, argv=self.stream_argv(host), again=again, slow_s=self.slow_s or 0.0)
 
     def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
         self.go_alone()
         which = attempts.prefix(run_key, run_dir)
         request = {"do": "stop", "attempts": which, "registry": self.registry(run_dir), "bar": bar}
         answers = self.ask(request, timeout_s=self.short_s + 8.0)
-        failures = {label: answer.error for label, answer in answers.items() if answer.error is not None}
+        hosts = {host.label: host for host in self.cluster.hosts}
+        failures = {label: self.explain(hosts[label], answer)[0] for label, answer in answers.items() if answer.failed}
         left = {
             label: f"{NOT_ENDED}{', '.join(answer.value['left'])}"
             for label, answer in answers.items()
@@ -253,6 +254,15 @@ class AgentLauncher(Launcher, ABC):
             self.ask({**self._request(plan, Path()), "do": "clean"}, hosts=hosts, timeout_s=self.short_s)
 
 
+def slowness_s(answered_s: float) -> float:
+    """How long further connections may take until they answer; 0 where the usual limits will do.
+
+    Args:
+        answered_s: after which all hosts had answered the probe.
+    """
+    return 1.5 * answered_s if answered_s > USUAL_S else 0.0
+
+
 def plan_peers(plan: LaunchPlan, identity: str) -> list[list[Any]]:
     """ssh address and port of every other node, as its identity tells: what an isolated node tries to reach."""
     peers = []
@@ -261,37 +271,3 @@ def plan_peers(plan: LaunchPlan, identity: str) -> list[list[Any]]:
         if node.identity != identity and port != "0":
             peers.append([address, int(port)])
     return peers
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-
-
-def _append(stdin: IO[bytes], source: Path, name: str) -> None:
-    with tarfile.open(fileobj=stdin, mode="w|", dereference=True) as archive:
-        archive.add(source, arcname=name)
-
-
-def _append_run(stdin: IO[bytes], run_dir: Path, pack: PackSource | None) -> None:
-    """The run as a node needs it: code, config, what a later attempt resumes from, the pack where it is small."""
-    with tarfile.open(fileobj=stdin, mode="w|", dereference=True) as archive:
-        for path in _staged(run_dir):
-            archive.add(path, arcname=str(path.relative_to(run_dir)), filter=_no_caches)
-        if pack is not None:
-            archive.add(pack.path, arcname="pack")
-
-
-def _staged(run_dir: Path) -> Iterable[Path]:
-    yield run_dir / "code"
-    yield run_dir / "config.json"
-    yield run_dir / attempts.FILE
-    checkpoints = sorted((run_dir / "checkpoints").glob("step-*.pt"))[-1:]
-    for checkpoint in checkpoints:
-        yield from (checkpoint, checkpoint.with_suffix(".json"), run_dir / "metrics.jsonl")
-        shards = checkpoint.with_name(checkpoint.stem.replace("step-", "shards-"))  # of strategy=fsdp
-        if shards.is_dir():
-            yield shards
-
-
-def _no_caches(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    return None if "__pycache__" in member.name else member

@@ -1,7 +1,8 @@
 """Parses the lines of the node agent. Pure, and strict: a line that isn't one of its answers is skipped.
 
 A login shell may print anything around them, a connection may end in the middle of one, and a file of the node may be
-damaged: none of that may end the thread that reads.
+damaged: none of that may end the thread that reads. Each answer carries the token of its request, so nothing else that
+a host prints, however it looks, is taken for one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Any, Literal
 
 from pipeline.core.specs import LogLine, NodeExit, NodeLost, RankError
 
-PREFIX = b"@paceline "
 _RECEIVED = "received"
 
 
@@ -32,39 +32,43 @@ class Beat:
     """The agent is alive and has nothing else to report."""
 
 
-def parse(line: bytes) -> dict[str, Any] | None:
-    """The JSON object of one answer line; None for every other line, and for one that was cut."""
-    if not line.startswith(PREFIX):
+def parse(line: bytes, token: str) -> dict[str, Any] | None:
+    """The JSON object of one answer line; None for every other line, and for one that was cut.
+
+    What was printed before it without an end of line stands in the same line.
+    """
+    _, found, text = line.rpartition(b"@paceline %s " % token.encode())
+    if not found:
         return None
     try:
-        value = json.loads(line[len(PREFIX) :])
-    except ValueError:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
 
-def parse_answer(stdout: bytes) -> dict[str, Any] | None:
+def parse_answer(stdout: bytes, token: str) -> dict[str, Any] | None:
     """The agent's last answer line; what a login shell prints around it is skipped, and so is how much has come."""
-    return next((value for value in _newest_first(stdout) if _RECEIVED not in value), None)
+    return next((value for value in _newest_first(stdout, token) if _RECEIVED not in value), None)
 
 
-def received_bytes(stdout: bytes) -> int:
+def received_bytes(stdout: bytes, token: str) -> int:
     """How many bytes of what is being sent the agent has told to have."""
-    found = next((value[_RECEIVED] for value in _newest_first(stdout) if _RECEIVED in value), 0)
+    found = next((value[_RECEIVED] for value in _newest_first(stdout, token) if _RECEIVED in value), 0)
     return found if isinstance(found, int) else 0
 
 
-def _newest_first(stdout: bytes) -> Iterator[dict[str, Any]]:
-    return (value for line in reversed(stdout.split(b"\n")) if (value := parse(line)) is not None)
+def _newest_first(stdout: bytes, token: str) -> Iterator[dict[str, Any]]:
+    return (value for line in reversed(stdout.split(b"\n")) if (value := parse(line, token)) is not None)
 
 
-def parse_stream(line: bytes, host: str, now: float) -> Lines | Beat | NodeExit | NodeLost | None:
+def parse_stream(line: bytes, token: str, host: str, now: float) -> Lines | Beat | NodeExit | NodeLost | None:
     """One line of a live stream; None where it is none of the agent's, or not whole.
 
     Args:
         now: unix seconds on the controller, to which the times of the node's errors are moved.
     """
-    value = parse(line) if line.endswith(b"\n") else None
+    value = parse(line, token) if line.endswith(b"\n") else None
     if value is None:
         return None
     try:

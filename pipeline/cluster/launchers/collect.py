@@ -14,7 +14,7 @@ from typing import IO, Any, cast
 
 from pipeline.cluster.launchers.answers import parse
 from pipeline.cluster.launchers.connection import Connection
-from pipeline.cluster.launchers.payload import message
+from pipeline.cluster.launchers.payload import message, new_token
 from pipeline.core import leftovers, process
 from pipeline.core.errors import PacelineError, TrainingError
 from pipeline.core.specs import TRAINING_OUTPUTS, Outputs
@@ -63,11 +63,11 @@ def receive(
 
 def _extract_or_again(connection: Connection, request: dict[str, Any], folder: Path) -> None:
     try:
-        _extract(connection.argv, request, folder)
+        _extract(connection.argv, request, folder, SILENT_S + connection.slow_s)
     except _FAILURES:
         shutil.rmtree(folder)
         folder.mkdir()
-        _extract(connection.retry(), request, folder)
+        _extract(connection.retry(), request, folder, SILENT_S + connection.slow_s)
 
 
 def _needed(outputs: Outputs, folder: Path) -> tuple[str, ...]:
@@ -81,16 +81,17 @@ def _incomplete(host: str, damaged: list[str], missing: list[str]) -> TrainingEr
     return TrainingError(f"{host} ended well, but its outputs could not be collected; {what}")
 
 
-def _extract(argv: list[str], request: dict[str, Any], folder: Path) -> None:
+def _extract(argv: list[str], request: dict[str, Any], folder: Path, silent_s: float) -> None:
+    token = new_token()
     with tempfile.TemporaryFile(prefix="paceline-") as asked:
-        asked.write(message(request))
+        asked.write(message(request, token))
         asked.seek(0)
         child = process.answering(argv, stdin=asked)
     if child.stdout is None or child.stderr is None:
         raise RuntimeError("a stream has pipes")
     try:
-        came = Patient(child, child.stdout, SILENT_S)
-        answers = (value for line in iter(came.readline, b"") if (value := parse(line)) is not None)
+        came = Patient(child, child.stdout, silent_s)
+        answers = (value for line in iter(came.readline, b"") if (value := parse(line, token)) is not None)
         answer = next((value for value in answers if "tar" in value or "error" in value), None)
         if answer is None:
             raise PacelineError(_last_words(child))

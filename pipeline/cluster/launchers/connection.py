@@ -9,11 +9,13 @@ from dataclasses import dataclass
 @dataclass(frozen=True, kw_only=True)
 class Connection:
     """``host`` is its label, ``argv`` the command of a live agent there. ``again`` makes the command of a further
-    connection, after one broke or hung (None: the same)."""
+    connection, after one broke or hung (None: the same). ``slow_s`` is how long the connection may
+    take until it answers, where the usual limits won't do."""
 
     host: str
     argv: list[str]
     again: Callable[[], list[str]] | None = None
+    slow_s: float = 0.0
 
     def retry(self) -> list[str]:
         """The command of a further connection."""

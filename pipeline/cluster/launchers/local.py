@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, ClassVar
 
-from pipeline.cluster.launchers.agent_launcher import AgentLauncher, Answer
-from pipeline.cluster.launchers.answers import parse_answer
+from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import AttemptSpec, Place
+from pipeline.cluster.launchers.login_errors import quoted, too_old
 from pipeline.cluster.launchers.payload import BOOTSTRAP
+from pipeline.cluster.launchers.replies import Answer, Output
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.core import process
 from pipeline.core.errors import PacelineError
@@ -33,16 +34,16 @@ class LocalLauncher(AgentLauncher):
     def _argv(self, host: Host) -> list[str]:
         return [str(Path(host.python or sys.executable).expanduser()), "-E", "-c", BOOTSTRAP]
 
-    def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Answer]:
-        answers = {}
+    def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
+        outputs = {}
         for host in hosts:
             try:
                 done = process.run_apart(self._argv(host), stdin=stdin, timeout_s=timeout_s)
             except PacelineError as error:
-                answers[host.label] = Answer(value=None, failure=error.what)
+                outputs[host.label] = Output(code=None, note=error.what)
                 continue
-            answers[host.label] = Answer(value=parse_answer(done.stdout.encode()), failure=done.stderr.strip())
-        return answers
+            outputs[host.label] = Output(stdout=done.stdout.encode(), stderr=done.stderr, code=done.code)
+        return outputs
 
     def stream_argv(self, host: Host) -> list[str]:
         return self._argv(host)
@@ -55,13 +56,14 @@ class LocalLauncher(AgentLauncher):
     def registry(self, run_dir: Path) -> str:
         return str(run_dir.parent / ".agents")  # outlives the run folder, which anybody may remove at any time
 
-    def explain(self, host: Host, failure: str) -> tuple[str, str | None]:
-        if failure.startswith("program not found"):
-            return (
-                f"{failure} (cluster.python={host.python})",
-                "cluster.python=null, or the path of an interpreter",
-            )
-        return failure, None
+    def explain(self, host: Host, answer: Answer) -> tuple[str, str | None]:
+        if answer.told is not None:
+            return answer.told, None
+        note, code = answer.output.note, answer.output.code
+        if note.startswith("program not found") or "can't be run" in note:
+            return f"{note} (cluster.python={host.python})", "cluster.python=null, or the path of an interpreter"
+        ended = note or f"the node agent ended with exit code {code} and no answer"
+        return too_old(answer.output) or (ended + quoted(answer.output, host.secrets.values()), None)
 
     def close(self) -> None:
         """Nothing is held."""

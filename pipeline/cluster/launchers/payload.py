@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import json
+import secrets
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pipeline.cluster import agent
 
+TOO_OLD = "is too old for the node agent"
+NO_PROGRAM = "paceline: no program came on standard input"
+TAKEN_FOR_COMMANDS = "paceline: a shell took its standard input for commands"
+
 BOOTSTRAP = (
-    "import sys;sys.path=[p for p in sys.path if p];i=sys.stdin.buffer;"
-    "exec(compile(i.read(int(i.readline())),'paceline-agent','exec'))"
+    "import sys;"
+    f"sys.version_info<(3,9)and sys.exit('%s: Python %s {TOO_OLD}'%(sys.executable,sys.version.split()[0]));"
+    "sys.path=[p for p in sys.path if p];i=sys.stdin.buffer;"
+    "n=next((l for l in iter(i.readline,b'')if l.strip().isdigit()),b'');"
+    f"n or sys.exit('{NO_PROGRAM}');"
+    "exec(compile(i.read(int(n)),'paceline-agent','exec'))"
 )
-"""The constant program of every remote command: it reads the agent's source, then the request, from stdin.
+"""The constant program of every remote command: it reads the agent's source, then the request, from stdin. Any Python
+since 2.7 can compile it, so that one which is too old can say so.
 The working directory leaves sys.path first, or a stray ``json.py`` in someone's home would be imported. Interpreters
 run it with ``-E``: PYTHON… variables of a shell don't reach the ranks, so the probe must not see by them either."""
+
+_PREAMBLE = b"\n" * 16 + f"echo {TAKEN_FOR_COMMANDS}; exit 97\n".encode()
+"""What BOOTSTRAP skips. The empty lines are for a login script that reads answers to its questions (``read``), the
+command is for a shell that a login script has started in its own place (``exec zsh``): it ends there."""
 
 _LOADER = "loader"
 
@@ -28,7 +42,12 @@ def agent_source() -> bytes:
     return f"{loader}\n\nrun({dict(sorted(texts.items()))!r})\n".encode()
 
 
-def message(request: dict[str, Any]) -> bytes:
+def new_token() -> str:
+    """What the answers to one request carry; nobody who doesn't read the request can know it."""
+    return secrets.token_hex(8)
+
+
+def message(request: dict[str, Any], token: str) -> bytes:
     """What goes into the stdin of BOOTSTRAP: length, source, one line of JSON. A tar may follow."""
     source = agent_source()
-    return b"%d\n%s%s\n" % (len(source), source, json.dumps(request).encode())
+    return b"%s%d\n%s%s\n" % (_PREAMBLE, len(source), source, json.dumps({**request, "token": token}).encode())

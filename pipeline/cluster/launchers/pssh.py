@@ -21,14 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pipeline.cluster.launchers.agent_launcher import AgentLauncher, Answer
-from pipeline.cluster.launchers.answers import parse_answer, received_bytes
+from pipeline.cluster.launchers.agent_launcher import AgentLauncher
+from pipeline.cluster.launchers.answers import received_bytes
 from pipeline.cluster.launchers.base import AttemptSpec, PackSource, Place
 from pipeline.cluster.launchers.collect import receive
 from pipeline.cluster.launchers.payload import BOOTSTRAP
+from pipeline.cluster.launchers.replies import Answer, Output
 from pipeline.cluster.launchers.settings import ClusterConfig
 from pipeline.cluster.launchers.ssh_errors import explain
 from pipeline.core import leftovers, process
+from pipeline.core.cluster import unfit_name
 from pipeline.core.errors import HostError, PacelineError, UsageError
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
 from pipeline.core.tables import counted
@@ -37,15 +39,15 @@ INSTALL = {
     "Darwin": "brew install pssh",
     "Linux": "apt install pssh (Debian, Ubuntu), dnf install pssh (Fedora); not the packages of Python's index",
 }
-_NAME = re.compile(r"[^\s@/#\[\]-][^\s@/#\[\]]*")  # no option, no path, nothing that pssh's host file splits at
-
 _RECONNECT_TIMEOUT_S = 2.0  # a stream that breaks is tried again within streams.LOST_S
 
 # runs the first interpreter that is there, with nothing that a wrong PATH could hide; "~/" is the host's home
 _FIND_PYTHON = (
-    'b=$1; shift; for p; do case $p in "~/"*) p=$HOME/${p#??};; esac; '
-    'command -v "$p" >/dev/null 2>&1 && exec "$p" -E -c "$b"; done; '
-    'echo "paceline: no interpreter $*; PATH=$PATH" >&2; exit 127'
+    'b=$1; shift; w=; for p; do case $p in "~/"*) p=$HOME/${p#??};; esac; '
+    'q=$(command -v "$p" 2>/dev/null); [ -f "$q" ] && [ -x "$q" ] && exec "$q" -E -c "$b"; '
+    'case $p in */*) if [ -d "$p" ]; then w="$w; $p is a folder"; '
+    'elif [ -e "$p" ]; then w="$w; $p is not executable"; fi;; esac; done; '
+    'echo "paceline: no interpreter $*$w; PATH=$PATH" >&2; exit 127'
 )
 
 
@@ -62,8 +64,8 @@ class PsshLauncher(AgentLauncher):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         for host in cluster.hosts:
-            if not _NAME.fullmatch(host.name) or (host.user and not _NAME.fullmatch(host.user)):
-                raise UsageError(f"cluster.hosts: {host.label!r} is not a host name that ssh can be given")
+            if why := unfit_name(host):
+                raise UsageError(f"cluster.hosts: {host.label!r} {why}")
         if cluster.ssh_config and not Path(cluster.ssh_config).is_file():
             of_a_lab = Path(cluster.ssh_config).parent.name == ".lab"
             raise UsageError(
@@ -78,7 +80,6 @@ class PsshLauncher(AgentLauncher):
                 hint=INSTALL.get(platform.system(), "install OpenSSH's client and pssh"),
             )
         self._pssh = program
-        self._connect_s = cluster.connect_timeout_s
         self._outputs: Sequence[Path] = ()  # where pssh puts what each host says just now
         prefix = leftovers.prefix("paceline")
         self._sockets = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # a socket's path has to be short
@@ -119,63 +120,62 @@ class PsshLauncher(AgentLauncher):
 
     def probe(self, pack: PackSource | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
         self._sharing = self._shared
-        facts = super().probe(pack, modules)
-        # hosts that have answered answer quickly again, or the others would run on for long after one is lost
-        self._connect_s = min(self._connect_s, _RECONNECT_TIMEOUT_S)
-        return facts
+        return super().probe(pack, modules)
 
-    def _options(self, connect_timeout_s: float) -> dict[str, str]:
+    @property
+    def _connect_s(self) -> float:
+        """ssh's limit for a connection. Hosts that have answered answer quickly again, or the others would run on for
+        long after one is lost."""
+        first_s = self.cluster.connect_timeout_s
+        return first_s if self.slow_s is None else min(first_s, max(_RECONNECT_TIMEOUT_S, self.slow_s))
+
+    def _options(self) -> dict[str, str]:
         return {
             **self._sharing,
             "BatchMode": "yes",  # ask nothing: nobody could answer for many hosts at once
-            "ConnectTimeout": str(max(1, round(connect_timeout_s))),
+            "ConnectTimeout": str(max(1, round(self._connect_s))),
             "ServerAliveInterval": "1",
             "ServerAliveCountMax": "3",
             "ClearAllForwardings": "yes",  # forwarded ports of the user's config would collide
+            "RemoteCommand": "none",  # one of the user's config can't be had beside ours
+            "RequestTTY": "no",  # a terminal would echo what is sent, and change what comes back
+            "LogLevel": "INFO",  # ssh says why it failed, and no more
         }
 
-    def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Answer]:
+    def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
         """One pssh for all hosts (one after the other for each distinct interpreter, as pssh has one command)."""
-        answers: dict[str, Answer] = {}
+        outputs: dict[str, Output] = {}
         for python in dict.fromkeys(host.python for host in hosts):
             group = [host for host in hosts if host.python == python]
-            answers.update(self._pssh_run(stdin, group, python, timeout_s))
-        return answers
+            outputs.update(self._pssh_run(stdin, group, python, timeout_s))
+        return outputs
 
     def _pssh_run(
         self, stdin: IO[bytes], hosts: Sequence[Host], python: str | None, timeout_s: float
-    ) -> dict[str, Answer]:
+    ) -> dict[str, Output]:
         with tempfile.TemporaryDirectory(prefix=leftovers.of_system("pssh")) as name:
             folder = Path(name)
             self._outputs = [folder / "out" / pssh_name(host) for host in hosts]
             (folder / "hosts").write_text("".join(f"{pssh_name(host)}\n" for host in hosts), encoding="utf-8")
-            options = self._options(self._connect_s)
-            argv = [
-                self._pssh,
-                "-h",
-                str(folder / "hosts"),
-                "-p",
-                str(len(hosts)),
-                "-t",
-                str(round(timeout_s)),
-            ]
+            argv = [self._pssh, "-h", str(folder / "hosts"), "-p", str(len(hosts)), "-t", str(round(timeout_s))]
             argv += ["-o", str(folder / "out"), "-e", str(folder / "err"), "-I"]
-            argv += [word for key, value in options.items() for word in ("-O", f"{key}={value}")]
+            argv += [word for key, value in self._options().items() for word in ("-O", f"{key}={value}")]
             if self.cluster.ssh_config:
                 argv += ["-x", f"-F {shlex.quote(self.cluster.ssh_config)}"]
             env = {key: value for key, value in os.environ.items() if not key.startswith("PSSH_")}
             try:
                 done = process.run_apart([*argv, remote_command(python)], stdin=stdin, env=env, timeout_s=timeout_s + 5)
             except PacelineError as error:
-                return {host.label: Answer(value=None, failure=error.what) for host in hosts}
-            return {host.label: _answer(folder, host, done.stdout + done.stderr) for host in hosts}
+                return {host.label: Output(code=None, note=error.what) for host in hosts}
+            report = done.stdout + done.stderr
+            return {host.label: output_of(folder, pssh_name(host), report, timeout_s) for host in hosts}
 
     def starting(self) -> str:
         """With the bytes that have arrived, where a host has told of any yet."""
         outputs, arrived = self._outputs, 0
         for path in outputs:
             with contextlib.suppress(OSError):  # not there yet, or no longer
-                arrived += received_bytes(path.read_bytes())
+                arrived += received_bytes(path.read_bytes(), self._token)
         if not arrived:
             return "sending code and data to the hosts and starting torchrun there"
         total = self._payload_bytes * len(outputs)
@@ -185,11 +185,11 @@ class PsshLauncher(AgentLauncher):
         self._sharing = {}  # what is stuck may be the shared connection; the next probe shares it again
 
     def stream_argv(self, host: Host) -> list[str]:
-        options = self._options(self._connect_s)
-        return [*self._ssh(host, options), "--", host.name, remote_command(host.python)]
+        return [*self._ssh(host, self._options()), "--", host.name, remote_command(host.python)]
 
-    def explain(self, host: Host, failure: str) -> tuple[str, str | None]:
-        return explain(host, failure, self.cluster.ssh_config)
+    def explain(self, host: Host, answer: Answer) -> tuple[str, str | None]:
+        first = self.slow_s is None
+        return explain(host, answer, self.cluster.ssh_config, connect_s=self._connect_s, is_setting=first)
 
     # ------------------------------------------------------------------------ where things lie
     def place(self, host: Host, facts: NodeFacts, spec: AttemptSpec, run_id: str) -> Place:
@@ -224,10 +224,21 @@ def remote_command(python: str | None) -> str:
     return shlex.join(["exec", "/bin/sh", "-c", _FIND_PYTHON, "sh", BOOTSTRAP, *candidates])
 
 
-def _answer(folder: Path, host: Host, report: str) -> Answer:
-    """pssh leaves each host's streams in files that it names as its host file does."""
-    out, err = folder / "out" / pssh_name(host), folder / "err" / pssh_name(host)
-    value = parse_answer(out.read_bytes()) if out.exists() else None
-    said = err.read_text(encoding="utf-8", errors="replace").strip() if err.exists() else ""
-    ended = re.search(rf"\[FAILURE\] {re.escape(pssh_name(host))} (.*)", report)
-    return Answer(value=value, failure="\n".join(filter(None, [said, ended.group(1) if ended else ""])))
+def output_of(folder: Path, name: str, report: str, timeout_s: float) -> Output:
+    """What one host has written, as pssh leaves it in two files, and how it ended, as pssh's report says.
+
+    Args:
+        name: of the host in pssh's host file, and so of the two files.
+        timeout_s: the limit that pssh was given.
+    """
+    out, err = folder / "out" / name, folder / "err" / name
+    ended = re.search(rf"\[(?:SUCCESS|FAILURE)\] {re.escape(name)}(?: (.*))?$", report, re.MULTILINE)
+    how = "" if ended is None else ended[1] or ""
+    code, number = re.search(r"error code (\d+)", how), re.search(r"signal (\d+)", how)
+    late = f"it hadn't answered after {timeout_s:g} s" if "Timed out" in how else ""
+    return Output(
+        stdout=out.read_bytes() if out.exists() else b"",
+        stderr=err.read_text(encoding="utf-8", errors="replace") if err.exists() else "",
+        code=None if late or ended is None else int(code[1]) if code else -int(number[1]) if number else 0,
+        note="pssh has not asked it" if ended is None else late,
+    )

@@ -69,7 +69,7 @@ class ClusterConfig:
         device: cpu, cuda, or auto: this computer's GPUs where it is the host, else the CPU.
         rendezvous: how ranks find each other: static, c10d, or file.
         rendezvous_dir: for rendezvous=file, the absolute path of a folder that all hosts share.
-        connect_timeout_s: how long a host may take to answer.
+        connect_timeout_s: how long ssh may take to reach a host the first time; one that refuses is told at once.
         lease_s: a host ends its part of a run when the controller is gone for this long.
         collective_timeout_s: ranks that wait longer for each other in one collective give up.
         max_restarts: further attempts, from the last checkpoint, when a run fails.
@@ -91,7 +91,7 @@ class ClusterConfig:
     device: str = "auto"
     rendezvous: str = "static"
     rendezvous_dir: str | None = None
-    connect_timeout_s: float = 5.0
+    connect_timeout_s: float = 20.0
     lease_s: float = 600.0
     collective_timeout_s: float = 600.0
     max_restarts: int = 0

@@ -1,56 +1,83 @@
-"""What ssh's and the remote shell's messages mean to a person, and what fixes them. Pure."""
+"""What ssh's messages mean to a person, and what fixes them. Pure."""
 
 from __future__ import annotations
 
 import re
 import shlex
 
+from pipeline.cluster.launchers import login_errors
+from pipeline.cluster.launchers.replies import Answer, Output
 from pipeline.core.specs import Host
 
+SSH_FAILED = 255  # exit code of ssh itself; a remote command may have it too, so its words have to be ssh's
 _UNREACHABLE = re.compile(
-    r"(Could not resolve hostname[^\n]*|Connection refused|Connection timed out|Operation timed out|No route to host"
-    r"|Network is unreachable|Connection (?:closed|reset) by[^\n]*|Connection to [^\n]* timed out|Timed out)",
+    r"(Could not resolve hostname[^\n]*|Connection refused|No route to host|Network is unreachable"
+    r"|Connection (?:closed|reset) by[^\n]*)",
     re.IGNORECASE,
 )
+_SLOW = re.compile(r"(Connection timed out|Operation timed out|Connection to \S+ port \d+ timed out|not responding)")
+_REFUSED = re.compile(r"^(?:\S+@\S+: )?(Permission denied \([\w,@.-]+\))\.?\s*$", re.MULTILINE)
 _OFFENDING = re.compile(r"^Offending \S+ key in (.+):\d+\s*$", re.MULTILINE)
 
 
-def explain(host: Host, failure: str, ssh_config: str | None) -> tuple[str, str | None]:
-    """(what is wrong with the value seen, the command that fixes it)."""
+def explain(
+    host: Host, answer: Answer, ssh_config: str | None, *, connect_s: float, is_setting: bool = True
+) -> tuple[str, str | None]:
+    """(what is wrong with the value seen, the command that fixes it).
+
+    Args:
+        connect_s: how long ssh tried to connect.
+        is_setting: whether that was cluster.connect_timeout_s (else: the shorter time of a host that has answered).
+    """
     ssh = ssh_words(host, ssh_config)
-    last = failure.strip().splitlines()[-1] if failure.strip() else "no message"
-    if "has a full disk" in failure:
-        return failure.strip(), f"{ssh} df -h"
-    if "set cluster.workdir" in failure:  # the agent's own word, so ssh itself works
-        return failure.strip(), "cluster.workdir=/path/to/a/folder/there"
-    if "REMOTE HOST IDENTIFICATION HAS CHANGED" in failure or "Host key verification failed" in failure:
-        return _host_key(host, failure, ssh)
-    if "Permission denied" in failure:
-        seen = re.search(r"Permission denied[^\n]*", failure)
+    if answer.told is not None:
+        return _told(answer.told, ssh)
+    slow = f"cluster.connect_timeout_s={3 * connect_s:g} if it is only slow, or {ssh} true" if is_setting else None
+    if answer.output.code is None and answer.output.note.startswith("it hadn't answered"):
+        setting = f" (cluster.connect_timeout_s={connect_s:g} and some for the answer)" if is_setting else ""
+        said = login_errors.quoted(answer.output, host.secrets.values())
+        return f"{answer.output.note}{setting}{said}", slow or f"{ssh} true"
+    if answer.output.code == SSH_FAILED:
+        found = _of_ssh(host, answer.output, ssh_config)
+        if found:
+            return found
+        late = _SLOW.findall(answer.output.stderr)
+        if late:
+            setting = " (cluster.connect_timeout_s)" if is_setting else ""
+            return f"unreachable: it hadn't answered after {connect_s:g} s{setting}: {late[-1]}", slow or f"{ssh} true"
+    return login_errors.explain(host, answer.output, ssh)
+
+
+def _told(error: str, ssh: str) -> tuple[str, str]:
+    """The agent's own word, so ssh itself works."""
+    if "has a full disk" in error:
+        return error, f"{ssh} df -h, or cluster.workdir=/path/to/a/folder/there"
+    if "set cluster.workdir" in error:
+        return error, "cluster.workdir=/path/to/a/folder/there"
+    return error[-600:], f"{ssh} true"
+
+
+def _of_ssh(host: Host, output: Output, ssh_config: str | None) -> tuple[str, str] | None:
+    """What ssh has said of a connection that it could not make; None where these aren't its words."""
+    ssh, said = ssh_words(host, ssh_config), output.stderr
+    if "REMOTE HOST IDENTIFICATION HAS CHANGED" in said or "Host key verification failed" in said:
+        return _host_key(host, said, ssh)
+    refused = _REFUSED.findall(said)
+    if refused:
         return (
-            f"{seen.group(0) if seen else last}: no key of your agent or ~/.ssh (IdentityFile) is accepted there",
+            f"{refused[-1]}: no key of your agent or ~/.ssh (IdentityFile) is accepted there",
             f"{ssh_copy_id(host, ssh_config)}, or ssh-add the right key",
         )
-    if "no interpreter" in failure or "exit code 127" in failure.lower():
-        return _no_interpreter(host, failure, ssh)
-    if "SyntaxError" in failure or "is too old" in failure:
-        return f"its Python is too old for the node agent (3.9): {last}", "cluster.python=/path/to/newer/python"
-    unreachable = _UNREACHABLE.search(failure)
-    if unreachable:
-        return f"unreachable: {unreachable.group(1).strip()}", f"{ssh} true"
-    return failure.strip()[-600:] or "no answer", f"{ssh} true"
-
-
-def _no_interpreter(host: Host, failure: str, ssh: str) -> tuple[str, str]:
-    """Not there at all, or not found because the login's PATH is another one than a person expects."""
-    value = repr(host.python) if host.python else "null (this controller's interpreter, else python3)"
-    path = re.search(r"; PATH=(.*)", failure)
-    seen = f"; its login has PATH={path.group(1)}" if path else ""
-    return (
-        f"no such interpreter there: cluster.python={value}{seen}",
-        f"cluster.python=/path/to/python, or install Python there ({ssh} ls /usr/bin/python3), or mend PATH in the "
-        "start file of its login shell (~/.bashrc, ~/.profile, ~/.zshenv)",
-    )
+    if "Too many authentication failures" in said:
+        return (
+            "Too many authentication failures: your ssh agent offers more keys than it takes",
+            f"IdentityFile and IdentitiesOnly yes for {host.name} in ~/.ssh/config",
+        )
+    unreachable = _UNREACHABLE.findall(said)
+    if not unreachable:
+        return None
+    more = login_errors.quoted(output) if unreachable[-1].startswith("Connection closed") else ""  # by a ProxyCommand?
+    return f"unreachable: {unreachable[-1].strip()}{more}", f"{ssh} true"
 
 
 def _host_key(host: Host, failure: str, ssh: str) -> tuple[str, str]:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from subprocess import Popen
 from typing import IO
 
-from pipeline.cluster.launchers.answers import PREFIX, Beat, Lines, log_line, parse_stream
+from pipeline.cluster.launchers.answers import Beat, Lines, log_line, parse_stream
 from pipeline.cluster.launchers.connection import Connection
 from pipeline.core import process, threads
+from pipeline.core.redact import hide
 from pipeline.core.specs import Event, MetricsLine, NodeLost
 
 LOST_S = 6.0  # of silence: ssh notices after 3 to 4, one try to reconnect fits in, others are down within 10
@@ -29,6 +30,7 @@ class Streams:
     Args:
         opening: byte offsets to go on from → what the agent reads first.
         metrics_at: bytes of metrics.jsonl that are here already.
+        token: what the agents' answers carry, as ``opening`` tells them.
     """
 
     def __init__(
@@ -37,12 +39,13 @@ class Streams:
         opening: Callable[[dict[str, int]], bytes],
         emit: Callable[[Event], None],
         metrics_at: int,
+        token: str,
     ) -> None:
         self._stopping = threading.Event()
         self._pruning = False
         self._closing = threading.Event()
         self._emit = emit
-        self._streams = [_Stream(item, opening, emit, self._closing, metrics_at) for item in connections]
+        self._streams = [_Stream(item, opening, emit, self._closing, metrics_at, token) for item in connections]
         for stream in self._streams:
             threads.start(stream.read, name=f"follow {stream.label}", on_error=stream.failed)
         threads.start(self._beat, name="beats", on_error=self._beats_failed)
@@ -94,12 +97,14 @@ class _Stream:
         emit: Callable[[Event], None],
         closing: threading.Event,
         metrics_at: int,
+        token: str,
     ) -> None:
         self._connection, self._argv, self.label = connection, connection.argv, connection.host
-        self._opening, self._emit, self._closing = opening, emit, closing
+        self._opening, self._emit, self._closing, self._token = opening, emit, closing, token
         self._offsets = {"log": 0, "metrics": metrics_at}
         self._child: Popen[bytes] | None = None
         self._opened = False  # the agent has been told what to follow: from here on it reads beats
+        self._answered = False  # on this connection
         self._silent_s = self._lost_s = 0.0  # since the last answer, of this connection and of the node
         self._said = ""
 
@@ -113,7 +118,7 @@ class _Stream:
                 self._said = threads.described(error)
             finally:
                 self._hang_up()
-            if self._lost_s > LOST_S:
+            if self._lost_s > max(LOST_S, _SILENT_S + self._connection.slow_s):
                 break
             self._closing.wait(_RETRY_S)
             self._argv = self._connection.retry()
@@ -128,11 +133,13 @@ class _Stream:
     def _follow(self) -> bool:
         """Pass on what one connection brings. True: the node has ended."""
         for line in self._lines():
-            answer = parse_stream(line, self.label, time.time())
+            answer = parse_stream(line, self._token, self.label, time.time())
             if answer is None:
-                if line.startswith(PREFIX):
-                    self._said = f"it says {line[:200].decode(errors='replace').strip()!r}, which is no answer"
+                if line.strip() and not self._answered:
+                    self._said = f"it says {hide(line[:200].decode(errors='replace').strip())!r}, which is no answer"
                 continue
+            if not self._answered:
+                self._answered, self._said = True, ""  # what a login script has printed before says nothing of an end
             if isinstance(answer, Lines) and answer.start_bytes > self._offsets[answer.of]:
                 return False  # what stood between got lost: the next connection brings it
             self._silent_s = self._lost_s = 0.0
@@ -153,7 +160,7 @@ class _Stream:
 
     def _lines(self) -> Iterator[bytes]:
         """The lines of one connection; the last one may be cut."""
-        self._silent_s, self._opened = 0.0, False
+        self._silent_s, self._opened, self._answered = 0.0, False, False
         child = self._child = process.stream(self._argv)
         if child.stdin is None or child.stdout is None:
             raise RuntimeError("a stream has pipes")
@@ -178,8 +185,9 @@ class _Stream:
         self._silent_s += passed_s
         self._lost_s += passed_s
         child = self._child
-        if self._silent_s > _SILENT_S and child is not None:
-            self._said = self._said or f"nothing was heard for {_SILENT_S:.0f} s"
+        limit_s = _SILENT_S if self._answered else max(_SILENT_S, self._connection.slow_s)
+        if self._silent_s > limit_s and child is not None:
+            self._said = self._said or f"nothing was heard for {limit_s:.0f} s"
             child.kill()  # also ends one that is stopped
 
     def tell(self, word: bytes) -> None:

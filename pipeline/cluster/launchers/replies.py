@@ -1,0 +1,45 @@
+"""What came back from a host: what its command has written, and the agent's answer in it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.cluster.launchers.answers import parse_answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What the command on one host has written, and how it ended.
+
+    ``code`` is its exit code, None where it has none: the time limit ended it, or it never began. ``note`` says so.
+    """
+
+    stdout: bytes = b""
+    stderr: str = ""
+    code: int | None = 0
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The agent's JSON (None: there is none), and the output in which it stood."""
+
+    value: dict[str, Any] | None
+    output: Output = Output()
+
+    @property
+    def told(self) -> str | None:
+        """Why the agent could not do what it was asked, in its own words; None when it did, or said nothing."""
+        error = None if self.value is None else self.value.get("error")
+        return None if error is None else str(error)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the host did not do what it was asked."""
+        return self.value is None or self.told is not None
+
+
+def answer_in(output: Output, token: str) -> Answer:
+    """The newest answer to the request that carried ``token``."""
+    return Answer(value=parse_answer(output.stdout, token), output=output)

@@ -1,0 +1,47 @@
+"""What is sent to a host behind a request: the run as a node needs it, data packs. Tars, written to a file."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+from pipeline.cluster.launchers.base import PackSource
+from pipeline.runs import attempts
+
+
+def size_bytes(folder: Path) -> int:
+    """Of the files right in the folder."""
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
+def append(stdin: IO[bytes], source: Path, name: str) -> None:
+    """A tar of ``source`` under another name."""
+    with tarfile.open(fileobj=stdin, mode="w|", dereference=True) as archive:
+        archive.add(source, arcname=name)
+
+
+def append_run(stdin: IO[bytes], run_dir: Path, pack: PackSource | None) -> None:
+    """The run as a node needs it: code, config, what a later attempt resumes from, the pack where it is small."""
+    with tarfile.open(fileobj=stdin, mode="w|", dereference=True) as archive:
+        for path in _staged(run_dir):
+            archive.add(path, arcname=str(path.relative_to(run_dir)), filter=_no_caches)
+        if pack is not None:
+            archive.add(pack.path, arcname="pack")
+
+
+def _staged(run_dir: Path) -> Iterable[Path]:
+    yield run_dir / "code"
+    yield run_dir / "config.json"
+    yield run_dir / attempts.FILE
+    checkpoints = sorted((run_dir / "checkpoints").glob("step-*.pt"))[-1:]
+    for checkpoint in checkpoints:
+        yield from (checkpoint, checkpoint.with_suffix(".json"), run_dir / "metrics.jsonl")
+        shards = checkpoint.with_name(checkpoint.stem.replace("step-", "shards-"))  # of strategy=fsdp
+        if shards.is_dir():
+            yield shards
+
+
+def _no_caches(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if "__pycache__" in member.name else member

@@ -1,0 +1,95 @@
+"""Logins as people have them, on a real ssh server: each takes part, or is told with what mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.cluster import preflight
+from pipeline.core.errors import HostError
+from pipeline.core.specs import Cluster, Host
+from pipeline.lab import Lab
+from tests.lab_fixture import on
+
+pytestmark = pytest.mark.lab
+
+Bashrc = Callable[[str], None]
+
+
+@pytest.fixture
+def bashrc(lab: Lab) -> Iterator[Bashrc]:
+    """Writes ~/.bashrc of node0, which is removed after the test."""
+    path = lab.hosts[0].home / ".bashrc"
+    yield lambda text: (path.write_text(text), None)[1]
+    path.unlink(missing_ok=True)
+
+
+def check(lab: Lab, **settings: Any) -> None:
+    cluster = Cluster(launcher="pssh", hosts=(Host(name="node0"),), **{"ssh_config": str(lab.ssh_config), **settings})
+    preflight.check(cluster, global_batch_size=2)
+
+
+def error(lab: Lab, **settings: Any) -> str:
+    with pytest.raises(HostError) as caught:
+        check(lab, **settings)
+    return str(caught.value)
+
+
+TALKS = r"""
+echo '@paceline {"evil"'
+read -p 'Continue? ' answer
+(sleep 0.2; echo '@paceline {"identity": "forged"}'; printf 'still here') &
+printf '@paceline {"error": "forged: Permission denied"}\n\033]0;a title\007'
+"""
+
+
+def test_a_login_that_talks_asks_and_forges_takes_part_also_with_a_remote_command_in_the_ssh_config(
+    lab: Lab, bashrc: Bashrc, tmp_path: Path
+) -> None:
+    bashrc(TALKS)
+    config = tmp_path / "ssh_config"
+    config.write_text(f"RemoteCommand tmux\nRequestTTY force\nLogLevel QUIET\n{lab.ssh_config.read_text()}")
+    check(lab, ssh_config=str(config))
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning", "mends"),
+    [
+        ("echo Welcome; exec sh", "puts another shell in the place of the login shell", "[[ $- == *i* ]] && exec"),
+        ("cat >/dev/null", "a start file of its login reads standard input", "[[ $- == *i* ]]"),
+        ("echo maintenance: Permission denied; exit 0", "ended with exit code 0 and no answer", "echo ok"),
+    ],
+)
+def test_a_login_that_gets_in_the_way_is_told_with_its_words(
+    lab: Lab, bashrc: Bashrc, text: str, meaning: str, mends: str
+) -> None:
+    bashrc(text)
+    told = error(lab)
+    assert told.startswith("probe: 1 of 1 hosts can't take part\n  node0: ")
+    assert meaning in told
+    assert mends in told.rpartition("try: ")[2]
+    if "echo" in text:
+        assert f"\n      {text.split(';')[0].removeprefix('echo ')}\n" in told
+
+
+def test_a_home_that_cannot_be_written_is_told_before_anything_starts(lab: Lab) -> None:
+    on(lab, "node0", "mkdir /tmp/full && mount -t tmpfs -o size=4k tmpfs /tmp/full")
+    try:
+        told = error(lab, workdir="/tmp/full/paceline")
+    finally:
+        on(lab, "node0", "umount -l /tmp/full; rmdir /tmp/full")
+    assert "node0: has a full disk ([Errno 28] No space left on device: '/tmp/full/paceline/" in told
+    assert "cluster.workdir=" in told.rpartition("try: ")[2]
+    told = error(lab, workdir="/proc/sys/paceline")
+    assert "node0: can't " in told
+    assert "cluster.workdir=" in told.rpartition("try: ")[2]
+
+
+def test_a_login_that_takes_longer_than_its_limit_is_told_with_the_setting(lab: Lab, bashrc: Bashrc) -> None:
+    bashrc("echo Loading modules; sleep 60")
+    told = error(lab, connect_timeout_s=1.0)
+    assert "node0: it hadn't answered after 9 s (cluster.connect_timeout_s=1 and some for the answer)" in told
+    assert "\n      Loading modules\n  try: cluster.connect_timeout_s=3 if it is only slow" in told
