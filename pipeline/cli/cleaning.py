@@ -45,6 +45,11 @@ class Item:
 def clean() -> None:
     """Raises UsageError: a word that no run can be chosen by. PacelineError: a run can't be removed."""
     options, runs_dir = session().asked.options, session().config.runs_dir
+    if is_on(options, "hosts"):
+        from pipeline.cli.cleaning_hosts import clean_hosts
+
+        clean_hosts(options)
+        return
     rules, confirmed = rules_of(options), is_on(options, "yes")
     with Heartbeat(say) as heartbeat:
         heartbeat.doing("removing what killed commands have left")
@@ -59,19 +64,20 @@ def clean() -> None:
         say(line)
     if not going:
         say(f"nothing to remove under {relative(runs_dir)}")
-    elif confirmed or _agreed(_amount(going, rules)):
+    elif confirmed or agreed(_amount(going, rules)):
         _remove(going, runs_dir, rules)
 
 
-def _agreed(amount: str) -> bool:
+def agreed(amount: str) -> bool:
+    """Whether the person wants it removed; without one at a terminal, how to say so is said."""
     if not (os.isatty(0) and os.isatty(1)):
         say(f"nothing was removed; to remove {amount}: {shlex.join(['doit', *sys.argv[1:], 'yes=1'])}")
         return False
     print(f"remove {amount}? [y/N] ", end="", flush=True)
-    agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
-    if not agreed:
+    wanted = sys.stdin.readline().strip().lower() in ("y", "yes")
+    if not wanted:
         say("nothing was removed")
-    return agreed
+    return wanted
 
 
 # ------------------------------------------------------------------------------------------- what is looked up

@@ -177,6 +177,8 @@ def preflight() -> None:
             global_batch_size=config.train.trainer.global_batch_size,
             backend=config.train.strategy.backend,
             versions=versions(config.cluster, sources(ROOT)(config.chosen, config.cluster.python_path)),
+            runs_dir=config.runs_dir,
+            on_note=say,
         )
     say(checks.table(facts))
     say(f"{counted(len(facts), 'host')} can take part")

@@ -175,6 +175,7 @@ VERBS: Mapping[str, Verb] = {
             "keep_best": Option("N", "finished ones but for the N best"),
             "by": Option("METRIC", "by which the best are found; without it val/accuracy"),
             "checkpoints": Option("1", "of finished runs what a training would go on from; weights and results stay"),
+            "hosts": Option("1", "instead of runs: what attempts that are over have left on the cluster's hosts"),
             "yes": Option("1", "don't ask"),
         },
         examples=(
@@ -182,6 +183,7 @@ VERBS: Mapping[str, Verb] = {
             "clean state=KILLED older_than=30",
             "clean model=resnet18 keep_best=5",
             "clean checkpoints=1",
+            "clean hosts=1 cluster=two_node",
         ),
         shows_groups=False,
         shares_batch=False,

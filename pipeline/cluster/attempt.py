@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
-from pipeline.cluster import earlier, host_versions, launchers, rank_threads
+from pipeline.cluster import earlier, host_versions, launchers, leftover, rank_threads
 from pipeline.cluster.failures import cause, failure_text, port_was_taken
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec, Outcome
@@ -69,6 +69,8 @@ def _run_once(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: Inte
     watchers.on_facts(facts)
     if spec.outputs.resume and not hosts.launcher.capabilities.shares_run_dir:
         earlier.bring(hosts.launcher, facts, spec.run_dir)
+        for note in leftover.clear(hosts.launcher, facts, spec.run_dir.parent):
+            watchers.on_note(note)
     spec = _with_threads_of_checkpoints(spec, hosts.cluster.nnodes)
     for port in hosts.ports():
         signals.check()

@@ -39,6 +39,18 @@ def nothing_is_left(plan: LaunchPlan, run_dir: Path) -> None:
         (folder / _DONE).write_text(plan.run_id, encoding="utf-8")
 
 
+def is_fetched(run_id: str, run_dir: Path) -> bool:
+    """Whether nothing that the attempt has left on its hosts is asked for any more: a later one has begun, or all of
+    it is here."""
+    known, number = attempts.known(run_dir), run_id.rsplit("-", 2)[-2]
+    return run_id in known and (known[-1] != run_id or _noted(run_dir, number) == run_id)
+
+
+def _noted(run_dir: Path, attempt: int | str) -> str:
+    path = run_dir / "attempts" / str(attempt) / _DONE
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
 def _left(run_dir: Path) -> LaunchPlan | None:
     """The plan of the newest attempt, unless all that it left is here; None where it can't be told."""
     try:
@@ -47,8 +59,7 @@ def _left(run_dir: Path) -> LaunchPlan | None:
         return None
     if not plan.nodes or attempts.known(run_dir)[-1:] != [plan.run_id]:
         return None
-    noted = run_dir / "attempts" / str(plan.attempt) / _DONE
-    return None if noted.is_file() and noted.read_text(encoding="utf-8", errors="replace") == plan.run_id else plan
+    return None if _noted(run_dir, plan.attempt) == plan.run_id else plan
 
 
 def _read(value: dict[str, Any]) -> LaunchPlan:

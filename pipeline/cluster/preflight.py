@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 
-from pipeline.cluster import host_versions, launchers, plan
+from pipeline.cluster import host_versions, launchers, leftover, plan
 from pipeline.core.specs import Cluster, NodeFacts
 from pipeline.core.tables import aligned
 
 
 def check(
-    cluster: Cluster, *, global_batch_size: int, backend: str = "auto", versions: Mapping[str, str] | None = None
+    cluster: Cluster,
+    *,
+    global_batch_size: int,
+    backend: str = "auto",
+    versions: Mapping[str, str] | None = None,
+    runs_dir: Path | None = None,
+    on_note: Callable[[str], None] = lambda _: None,
 ) -> list[NodeFacts]:
     """The facts of every host. ``versions`` are what the key of a run would hold.
+
+    With ``runs_dir``, that of this project, the hosts remove what nobody needs of attempts that are over; ``on_note``
+    is told.
 
     Raises:
         HostError: lists each host that can't take part, the value seen and the fix.
@@ -21,6 +31,8 @@ def check(
     """
     with closing(launchers.create(cluster)) as launcher:
         facts = launcher.probe(None, host_versions.asked(versions or {}))
+        for note in leftover.clear(launcher, facts, runs_dir) if runs_dir else ():
+            on_note(note)
     plan.validate(cluster, facts, global_batch_size=global_batch_size, backend=backend)
     host_versions.check(facts, versions or {}, cluster.environment)
     return facts

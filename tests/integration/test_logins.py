@@ -12,6 +12,8 @@ from pipeline.cluster import preflight
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab
+from tests.contract.conftest import Bench, count_here
+from tests.contract.stub import RUN_TO_END
 from tests.lab_fixture import on
 
 pytestmark = pytest.mark.lab
@@ -93,3 +95,21 @@ def test_a_login_that_takes_longer_than_its_limit_is_told_with_the_setting(lab: 
     told = error(lab, connect_timeout_s=1.0)
     assert "node0: it hadn't answered after 9 s (cluster.connect_timeout_s=1 and some for the answer)" in told
     assert "\n      Loading modules\n  try: cluster.connect_timeout_s=3 if it is only slow" in told
+
+
+@pytest.mark.long
+def test_a_run_goes_to_its_end_on_hosts_whose_logins_take_five_seconds(lab: Lab, tmp_path: Path) -> None:
+    """Longer than a stream may be silent: what the probe took lengthens the limits of connections."""
+    cluster = Cluster(launcher="pssh", hosts=(Host(name="node0"), Host(name="node1")), ssh_config=str(lab.ssh_config))
+    pssh = Bench(cluster=cluster, folder=tmp_path, count=count_here, shares_run_dir=False)
+    stub = pssh.stub(RUN_TO_END)
+    files = [host.home / ".bashrc" for host in lab.hosts]
+    for file in files:
+        file.write_text("sleep 5")
+    try:
+        pssh.run(stub)
+    finally:
+        for file in files:
+            file.unlink()
+    assert (stub.run_dir / "summary.json").exists()
+    assert pssh.left(stub) == 0

@@ -31,6 +31,7 @@ COMMANDS = {
     "status": "registry",
     "collect": "staging",
     "clean": "staging",
+    "clear": "left",
     "put_pack": "staging",
     "mesh_offer": "mesh",
     "mesh_accept": "mesh",

@@ -15,10 +15,11 @@ import socket
 import sys
 import time
 
+from .left import look_after
 from .node import identity, server_address
 from .processes import LINUX
 from .processors import count_cpus, count_gpus
-from .staging import free_bytes, holds_pack, try_writing
+from .staging import free_bytes, holds_pack
 from .wire import Json, say
 
 
@@ -214,8 +215,7 @@ def probe(request: Json) -> None:
     address, port = server_address(request)
     holding, ports = interfaces(), free_ports(4)
     workdir = os.path.expanduser(request["workdir"])
-    if request.get("writes"):
-        try_writing(workdir)
+    unused = look_after(request, workdir)
     digest = request.get("pack_digest", "")
     places = [*request.get("pack_places", []), os.path.join(workdir, "data", digest)] if digest else []
     names, python_path = request.get("modules", []), request.get("python_path", [])
@@ -246,6 +246,7 @@ def probe(request: Json) -> None:
             "packages": installed,
             "modules": modules([name for name in names if normal(name) not in installed], python_path),
             "hardware": hardware(),
+            "left": unused,
             "numa": numa(),
         },
     )

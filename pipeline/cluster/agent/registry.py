@@ -1,7 +1,7 @@
 """The supervisors that run on this node: registered, stopped, and kept from starting late."""
 
 # Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
-# ruff: noqa: PTH103, PTH108, PTH111, PTH118, PTH207
+# ruff: noqa: PTH103, PTH108, PTH111, PTH112, PTH118, PTH207
 from __future__ import annotations
 
 import contextlib
@@ -69,6 +69,18 @@ def end_attempts(request: Json) -> set[int]:
         end_tree(request["attempts"], TERM_GRACE_S)
         alive = find_processes(request["attempts"])
     return alive
+
+
+def forget_dead(request: Json) -> None:
+    """Remove the registrations of supervisors that are dead and whose folders are gone, and outdated tombstones."""
+    for path, entry in entries(request):
+        if start_time(entry["pid"]) != entry["born"] and not os.path.isdir(entry["state_dir"]):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+    for bar in glob.glob(tombstone_path({"registry": glob.escape(request["registry"])}, "*")):
+        with contextlib.suppress(OSError):
+            if outdated(bar):
+                os.unlink(bar)
 
 
 def outdated(bar: str) -> bool:

@@ -1,7 +1,7 @@
 """Folders of runs and data packs on this node: laid down whole, sent back, and removed."""
 
 # Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
-# ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH108, PTH110, PTH111
+# ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH110, PTH111
 # ruff: noqa: PTH112, PTH117, PTH118, PTH119, PTH120, PTH202, PTH204, PTH207, PTH211
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from typing import BinaryIO
 
 from .node import own_node
 from .processes import start_time
-from .registry import entries
+from .registry import forget_dead
 from .wire import Json, read_json, say
 
-KEPT_S = 7 * 86400.0  # how long a host keeps what a dead attempt left, whose own command may still fetch it
 FOREIGN_S = 86400.0
 TRIED_BYTES = 64 << 10
 _TELL_S = 1.0
@@ -91,26 +90,28 @@ def remove_ours(folders: list[str]) -> None:
 
 
 def remove_left(request: Json, node: Json) -> None:
-    """Remove below the workdir what nobody needs: what was half unpacked by a process that is gone, the folders of
-    earlier attempts of this run, and those of other runs' dead attempts after KEPT_S."""
+    """Remove below the workdir what was half unpacked by a process that is gone, and the folders of earlier attempts
+    of this run. Of other runs the controller decides (pipeline/cluster/leftover.py)."""
     runs = os.path.dirname(os.path.dirname(node["run_dir"]))
-    places = [os.path.join(os.path.dirname(runs), "data"), *glob.glob(os.path.join(glob.escape(runs), "*"))]
-    left = []
-    for place in places:
-        found = glob.glob(os.path.join(glob.escape(place), ".staging-*"))
-        left += [folder for folder in found if not is_unpacking(folder)]
+    remove_half_unpacked(os.path.dirname(runs))
     for folder in glob.glob(os.path.join(glob.escape(runs), "*", "node*")):
         run_id = os.path.basename(os.path.dirname(folder))
-        earlier = run_id.startswith(request["attempts"]) and run_id != request["run_id"]
-        left += [folder] if earlier or idle_s(folder) > KEPT_S else []
-    for folder in left:
-        shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # it isn't empty
-            os.rmdir(os.path.dirname(folder))
-    for path, entry in entries(request):
-        if start_time(entry["pid"]) != entry["born"] and not os.path.isdir(entry["state_dir"]):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+        if run_id.startswith(request["attempts"]) and run_id != request["run_id"]:
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # it isn't empty
+                os.rmdir(os.path.dirname(folder))
+    forget_dead(request)
+
+
+def remove_half_unpacked(workdir: str) -> None:
+    """Folders that a process which is gone has not finished."""
+    runs = glob.glob(os.path.join(glob.escape(workdir), "runs", "*"))
+    for place in [os.path.join(workdir, "data"), *runs]:
+        for folder in glob.glob(os.path.join(glob.escape(place), ".staging-*")):
+            if not is_unpacking(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                with contextlib.suppress(OSError):  # it isn't empty
+                    os.rmdir(place)
 
 
 def is_unpacking(folder: str) -> bool:
@@ -122,9 +123,10 @@ def is_unpacking(folder: str) -> bool:
 
 
 def idle_s(folder: str) -> float:
-    """Seconds since something was last written there: a supervisor that lives writes twice a second."""
+    """Seconds since something was last written there: a supervisor that lives writes twice a second, and so does an
+    agent through which a controller follows."""
     times = [0.0]
-    for name in ("", "agent", "agent/beat", "checkpoints"):
+    for name in ("", "agent", "agent/beat", "agent/lease", "checkpoints"):
         with contextlib.suppress(OSError):
             times.append(os.path.getmtime(os.path.join(folder, name)))
     return time.time() - max(times)

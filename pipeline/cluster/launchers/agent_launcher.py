@@ -96,7 +96,7 @@ class AgentLauncher(Launcher, ABC):
         rows, hints = [], []
         for host in self.cluster.hosts:
             answer = answers.get(host.label)
-            if answer is None or not answer.failed:
+            if answer is None or answer.error is None:
                 continue
             why, hint = self.explain(host, answer)
             rows.append(f"  {host.label}: {why}")
@@ -127,6 +127,7 @@ class AgentLauncher(Launcher, ABC):
             "do": "probe",
             "workdir": self.workdir,
             "writes": not self.capabilities.shares_run_dir,
+            "registry": self.registry(Path()),
             "env_names": ENV_NAMES,
             "env_families": rank_environment.FAMILIES,
             "env_passed": rank_environment.PASSED,
@@ -233,7 +234,8 @@ class AgentLauncher(Launcher, ABC):
         request = {"do": "stop", "attempts": which, "registry": self.registry(run_dir), "bar": bar}
         answers = self.ask(request, timeout_s=self.short_s + 8.0)
         hosts = {host.label: host for host in self.cluster.hosts}
-        failures = {label: self.explain(hosts[label], answer)[0] for label, answer in answers.items() if answer.failed}
+        failed = {label: answer for label, answer in answers.items() if answer.error is not None}
+        failures = {label: self.explain(hosts[label], answer)[0] for label, answer in failed.items()}
         left = {
             label: f"{NOT_ENDED}{', '.join(answer.value['left'])}"
             for label, answer in answers.items()
@@ -252,6 +254,15 @@ class AgentLauncher(Launcher, ABC):
         hosts = [host for host in self.cluster.hosts if host.label not in self._silent]
         if hosts:
             self.ask({**self._request(plan, Path()), "do": "clean"}, hosts=hosts, timeout_s=self.short_s)
+
+    def clear(self, unwanted: Sequence[tuple[NodeFacts, Sequence[str]]]) -> dict[str, list[str]]:
+        asked = {fact.host for fact, _ in unwanted}
+        hosts = [host for host in self.cluster.hosts if host.label in asked]
+        folders = {fact.identity: list(names) for fact, names in unwanted}
+        request = {"do": "clear", "workdir": self.workdir, "registry": self.registry(Path()), "folders": folders}
+        answers = self.ask(request, hosts=hosts, timeout_s=self.short_s) if hosts else {}
+        done = {label: answer.value for label, answer in answers.items() if answer.value and answer.told is None}
+        return {label: list(value["removed"]) for label, value in done.items()}
 
 
 def slowness_s(answered_s: float) -> float:

@@ -165,6 +165,13 @@ class Launcher(Protocol):
         """Remove the attempt's own folders from the nodes; the data pack stays for later runs."""
         ...
 
+    def clear(self, unwanted: Sequence[tuple[NodeFacts, Sequence[str]]]) -> dict[str, list[str]]:
+        """Remove named folders of attempts that are over; host label → those that are gone. Raises nothing for a host.
+
+        For launchers that send files. What is in use again stays.
+        """
+        return {}
+
     def close(self) -> None:
         """Give back what the launcher holds here (connections, folders)."""
         ...

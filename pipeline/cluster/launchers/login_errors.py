@@ -28,12 +28,12 @@ class _Known(NamedTuple):
 
 _KNOWN = (
     _Known(
-        TAKEN_FOR_COMMANDS,
+        f"(?m)^{TAKEN_FOR_COMMANDS}",  # not where a login prints what was sent
         "a start file of its login puts another shell in the place of the login shell, also where nobody types",
         "write it as `[[ $- == *i* ]] && exec zsh` in " + _START_FILES,
     ),
     _Known(
-        NO_PROGRAM,
+        f"(?m)^{NO_PROGRAM}",
         "a start file of its login reads standard input, which is how the node agent gets there",
         "let it read only where somebody types (`[[ $- == *i* ]]`): see " + _START_FILES,
     ),

@@ -35,9 +35,12 @@ class Answer:
         return None if error is None else str(error)
 
     @property
-    def failed(self) -> bool:
-        """Whether the host did not do what it was asked."""
-        return self.value is None or self.told is not None
+    def error(self) -> str | None:
+        """Why the host did not do what it was asked, as it stands there; None when it did."""
+        if self.value is not None:
+            return self.told
+        said = self.output.stderr.strip().splitlines()
+        return self.output.note or (said[-1] if said else "no answer")
 
 
 def answer_in(output: Output, token: str) -> Answer:

@@ -1,0 +1,103 @@
+"""What attempts that are over have left on this node: told by the probe, removed where the controller says so."""
+
+# Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
+# ruff: noqa: PTH106, PTH111, PTH112, PTH118, PTH120, PTH207
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import shutil
+
+from .node import identity
+from .processes import find_processes, start_time
+from .registry import LONGEST_START_S, forget_dead
+from .staging import FOREIGN_S, idle_s, remove_half_unpacked, try_writing
+from .wire import Json, read_json, say
+
+HEARD_S = 60.0  # a controller that follows an attempt beats every second, also after its end
+MOST_ROWS = 200
+
+
+def look_after(request: Json, workdir: str) -> list[Json]:
+    """For a launcher that sends files: try whether they can be written, and tell what ``left`` finds."""
+    if not request.get("writes"):
+        return []
+    try_writing(workdir)
+    forget_dead(request)
+    return left(workdir, identity(request))
+
+
+def left(workdir: str, me: str) -> list[Json]:
+    """A row for each folder of an attempt that nothing here uses.
+
+    ``idle_s``: since the last write or the last beat of a controller. ``holds_outputs``: a controller may want to fetch
+    something, as there are checkpoints, or this node's part has ended well.
+    """
+    folders = sorted(glob.glob(os.path.join(glob.escape(workdir), "runs", "*", "node*")))
+    unused = [folder for folder in folders if is_name(name_of(folder)) and not is_in_use(folder, me)]
+    return [
+        {
+            "name": name_of(folder),
+            "idle_s": idle_s(folder),
+            "holds_outputs": holds_outputs(folder),
+            "bytes": size_bytes(folder),
+        }
+        for folder in unused[:MOST_ROWS]
+    ]
+
+
+def name_of(folder: str) -> str:
+    """``RUN ID/node0``."""
+    return "/".join(folder.split("/")[-2:])
+
+
+def is_name(name: str) -> bool:
+    return re.fullmatch(r"\w[\w.-]*/node\d+", name) is not None
+
+
+def is_in_use(folder: str, me: str) -> bool:
+    """Whether an agent or a rank of it lives, it may just be starting, or a controller was heard of a moment ago.
+
+    Of a host that shares this home only the age is known.
+    """
+    entry = read_json(os.path.join(folder, "agent", "agent.json"))
+    if not isinstance(entry, dict):
+        return idle_s(folder) < LONGEST_START_S
+    if start_time(entry["pid"]) == entry["born"]:
+        return True
+    if entry["identity"] != me:
+        return idle_s(folder) < FOREIGN_S
+    return bool(find_processes(entry["mark"])) or idle_s(folder) < HEARD_S
+
+
+def holds_outputs(folder: str) -> bool:
+    ended = read_json(os.path.join(folder, "agent", "exit.json"))
+    well = isinstance(ended, dict) and ended.get("code") == 0
+    return well or bool(glob.glob(os.path.join(glob.escape(folder), "checkpoints", "*.pt")))
+
+
+def size_bytes(folder: str) -> int:
+    found = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                found += os.lstat(os.path.join(place, name)).st_size
+    return found
+
+
+def clear(request: Json) -> None:
+    """Remove the named folders of this node, unless something uses them now; and what no process owns any more."""
+    workdir, me = os.path.expanduser(request["workdir"]), identity(request)
+    removed = []
+    for name in request["folders"].get(me, []):
+        folder = os.path.join(workdir, "runs", name)
+        if is_name(name) and os.path.isdir(folder) and not is_in_use(folder, me):
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # it isn't empty
+                os.rmdir(os.path.dirname(folder))
+            removed += [] if os.path.isdir(folder) else [name]
+    remove_half_unpacked(workdir)
+    forget_dead(request)
+    say(removed=removed)

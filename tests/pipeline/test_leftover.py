@@ -1,0 +1,137 @@
+"""What attempts that are over have left on a host: which of it nothing uses, and which of it is still wanted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.cluster import leftover
+from pipeline.cluster.agent import left, node, processes
+from pipeline.cluster.leftover import Left, why_stays
+from pipeline.runs import attempts
+
+HOUR_S, DAY_S = 3600.0, 86_400.0
+KEY = "abcdef012345"
+
+
+@pytest.fixture(scope="module")
+def dead() -> int:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
+
+
+def folder(workdir: Path, run_id: str, *, idle_s: float, code: int | None = None, **entry: Any) -> Path:
+    """As an attempt leaves it: ``entry`` is its agent.json."""
+    made = workdir / "runs" / run_id / "node0"
+    (made / "agent").mkdir(parents=True)
+    if entry:
+        (made / "agent" / "agent.json").write_text(json.dumps(entry))
+    if code is not None:
+        (made / "agent" / "exit.json").write_text(json.dumps({"code": code}))
+    then = time.time() - idle_s
+    for path in (made / "agent", made):
+        os.utime(path, (then, then))
+    return made
+
+
+def test_a_host_tells_and_removes_what_nothing_there_uses_and_nothing_else(
+    tmp_path: Path, dead: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    me = node.identity({"local": True})
+    gone: dict[str, Any] = {"pid": dead, "born": "7", "identity": me, "mark": "no such mark:0"}
+    alive = {**gone, "pid": os.getpid(), "born": processes.start_time(os.getpid())}
+    expected = {
+        "k-f00000-1-dead": True,
+        "k-f00000-2-well": True,
+        "k-f00000-3-followed": False,  # a controller was heard of just now
+        "k-f00000-4-alive": False,
+        "k-f00000-5-starting": False,  # no agent yet
+        "k-f00000-6-never-started": True,
+        "k-f00000-7-elsewhere": False,  # of a host that shares the home
+        "k-f00000-8-marked": False,  # a rank lives
+    }
+    folder(tmp_path, "k-f00000-1-dead", idle_s=HOUR_S, code=1, **gone)
+    folder(tmp_path, "k-f00000-2-well", idle_s=HOUR_S, code=0, **gone)
+    followed = folder(tmp_path, "k-f00000-3-followed", idle_s=HOUR_S, code=1, **gone)
+    (followed / "agent" / "lease").touch()
+    folder(tmp_path, "k-f00000-4-alive", idle_s=9 * DAY_S, **alive)
+    folder(tmp_path, "k-f00000-5-starting", idle_s=HOUR_S / 2)
+    folder(tmp_path, "k-f00000-6-never-started", idle_s=2 * HOUR_S)
+    folder(tmp_path, "k-f00000-7-elsewhere", idle_s=HOUR_S, code=1, **{**gone, "identity": "somebody else"})
+    folder(tmp_path, "k-f00000-8-marked", idle_s=HOUR_S, code=1, **{**gone, "mark": "of this test:0"})
+    rank = subprocess.Popen(["sleep", "60"], env={processes.MARK: "of this test:0"}, start_new_session=True)
+    try:
+        rows = {row["name"].partition("/")[0]: row for row in left.left(str(tmp_path), me)}
+        assert set(rows) == {name for name, unused in expected.items() if unused}
+        assert [rows[name]["holds_outputs"] for name in sorted(rows)] == [False, True, False]
+        names = [f"{name}/node0" for name in expected] + ["../runs/k-f00000-2-well/node0", "k-f00000-1-dead/agent"]
+        registry = tmp_path / "agents"
+        left.clear({"local": True, "workdir": str(tmp_path), "registry": str(registry), "folders": {me: names}})
+    finally:
+        rank.kill()
+        rank.wait()
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {name for name in expected if not expected[name]}
+    assert json.loads(capsys.readouterr().out.partition(" {")[2].join(["{", ""]))["removed"] == [
+        f"{name}/node0" for name in sorted(rows)
+    ]
+
+
+def one(run_dir: Path, attempt: int, *, idle_s: float, holds_outputs: bool = True, nonce: str = "aa") -> Left:
+    name = f"{attempts.new_id(KEY, run_dir, attempt, nonce)}/node0"
+    return Left(host="node0", name=name, idle_s=idle_s, holds_outputs=holds_outputs, bytes=1)
+
+
+def test_what_a_run_can_still_be_gone_on_with_stays_and_what_is_here_already_goes(tmp_path: Path) -> None:
+    run_dir = tmp_path / KEY
+    run_dir.mkdir()
+    first, second = one(run_dir, 1, idle_s=61.0), one(run_dir, 2, idle_s=90 * DAY_S)
+    for left_there in (first, second):
+        attempts.register(run_dir, left_there.run_id)
+    assert why_stays(first, tmp_path) == "", "a later attempt has begun"
+    assert why_stays(second, tmp_path) == (
+        f"run {KEY} goes on from its checkpoints: the same doit train fetches them"
+    ), "at any age"
+    (run_dir / "attempts" / "2").mkdir(parents=True)
+    (run_dir / "attempts" / "2" / "collected").write_text(second.run_id)
+    assert why_stays(second, tmp_path) == ""
+
+
+def test_of_runs_that_are_unknown_here_the_age_decides(tmp_path: Path) -> None:
+    other = Path("/another/clone/runs") / KEY
+    assert why_stays(one(other, 1, idle_s=6 * DAY_S), tmp_path) == (
+        "it was in use 6 days ago, and has outputs of a run unknown here"
+    )
+    assert why_stays(one(other, 1, idle_s=8 * DAY_S), tmp_path) == ""
+    assert why_stays(one(other, 1, idle_s=HOUR_S / 2, holds_outputs=False), tmp_path) == "it was in use 30 minutes ago"
+    assert why_stays(one(other, 1, idle_s=2 * HOUR_S, holds_outputs=False), tmp_path) == ""
+    removed = one(tmp_path / KEY, 1, idle_s=2 * HOUR_S)
+    assert why_stays(removed, tmp_path) == "", "its run folder was removed: nobody can ask for it"
+    (tmp_path / KEY).mkdir()
+    assert why_stays(removed, tmp_path) != "", "its list of attempts can't be read"
+
+
+def test_lines_tell_what_a_host_has_removed(tmp_path: Path) -> None:
+    class Clears:
+        def clear(self, unwanted: list[tuple[Any, list[str]]]) -> dict[str, list[str]]:
+            return {fact.host: names for fact, names in unwanted}
+
+    class Fact:
+        host = "node1"
+        extra: dict[str, Any] = {}  # noqa: RUF012
+
+    run_id = f"{KEY}-000000-1-aa"
+    Fact.extra = {
+        "left": [{"name": f"{run_id}/node1", "idle_s": HOUR_S * 2, "holds_outputs": False, "bytes": 3_000_000}]
+    }
+    facts: Any = [Fact]
+    launcher: Any = Clears()
+    assert leftover.clear(launcher, facts, tmp_path) == ["node1: removed what was left of 1 attempt, 3.0 MB"]
+    assert leftover.clear(launcher, facts, tmp_path) == []
