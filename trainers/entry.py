@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainers.core import garbage
+from trainers.distributed.heartbeat import HEARTBEAT
 from trainers.distributed.isolation import leave_snapshot_and_installed
 
 
@@ -22,6 +23,8 @@ def start(program: str, run: Callable[[Path], None], description: str | None = N
     leave_snapshot_and_installed()
     garbage.pause()
     running = _note_running()
+    if running is not None:
+        HEARTBEAT.publish(running.parent)
     from torch.distributed.elastic.multiprocessing.errors import record  # torch only after the arguments hold
 
     from trainers.core.config import ConfigError

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
-from pipeline.cluster import earlier, host_versions, launchers, leftover, rank_threads
+from pipeline.cluster import earlier, host_versions, launchers, leftover, lost_hosts, rank_threads
 from pipeline.cluster.failures import cause, failure_text, port_was_taken
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec, Outcome
 from pipeline.cluster.plan import render, validate
 from pipeline.cluster.running import RunningAttempt, Watchers
+from pipeline.cluster.stalls import OF_HOSTS, stall_text
 from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.files import write_json
 from pipeline.core.signals import Interruptible, Stop
@@ -89,9 +90,13 @@ def _run_once(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: Inte
 
 def _failure(one: RunningAttempt, outcome: Outcome) -> TrainingError:
     """The first error of a bad end, and what the launcher knows of it besides."""
-    text = failure_text(one.plan, one.ends, one.order, one.log_dir) + one.left
-    text += f"\n{outcome.text}" if outcome.text else ""
-    return TrainingError(text, hint=outcome.hint, cause=outcome.cause or cause(one.ends))
+    if one.verdict is not None:
+        text, why = stall_text(one.verdict, one.log_dir), "host" if one.verdict.kind in OF_HOSTS else "code"
+    else:
+        text, why = failure_text(one.plan, one.ends, one.order, one.log_dir), cause(one.ends)
+        text += "".join(f"\n{line}" for line in lost_hosts.described(one.lost, one.seen))
+    text += one.left + (f"\n{outcome.text}" if outcome.text else "")
+    return TrainingError(text, hint=outcome.hint, cause=outcome.cause or why, gone=one.gone)
 
 
 def _fit_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
@@ -130,7 +135,14 @@ def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[NodeFacts], port: 
 
 
 def stop_run(cluster: Cluster, run_dir: Path, run_key: str) -> None:
-    """End whatever runs for this key on the cluster's hosts. Raises HostError that lists hosts that failed."""
+    """End whatever runs for this key on the cluster's hosts, and on spares that the newest attempt has taken.
+
+    Raises HostError that lists hosts that failed.
+    """
+    plan = earlier.left(run_dir)
+    taken = {node.host for node in plan.nodes} if plan is not None else set()
+    spares = tuple(spare for spare in cluster.spares if spare.label in taken)
+    cluster = dataclasses.replace(cluster, hosts=(*cluster.hosts, *spares))
     with closing(launchers.create(cluster)) as launcher:
         failures = launcher.stop(run_key, run_dir.resolve())
     if failures:

@@ -20,7 +20,7 @@ def bring(launcher: Launcher, facts: Sequence[NodeFacts], run_dir: Path) -> None
 
     Does nothing where they came already, or where its first host isn't one of these any more.
     """
-    plan = _left(run_dir)
+    plan = left(run_dir)
     first = next((fact for fact in facts if plan is not None and fact.identity == plan.nodes[0].identity), None)
     if plan is None or first is None:
         return
@@ -51,7 +51,7 @@ def _noted(run_dir: Path, attempt: int | str) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
-def _left(run_dir: Path) -> LaunchPlan | None:
+def left(run_dir: Path) -> LaunchPlan | None:
     """The plan of the newest attempt, unless all that it left is here; None where it can't be told."""
     try:
         plan = _read(json.loads((run_dir / "plan.json").read_text(encoding="utf-8")))

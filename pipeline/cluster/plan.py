@@ -171,6 +171,9 @@ def render(
         master_port=master_port,
         world_size=cluster.world_size,
         lease_s=cluster.lease_s,
+        stall_s=cluster.stall_s,
+        collective_timeout_s=cluster.collective_timeout_s,
+        checkpoint_fetch_s=cluster.checkpoint_fetch_s,
         nodes=tuple(nodes),
         outputs=spec.outputs,
     )

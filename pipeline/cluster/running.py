@@ -6,22 +6,29 @@ import dataclasses
 import queue
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import IO
 
-from pipeline.cluster import earlier
-from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher
+from pipeline.cluster import earlier, lost_hosts
+from pipeline.cluster.checkpoint_fetch import CheckpointFetch
+from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Following, Launcher
+from pipeline.cluster.stalls import Verdict
 from pipeline.cluster.tracebacks import Tracebacks
+from pipeline.cluster.watching import Watch
+from pipeline.core.beats import NodeBeat, NodeLook
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import write_json
 from pipeline.core.signals import Interruptible
 from pipeline.core.specs import PRUNE, Event, LaunchPlan, LogLine, MetricsLine, NodeExit, NodeFacts, NodeLost
-from pipeline.runs import attempts
+from pipeline.runs import attempts, rank_beats
 from pipeline.runs.checkpoints import go_on_from_checkpoint
 
 STOP_S = 8.0  # agents: TERM, 3 s, KILL; the rest of the promised 10 s is for the way there
+NOTE_S = 2.0
 _POLL_S = 0.5
+_ASKED_OF = 3  # lost hosts: the others have a moment to answer
 
 Ends = dict[str, NodeExit | NodeLost]
 
@@ -66,18 +73,31 @@ class RunningAttempt:
         self.log_dir = spec.run_dir / "attempts" / str(plan.attempt)
         self.ends: Ends = {}
         self._tracebacks = Tracebacks(watchers.on_line)
+        self.watch = Watch(
+            hosts={node.address: node.host for node in plan.nodes},
+            stall_s=plan.stall_s,
+            collective_timeout_s=plan.collective_timeout_s,
+        )
+        self.notes: list[str] = []  # on ranks and connections, as `doit status` shows them
+        self.verdict: Verdict | None = None  # on a rank that held the others up
+        self.lost: list[str] = []  # hosts that no longer answer, of which the others were asked
+        self.seen: dict[str, tuple[str, ...]] = {}  # host that was asked → what it said of each of them
+        self.gone: tuple[str, ...] = ()  # of these, those that no fresh connection reached either
         self.left = ""  # hosts that could not be asked to stop
         self.order: list[str] = []  # hosts as their ends came in
+        every_s = 0.0 if launcher.capabilities.shares_run_dir else plan.checkpoint_fetch_s
+        self._fetch = CheckpointFetch(launcher, plan, spec.run_dir, every_s)
         self._files = ExitStack()
         self._logs: dict[str, IO[str]] = {}
         self._metrics: IO[str] | None = None
         self._metrics_at = 0
-        self._looked = 0.0
+        self._looked = self._noted = 0.0
 
     @property
     def ended_well(self) -> bool:
         """All nodes have ended with exit code 0."""
-        return len(self.ends) == self.plan.nnodes and not any(map(_bad, self.ends.values()))
+        all_ended = len(self.ends) == self.plan.nnodes
+        return all_ended and self.verdict is None and not any(map(_bad, self.ends.values()))
 
     def run(self) -> None:
         """To the end of all nodes. Raises HostError, Killed."""
@@ -97,6 +117,7 @@ class RunningAttempt:
             self._end_everything()
         else:
             self._tracebacks.release()
+            self._name_slow_ranks()
             self.watchers.on_end()
         self._after(keep_final=self.ended_well)
 
@@ -127,7 +148,10 @@ class RunningAttempt:
                 if not pruning and (self.run_dir / PRUNE).exists():
                     following.prune()
                     pruning = True
-                if deadline is None and any(map(_bad, self.ends.values())):
+                if deadline is None:
+                    self._judge(following)
+                if deadline is None and (self.verdict is not None or any(map(_bad, self.ends.values()))):
+                    self._ask_others(following)
                     following.stop()
                     deadline = time.monotonic() + STOP_S
         except BaseException:
@@ -139,6 +163,44 @@ class RunningAttempt:
             raise
         finally:
             following.close()
+
+    def _judge(self, following: Following) -> None:
+        """Where no rank moves any more, say who holds the others up; the run is ended for it."""
+        now = time.monotonic()
+        slow = self.watch.slow_network(now, partial(following.look, None))
+        if slow is not None:
+            self.notes.append(slow.text)
+            self.watchers.on_line(LogLine(host=slow.host, rank=slow.rank, text=slow.text))
+        self.verdict = self.watch.check(now, following.look)
+        if self.verdict is not None:
+            self.notes.append(self.verdict.text)
+            self._noted = 0.0
+            self._note_ranks()
+            self.watchers.on_line(LogLine(host=self.verdict.host, rank=self.verdict.rank, text=self.verdict.text))
+
+    def _ask_others(self, following: Following) -> None:
+        """Whether the other nodes still reach those that no longer answer here."""
+        lost = {host: lost_hosts.ssh_server(self.plan, host) for host, end in self.ends.items() if _is_lost(end)}
+        servers = {host: server for host, server in lost.items() if server is not None}
+        self.lost = [*servers][:_ASKED_OF]
+        if self.lost:
+            following.look([servers[host] for host in self.lost])
+
+    def _note_ranks(self) -> None:
+        """Where the ranks stand, for `doit status`; a full disk, or a folder that was removed, is told elsewhere."""
+        now = time.monotonic()
+        if now - self._noted >= NOTE_S and self.watch.last:
+            self._noted = now
+            with suppress(OSError):
+                rank_beats.write(self.log_dir, rank_beats.rows(self.watch.last.values()), self.notes)
+
+    def _name_slow_ranks(self) -> None:
+        slow = rank_beats.slow_ranks(rank_beats.rows(self.watch.last.values()))
+        for note in slow:
+            self.watchers.on_line(LogLine(host=self.plan.nodes[0].host, rank=None, text=note))
+        self.notes += slow
+        self._noted = 0.0
+        self._note_ranks()
 
     def _check_folder(self) -> None:
         """Where hosts have copies, only the controller sees its own folder. Raises TrainingError once it is gone."""
@@ -172,8 +234,19 @@ class RunningAttempt:
             if self._metrics is not None:
                 self._metrics.write(event.text + "\n")
                 self._metrics.flush()
+        elif isinstance(event, NodeBeat):
+            self.watch.heard(event)
+            self._note_ranks()
+            if event.saved:
+                self._fetch.heard(event.saved)
+        elif isinstance(event, NodeLook):
+            if event.peers:
+                self.seen[event.host] = event.peers
+            else:
+                self.watch.seen(event)
         else:
             self.ends[event.host] = event
+            self.watch.ended(event.host)
             self.order.append(event.host)
             kind = {"event": type(event).__name__}
             if self._folder_is_ours():  # nor is it made anew for this where it was removed
@@ -185,6 +258,8 @@ class RunningAttempt:
         if len(sure) == self.plan.nnodes:
             return
         failures = self.launcher.stop(self.plan.run_key, self.run_dir, bar=self.plan.run_id)
+        lost = {host for host, end in self.ends.items() if _is_lost(end)}
+        self.gone = tuple(host for host, why in failures.items() if host in lost and not why.startswith(NOT_ENDED))
         unsure = {host: why for host, why in failures.items() if host not in sure}
         self.left = "".join(f"\n{host}{_not_stopped(why, self.plan.lease_s)}" for host, why in unsure.items())
         self.signals.left = self.left
@@ -194,6 +269,7 @@ class RunningAttempt:
 
         What could not be brought stays there: the next attempt asks for it (pipeline/cluster/earlier.py).
         """
+        self._fetch.wait()
         heard = bool(self.ends) and self._folder_is_ours()
         if heard and not self.launcher.collect(self.plan, self.run_dir, final=keep_final):
             return
@@ -209,6 +285,10 @@ def _not_stopped(why: str, lease_s: float) -> str:
         f" could not be asked to stop ({why.partition(chr(10))[0]}); its agent ends the run by itself at once when "
         f"it is cut off from every other node, else {lease_s:g} s after the last word from here"
     )
+
+
+def _is_lost(end: NodeExit | NodeLost) -> bool:
+    return isinstance(end, NodeLost)
 
 
 def _bad(end: NodeExit | NodeLost) -> bool:

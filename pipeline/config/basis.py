@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from pipeline.core.cluster import Cluster, Host
 from pipeline.data.request import Inputs
 
+_HOSTS = ("hosts", "spares")  # of a cluster
+
 
 class Basis(NamedTuple):
     """``resolved`` is the configuration as config.json has it, ``chosen`` are the modules of its options.
@@ -30,7 +32,8 @@ def to_json(basis: Basis) -> dict[str, Any] | None:
     """What ``from_json`` reads; None where files of this computer decide, which may be others tomorrow."""
     if basis.inputs is None or basis.inputs.files or basis.inputs.settings["source"] is not None:
         return None
-    cluster = {**_flat(basis.cluster), "hosts": [_flat(host) for host in basis.cluster.hosts]}
+    hosts = {name: [_flat(host) for host in getattr(basis.cluster, name)] for name in _HOSTS}
+    cluster = {**_flat(basis.cluster), **hosts}
     return {
         "resolved": dict(basis.resolved),
         "chosen": [*basis.chosen],
@@ -44,10 +47,11 @@ def to_json(basis: Basis) -> dict[str, Any] | None:
 def from_json(raw: Mapping[str, Any]) -> Basis:
     """The inverse."""
     cluster = raw["cluster"]
+    hosts = {name: tuple(Host(**host) for host in cluster[name]) for name in _HOSTS}
     return Basis(
         resolved=raw["resolved"],
         chosen=tuple(raw["chosen"]),
-        cluster=Cluster(**{**cluster, "hosts": tuple(Host(**host) for host in cluster["hosts"])}),
+        cluster=Cluster(**{**cluster, **hosts}),
         inputs=Inputs(**{**raw["inputs"], "files": ()}),
         runs_dir=Path(raw["runs_dir"]),
         data_dir=Path(raw["data_dir"]),

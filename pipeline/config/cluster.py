@@ -35,7 +35,9 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     hosts = tuple(_host(entry, raw, nproc, secrets) for entry in entries)
     _check_places(raw["workdir"], hosts)
     _refuse_unset(raw.get("secrets") or [], hosts)
-    _refuse_duplicates(hosts)
+    spares = tuple(_host(entry, raw, nproc, secrets) for entry in raw["spares"])
+    _refuse_spares(spares, here)
+    _refuse_duplicates((*hosts, *spares))
     ssh_config = raw["ssh_config"]
     return Cluster(
         launcher=launcher,
@@ -45,11 +47,14 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
         connect_timeout_s=raw["connect_timeout_s"],
         lease_s=raw["lease_s"],
         collective_timeout_s=raw["collective_timeout_s"],
+        stall_s=raw["stall_s"],
         max_restarts=raw["max_restarts"],
         rendezvous=raw["rendezvous"],
         rendezvous_dir=raw["rendezvous_dir"],
         environment={str(name): str(version) for name, version in (raw.get("environment") or {}).items()},
         device=device,
+        spares=spares,
+        checkpoint_fetch_s=raw["checkpoint_fetch_s"],
         settings=typed(settings, without_secrets({"cluster": raw})["cluster"]),
     )
 
@@ -60,6 +65,8 @@ def _check_numbers(raw: Mapping[str, Any]) -> None:
         ("connect_timeout_s", 0.1),
         ("lease_s", 5.0),
         ("collective_timeout_s", 1.0),
+        ("stall_s", 5.0),
+        ("checkpoint_fetch_s", 0.0),
         ("max_restarts", 0),
     ):
         if not least <= raw[name] < math.inf:
@@ -193,6 +200,11 @@ def _refuse_unset(names: list[str], hosts: tuple[Host, ...]) -> None:
             raise UsageError(
                 f"cluster.secrets names {name!r}, which cluster.env doesn't set; {suggestion(name, known)}"
             )
+
+
+def _refuse_spares(spares: tuple[Host, ...], here: bool) -> None:
+    if spares and here:
+        raise UsageError("cluster.spares needs a launcher that reaches other hosts; use cluster=pssh")
 
 
 def _refuse_duplicates(hosts: tuple[Host, ...]) -> None:

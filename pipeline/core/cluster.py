@@ -62,7 +62,7 @@ class Cluster:
     ``rendezvous_dir``, absolute and the same folder on every host). ``environment`` are versions of Python
     and libraries that the hosts have where they aren't the controller's. ``device`` is cpu, cuda, or auto: the
     CPU, and a host with GPUs is refused, since the key couldn't know of them. ``settings`` is the whole section,
-    as the launcher's own settings class.
+    as the launcher's own settings class. ``spares`` take the places of hosts that are gone.
     """
 
     launcher: str
@@ -72,12 +72,15 @@ class Cluster:
     connect_timeout_s: float = 20.0
     lease_s: float = 600.0
     collective_timeout_s: float = 600.0
+    stall_s: float = 300.0
     max_restarts: int = 0
     rendezvous: str = "static"
     rendezvous_dir: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     device: str = "auto"
     settings: Any = None
+    spares: tuple[Host, ...] = ()
+    checkpoint_fetch_s: float = 60.0
 
     @property
     def nnodes(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class PacelineError(Exception):
@@ -28,7 +28,12 @@ class DataError(PacelineError):
 
 
 class HostError(PacelineError):
-    """One or more hosts that can't take part; the text names each with the value seen."""
+    """One or more hosts that can't take part; the text names each with the value seen, ``hosts`` are their labels
+    where that is known of each."""
+
+    def __init__(self, what: str, *, hint: str | None = None, hosts: Sequence[str] = ()) -> None:
+        super().__init__(what, hint=hint)
+        self.hosts = tuple(hosts)
 
 
 class TrainingError(PacelineError):
@@ -36,11 +41,12 @@ class TrainingError(PacelineError):
 
     ``cause`` is what a sweep decides by whether it tries again: ``host`` (a node was lost), ``memory`` (too
     little of it, or something killed a rank), ``disk`` (it is full) or ``code`` (it would end the same way again).
+    ``gone`` are hosts that neither the stream from them nor a fresh connection reached at the end.
     """
 
-    def __init__(self, what: str, *, hint: str | None = None, cause: str = "code") -> None:
+    def __init__(self, what: str, *, hint: str | None = None, cause: str = "code", gone: Sequence[str] = ()) -> None:
         super().__init__(what, hint=hint)
-        self.cause = cause
+        self.cause, self.gone = cause, tuple(gone)
 
 
 class Pruned(PacelineError):  # noqa: N818  (the word of the journal)

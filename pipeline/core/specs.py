@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.core.beats import NodeBeat, NodeLook
 from pipeline.core.cluster import Cluster as Cluster
 from pipeline.core.cluster import Host as Host
 
@@ -113,6 +114,9 @@ class LaunchPlan:
     nodes: tuple[NodePlan, ...]
     outputs: Outputs = TRAINING_OUTPUTS
     submission: str = ""  # what a batch scheduler was given
+    stall_s: float = 300.0
+    collective_timeout_s: float = 600.0
+    checkpoint_fetch_s: float = 0.0
 
     @property
     def nnodes(self) -> int:
@@ -163,4 +167,4 @@ class NodeLost:
     reason: str
 
 
-Event = LogLine | MetricsLine | NodeExit | NodeLost
+Event = LogLine | MetricsLine | NodeBeat | NodeLook | NodeExit | NodeLost

@@ -17,7 +17,7 @@ from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.running import Watchers, nothing
 from pipeline.core import leftovers, process, threads
-from pipeline.core.errors import Killed, PacelineError, Pruned, TrainingError, os_reason
+from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, TrainingError, os_reason
 from pipeline.core.files import write_atomic, write_hint, write_json
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.signals import Interruptible, Stop
@@ -25,9 +25,10 @@ from pipeline.core.specs import PRUNE, PRUNED, NodeFacts, State
 from pipeline.evaluation import report_key
 from pipeline.execution.configured_run import Run
 from pipeline.execution.located import ENTRY
+from pipeline.execution.restarts import Restarts
 from pipeline.keys import rank_environment
 from pipeline.keys.import_closure import matches
-from pipeline.runs import acceptance, journal, provenance
+from pipeline.runs import acceptance, checkpoints, journal, provenance, rank_beats
 from pipeline.runs import status as progress
 from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
 from pipeline.runs.lock import RunLock, locked
@@ -294,23 +295,51 @@ def _leave_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
 
 def _attempts(work: _Work) -> None:
     """Attempt after attempt, each from the last checkpoint, until one ends well or none is left."""
-    run, say, services = work.run, work.say, work.services
+    run, say = work.run, work.say
     first = journal.attempts(run.folder.journal) + 1
     last = first + run.config.cluster.max_restarts
+    restarts = Restarts(run.config.cluster)
     for number in range(first, last + 1):
         work.lock.check()
         _note(run, State.PLANNED, number)
-        say.doing("asking the hosts")
         try:
-            way = nullcontext(services.hosts) if services.hosts is not None else closing(Hosts(run.config.cluster))
-            run_attempt(_spec(work, number), way, _watchers(work, number, notes=number == first), services.stop)
+            _attempt(work, number, restarts, notes=number == first)
             return
         except TrainingError as error:
             gone = work.lock.lost() or not (run.folder.path / "config.json").exists()
             if number == last or gone:
                 raise
+            restarts.after(error, step=_last_step(run, number))
             _note(run, State.FAILED, number, error.what)
-            say(f"{error}\nattempt {number} failed; starting attempt {number + 1} of {last} from the last checkpoint")
+            lines = [str(error), *restarts.replace(error.gone)]
+            say("\n".join([*lines, f"attempt {number} failed; starting attempt {number + 1} of {last} {_from(run)}"]))
+
+
+def _attempt(work: _Work, number: int, restarts: Restarts, *, notes: bool) -> None:
+    """One attempt; where a restart finds further hosts silent, spares take their places. Raises HostError without."""
+    services, watchers = work.services, _watchers(work, number, notes=notes)
+    while True:
+        work.say.doing("asking the hosts")
+        way = nullcontext(services.hosts) if services.hosts is not None else closing(Hosts(restarts.cluster))
+        try:
+            run_attempt(_spec(work, number), way, watchers, services.stop)
+            return
+        except HostError as error:
+            lines = restarts.replace(error.hosts) if restarts.begun and services.hosts is None else []
+            if not lines:
+                raise
+            work.say("\n".join([error.what, *lines]))
+
+
+def _from(run: Run) -> str:
+    step = checkpoints.newest_step(run.folder.path)
+    return f"from the checkpoint of step {step}" if step else "from the beginning: there is no checkpoint yet"
+
+
+def _last_step(run: Run, number: int) -> int:
+    """The last step of which anything was heard in an attempt."""
+    told, _ = rank_beats.read(run.folder.path / "attempts" / str(number))
+    return max((row.step for row in told), default=0)
 
 
 def _spec(work: _Work, number: int) -> AttemptSpec:

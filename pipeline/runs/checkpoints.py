@@ -65,6 +65,12 @@ def read_side(path: Path) -> dict[str, Any]:
     return side
 
 
+def newest_step(run_dir: Path) -> int:
+    """The step of the newest checkpoint that lies here, whole or not; 0 without one."""
+    stems = [path.stem.removeprefix("step-") for path in (run_dir / "checkpoints").glob("step-*.pt")]
+    return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
+
+
 def set_aside(path: Path) -> None:
     """Rename a checkpoint and all that belongs to it to ``*.bad``: it counts no more. Raises OSError."""
     for part in (path, path.with_suffix(".json"), path.with_name(path.stem.replace("step-", "shards-"))):

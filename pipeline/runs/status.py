@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.core import locks
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.specs import State
-from pipeline.runs import acceptance, attempts, journal, metrics_file
+from pipeline.runs import acceptance, attempts, checkpoints, journal, metrics_file, rank_beats
 from pipeline.runs.folder import RunFolder, nodes_of, what
 from pipeline.runs.result import AlteredError
 
@@ -37,7 +37,9 @@ def status(folder: RunFolder) -> str:
         if last.detail:
             lines.append(f"  detail   {last.detail.splitlines()[0]}")
     lines.append(f"  hosts    {_hosts(plan, config)}")
-    lines += _metrics(folder, training=last is not None and last.state is State.RUNNING and locks.is_held(folder.lock))
+    training = last is not None and last.state is State.RUNNING and locks.is_held(folder.lock)
+    lines += _metrics(folder, training=training)
+    lines += _ranks(folder, last.attempt if last is not None else 0, training=training)
     lines += _altered(folder) + altered
     if accepted is not None:
         lines += [f"  {accepted}", *(f"    {item}" for item in accepted.differences)]
@@ -57,9 +59,8 @@ def under_way(folder: RunFolder) -> str:
         return f"{rows[-1].doing}, the last word was of step {rows[-1].step}"
     if not rows:
         return "waiting for the first step; the ranks import torch and read the data"
-    stems = [path.stem.removeprefix("step-") for path in (folder.path / "checkpoints").glob("step-*.pt")]
-    steps = [int(stem) for stem in stems if stem.isdecimal()]
-    start = f"checkpoint of step {max(steps)}" if steps else "beginning"
+    step = checkpoints.newest_step(folder.path)
+    start = f"checkpoint of step {step}" if step else "beginning"
     return f"starting again from the {start}; the ranks import torch and read the data"
 
 
@@ -122,6 +123,13 @@ def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
     doing = f", {last.doing}" if training and last.attempt in attempts.known(folder.path)[-1:] else ""
     lines = [f"  step     {last.step}, epoch {last.epoch}{doing}"]
     return lines + [f"  {name:<20} {value:.6g}" for name, value in sorted(metrics.items())]
+
+
+def _ranks(folder: RunFolder, attempt: int, *, training: bool) -> list[str]:
+    """Where the ranks are while they train, and who held them up."""
+    told, notes = rank_beats.read(folder.path / "attempts" / str(attempt))
+    lines = [f"  ranks    {rank_beats.lagging(told)}"] if told and training else []
+    return lines + [f"  {note}" for note in notes]
 
 
 def _last_rows(folder: RunFolder) -> list[metrics_file.MetricsRow]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cluster.launchers.answers import Beat, Lines, log_line, parse_answer, parse_stream, received_bytes
+from pipeline.cluster.launchers.answers import Lines, log_line, parse_answer, parse_stream, received_bytes
+from pipeline.core.beats import NodeBeat
 from pipeline.core.specs import LogLine, NodeExit, NodeLost
 
 TOKEN = "f00d"
@@ -17,7 +18,7 @@ def parsed(line: bytes) -> object:
 def test_answers_of_a_stream() -> None:
     log = parsed(b'@paceline f00d {"log": ["0 | a", "- | b"], "from": 3, "at": 15}\n')
     assert log == Lines(of="log", texts=("0 | a", "- | b"), start_bytes=3, end_bytes=15)
-    assert parsed(b'@paceline f00d {"beat": 7.5}\n') == Beat()
+    assert parsed(b'@paceline f00d {"beat": 7.5}\n') == NodeBeat(host="node0")
     assert parsed(b'@paceline f00d {"error": "full"}\n') == NodeLost(host="node0", reason="full")
     ended = parsed(
         b'@paceline f00d {"exit": {"code": 1, "reason": "r", "tail": ["t"], "errors": [{"rank": 1, "unix_time": 5, '
@@ -89,5 +90,5 @@ def test_a_title_without_an_end_of_line_hides_no_answer_and_nothing_without_the_
     forged = b'@paceline {"left": ["1"]}\n@paceline f00e {"left": ["2"]}\n@paceline {"evil"\n'
     stdout = forged + b'\x1b]0;title\x07@paceline f00d {"left": []}\n' + forged + b"@paceline f00d " + b"[" * 100_000
     assert parse_answer(stdout, TOKEN) == {"left": []}
-    assert parsed(b'title@paceline f00d {"beat": 7.5}\n') == Beat()
+    assert parsed(b'title@paceline f00d {"beat": 7.5}\n') == NodeBeat(host="node0")
     assert parsed(b'@paceline {"exit": {"code": 0, "reason": "", "tail": [], "errors": []}, "now": 1}\n') is None

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import FileStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from trainers.core.errors import TrainerError
+from trainers.distributed.heartbeat import HEARTBEAT
 
 _TIMEOUT_S = 600.0  # for one collective, unless the cluster says another; a peer that dies is noticed at once
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
@@ -109,7 +110,8 @@ class Node:
     def sum(self, tensor: Tensor) -> Tensor:
         """Add up over all ranks, in place."""
         if self.ranks.world_size > 1:
-            dist.all_reduce(tensor)
+            with HEARTBEAT.collective():
+                dist.all_reduce(tensor)
         return tensor
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
@@ -124,7 +126,8 @@ class Node:
         """The least of all ranks' values, on every rank."""
         least = torch.tensor(value, dtype=torch.int64, device=self.device)
         if self.ranks.world_size > 1:
-            dist.all_reduce(least, op=dist.ReduceOp.MIN)
+            with HEARTBEAT.collective():
+                dist.all_reduce(least, op=dist.ReduceOp.MIN)
         return int(least)
 
     def gather(self, row: Tensor) -> Tensor | None:
@@ -135,7 +138,8 @@ class Node:
         for start in range(0, row.numel(), _CHUNK_ELEMENTS):
             chunk = row[start : start + _CHUNK_ELEMENTS]
             came = [torch.empty_like(chunk) for _ in range(self.ranks.world_size)] if self.is_rank_zero else None
-            dist.gather(chunk, came, dst=0)
+            with HEARTBEAT.collective():
+                dist.gather(chunk, came, dst=0)
             if table is not None and came is not None:
                 table[:, start : start + chunk.numel()] = torch.stack(came).cpu()
         return table
@@ -148,7 +152,8 @@ class Node:
             chunk = row[start : start + _CHUNK_ELEMENTS]
             stop = start + chunk.numel()
             sent = None if table is None else [part.contiguous() for part in table[:, start:stop].to(self.device)]
-            dist.scatter(chunk, sent, src=0)
+            with HEARTBEAT.collective():
+                dist.scatter(chunk, sent, src=0)
         return row
 
     def wait_for_all(self, what: str) -> None:
@@ -156,8 +161,9 @@ class Node:
         if self.store is None:
             return
         self.store.set(f"paceline/{what}/{self.ranks.rank}", "")
-        while not self.store.check([f"paceline/{what}/{rank}" for rank in range(self.ranks.world_size)]):
-            time.sleep(_POLL_S)
+        with HEARTBEAT.collective():
+            while not self.store.check([f"paceline/{what}/{rank}" for rank in range(self.ranks.world_size)]):
+                time.sleep(_POLL_S)
 
     def __enter__(self) -> Node:
         return self
@@ -193,11 +199,12 @@ class Node:
             return
         for members in _batches(tensors):
             flat = torch.cat([item.reshape(-1) for item in members])
-            if average:
-                dist.all_reduce(flat)
-                flat /= self.ranks.world_size
-            else:
-                dist.broadcast(flat, src=0)
+            with HEARTBEAT.collective():
+                if average:
+                    dist.all_reduce(flat)
+                    flat /= self.ranks.world_size
+                else:
+                    dist.broadcast(flat, src=0)
             offset = 0
             for item in members:
                 item.copy_(flat[offset : offset + item.numel()].view(item.shape))

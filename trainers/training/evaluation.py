@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from trainers.data.augment import Normaliser, bordered
 from trainers.data.pack import MappedPack, take
+from trainers.distributed.heartbeat import HEARTBEAT, Phase
 from trainers.distributed.process_group import Node
 from trainers.training.model_setup import autocast
 
@@ -79,6 +80,7 @@ class Evaluator:
         step = max(self.batch_size, _SMALLEST_BATCH[node.device.type])
         longest = -(-count // node.ranks.world_size)
         for offset in range(0, longest, step):  # as often on every rank: with fsdp a forward pass waits for the others'
+            HEARTBEAT.enter(Phase.EVALUATING)
             begin = min(first + offset, last)
             end = min(begin + step, last)
             logits, labels = self._forward(begin, end)

@@ -20,6 +20,7 @@ from trainers.data.pack import MappedPack, PackWatch, set_aside
 from trainers.data.step_plan import plan_steps
 from trainers.distributed import rank_state
 from trainers.distributed.attempt import read_attempt
+from trainers.distributed.heartbeat import HEARTBEAT, Phase
 from trainers.distributed.node_info import of_all_nodes
 from trainers.distributed.process_group import Node
 from trainers.distributed.termination import Termination
@@ -113,6 +114,9 @@ class Trainer:
         """Passes that leave nothing behind; the seconds they took. Before a checkpoint is taken up, which may hold
         state that only they bring about."""
         garbage.resume()
+        whole = self.stepper.strategy.layout.name == "ddp" and self.node.ranks.world_size > 1
+        if whole and self.node.device.type == "cpu" and not self.config.trainer.compile:
+            HEARTBEAT.watch_gradients(self.model)
         if not self.stepper.warm_up_passes:
             return 0.0
         plan = self.plan(0, 0)
@@ -168,6 +172,7 @@ class Trainer:
                 if not termination.may_begin(self.step):
                     self._save_at_once(began)
                     termination.end()
+                HEARTBEAT.begin_step(self.step + 1)
                 epoch, position = self.steps.place(self.step)
                 if plan is None or position == 0:
                     plan = self.plan(epoch, position)
@@ -288,6 +293,7 @@ class Trainer:
                 self.folder.save_best(weights, {"step": self.step, **result.metrics("val")})
 
     def _save(self, epoch: int, position: int) -> None:
+        HEARTBEAT.enter(Phase.SAVING)
         self.check_data()
         table = self.node.gather(rank_state.row(self._own(), self.node.device))
         layout, state = self.stepper.strategy.layout, self.stepper.state()

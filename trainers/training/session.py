@@ -28,6 +28,7 @@ from trainers.data.pack import (
 )
 from trainers.data.step_plan import Steps
 from trainers.distributed.affinity import take_cores
+from trainers.distributed.heartbeat import HEARTBEAT, Phase
 from trainers.distributed.malloc import keep_freed_memory
 from trainers.distributed.process_group import Ranks, connect, read_ranks
 from trainers.training.evaluation import Evaluation
@@ -156,6 +157,7 @@ def _note_pruned(trainer: Trainer) -> None:
 
 def _finish(trainer: Trainer, test: Evaluation) -> None:
     """Rank 0 writes the results, summary.json last."""
+    HEARTBEAT.enter(Phase.ENDING)
     final = trainer.stepper.strategy.layout.weights()
     if not trainer.node.is_rank_zero:
         return

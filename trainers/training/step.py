@@ -13,6 +13,7 @@ from trainers.data.augment import EpochPlan, Normaliser, training_batch
 from trainers.data.pack import MappedPack
 from trainers.data.randomness import Stream, key
 from trainers.data.step_plan import Steps
+from trainers.distributed.heartbeat import HEARTBEAT, Phase
 from trainers.distributed.process_group import Node
 from trainers.training.grad_scaler import GradScaler
 from trainers.training.model_setup import autocast, seed_device
@@ -127,6 +128,7 @@ class Stepper:
             with self.gradient_sync.micro_batch(last=number == self.steps.accumulate - 1):
                 losses.append(self._backward(plan.batch(first + number * size, size)))
         self.gradient_sync.finish()
+        HEARTBEAT.enter(Phase.UPDATING)
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def _begin(self, step: int) -> None:
@@ -146,7 +148,9 @@ class Stepper:
     def _backward(self, part: EpochPlan) -> Tensor:
         """Add the gradients of one micro-batch; returns its mean loss."""
         config = self.config
+        HEARTBEAT.enter(Phase.LOADING)
         images, labels = training_batch(self.pack, part, config.dataset, self.normalise)
+        HEARTBEAT.enter(Phase.COMPUTING)
         with autocast(self.node.device, self.precision):
             logits = self.network(images)
         loss = functional.cross_entropy(logits.float(), labels, label_smoothing=config.trainer.label_smoothing)

@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
 import time
 
+from .beats import newest_checkpoint, read_beats
+from .look import look
 from .node import own_node
 from .processes import POLL_S, end_tree, send_all, start_time
 from .silence import Silence
@@ -17,19 +20,21 @@ from .wire import REMOVED, Json, in_thread, read_json, say, touch, write_json
 
 FROZEN_S = 12.0  # long for a supervisor that looks twice a second, and told before a person would wonder
 HEARTBEAT_TIMEOUT_S = 8.0
+LAST_LOOK_S = 2.5  # a look at a host that is gone takes 2 s
 
 
 def follow(request: Json) -> None:
     """Stream the log, rank 0's metrics and the end as JSON lines; renew the lease from the beats on stdin.
 
-    Resumable: ``log_at`` and ``metrics_at`` are byte offsets that the answers carry.
+    A line each second tells where the ranks of this node stand. Resumable: ``log_at`` and ``metrics_at`` are byte
+    offsets that the answers carry.
     """
     node = own_node(request)
-    heard = [time.monotonic()]
-    in_thread(listen, node, heard, on_error=leave)
+    heard, looks = [time.monotonic()], Looks(node)
+    in_thread(listen, node, heard, looks, on_error=leave)
     in_thread(leave_after_heartbeat_timeout, heard, on_error=leave)
     try:
-        send_news(request, node)
+        send_news(request, node, looks)
     except OSError as error:  # nobody reads any more, or a file can't be read: a new stream may do better
         leave(str(error))
 
@@ -41,7 +46,33 @@ def leave(why: str) -> None:
     os._exit(1)
 
 
-def send_news(request: Json, node: Json) -> None:
+class Looks:
+    """Looks at this node's ranks, or from here at other nodes, each made in a thread of its own."""
+
+    def __init__(self, node: Json) -> None:
+        self.node, self.pending = node, 0
+        self.ready: list[Json] = []
+
+    def begin(self, peers: list[list[object]] | None) -> None:
+        self.pending += 1
+        in_thread(self._make, peers, on_error=lambda _: None)
+
+    def _make(self, peers: list[list[object]] | None) -> None:
+        try:
+            self.ready.append(look(self.node, peers))
+        finally:
+            self.pending -= 1
+
+    def tell(self, *, last: bool) -> None:
+        """Say what is ready; ``last``: also what will be in a moment. Raises OSError."""
+        until = time.monotonic() + LAST_LOOK_S
+        while last and self.pending and time.monotonic() < until:
+            time.sleep(POLL_S)
+        while self.ready:
+            say(look=self.ready.pop())
+
+
+def send_news(request: Json, node: Json, looks: Looks) -> None:
     state = node["state_dir"]
     supervisor = Silence(os.path.join(state, "beat"))
     offsets = {"log": int(request["log_at"]), "metrics": int(request["metrics_at"])}
@@ -52,13 +83,15 @@ def send_news(request: Json, node: Json) -> None:
     while True:
         ended = read_json(os.path.join(state, "exit.json")) or orphaned(node, supervisor)
         while sum(forward(name, path, offsets) for name, path in files.items()):
-            beat = time.monotonic()
+            pass
+        looks.tell(last=bool(ended))
         if ended:
             say(exit=ended, now=time.time())
             os._exit(0)
         if time.monotonic() - beat > 1:
             beat = time.monotonic()
-            say(beat=time.time())
+            saved = newest_checkpoint(node["run_dir"]) if "metrics" in files else 0
+            say(beat=time.time(), ranks=read_beats(node), saved=saved)
         time.sleep(POLL_S)
 
 
@@ -105,9 +138,9 @@ def orphaned(node: Json, supervisor: Silence) -> Json | None:
     return ended
 
 
-def listen(node: Json, heard: list[float]) -> None:
+def listen(node: Json, heard: list[float], looks: Looks) -> None:
     """Renew the lease for as long as the controller beats; ``stop`` asks the supervisor to end the run,
-    ``prune`` asks rank 0, which looks for that file at the end of an epoch."""
+    ``prune`` asks rank 0, which looks for that file at the end of an epoch, ``look [peers]`` asks how the ranks are."""
     state = node["state_dir"]
     touch(os.path.join(state, "lease"))
     touch(os.path.join(state, "attached"))
@@ -117,6 +150,8 @@ def listen(node: Json, heard: list[float]) -> None:
             os.utime(os.path.join(state, "lease"))  # the supervisor looks for a change, not for the time
             if line.strip() == b"prune" and node["node_rank"] == 0:
                 touch(os.path.join(node["run_dir"], "prune"))
+            if line.startswith(b"look "):
+                looks.begin(json.loads(line[5:]))
             if line.strip() == b"stop":
                 entry = read_json(os.path.join(state, "agent.json"))
                 if entry and start_time(entry["pid"]) == entry["born"]:

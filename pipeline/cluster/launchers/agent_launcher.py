@@ -103,7 +103,8 @@ class AgentLauncher(Launcher, ABC):
             hints.extend([hint] if hint and hint not in hints else [])
         if rows:
             head = f"{doing}: {len(rows)} of {self.cluster.nnodes} hosts can't take part"
-            raise HostError("\n".join([head, *rows]), hint="; then ".join(hints) or None)
+            silent = [label for label, answer in answers.items() if answer.value is None]
+            raise HostError("\n".join([head, *rows]), hint="; then ".join(hints) or None, hosts=silent)
         return {label: answer.value or {} for label, answer in answers.items()}
 
     @property

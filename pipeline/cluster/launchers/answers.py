@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pipeline.cluster.launchers.beat_answers import node_beat, node_look
+from pipeline.core.beats import NodeBeat, NodeLook
 from pipeline.core.specs import LogLine, NodeExit, NodeLost, RankError
 
 _RECEIVED = "received"
@@ -25,11 +27,6 @@ class Lines:
     texts: tuple[str, ...]
     start_bytes: int
     end_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Beat:
-    """The agent is alive and has nothing else to report."""
 
 
 def parse(line: bytes, token: str) -> dict[str, Any] | None:
@@ -62,7 +59,9 @@ def _newest_first(stdout: bytes, token: str) -> Iterator[dict[str, Any]]:
     return (value for line in reversed(stdout.split(b"\n")) if (value := parse(line, token)) is not None)
 
 
-def parse_stream(line: bytes, token: str, host: str, now: float) -> Lines | Beat | NodeExit | NodeLost | None:
+def parse_stream(
+    line: bytes, token: str, host: str, now: float
+) -> Lines | NodeBeat | NodeLook | NodeExit | NodeLost | None:
     """One line of a live stream; None where it is none of the agent's, or not whole.
 
     Args:
@@ -78,7 +77,9 @@ def parse_stream(line: bytes, token: str, host: str, now: float) -> Lines | Beat
             return _node_end(host, value["exit"], now - float(value["now"]))
         if "error" in value:
             return NodeLost(host=host, reason=str(value["error"]))
-        return Beat() if "beat" in value else None
+        if "look" in value:
+            return node_look(host, value["look"])
+        return node_beat(host, value) if "beat" in value else None
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -76,6 +76,11 @@ class Following(Protocol):
         """Ask rank 0 to end the run at the next end of an epoch; returns at once. For launchers that send files."""
         ...
 
+    def look(self, peers: Sequence[tuple[str, int]] | None = ()) -> None:
+        """Ask every node how its ranks are (None: without their stacks), or only whether the ssh servers ``peers``
+        answer it; NodeLook events follow."""
+        ...
+
     def close(self) -> None:
         """End the streams (not the training)."""
         ...

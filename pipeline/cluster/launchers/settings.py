@@ -72,6 +72,10 @@ class ClusterConfig:
         connect_timeout_s: how long ssh may take to reach a host the first time; one that refuses is told at once.
         lease_s: a host ends its part of a run when the controller is gone for this long.
         collective_timeout_s: ranks that wait longer for each other in one collective give up.
+        stall_s: when no rank has moved for this long (or for ten times what steps have taken), the rank that holds the
+            others up is named and the run ended.
+        spares: hosts as in hosts, of which one takes the place of a host that is gone when the run is started again.
+        checkpoint_fetch_s: how often at most new checkpoints are brought here while a run goes on; 0: at its end alone.
         max_restarts: further attempts, from the last checkpoint, when a run fails.
     """
 
@@ -94,4 +98,7 @@ class ClusterConfig:
     connect_timeout_s: float = 20.0
     lease_s: float = 600.0
     collective_timeout_s: float = 600.0
+    stall_s: float = 300.0
+    spares: list[HostConfig] = field(default_factory=list)
+    checkpoint_fetch_s: float = 60.0
     max_restarts: int = 0

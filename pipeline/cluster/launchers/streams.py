@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import subprocess
@@ -12,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from subprocess import Popen
 from typing import IO
 
-from pipeline.cluster.launchers.answers import Beat, Lines, log_line, parse_stream
+from pipeline.cluster.launchers.answers import Lines, log_line, parse_stream
 from pipeline.cluster.launchers.connection import Connection
 from pipeline.core import process, threads
+from pipeline.core.beats import NodeBeat, NodeLook
 from pipeline.core.redact import hide
 from pipeline.core.specs import Event, MetricsLine, NodeLost
 
@@ -76,6 +78,10 @@ class Streams:
         """Ask rank 0 to end the run, with a checkpoint, at the next end of an epoch."""
         self._pruning = True
         self._tell(b"prune\n")
+
+    def look(self, peers: Sequence[tuple[str, int]] | None = ()) -> None:
+        """Ask every node how its ranks are, or only whether the ssh servers ``peers`` answer it."""
+        self._tell(b"look " + json.dumps(peers).encode() + b"\n")
 
     def stop(self) -> None:
         """Ask every node that still answers to end its part."""
@@ -145,8 +151,9 @@ class _Stream:
             self._silent_s = self._lost_s = 0.0
             if isinstance(answer, Lines):
                 self._pass_on(answer)
-            elif not isinstance(answer, Beat):
-                self._emit(answer)
+                continue
+            self._emit(answer)
+            if not isinstance(answer, NodeBeat | NodeLook):
                 return True
         return False
 

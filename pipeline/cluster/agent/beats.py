@@ -1,0 +1,48 @@
+"""Where the ranks of this node stand, as their own memory tells (trainers/distributed/heartbeat.py writes it)."""
+
+# Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
+# ruff: noqa: PTH118, PTH119, PTH120, PTH123, PTH207
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import struct
+import time
+
+from .wire import Json
+
+_CELLS = struct.Struct("@8q")
+
+
+def read_beats(node: Json) -> list[Json]:
+    """A row for each rank that can be read: its process, step, phase, how often and how long ago that changed, how
+    many collectives it has come to, the seconds of its own work."""
+    rows = []
+    for path in sorted(glob.glob(os.path.join(glob.escape(node["state_dir"]), "ranks/*/attempt_*/*/beat"))):
+        with contextlib.suppress(OSError, struct.error, ValueError):
+            with open(path, "rb") as file:  # gone with the rank's process
+                pid, step, phase, moves, since_ns, collectives, own_ns, _ = _CELLS.unpack(file.read(_CELLS.size))
+            local_rank = int(os.path.basename(os.path.dirname(path)))
+            rows.append(
+                {
+                    "rank": node["first_rank"] + local_rank,
+                    "pid": pid,
+                    "step": step,
+                    "phase": phase,
+                    "moves": moves,
+                    "for_s": round((time.monotonic_ns() - since_ns) / 1e9, 3),
+                    "collectives": collectives,
+                    "own_s": round(own_ns / 1e9, 3),
+                    "stacks": os.path.join(os.path.dirname(path), "stacks"),
+                }
+            )
+    return rows
+
+
+def newest_checkpoint(run_dir: str) -> int:
+    """The step of the newest checkpoint that is whole, 0 without one: the .json beside it is written last."""
+    sides = glob.glob(os.path.join(glob.escape(run_dir), "checkpoints/step-*.json"))
+    found = (re.fullmatch(r"step-(\d+)\.json", os.path.basename(path)) for path in sides)
+    return max((int(name[1]) for name in found if name), default=0)

@@ -1,0 +1,49 @@
+"""New checkpoints brought here while the training goes on, so that rank 0's host may be lost with its disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from pathlib import Path
+
+from pipeline.cluster.launchers.base import Launcher
+from pipeline.core import threads
+from pipeline.core.specs import LaunchPlan, Outputs
+
+_SHARE = 10  # a fetch that took a minute is followed by ten without one: encryption takes rank 0's processor time
+
+
+class CheckpointFetch:
+    """Fetches in a thread of its own, one at a time, at most every ``every_s`` seconds (0: never)."""
+
+    def __init__(self, launcher: Launcher, plan: LaunchPlan, run_dir: Path, every_s: float) -> None:
+        self._launcher, self._plan, self._run_dir, self._every_s = launcher, plan, run_dir, every_s
+        self._thread: threading.Thread | None = None
+        self._step, self._next = 0, time.monotonic() + every_s
+
+    def heard(self, step: int) -> None:
+        """The newest checkpoint on rank 0's host is that of ``step``."""
+        busy = self._thread is not None and self._thread.is_alive()
+        if self._every_s and step > self._step and not busy and time.monotonic() >= self._next:
+            self._thread = threads.start(self._fetch, step, name="checkpoints", on_error=lambda _: None)
+
+    def wait(self) -> None:
+        """Until nothing is under way any more."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _fetch(self, step: int) -> None:
+        began = time.monotonic()
+        if self._launcher.collect(of_step(self._plan, step), self._run_dir, final=False):
+            self._step = step
+        now = time.monotonic()
+        self._next = now + max(self._every_s, _SHARE * (now - began))
+
+
+def of_step(plan: LaunchPlan, step: int) -> LaunchPlan:
+    """The plan with one checkpoint as its outputs: metrics.jsonl comes by the stream, and is being written here."""
+    name, shards = f"checkpoints/step-{step:08d}", f"checkpoints/shards-{step:08d}"
+    files = (f"{name}.pt", f"{name}.json", f"{shards}/.metadata", f"{shards}/*.distcp", "checkpoints/best.*")
+    outputs = Outputs(resume=files, final=(), needed=(f"{name}.json",))
+    return dataclasses.replace(plan, outputs=outputs)

@@ -1,0 +1,195 @@
+"""Which rank holds the others up, from what was seen of each while nothing moved. Pure.
+
+Collectives are what ranks wait for each other in, so whoever isn't in one is looked at first; where all are, whoever is
+in another one than the rest; where all are in the same, the connections between them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from pipeline.core.beats import LOADING, WAITING, RankLook
+from pipeline.core.tables import counted
+
+SPINS_FROM = 0.5
+"""Cores that a rank keeps busy if it computes; a rank that waits over gloo keeps a few hundredths busy."""
+
+OF_HOSTS = ("slow link", "dropped link", "stopped", "disk")
+"""The kinds for which the host is to blame, not the code: the same run may end well there another time."""
+
+_IN_COLLECTIVE = "/torch/distributed/"
+_DROPPED_FROM = 3  # times that the kernel has sent the same bytes again in vain: 1.5 s at least
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """``kind``: stopped, disk, spins, lock, sleeps, skipped, slow link, dropped link, or collective (nobody stands
+    out: ``rank`` is None). ``text`` says so in words; ``stack`` is that rank's, innermost first."""
+
+    rank: int | None
+    host: str
+    kind: str
+    text: str
+    stack: tuple[str, ...] = ()
+
+
+def judge(looks: Sequence[RankLook], hosts: Mapping[str, str], idle_s: float) -> Verdict:
+    """Who holds the run up.
+
+    Args:
+        looks: one for each rank that could be seen, at least one.
+        hosts: address → label, of every node.
+        idle_s: for how long no rank has moved.
+    """
+    ranked = sorted(looks, key=lambda look: look.beat.rank)
+    stopped = [look for look in ranked if look.state in ("T", "t")]
+    if stopped:
+        return _verdict(stopped[0], "stopped", ranked, idle_s)
+    waiting = [look for look in ranked if _waits(look)]
+    busy = [look for look in ranked if look not in waiting]
+    if busy:
+        culprit = min(busy, key=lambda look: (look.state != "D", _place(look), look.beat.rank))
+        return _verdict(culprit, _kind(culprit), ranked, idle_s)
+    head = f"{_head(idle_s)}: all ranks wait in a collective in {_where(ranked[0])}"
+    link = _link(ranked, hosts, head)
+    if link is not None:
+        return link
+    return _apart(ranked, idle_s)
+
+
+def slow_network(looks: Sequence[RankLook], hosts: Mapping[str, str], waiting: float, step_s: float) -> Verdict | None:
+    """The connection for which the ranks of a run that goes on wait most of the time; None where no bytes wait.
+
+    Args:
+        waiting: the part of the steps' time that even the busiest rank spends in collectives, 0 to 1.
+        step_s: seconds that a step takes.
+    """
+    head = f"steps take {step_s:.3g} s, {waiting:.0%} of it waiting in collectives"
+    return _link(sorted(looks, key=lambda look: look.beat.rank), hosts, head)
+
+
+def stall_text(verdict: Verdict, log_dir: Path) -> str:
+    """What a person is told of a run that was ended for it."""
+    stack = "".join(f"\n  {frame}" for frame in verdict.stack)
+    where = f"\nwhere it stands, innermost first:{stack}" if stack else ""
+    return f"training failed on {verdict.host}: {verdict.text}{where}\nlogs: {log_dir}"
+
+
+def _waits(look: RankLook) -> bool:
+    """In a collective: by its own word, or (one that the model has made) by its stack."""
+    return look.beat.phase == WAITING or any(_IN_COLLECTIVE in frame for frame in look.stack[:3])
+
+
+def _place(look: RankLook) -> tuple[int, int]:
+    return look.beat.step, look.beat.collectives
+
+
+def _kind(look: RankLook) -> str:
+    if look.state == "D":
+        return "disk"
+    if look.cpu >= SPINS_FROM or look.state == "R":  # it may share its core with others
+        return "spins"
+    return "lock" if "futex" in look.sleeps_in else "sleeps"
+
+
+def _verdict(culprit: RankLook, kind: str, looks: Sequence[RankLook], idle_s: float) -> Verdict:
+    beat, host = culprit.beat, culprit.host
+    why = {
+        "stopped": f"process {beat.pid} is stopped (SIGSTOP, or a debugger holds it); it would go on with "
+        f"'kill -CONT {beat.pid}' there",
+        "disk": f"process {beat.pid} waits for a disk or a network file system that doesn't answer",
+        "spins": f"it computes without end ({culprit.cpu:.1f} cores busy)",
+        "lock": "it waits for a lock that nobody gives back",
+        "sleeps": f"it sleeps{' in the loading of data' if beat.phase == LOADING else ''} ({_sleep(culprit)})",
+    }[kind]
+    others = [look for look in looks if look is not culprit]
+    wait = f"; {_ranks(others)} {_wait(others)} for it" if others else ""
+    text = f"{_head(idle_s)}: rank {beat.rank} on {host} hangs in {_where(culprit)}: {why}{_at(culprit)}{wait}"
+    return Verdict(rank=beat.rank, host=host, kind=kind, text=text, stack=culprit.stack)
+
+
+def _link(looks: Sequence[RankLook], hosts: Mapping[str, str], head: str) -> Verdict | None:
+    """The connection on which bytes wait: between which hosts, and which of them has most of these connections."""
+    pairs = [
+        (look, hosts.get(item.peer, item.peer), item)
+        for look in looks
+        for item in look.sockets
+        if hosts.get(item.peer) != look.host
+    ]
+    if not pairs:
+        return None
+    ends = Counter(host for look, peer, _ in pairs for host in (look.host, peer))
+    look, peer, item = max(pairs, key=lambda one: (ends[one[0].host], one[2].sent_again, one[2].unsent_bytes))
+    if ends[peer] > ends[look.host]:
+        host, rank = peer, next((one.beat.rank for one in looks if one.host == peer), None)
+    else:
+        host, rank = look.host, look.beat.rank
+    dropped = item.sent_again >= _DROPPED_FROM
+    why = f"sent {item.sent_again} times in vain" if dropped else "not sent yet, or not received"
+    text = (
+        f"{head}, and the connection from {look.host} to {peer} {'is down' if dropped else 'is too slow'}: "
+        f"{item.unsent_bytes:,} bytes are {why}"
+    )
+    return Verdict(rank=rank, host=host, kind="dropped link" if dropped else "slow link", text=text)
+
+
+def _apart(looks: Sequence[RankLook], idle_s: float) -> Verdict:
+    """All are in a collective: the rank that is in another one than most others (of two, the one that is ahead)."""
+    groups: dict[tuple[int, ...], list[RankLook]] = {}
+    for look in looks:
+        groups.setdefault((*_place(look), look.beat.phase), []).append(look)
+    first = looks[0]
+    if len(groups) == 1:
+        text = (
+            f"{_head(idle_s)}: {_ranks(looks)} wait in the same collective in {_where(first)}, and no connection "
+            f"between them has anything to send{_at(first)}"
+        )
+        return Verdict(rank=None, host=first.host, kind="collective", text=text, stack=first.stack)
+    place = min(groups, key=lambda key: (len(groups[key]), [-part for part in key]))
+    culprit, others = groups[place][0], [look for look in looks if look not in groups[place]]
+    other = max(others, key=_place)
+    ahead = (_place(culprit), culprit.beat.phase) > (_place(other), other.beat.phase)
+    what = "went on without a collective" if ahead else "is in a collective"
+    text = (
+        f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} {what} that {_ranks(others)} "
+        f"{_wait(others) + ' in' if ahead else 'never came to'}: it stands in {_where(culprit)}{_at(culprit)}, "
+        f"{_ranks(others)} in {_where(other)}{_at(other)}; every rank must join every collective"
+    )
+    return Verdict(rank=culprit.beat.rank, host=culprit.host, kind="skipped", text=text, stack=culprit.stack)
+
+
+def _head(idle_s: float) -> str:
+    return f"no rank has moved for {idle_s:.0f} s"
+
+
+def _where(look: RankLook) -> str:
+    """``step 58 (loading data)``."""
+    step = f"step {look.beat.step}" if look.beat.step else "what comes before its first step"
+    return f"{step} ({look.beat.doing})"
+
+
+def _at(look: RankLook) -> str:
+    """`` at models/net.py:12 in forward``: the innermost line that is neither Python's nor torch's."""
+    own = [frame for frame in look.stack if "/torch/" not in frame and "/lib/python" not in frame]
+    frame = next(iter(own or look.stack), "")
+    path, _, rest = frame.rpartition(":")
+    return f" at {'/'.join(PurePath(path).parts[-2:])}:{rest}" if frame else ""
+
+
+def _sleep(look: RankLook) -> str:
+    return look.sleeps_in or "nothing is known of what it waits for"
+
+
+def _wait(looks: Sequence[RankLook]) -> str:
+    return "waits" if len(looks) == 1 else "wait"
+
+
+def _ranks(looks: Sequence[RankLook]) -> str:
+    """``rank 0 on node0``, or ``15 other ranks`` where they are many."""
+    if len(looks) > 4:
+        return counted(len(looks), "rank")
+    names = [f"rank {look.beat.rank} on {look.host}" for look in looks]
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "nobody"

@@ -1,0 +1,83 @@
+"""Where the ranks of a run stand, and what a look at them has shown: plain data (standard library only)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+PHASES = (
+    "starting",
+    "loading data",
+    "computing gradients",
+    "waiting in a collective",
+    "updating weights",
+    "evaluating",
+    "saving a checkpoint",
+    "writing the results",
+)
+"""What a rank is at, by the number that it writes (trainers/distributed/heartbeat.py)."""
+STARTING, LOADING, COMPUTING, WAITING, UPDATING, EVALUATING, SAVING, ENDING = range(len(PHASES))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankBeat:
+    """Where one rank stands. ``step`` counts from 1 (0: none begun yet), ``moves`` grows whenever anything changed, the
+    last time ``for_s`` seconds ago. ``collectives`` are those it has come to, ``own_s`` what its own part of its steps
+    took, without the waiting for others."""
+
+    rank: int
+    pid: int
+    step: int
+    phase: int
+    moves: int
+    for_s: float
+    collectives: int
+    own_s: float
+
+    @property
+    def doing(self) -> str:
+        return PHASES[self.phase] if 0 <= self.phase < len(PHASES) else "busy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Socket:
+    """A connection to another host on which something waits to be sent, or is sent for another time."""
+
+    peer: str
+    unsent_bytes: int
+    sent_again: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLook:
+    """What was seen of one rank while nothing moved.
+
+    ``state`` is the letter of its process (T: stopped, D: waits for a disk, R: runs, S: sleeps; "": not known), ``cpu``
+    how many cores it kept busy, ``sleeps_in`` what it waits for in the kernel, ``stack`` ``file:line in function`` of
+    its main thread, innermost first.
+    """
+
+    beat: RankBeat
+    host: str
+    state: str = ""
+    cpu: float = 0.0
+    sleeps_in: str = ""
+    stack: tuple[str, ...] = ()
+    sockets: tuple[Socket, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeBeat:
+    """What a node tells each second. ``saved`` is the step of its newest checkpoint (0: none, or not rank 0's node)."""
+
+    host: str
+    ranks: tuple[RankBeat, ...] = ()
+    saved: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLook:
+    """A node's answer to a look. ``peers`` are what the asked ssh servers do: answers, silent, refuses, unreachable."""
+
+    host: str
+    ranks: tuple[RankLook, ...] = ()
+    peers: tuple[str, ...] = field(default=())

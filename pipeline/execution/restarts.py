@@ -1,0 +1,40 @@
+"""Whether another attempt may end otherwise than the last one, and on which hosts it runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pipeline.cluster import spares
+from pipeline.core.cluster import Cluster
+from pipeline.core.errors import TrainingError
+
+
+class Restarts:
+    """The attempts of one command: the cluster as it is by now, and how the last attempt ended."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.begun = False
+        self._last: tuple[str, int] | None = None
+
+    def after(self, error: TrainingError, *, step: int) -> None:
+        """An attempt has failed. Raises TrainingError where the next one would fail in the same way: at the same step
+        with the same message (numbers in it don't count), for a reason that is no host's."""
+        failure = re.sub(r"\d+", "#", error.what.partition("\n")[0]), step
+        if error.cause != "host" and failure == self._last:
+            raise TrainingError(
+                f"{error.what}\nit has failed in the same way at step {step} before, so it is not tried again",
+                hint=error.hint,
+                cause=error.cause,
+            ) from None
+        self._last, self.begun = failure, True
+
+    def replace(self, gone: Sequence[str]) -> list[str]:
+        """Let spares take the places of the hosts ``gone``; a line for each. None where there are too few: the same
+        hosts are asked again."""
+        replaced = spares.replace(self.cluster, gone) if gone else None
+        if replaced is None:
+            return []
+        self.cluster, lines = replaced
+        return lines

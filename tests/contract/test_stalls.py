@@ -1,0 +1,50 @@
+"""A rank that stands still is named, with its host, before the run is ended for it: on every launcher."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.errors import TrainingError
+from pipeline.core.specs import LogLine
+from tests.contract.conftest import Bench
+from trainers.distributed import heartbeat
+
+STOPS = """
+from trainers.distributed.heartbeat import HEARTBEAT
+HEARTBEAT.publish(pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parent)
+HEARTBEAT.begin_step(3)
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+HEARTBEAT.wait()
+time.sleep(600)
+"""
+
+
+def test_a_stopped_rank_is_named_with_its_host_and_nothing_is_left(bench: Bench) -> None:
+    stub = bench.stub(STOPS)
+    shutil.copytree(Path(heartbeat.__file__).parent, stub.run_dir / "code" / "trainers" / "distributed")
+    lines: list[LogLine] = []
+    with pytest.raises(TrainingError) as caught:
+        bench.run(stub, lines, stall_s=2.0)
+    host = bench.cluster.hosts[-1].label
+    said = re.search(
+        rf"training failed on {host}: no rank has moved for (\d+) s: "
+        rf"rank 1 on {host} hangs in step 3 \(loading data\): "
+        r"process \d+ is stopped .*; rank 0 on \S+ waits for it",
+        caught.value.what,
+    )
+    assert said is not None, caught.value.what
+    assert 2 <= int(said[1]) <= 7, "within stall_s + 5 s"
+    assert caught.value.cause == "host"
+    assert [line.text in caught.value.what for line in lines if line.text.startswith("no rank")] == [True]
+    told = json.loads((stub.run_dir / "attempts" / "1" / "ranks.json").read_text())
+    assert [(row["rank"], row["host"], row["step"]) for row in told["ranks"]] == [
+        (0, bench.cluster.hosts[0].label, 3),
+        (1, host, 3),
+    ]
+    assert bench.left(stub) == 0

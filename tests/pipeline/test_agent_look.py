@@ -1,0 +1,143 @@
+"""What the agent sees of ranks that hang, each in its own way: real processes that tell where they stand."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.cluster.agent.beats import newest_checkpoint, read_beats
+from pipeline.cluster.agent.look import look
+from pipeline.cluster.launchers.beat_answers import node_beat, node_look
+from pipeline.cluster.stalls import judge
+from pipeline.core.beats import NodeLook
+from tests.waiting import HANG_S
+from trainers.distributed.heartbeat import Heartbeat, Phase
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+ROOT = Path(__file__).resolve().parents[2]
+RANK = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from trainers.distributed.heartbeat import HEARTBEAT, Phase
+HEARTBEAT.publish(Path(sys.argv[1]))
+HEARTBEAT.begin_step(12)
+def next_batch():
+    time.sleep(600)
+def locked():
+    HEARTBEAT.enter(Phase.COMPUTING)
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+def spins():
+    HEARTBEAT.enter(Phase.COMPUTING)
+    while True:
+        pass
+def stopped():
+    os.kill(os.getpid(), signal.SIGSTOP)
+def waits():
+    HEARTBEAT.wait()
+    time.sleep(600)
+print("up", flush=True)
+globals()[sys.argv[2]]()
+"""
+KINDS = {"next_batch": "sleeps", "locked": "lock", "spins": "spins", "stopped": "stopped"}
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """Five ranks of one node; the last one waits for the others."""
+    state = tmp_path_factory.mktemp("state [of] a node")
+    children = []
+    for number, name in enumerate([*KINDS, "waits"]):
+        folder = state / "ranks" / "x" / "attempt_0" / str(number)
+        folder.mkdir(parents=True)
+        argv = [sys.executable, "-c", RANK, str(folder), name]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        children.append(subprocess.Popen(argv, stdout=subprocess.PIPE, env=env))
+    try:
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"up\n"
+        yield {"state_dir": str(state), "first_rank": 8}
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate(timeout=HANG_S)
+
+
+@pytest.fixture(scope="module")
+def seen(node: dict[str, Any]) -> NodeLook:
+    return node_look("node1", look(node, []))
+
+
+def test_a_beat_tells_where_each_rank_stands(node: dict[str, Any]) -> None:
+    beats = node_beat("node1", {"ranks": read_beats(node)}).ranks
+    assert [beat.rank for beat in beats] == [8, 9, 10, 11, 12]
+    assert {beat.step for beat in beats} == {12}
+    assert [beat.phase for beat in beats] == [Phase.LOADING, *[Phase.COMPUTING] * 2, Phase.LOADING, Phase.WAITING]
+    assert [beat.collectives for beat in beats] == [0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("number", "name"), list(enumerate(KINDS)))
+def test_a_look_tells_the_kinds_of_hanging_apart(seen: NodeLook, number: int, name: str) -> None:
+    culprit, waiting = seen.ranks[number], seen.ranks[-1]
+    verdict = judge([culprit, waiting], {}, 300.0)
+    assert (verdict.rank, verdict.kind) == (8 + number, KINDS[name])
+    if name != "stopped":  # it can't say itself where it is
+        assert f" in {name}" in culprit.stack[0]
+
+
+def test_a_look_ends_no_rank_that_has_no_handler(tmp_path: Path) -> None:
+    folder = tmp_path / "ranks" / "x" / "attempt_0" / "0"
+    folder.mkdir(parents=True)
+    beat = Heartbeat()
+    beat.publish(folder)
+    before = signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    try:
+        (row,) = look({"state_dir": str(tmp_path), "first_rank": 0}, [])["ranks"]
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert (row["pid"], row["stack"]) == (os.getpid(), [])
+
+
+def test_ranks_that_are_gone_and_damaged_files_are_no_ranks(tmp_path: Path) -> None:
+    for number, target in enumerate(("/proc/4194304/fd/3", "/dev/null")):
+        folder = tmp_path / "ranks" / "x" / "attempt_0" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "beat").symlink_to(target)
+    assert read_beats({"state_dir": str(tmp_path), "first_rank": 0}) == []
+
+
+def test_bytes_that_a_peer_does_not_take_are_seen_on_the_connection(node: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "ranks" / "x" / "attempt_0" / "0"
+    folder.mkdir(parents=True)
+    Heartbeat().publish(folder)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as stuck:
+        stuck.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while stuck.send(bytes(1 << 16)):
+                pass
+        port = server.getsockname()[1]
+        here = {"state_dir": str(tmp_path), "first_rank": 0}
+        (rank,) = node_look("node0", look(here, [])).ranks
+        told = look(here, [["127.0.0.1", port], ["127.0.0.1", 1]])
+    assert [(item.peer, item.unsent_bytes > 0) for item in rank.sockets] == [("127.0.0.1", True)]
+    assert told["peers"] == ["silent", "refuses"]
+
+
+def test_the_newest_checkpoint_is_one_whose_side_file_is_there(tmp_path: Path) -> None:
+    assert newest_checkpoint(str(tmp_path)) == 0
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("step-00000040.json", "step-00000080.json", "step-00000120.pt", "step-x.json"):
+        (tmp_path / "checkpoints" / name).touch()
+    assert newest_checkpoint(str(tmp_path)) == 80

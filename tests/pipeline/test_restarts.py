@@ -1,0 +1,148 @@
+"""What a further attempt runs on, when there is none, and what other nodes see of a host that is gone."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from pipeline.cluster import lost_hosts, spares
+from pipeline.cluster.checkpoint_fetch import CheckpointFetch
+from pipeline.cluster.launchers.base import Launcher
+from pipeline.config.basis import from_json, to_json
+from pipeline.config.build import build
+from pipeline.config.compose import compose_config, resolve
+from pipeline.core.cluster import Cluster, Host
+from pipeline.core.errors import TrainingError, UsageError
+from pipeline.core.specs import LaunchPlan, NodePlan
+from pipeline.execution.restarts import Restarts
+from pipeline.keys.content_key import content_key
+
+HOSTS = (Host(name="a", nproc_per_node=2), Host(name="b", nproc_per_node=4, env={"X": "1"}))
+SPARES = (Host(name="c", nproc_per_node=2), Host(name="d", nproc_per_node=4, env={"X": "1"}), Host(name="e"))
+CLUSTER = Cluster(launcher="pssh", hosts=HOSTS, spares=SPARES)
+
+
+def test_a_spare_with_the_same_ranks_and_variables_takes_the_place_of_a_host_that_is_gone() -> None:
+    replaced = spares.replace(CLUSTER, ["b"])
+    assert replaced is not None
+    cluster, lines = replaced
+    assert [host.name for host in cluster.hosts] == ["a", "d"]
+    assert [host.name for host in cluster.spares] == ["c", "e"]
+    assert lines == ["d takes the place of b, as node 1"]
+    assert spares.replace(cluster, ["d"]) is None, "no other has four ranks"
+    first = spares.replace(CLUSTER, ["a"])
+    assert first is not None
+    assert [host.name for host in first[0].hosts] == ["c", "b"], "rank 0 moves with its place"
+    assert spares.replace(CLUSTER, ["a", "c"]) is None, "a spare that is gone itself is none"
+
+
+def failed(text: str, cause: str = "code") -> TrainingError:
+    return TrainingError(text, cause=cause)
+
+
+def test_the_same_failure_at_the_same_step_is_not_tried_a_third_time() -> None:
+    restarts = Restarts(CLUSTER)
+    restarts.after(failed("training failed on a, rank 1: index 70 is out of bounds\nlogs: 1"), step=58)
+    with pytest.raises(TrainingError, match="failed in the same way at step 58 before, so it is not tried again"):
+        restarts.after(failed("training failed on a, rank 1: index 71 is out of bounds\nlogs: 2"), step=58)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "step"),
+    [("one error", "code", 59), ("another error", "code", 58), ("one error", "host", 58)],
+    ids=["at another step", "another one", "a host's"],
+)
+def test_every_other_failure_is(text: str, cause: str, step: int) -> None:
+    restarts = Restarts(CLUSTER)
+    restarts.after(failed("one error"), step=58)
+    restarts.after(failed(text, cause), step=step)
+    assert restarts.begun
+
+
+def test_without_a_spare_the_same_hosts_are_asked_again() -> None:
+    restarts = Restarts(Cluster(launcher="pssh", hosts=HOSTS))
+    assert restarts.replace(["b"]) == []
+    assert restarts.cluster.hosts == HOSTS
+
+
+def test_spares_are_read_as_hosts_are_and_are_no_part_of_the_key() -> None:
+    def configured(*words: str) -> Any:
+        words = ("cluster=two_node", *words)
+        return build(resolve(compose_config(words)), words, root=Path("/project"), local_gpus=0)
+
+    def key(config: Any) -> str:
+        made: dict[str, Any] = {"code": {}, "data_digest": "d", "environment": {}}
+        return str(content_key(config=config.resolved, cluster=config.cluster, **made).digest)
+
+    with_spare = configured("cluster.spares=[{name: node2, port: 2200}]", "cluster.stall_s=60")
+    assert [spare.label for spare in with_spare.cluster.spares] == ["node2:2200"]
+    assert key(with_spare) == key(configured())
+    told = to_json(configured("experiment=quickstart", "cluster.spares=[{name: node2}]").basis)
+    assert told is not None
+    assert from_json(json.loads(json.dumps(told))).cluster.spares == (Host(name="node2", nproc_per_node=1),)
+    with pytest.raises(UsageError, match="names node1 twice"):
+        configured("cluster.spares=[{name: node1}]")
+    with pytest.raises(UsageError, match=r"cluster\.stall_s=1 must be a finite number from 5"):
+        configured("cluster.stall_s=1")
+
+
+def plan(*identities: str) -> LaunchPlan:
+    fields: dict[str, Any] = {"argv": (), "env": {}, "run_dir": "/r", "data_dir": "", "state_dir": "/s"}
+    nodes = tuple(
+        NodePlan(
+            node_rank=n, host=f"node{n}", identity=one, address="10.0.0.1", first_rank=n, nproc_per_node=1, **fields
+        )
+        for n, one in enumerate(identities)
+    )
+    where: dict[str, Any] = {"launcher": "pssh", "master_addr": "10.0.0.1", "master_port": 1}
+    return LaunchPlan(run_key="k", run_id="k-x-1-n", attempt=1, world_size=2, lease_s=600.0, nodes=nodes, **where)
+
+
+def test_what_the_other_nodes_see_of_a_lost_host_tells_its_kinds_apart() -> None:
+    two = plan("n0 10.0.0.1:22 uid 0", "n1 fe80::1:2200 uid 0", "n2 127.0.0.1:0 uid 0")
+    assert lost_hosts.ssh_server(two, "node1") == ("fe80::1", 2200)
+    assert lost_hosts.ssh_server(two, "node2") is None
+    assert lost_hosts.described(["node1"], {"node0": ["unreachable"], "node2": ["silent"]}) == [
+        "node1: the host is alive, as node2 sees, but its ssh server says nothing: frozen, or overloaded"
+    ]
+    assert lost_hosts.described(["node1"], {"node0": ["unreachable"], "node2": ["unreachable"]}) == [
+        "node1: node0 and node2 can't reach it either: the host, or its link, is down"
+    ]
+    assert "only the way to it from here" in lost_hosts.described(["node1"], {"node0": ["answers"]})[0]
+    assert lost_hosts.described(["node1"], {}) == []
+
+
+class Collecting:
+    """A launcher that only brings files, and fails when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ...]] = []
+        self.brings, self.go_on = True, threading.Event()
+
+    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
+        self.asked.append(plan.outputs.resume)
+        self.go_on.wait()
+        return self.brings
+
+
+def test_new_checkpoints_are_fetched_one_at_a_time_without_the_metrics_that_are_being_written(tmp_path: Path) -> None:
+    launcher = Collecting()
+    fetch = CheckpointFetch(cast(Launcher, launcher), plan("n0 10.0.0.1:22 uid 0"), tmp_path, 1e-9)
+    fetch.heard(40)
+    fetch.heard(80)
+    launcher.go_on.set()
+    fetch.wait()
+    assert [files[0] for files in launcher.asked] == ["checkpoints/step-00000040.pt"]
+    assert not any("metrics" in file for file in launcher.asked[0])
+    fetch._next = 0.0
+    fetch.heard(40)
+    fetch.wait()
+    assert len(launcher.asked) == 1, "it is here already"
+    never = CheckpointFetch(cast(Launcher, launcher), plan("n0 10.0.0.1:22 uid 0"), tmp_path, 0.0)
+    never.heard(80)
+    never.wait()
+    assert len(launcher.asked) == 1

@@ -1,0 +1,127 @@
+"""Who is blamed for what, from what was seen of each rank while nothing moved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.cluster.stalls import OF_HOSTS, judge, stall_text
+from pipeline.core.beats import COMPUTING, LOADING, PHASES, UPDATING, WAITING, RankBeat, RankLook, Socket
+from trainers.distributed.heartbeat import Phase
+
+HOSTS = {f"10.0.0.{number}": f"node{number}" for number in range(8)}
+IN_MODEL = (
+    "/venv/lib/torch/distributed/distributed_c10d.py:9 in all_reduce",
+    "/run/code/trainers/net.py:12 in forward",
+)
+
+
+def rank(number: int, *, step: int = 58, phase: int = WAITING, collectives: int = 60, **seen: Any) -> RankLook:
+    """A rank on a host of its own that waits for the others, unless something else is said."""
+    own = {"rank": number, "pid": 1000 + number, "step": step, "phase": phase, "collectives": collectives}
+    beat = RankBeat(**own, moves=7, for_s=300.0, own_s=1.0)
+    return RankLook(beat=beat, host=f"node{number}", **{"state": "S", "sleeps_in": "futex_do_wait", **seen})
+
+
+def to(number: int, again: int = 0) -> tuple[Socket, ...]:
+    return (Socket(peer=f"10.0.0.{number}", unsent_bytes=4096, sent_again=again),)
+
+
+SLEEPING: dict[str, Any] = {"phase": LOADING, "collectives": 59, "sleeps_in": "hrtimer_nanosleep"}
+CASES = {
+    "stopped in a step": (
+        [rank(0), rank(1, phase=COMPUTING, collectives=59, state="T")],
+        1,
+        "stopped",
+        "kill -CONT 1001",
+    ),
+    "stopped in a collective": (
+        [rank(0), rank(1), rank(2, state="T"), rank(3)],
+        2,
+        "stopped",
+        "process 1002 is stopped",
+    ),
+    "held by a debugger": ([rank(0, state="t"), rank(1)], 0, "stopped", "rank 1 on node1 waits for it"),
+    "stopped beside a sleeper": ([rank(0, **SLEEPING), rank(1, state="T")], 1, "stopped", ""),
+    "sleeps in the loader": ([rank(0), rank(1, **SLEEPING)], 1, "sleeps", "step 58 (loading data): it sleeps in the"),
+    "rank 0 sleeps": ([rank(0, **SLEEPING), rank(1), rank(2)], 0, "sleeps", "rank 1 on node1 and rank 2 on node2 wait"),
+    "spins": ([rank(0), rank(1, phase=COMPUTING, collectives=59, state="R", cpu=0.98)], 1, "spins", "1.0 cores busy"),
+    "spins on a core that is taken": ([rank(0), rank(1, phase=LOADING, state="R", cpu=0.1)], 1, "spins", "rank 0"),
+    "a lock": ([rank(0), rank(1, phase=COMPUTING, collectives=59)], 1, "lock", "a lock that nobody gives back"),
+    "a disk": ([rank(0), rank(1, phase=LOADING, state="D"), rank(2, **SLEEPING)], 1, "disk", "network file system"),
+    "the one behind": (
+        [rank(0), rank(1, phase=UPDATING, cpu=1.0), rank(2, step=57, phase=UPDATING, collectives=59, cpu=1.0)],
+        2,
+        "spins",
+        "step 57",
+    ),
+    "went on without the others": (
+        [rank(0, collectives=60), rank(1, step=59, collectives=60)],
+        1,
+        "skipped",
+        "rank 1 on node1 went on without a collective that rank 0 on node0 waits in",
+    ),
+    "left out a collective of the model": (
+        [rank(0, phase=COMPUTING, collectives=59, stack=IN_MODEL), rank(1)],
+        1,
+        "skipped",
+        "at trainers/net.py:12 in forward",
+    ),
+    "made a collective of its own": (
+        [rank(0), rank(1), rank(2, phase=COMPUTING, collectives=59, stack=IN_MODEL)],
+        2,
+        "skipped",
+        "rank 2 on node2 is in a collective that rank 0 on node0 and rank 1 on node1 never came to",
+    ),
+    "a slow link": ([rank(0), rank(1, sockets=to(0))], 1, "slow link", "from node1 to node0 is too slow: 4,096 bytes"),
+    "a slow link of the host between": (
+        [rank(0, sockets=to(1)), rank(1, sockets=to(2)), rank(2)],
+        1,
+        "slow link",
+        "node1",
+    ),
+    "a link that ranks passed unevenly": ([rank(0, collectives=61), rank(1, sockets=to(0))], 1, "slow link", ""),
+    "a dropped link": (
+        [rank(0, sockets=to(1, 5)), rank(1)],
+        0,
+        "dropped link",
+        "is down: 4,096 bytes are sent 5 times",
+    ),
+    "nobody stands out": (
+        [rank(0), rank(1)],
+        None,
+        "collective",
+        "rank 0 on node0 and rank 1 on node1 wait in the same",
+    ),
+    "one rank alone": ([rank(0, phase=COMPUTING, state="R", cpu=1.0)], 0, "spins", "step 58 (computing gradients)"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_rank_that_holds_the_others_up_is_named_with_its_kind(case: str) -> None:
+    looks, number, kind, words = CASES[case]
+    verdict = judge(looks, HOSTS, 300.0)
+    assert (verdict.rank, verdict.kind) == (number, kind)
+    assert words in verdict.text
+    assert verdict.text.startswith("no rank has moved for 300 s: ")
+    if number is not None:
+        assert verdict.host == f"node{number}"
+    assert judge(looks[::-1], HOSTS, 300.0) == verdict, "in whatever order the hosts have answered"
+
+
+def test_many_ranks_are_counted_and_a_stack_shows_the_own_line_first() -> None:
+    stack = ("/venv/lib/python3.11/queue.py:171 in get", "/run/code/trainers/data/gather.py:80 in take")
+    looks = [rank(number) for number in range(7)] + [rank(7, **SLEEPING, stack=stack)]
+    verdict = judge(looks, HOSTS, 12.3)
+    assert "(hrtimer_nanosleep) at data/gather.py:80 in take; 7 ranks wait for it" in verdict.text
+    text = stall_text(verdict, Path("/runs/1"))
+    assert text.startswith("training failed on node7: no rank has moved for 12 s: rank 7 on node7 hangs in step 58")
+    assert text.endswith(f"innermost first:\n  {stack[0]}\n  {stack[1]}\nlogs: /runs/1")
+
+
+def test_both_halves_have_the_same_phases() -> None:
+    assert [phase.value for phase in Phase] == list(range(len(PHASES)))
+    assert (Phase.LOADING, Phase.COMPUTING, Phase.WAITING, Phase.UPDATING) == (LOADING, COMPUTING, WAITING, UPDATING)
+    assert {"slow link", "stopped"} < set(OF_HOSTS)

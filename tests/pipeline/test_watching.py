@@ -1,0 +1,147 @@
+"""When a run counts as stalled, and that nothing else does."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.cluster.stalls import Verdict
+from pipeline.cluster.watching import Watch
+from pipeline.core.beats import COMPUTING, SAVING, STARTING, WAITING, NodeBeat, NodeLook, RankBeat, RankLook, Socket
+
+
+class Attempt:
+    """Two ranks on two hosts; node1's rank can be held."""
+
+    def __init__(self, stall_s: float = 30.0, collective_timeout_s: float = 600.0) -> None:
+        hosts = {"10.0.0.1": "node0", "10.0.0.2": "node1"}
+        self.watch = Watch(hosts=hosts, stall_s=stall_s, collective_timeout_s=collective_timeout_s)
+        self.now, self.asked = 1000.0, 0
+        self.moves = [0, 0]
+        self.answering = ["node0", "node1"]
+        self.own_s = 0.0
+
+    def second(self, *, moves: bool, step: int = 5, phases: tuple[int, int] = (WAITING, COMPUTING)) -> Verdict | None:
+        self.now += 1.0
+        for number, phase in enumerate(phases):
+            self.moves[number] += moves
+            self.watch.heard(NodeBeat(host=f"node{number}", ranks=(self.beat(number, step, phase),)))
+        return self.watch.check(self.now, self.ask)
+
+    def beat(self, number: int, step: int, phase: int) -> RankBeat:
+        place = {"rank": number, "pid": 7, "step": step, "phase": phase, "moves": self.moves[number]}
+        return RankBeat(**place, for_s=1.0, collectives=5, own_s=self.own_s)
+
+    def ask(self) -> None:
+        self.asked += 1
+        for number, host in enumerate(self.answering):
+            look = RankLook(beat=self.beat(number, 5, WAITING), host=host, state="T" if number else "S")
+            self.watch.seen(NodeLook(host=host, ranks=(look,)))
+
+    def held(self, at_most: int, **how: object) -> tuple[int, Verdict | None]:
+        """Seconds until somebody is named."""
+        for second in range(1, at_most + 1):
+            verdict = self.second(moves=False, **how)  # type: ignore[arg-type]
+            if verdict is not None:
+                return second, verdict
+        return at_most, None
+
+
+def test_a_rank_that_stops_is_named_after_stall_s_and_asked_for_once() -> None:
+    attempt = Attempt()
+    for _ in range(5):
+        assert attempt.second(moves=True) is None
+    seconds, verdict = attempt.held(60)
+    assert verdict is not None
+    assert (verdict.rank, verdict.host, verdict.kind, attempt.asked) == (1, "node1", "stopped", 1)
+    assert 30 <= seconds <= 32
+
+
+def test_a_host_that_does_not_answer_the_look_delays_it_by_a_few_seconds() -> None:
+    attempt = Attempt()
+    attempt.second(moves=True)
+    attempt.answering = ["node0"]
+    seconds, verdict = attempt.held(60)
+    assert verdict is not None
+    assert verdict.kind == "collective"
+    assert 38 <= seconds <= 40
+
+
+@pytest.mark.parametrize(
+    ("how", "patience_s"),
+    [
+        ({"phases": (SAVING, SAVING)}, 120),
+        ({"phases": (SAVING, WAITING)}, 90),
+        ({"step": 0, "phases": (WAITING, STARTING)}, 90),
+    ],
+    ids=["saving", "saving, and another waits", "starting, and another waits"],
+)
+def test_what_may_take_longer_has_more_time_but_names_come_before_a_collective_gives_up(
+    how: dict[str, object], patience_s: int
+) -> None:
+    attempt = Attempt(collective_timeout_s=100.0)
+    seconds, verdict = attempt.held(200, **how)
+    assert verdict is not None
+    assert patience_s <= seconds <= patience_s + 2
+
+
+def test_before_the_first_step_nobody_is_named_while_nobody_waits() -> None:
+    assert Attempt().held(5000, step=0, phases=(STARTING, STARTING)) == (5000, None)
+
+
+def test_long_steps_make_it_wait_for_ten_of_them_and_one_mishap_does_not() -> None:
+    attempt = Attempt()
+    attempt.second(moves=True)
+    attempt.held(25)
+    attempt.second(moves=True)
+    assert attempt.held(60)[0] <= 32, "a single pause may have been anything"
+    attempt = Attempt()
+    attempt.second(moves=True)
+    for _ in range(2):
+        attempt.held(20)
+        attempt.second(moves=True)
+    seconds, verdict = attempt.held(400)
+    assert verdict is not None
+    assert 200 <= seconds <= 215
+
+
+def test_a_controller_that_slept_and_ranks_that_have_ended_are_no_stall() -> None:
+    attempt = Attempt()
+    attempt.second(moves=True)
+    attempt.now += 7200.0
+    assert attempt.second(moves=False) is None
+    assert attempt.held(20)[1] is None
+    attempt.watch.ended("node0")
+    attempt.watch.ended("node1")
+    attempt.now += 1.0
+    assert all(attempt.watch.check(attempt.now + second, attempt.ask) is None for second in range(200))
+
+
+def test_a_connection_that_ranks_mostly_wait_for_is_named_once_and_nothing_is_ended() -> None:
+    attempt = Attempt()
+    stuck = (Socket(peer="10.0.0.1", unsent_bytes=70_000, sent_again=0),)
+
+    def ask() -> None:
+        attempt.asked += 1
+        for number in range(2):
+            look = RankLook(beat=attempt.beat(number, 5, WAITING), host=f"node{number}", sockets=stuck[:number])
+            attempt.watch.seen(NodeLook(host=f"node{number}", ranks=(look,)))
+
+    said = []
+    for second in range(1, 101):
+        assert attempt.second(moves=True, step=second // 2 + 1) is None
+        said.append(attempt.watch.slow_network(attempt.now, ask))
+    (verdict,) = filter(None, said)
+    assert (verdict.kind, verdict.host, attempt.asked) == ("slow link", "node1", 1)
+    assert verdict.text == (
+        "steps take 2 s, 100% of it waiting in collectives, and the connection from node1 to node0 is too slow: "
+        "70,000 bytes are not sent yet, or not received"
+    )
+
+
+def test_ranks_that_work_most_of_the_time_are_not_looked_at() -> None:
+    attempt = Attempt()
+    for second in range(1, 101):
+        attempt.own_s = 0.5 * second
+        assert attempt.second(moves=True, step=second) is None
+        assert attempt.watch.slow_network(attempt.now, attempt.ask) is None
+    assert attempt.asked == 0
