@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -15,6 +16,10 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # threads of one process wait for each other without pause: slow where other tests want the same cores. torch reads it
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# the tests start more than a thousand commands, each of which would compile the project's modules anew
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -9,6 +10,11 @@ from typing import Any
 
 HANG_S = 400.0
 """Nothing that a test starts takes this long, however busy the machine is. Less than pytest's own limit."""
+
+
+def promised_s(seconds: float) -> float:
+    """How long what is promised within ``seconds`` may take here: longer by as much as others want the processors."""
+    return seconds * max(1.0, 2 * os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def wait_until(

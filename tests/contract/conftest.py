@@ -34,8 +34,8 @@ class Bench:
     shares_run_dir: bool
     shell: Callable[[str, str], object] = lambda _, command: subprocess.run(["sh", "-c", command], check=True)
 
-    def stub(self, program: str, *, record: bool = False) -> Stub:
-        return make(self.folder, program, record=record)
+    def stub(self, program: str, *, record: bool = False, stand_in: bool = False) -> Stub:
+        return make(self.folder, program, record=record, stand_in=stand_in)
 
     def run(self, stub: Stub, lines: list[LogLine] | None = None, **change: object) -> LaunchPlan:
         hosts = Hosts(replace(self.cluster, **change))  # type: ignore[arg-type]
@@ -85,7 +85,12 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
     lab = request.getfixturevalue("lab")
     hosts = tuple(Host(name=host.name, env=env) for host in lab.hosts)
     cluster = Cluster(
-        launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), workdir="~/it's a $HOME", device="cpu"
+        launcher="pssh",
+        hosts=hosts,
+        ssh_config=str(lab.ssh_config),
+        connect_timeout_s=30.0,
+        workdir="~/it's a $HOME",
+        device="cpu",
     )
 
     # lab hosts have process-id namespaces of their own, which the machine around them sees into

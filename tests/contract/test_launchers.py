@@ -1,4 +1,4 @@
-"""What every launcher must do: the same assertions on each of them, with real torchrun."""
+"""What every launcher must do: the same assertions on each of them, with real torchrun where its part is tested."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ if rank == 0:
 
 
 def test_the_wish_to_prune_reaches_rank_0_and_its_checkpoint_comes_back_without_a_result(bench: Bench) -> None:
-    stub = bench.stub(PRUNED_WHEN_ASKED)
+    stub = bench.stub(PRUNED_WHEN_ASKED, stand_in=True)
     bench.run(stub, PruneWhenUp(stub.run_dir))
     assert json.loads((stub.run_dir / "pruned.json").read_text())["epoch"] == 1
     assert (stub.run_dir / "checkpoints" / "step-00000001.pt").read_bytes() == b"weights of step-00000001"
@@ -96,7 +96,8 @@ def test_killed_rank_is_named_and_nothing_is_left(bench: Bench) -> None:
 def test_a_run_folder_that_is_removed_ends_the_run_and_the_same_again_runs_to_its_end(bench: Bench) -> None:
     stub = bench.stub(
         "\nif (run / 'code' / 'again').exists():\n    finish(rank, run)\nelse:\n"
-        "    print('up', flush=True)\n    time.sleep(600)"
+        "    print('up', flush=True)\n    time.sleep(600)",
+        stand_in=True,
     )
     kept = bench.folder / "kept"
     shutil.copytree(stub.run_dir, kept)
@@ -115,7 +116,8 @@ def test_a_run_folder_that_is_removed_ends_the_run_and_the_same_again_runs_to_it
 def test_stop_from_another_place_ends_a_run_whose_workers_ignore_sigterm(bench: Bench) -> None:
     stub = bench.stub(
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); subprocess.Popen(['sleep', '600'], env={});"
-        "print('up', flush=True); time.sleep(600)"
+        "print('up', flush=True); time.sleep(600)",
+        stand_in=True,
     )
     lines = StopWhenUp(bench, stub)
     with pytest.raises(TrainingError, match="stopped"):
@@ -125,7 +127,7 @@ def test_stop_from_another_place_ends_a_run_whose_workers_ignore_sigterm(bench: 
 
 @pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM,)], ids=["ctrl-c twice", "term"])
 def test_signal_ends_every_process_and_says_killed(bench: Bench, numbers: tuple[int, ...]) -> None:
-    stub = bench.stub(SLEEP)
+    stub = bench.stub(SLEEP, stand_in=True)
     with bench.spawn(stub) as attempt:
         assert attempt.stdout is not None
         ups = 0
@@ -141,7 +143,7 @@ def test_signal_ends_every_process_and_says_killed(bench: Bench, numbers: tuple[
 
 
 def test_signal_during_the_start_leaves_nothing(bench: Bench) -> None:
-    stub = bench.stub(SLEEP)
+    stub = bench.stub(SLEEP, stand_in=True)
     with bench.spawn(stub) as attempt:
         while not (stub.run_dir / "plan.json").exists():
             time.sleep(0.005)
@@ -196,7 +198,7 @@ def test_streams_killed_at_twenty_random_moments_cost_no_line_of_a_loud_run(
                 kills.append(child.pid)
 
     killer = threading.Thread(target=kill)
-    stub = bench.stub(LOUD)
+    stub = bench.stub(LOUD, stand_in=True)
     killer.start()
     try:
         bench.run(stub, lines)

@@ -25,7 +25,7 @@ from pipeline.lab import Lab, cut, restore
 from tests.contract.conftest import Bench, count_here
 from tests.contract.stub import RUN_TO_END, SLEEP
 from tests.lab_fixture import on
-from tests.waiting import HANG_S
+from tests.waiting import HANG_S, promised_s
 
 pytestmark = pytest.mark.lab
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.lab
 @pytest.fixture
 def pssh(lab: Lab, tmp_path: Path) -> Bench:
     hosts = tuple(Host(name=host.name, env={"OMP_NUM_THREADS": "1"}) for host in lab.hosts)
-    cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config))
+    cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), connect_timeout_s=30.0)
     return Bench(cluster=cluster, folder=tmp_path, count=count_here, shares_run_dir=False)
 
 
@@ -63,7 +63,7 @@ def processes(text: str, word: str) -> list[int]:
 
 
 def test_cut_link_ends_the_run_on_both_sides_within_ten_seconds(pssh: Bench, lab: Lab) -> None:
-    stub = pssh.stub(SLEEP)
+    stub = pssh.stub(SLEEP, stand_in=True)
     times: list[float] = []
     done = threading.Event()
 
@@ -77,13 +77,13 @@ def test_cut_link_ends_the_run_on_both_sides_within_ten_seconds(pssh: Bench, lab
     watcher = threading.Thread(target=watch)
     try:
         with pytest.raises(TrainingError, match="node1 no longer answers"):
-            pssh.run(stub, Then(watcher.start), connect_timeout_s=2.0)
+            pssh.run(stub, Then(watcher.start), connect_timeout_s=5.0)
         watcher.join(timeout=HANG_S)
     finally:
         done.set()
         restore(lab, "node1")
     assert pssh.left(stub) == 0
-    assert times[0] < 10, "the issue's promise, not a speed"
+    assert times[0] < promised_s(10)
 
 
 KEEPS_A_CHECKPOINT = """
@@ -103,7 +103,7 @@ if rank == 0 and not (run / "summary.json").exists():
 
 
 def test_the_same_command_goes_on_from_the_checkpoint_of_a_killed_controller(pssh: Bench) -> None:
-    stub = pssh.stub(KEEPS_A_CHECKPOINT)
+    stub = pssh.stub(KEEPS_A_CHECKPOINT, stand_in=True)
     child = pssh.spawn(stub)
     try:
         assert child.stdout is not None
@@ -119,7 +119,7 @@ def test_the_same_command_goes_on_from_the_checkpoint_of_a_killed_controller(pss
 
 
 def test_killed_agent_is_noticed_and_its_workers_are_swept(pssh: Bench, lab: Lab) -> None:
-    stub = pssh.stub(SLEEP)
+    stub = pssh.stub(SLEEP, stand_in=True)
 
     def kill_agent() -> None:
         registered = json.loads((stub.run_dir / "plan.json").read_text())["nodes"][1]["state_dir"]
@@ -132,7 +132,7 @@ def test_killed_agent_is_noticed_and_its_workers_are_swept(pssh: Bench, lab: Lab
 
 def test_stopped_ssh_clients_cost_no_line_also_where_all_share_one(pssh: Bench) -> None:
     counting = "print('up', flush=True)\nfor i in range(80): print(i, flush=True); time.sleep(0.1)\n"
-    stub = pssh.stub(counting + RUN_TO_END)
+    stub = pssh.stub(counting + RUN_TO_END, stand_in=True)
     stopped: list[int] = []
 
     def freeze() -> None:
@@ -156,7 +156,7 @@ def test_stopped_ssh_clients_cost_no_line_also_where_all_share_one(pssh: Bench) 
 
 
 def test_a_removed_folder_on_the_controller_ends_the_run_on_every_host(pssh: Bench) -> None:
-    stub = pssh.stub(SLEEP)
+    stub = pssh.stub(SLEEP, stand_in=True)
     removed = re.escape(f"the run's folder {stub.run_dir} was removed, or was taken by another command")
     with pytest.raises(TrainingError, match=removed):
         pssh.run(stub, Then(lambda: shutil.rmtree(stub.run_dir)))
@@ -164,7 +164,7 @@ def test_a_removed_folder_on_the_controller_ends_the_run_on_every_host(pssh: Ben
 
 
 def test_a_removed_workdir_on_a_host_leaves_nothing_alive_though_no_registration_is_left(pssh: Bench, lab: Lab) -> None:
-    stub = pssh.stub(SLEEP)
+    stub = pssh.stub(SLEEP, stand_in=True)
 
     def remove() -> None:
         on(lab, "node1", "kill -9 $(grep -o '\"pid\": [0-9]*' ~/.cache/paceline/agents/*.json | tr -dc '0-9 ')")
@@ -191,9 +191,8 @@ def test_killed_torchrun_leaves_no_orphans(pssh: Bench) -> None:
 
 
 def test_broken_stream_is_taken_up_again_without_losing_or_repeating_a_line(pssh: Bench, lab: Lab) -> None:
-    stub = pssh.stub(
-        "print('up', flush=True)\nfor i in range(40): print(i, flush=True); time.sleep(0.1)\n" + RUN_TO_END
-    )
+    counting = "print('up', flush=True)\nfor i in range(40): print(i, flush=True); time.sleep(0.1)\n"
+    stub = pssh.stub(counting + RUN_TO_END, stand_in=True)
 
     def break_streams() -> None:
         for pid in [*processes("[mux]", "/tmp/paceline-"), *processes(str(lab.ssh_config), "ServerAliveInterval")]:

@@ -54,7 +54,7 @@ def cluster(lab: Lab, **change: object) -> Cluster:
 
 
 def test_second_attempt_goes_on_from_the_first_ones_checkpoint(lab: Lab, tmp_path: Path) -> None:
-    stub = make(tmp_path, ATTEMPT)
+    stub = make(tmp_path, ATTEMPT, stand_in=True)
     lines: list[LogLine] = []
 
     def attempt(number: int) -> None:
