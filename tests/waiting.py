@@ -12,9 +12,14 @@ HANG_S = 400.0
 """Nothing that a test starts takes this long, however busy the machine is. Less than pytest's own limit."""
 
 
+def busy() -> float:
+    """How many processes wanted each processor lately."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
+
+
 def promised_s(seconds: float) -> float:
     """How long what is promised within ``seconds`` may take here: longer by as much as others want the processors."""
-    return seconds * max(1.0, 2 * os.getloadavg()[0] / (os.cpu_count() or 1))
+    return seconds * max(1.0, 2 * busy())
 
 
 def wait_until(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -15,9 +16,13 @@ from typing import Any
 
 import psutil
 
-from tests.waiting import HANG_S, wait_until
+from pipeline import tracking
+from tests.waiting import HANG_S, busy, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
+ALONE = ("cluster.nproc_per_node=1", "++cluster.env.OMP_NUM_THREADS=1")
+"""One rank with one thread: threads of a rank wait for each other without pause, on cores that other tests want."""
+
 _DOIT = [sys.executable, "-m", "doit"]
 
 
@@ -73,6 +78,24 @@ class Project:
     def states(self) -> list[str]:
         lines = (self.only_run() / "journal.jsonl").read_text().splitlines()
         return [json.loads(line)["state"] for line in lines]
+
+
+def see_recorded(project: Project) -> None:
+    """Every finished run is in MLflow. `doit train` doesn't wait for a recorder that gets no processor for 30 s."""
+    for folder in project.run_folders():
+        result = folder / "result.json"
+        if result.exists() and json.loads(result.read_text())["mlflow_run_id"] is None:
+            assert busy() > 1, (folder / "recorder.log").read_text()
+            command = tracking.recorder_command(folder, f"sqlite:///{project.folder}/mlflow.db", "paceline")
+            subprocess.run(command, cwd=ROOT, check=True, timeout=HANG_S)
+
+
+def mlflow_states(project: Project) -> list[str]:
+    """The status of each run in the project's database, which its recorders have filled."""
+    see_recorded(project)
+    with sqlite3.connect(project.folder / "mlflow.db") as database:
+        rows = database.execute("select status from runs where lifecycle_stage = 'active'").fetchall()
+    return [str(row[0]) for row in rows]
 
 
 def wait_for_step(project: Project, step: int, child: subprocess.Popen[str]) -> None:

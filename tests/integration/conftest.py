@@ -12,10 +12,11 @@ import pytest
 
 from pipeline import tracking
 from pipeline.core.locks import held
-from tests.integration.commands import ROOT, Project
+from tests.integration.commands import ALONE, ROOT, Project
 from tests.waiting import HANG_S
 
-FINISHED = ("experiment=quickstart", "trainer.epochs=10", "tracking=none")  # how the run of ``finished`` was made
+FINISHED = ("experiment=quickstart", "trainer.epochs=10", *ALONE, "tracking=none")
+"""How the run of ``finished`` was made."""
 
 
 @pytest.fixture(scope="session")
@@ -36,15 +37,21 @@ def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
     return folder
 
 
-@pytest.fixture
-def project(tmp_path: Path, shared: Path) -> Project:
-    """A project in the test's folder that has the quickstart's data already: fetching it imports scikit-learn."""
+@pytest.fixture(scope="session")
+def fetched(shared: Path) -> Path:
+    """A folder of data with the quickstart's, to copy: fetching it imports scikit-learn."""
 
     def fetch(folder: Path) -> None:
         done = Project(folder).doit("fetch", "experiment=quickstart")
         assert done.returncode == 0, done.stdout
 
-    shutil.copytree(made_once(shared / "pack", fetch) / "data", tmp_path / "data")
+    return made_once(shared / "pack", fetch) / "data"
+
+
+@pytest.fixture
+def project(tmp_path: Path, fetched: Path) -> Project:
+    """A project in the test's folder that has the quickstart's data already."""
+    shutil.copytree(fetched, tmp_path / "data")
     return Project(tmp_path)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.integration.test_provenance import A, Checkout, copied
 
 
@@ -16,19 +18,29 @@ def said_everywhere(checkout: Checkout, key: str, words: str) -> None:
     assert f"{key}  done    {words}" in checkout.doit("sweep", *A, "seed=0,1", "dry_run=1")
 
 
-def test_a_harmless_edit_is_accepted_then_proven_and_a_harmful_one_is_withdrawn(tmp_path: Path) -> None:
-    checkout = copied(tmp_path / "project")
-    checkout.doit("fetch", *A)
+@pytest.fixture
+def trained(tmp_path: Path, fetched: Path) -> tuple[Checkout, str]:
+    """A checkout that has finished A, and the run's key."""
+    checkout = copied(tmp_path / "project", fetched)
     assert "no finished run is there to accept" in checkout.doit("accept", *A, code=1)
     checkout.doit("train", *A)
-    base = checkout.why(*A)["key"]
+    return checkout, checkout.why(*A)["key"]
+
+
+def edited(checkout: Checkout) -> tuple[Path, str]:
+    """A module with an edit that changes nothing, and what it was before. It is imported at second hand."""
+    module = checkout.root / "trainers" / "distributed" / "rank_state.py"
+    before = module.read_text()
+    module.write_text(before + "UNUSED = 1\n")
+    return module, before
+
+
+def test_a_harmless_edit_is_accepted_and_every_verb_says_so(trained: tuple[Checkout, str], tmp_path: Path) -> None:
+    checkout, base = trained
     assert "finished: there is nothing to accept" in checkout.doit("accept", *A, code=1)
     said = checkout.doit("accept", *A, "seed=1", code=3)
     assert f"more than code and environment differs from the nearest finished run, {base}:\n  seed: 0 → 1" in said
-
-    module = checkout.root / "trainers" / "distributed" / "rank_state.py"  # imported at second hand
-    before = module.read_text()
-    module.write_text(before + "UNUSED = 1\n")
+    edited(checkout)
     shown = checkout.doit("accept", *A)
     key = checkout.why(*A)["key"]
     assert f"{key} is accepted, not proven: as {base}, by " in shown
@@ -41,12 +53,23 @@ def test_a_harmless_edit_is_accepted_then_proven_and_a_harmful_one_is_withdrawn(
     assert f"{key} is accepted, not proven: as {base}" in checkout.doit("export", f"run={key}", f"to={archive}")
     assert checkout.launches() == 1
     assert f"is itself accepted, not proven: as {base}" in checkout.doit("accept", *A, "seed=1", f"run={key}", code=3)
+    assert "it is no longer" in checkout.doit("accept", *A, "undo=1")
+    assert checkout.why(*A)["reason"] == "not finished yet"
 
+
+@pytest.mark.long
+def test_a_harmless_edit_is_proven_and_a_harmful_one_is_withdrawn(
+    trained: tuple[Checkout, str], tmp_path: Path
+) -> None:
+    checkout, base = trained
+    module, before = edited(checkout)
+    checkout.doit("accept", *A)
+    key = checkout.why(*A)["key"]
+    archive = tmp_path / "run.tar.gz"
+    checkout.doit("export", f"run={key}", f"to={archive}")
     assert f"{key} is accepted and proven equal: as {base}" in checkout.doit("reproduce", f"run={archive}")
     said_everywhere(checkout, key, f"accepted and proven equal: as {base}")
     assert f"{key} is accepted and proven equal" in checkout.doit("train", *A)
-    assert "it is no longer" in checkout.doit("accept", *A, "undo=1")
-    assert checkout.why(*A)["reason"] == "not finished yet"
 
     module.write_text(before)
     checkout.doit("accept", *A, "seed=1", f"run={base}")

@@ -48,6 +48,7 @@ def test_options_that_make_no_sense_start_nothing(tmp_path: Path, words: list[st
 
 
 @pytest.mark.lab
+@pytest.mark.long
 def test_two_hosts_tell_who_they_are_and_leave_nothing(tmp_path: Path, lab: Lab) -> None:
     project = Project(tmp_path, ["cluster=two_node", f"cluster.ssh_config='{lab.ssh_config}'"])
     done = project.doit(*QUICK)

@@ -13,12 +13,12 @@ import psutil
 import pytest
 
 from pipeline.core import leftovers
-from tests.integration.commands import ROOT, Project, wait_for_step
+from tests.integration.commands import ALONE, ROOT, Project, mlflow_states, wait_for_step
 from tests.small_disk import mounted
 from tests.waiting import HANG_S
 
 DOIT = (sys.executable, "-m", "doit")
-TINY = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1", "tracking=none", "seed=1,2")
+TINY = ("experiment=quickstart", "trainer.max_steps=2", *ALONE, "tracking=none", "seed=1,2")
 
 
 def test_a_folder_of_runs_that_cannot_be_made_is_one_error(project: Project) -> None:
@@ -46,8 +46,9 @@ def small_disk(project: Project) -> Iterator[Path]:
         yield disk
 
 
+@pytest.mark.long
 def test_a_sweep_on_a_disk_that_fills_goes_on_when_there_is_room(project: Project, small_disk: Path) -> None:
-    words = ("sweep", "experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1", "seed=0,1")
+    words = ("sweep", "experiment=quickstart", "trainer.max_steps=2", *ALONE, "seed=0,1")
     full = project.doit(*words, "tracking=none")
     assert full.returncode == 1
     assert "ERROR: the sweep stopped before its end: " in full.stdout
@@ -71,7 +72,7 @@ def test_a_sweep_on_a_disk_that_fills_goes_on_when_there_is_room(project: Projec
 
 
 def test_a_recorder_that_is_killed_loses_nothing_of_the_record(recording: Project) -> None:
-    child = recording.start("train", "experiment=quickstart", "trainer.epochs=8", "cluster.nproc_per_node=1")
+    child = recording.start("train", "experiment=quickstart", "trainer.epochs=8", *ALONE)
     wait_for_step(recording, 20, child)
     folder = recording.only_run()
     recorder = next(
@@ -82,8 +83,7 @@ def test_a_recorder_that_is_killed_loses_nothing_of_the_record(recording: Projec
     recorder.kill()
     output, _ = child.communicate(timeout=HANG_S)
     assert child.returncode == 0, output
-    assert "not recorded" not in output
-    assert recording.result()["mlflow_run_id"]
+    assert mlflow_states(recording) == ["FINISHED"]
 
 
 def test_the_record_of_a_run_without_an_end_says_so(finished: Project, recording: Project) -> None:
@@ -118,7 +118,6 @@ def test_what_a_killed_command_left_is_removed_by_the_next_one_that_holds_the_lo
         (("reproduce", f"run={'a' * 300}"), ": no such run"),
         (("reproduce", "run=~nobody-here/x"), "run=~nobody-here/x: no such run"),
         (("sweep", *TINY, f"sweep.name={'a' * 300}"), "(300 characters)' must be up to 100 letters"),
-        (("sweep", *TINY, "sweep.name=../x"), "sweep.name='../x' must be up to 100 letters"),
         (("sweep", *TINY, "sweep.name=.."), "sweep.name='..' must be up to 100 letters"),
         (("sweep", *TINY, "sweep.name='ünï code'"), "sweep.name='ünï code' must be up to 100 letters"),
         (("optimizer.lr=0.1",), "ERROR: no command is named; doit train "),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from pipeline.data import manifest
 from pipeline.lab import Lab
-from tests.integration.commands import Project
+from tests.integration.commands import ALONE, Project
 from tests.lab_fixture import on
 
 WORDS = ("train", "experiment=quickstart", "trainer.max_steps=4", "tracking=none")
@@ -25,8 +26,9 @@ def rot(folder: Path) -> None:
     (folder / manifest.STAMPS).write_text(json.dumps({**noted, "images.bin": manifest.stamp(path)}))
 
 
-@pytest.mark.parametrize("verb", ["train", "fetch"])
+@pytest.mark.parametrize("verb", ["train", pytest.param("fetch", marks=pytest.mark.long)])
 def test_a_pack_that_rots_here_is_made_again(project: Project, verb: str) -> None:
+    project.words = [*ALONE]
     (pack,) = (project.folder / "data").glob("digits-*")
     before = (pack / "images.bin").read_bytes()
     assert project.doit("fetch", "experiment=quickstart").returncode == 0  # its copy is known to be right
@@ -41,6 +43,23 @@ def test_a_pack_that_rots_here_is_made_again(project: Project, verb: str) -> Non
 
 
 @pytest.mark.lab
+def test_a_pack_that_rotted_on_a_host_is_sent_again_by_the_next_attempt(project: Project, lab: Lab) -> None:
+    project.words = ["cluster=two_node", "cluster.hosts=[{name: node1}]", f"cluster.ssh_config='{lab.ssh_config}'"]
+    (pack,) = (project.folder / "data").glob("digits-*")
+    digest = json.loads((pack / "manifest.json").read_text())["digest"]
+    there = lab.host("node1").home / ".cache/paceline/data" / digest
+    shutil.rmtree(there, ignore_errors=True)
+    shutil.copytree(pack, there)
+    rot(there)
+    done = project.doit(*WORDS, "seed=4", "cluster.max_restarts=1")
+    assert done.returncode == 0, done.stdout
+    assert "is set aside: the same command makes it or sends it again" in done.stdout
+    assert "attempt 1 failed; starting attempt 2 of 2" in done.stdout
+    assert (there / "images.bin").read_bytes() == (pack / "images.bin").read_bytes()
+
+
+@pytest.mark.lab
+@pytest.mark.long
 @pytest.mark.parametrize(
     "damage",
     [

@@ -11,7 +11,9 @@ import sysconfig
 import venv
 from pathlib import Path
 
-from tests.integration.commands import Project
+import pytest
+
+from tests.integration.commands import ALONE, Project
 
 
 def _needed(name: str, found: set[str] | None = None) -> set[str]:
@@ -62,18 +64,31 @@ def test_a_run_finishes_on_a_node_that_has_torch_alone(project: Project, tmp_pat
     assert project.result()["metrics"]["test/accuracy"] > 0.5
 
 
-def test_a_host_with_another_torch_is_refused_and_the_word_that_is_named_runs(project: Project, tmp_path: Path) -> None:
+OTHER_TORCH = ("experiment=quickstart", "trainer.max_steps=2", *ALONE)
+NAMED = "cluster.environment={torch: 2.9.1}"
+
+
+@pytest.fixture
+def older(project: Project, tmp_path: Path) -> Project:
+    """A project whose host has torch 2.9.1, as far as its folder's name says."""
     python = _bare_environment(tmp_path / "bare", torch="2.9.1")
-    here = importlib.metadata.version("torch")
     project.words = ["tracking=none", f"cluster.python='{python}'"]
-    words = ("experiment=quickstart", "trainer.max_steps=2")
+    return project
+
+
+def test_a_host_with_another_torch_is_refused_unless_it_is_named(older: Project) -> None:
+    here = importlib.metadata.version("torch")
     for verb in ("preflight", "train"):
-        refused = project.doit(verb, *words)
+        refused = older.doit(verb, *OTHER_TORCH)
         assert refused.returncode == 1, refused.stdout
         assert f"localhost: torch 2.9.1 (the key says {here})" in refused.stdout
         assert "try: cluster.environment='{torch: 2.9.1}', which" in refused.stdout
-    done = project.doit("train", *words, "cluster.environment={torch: 2.9.1}")
+    done = older.doit("preflight", *OTHER_TORCH, NAMED)
     assert done.returncode == 0, done.stdout
-    folders = [folder for folder in project.run_folders() if (folder / "result.json").exists()]
-    (key,) = [json.loads((folder / "key.json").read_text()) for folder in folders]
-    assert key["environment"]["torch"] == "2.9.1"
+
+
+@pytest.mark.long
+def test_what_is_named_of_a_host_is_in_the_key_of_what_it_trains(older: Project) -> None:
+    done = older.doit("train", *OTHER_TORCH, NAMED)
+    assert done.returncode == 0, done.stdout
+    assert json.loads((older.only_run() / "key.json").read_text())["environment"]["torch"] == "2.9.1"

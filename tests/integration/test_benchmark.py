@@ -21,6 +21,7 @@ def benchmark(project: Project) -> tuple[Path, dict[str, Any]]:
     return folder, value
 
 
+@pytest.mark.long
 def test_one_and_two_local_ranks_with_table_figures_and_picture(project: Project) -> None:
     done = project.doit(*QUICK, "against=guide")
     assert done.returncode == 0, done.stdout
@@ -39,6 +40,7 @@ def test_one_and_two_local_ranks_with_table_figures_and_picture(project: Project
 
 
 @pytest.mark.lab
+@pytest.mark.long
 def test_one_host_and_two(project: Project, lab: Lab) -> None:
     project.words = ["cluster=two_node", f"cluster.ssh_config='{lab.ssh_config}'"]
     done = project.doit(*QUICK)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import ROOT
+from tests.integration.commands import ALONE, ROOT
 from tests.integration.test_provenance import Checkout, copied
 from tests.waiting import HANG_S
 
 DOIT = str(Path(sys.executable).parent / "doit")
-WORDS = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1", "tracking=none")
+WORDS = ("experiment=quickstart", "trainer.max_steps=2", *ALONE, "tracking=none")
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +95,10 @@ def test_doits_own_loader_is_refused_with_the_folder_to_start_in(second: Checkou
 
 
 def test_the_mend_trains_the_clones_own_code_with_children_of_the_same_package(
-    second: Checkout, tmp_path: Path
+    second: Checkout, tmp_path: Path, fetched: Path
 ) -> None:
     """From another working folder, where ``python -m pipeline.…`` would find the environment's package."""
+    shutil.copytree(fetched, second.root / "data")
     (second.root / "pipeline/evaluation/report.py").write_text("raise SystemExit('this is the second clone')\n")
     done = call([DOIT, "-d", str(tmp_path), "train", *WORDS], second.root, second.root)
     assert done.returncode == 1

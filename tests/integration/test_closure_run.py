@@ -18,8 +18,8 @@ print("SEES", SCALE, sys.path, flush=True)
 """
 
 
-def test_a_rank_sees_the_snapshot_and_nothing_else_of_the_project(tmp_path: Path) -> None:
-    checkout = copied(tmp_path / "project")
+def test_a_rank_sees_the_snapshot_and_nothing_else_of_the_project(tmp_path: Path, fetched: Path) -> None:
+    checkout = copied(tmp_path / "project", fetched)
     (checkout.root / "mylib").mkdir()
     scale = checkout.root / "mylib" / "scale.py"  # without __init__.py
     scale.write_text("SCALE = 1.0\n")
@@ -50,20 +50,27 @@ def test_a_rank_sees_the_snapshot_and_nothing_else_of_the_project(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("end", "said"),
-    [  # a rank of both may come first
-        ("os._exit(0)", r"rank [01]: ended with exit code 0 before the run was over; take out what ends the process"),
-        ("if os.environ['RANK'] == '1': os._exit(0)", "rank 1: ended with exit code 0 before the run was over; "),
-        ("sys.exit()", r"rank [01]: SystemExit: \(it ends a process, and the run was not over; raise an Exception"),
-        ("raise Mute", r"rank [01]: Mute: \(its text could not be made: ValueError\)"),
+    ("ranks", "end", "said"),
+    [
+        (2, "if os.environ['RANK'] == '1': os._exit(0)", "rank 1: ended with exit code 0 before the run was over; "),
+        *(
+            pytest.param(1, end, f"rank 0: {said}", marks=pytest.mark.long)
+            for end, said in (
+                ("os._exit(0)", "ended with exit code 0 before the run was over; take out what ends the process"),
+                ("sys.exit()", r"SystemExit: \(it ends a process, and the run was not over; raise an Exception"),
+                ("raise Mute", r"Mute: \(its text could not be made: ValueError\)"),
+            )
+        ),
     ],
 )
-def test_a_rank_that_ends_early_is_named_whatever_its_exit_code(tmp_path: Path, end: str, said: str) -> None:
-    checkout = copied(tmp_path / "project")
+def test_a_rank_that_ends_early_is_named_whatever_its_exit_code(
+    tmp_path: Path, fetched: Path, ranks: int, end: str, said: str
+) -> None:
+    checkout = copied(tmp_path / "project", fetched)
     model = checkout.root / "trainers" / "models" / "small_cnn.py"
     mute = "class Mute(Exception):\n    def __str__(self) -> str:\n        raise ValueError\n"
     model.write_text(f"{model.read_text()}\n\nimport os, sys\n{mute}\n{end}\n")
-    output = checkout.doit("train", *A, "cluster.nproc_per_node=2", code=1)
+    output = checkout.doit("train", *A, f"cluster.nproc_per_node={ranks}", code=1)
     assert re.search(f"ERROR: training failed on localhost, {said}", output), output
     assert output.count("Traceback") <= 1
     (journal,) = checkout.root.glob("runs/*/journal.jsonl")

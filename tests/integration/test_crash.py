@@ -6,19 +6,14 @@ import json
 import os
 import shutil
 import signal
-import sqlite3
 
-from tests.integration.commands import Project, processes_of, wait_for_step
+import pytest
+
+from tests.integration.commands import ALONE, Project, mlflow_states, processes_of, wait_for_step
 from tests.integration.conftest import FINISHED
 from tests.waiting import HANG_S, wait_until
 
-WORDS = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1")
-
-
-def mlflow_states(project: Project) -> list[str]:
-    with sqlite3.connect(project.folder / "mlflow.db") as database:
-        rows = database.execute("select status from runs where lifecycle_stage = 'active'").fetchall()
-    return [str(row[0]) for row in rows]
+WORDS = ("experiment=quickstart", "trainer.max_steps=2", *ALONE)
 
 
 def test_killed_between_training_and_result_the_same_command_trains_nothing_again(recording: Project) -> None:
@@ -35,6 +30,7 @@ def test_killed_between_training_and_result_the_same_command_trains_nothing_agai
     assert list(processes_of(recording.folder)) == []
 
 
+@pytest.mark.long
 def test_a_removed_run_folder_mixes_nothing_into_the_next_run(project: Project, finished: Project) -> None:
     """Twice: with the command alive, and with it and the agent killed before, so that only the ranks are left."""
     words = (*FINISHED, "trainer.checkpoint_every_steps=10")
@@ -63,6 +59,7 @@ def test_a_removed_run_folder_mixes_nothing_into_the_next_run(project: Project, 
         shutil.rmtree(run_dir)
 
 
+@pytest.mark.long
 def test_the_whole_folder_of_runs_removed_twice_in_a_row_costs_the_runs_under_way_and_no_more(
     project: Project, finished: Project
 ) -> None:
@@ -89,6 +86,7 @@ def test_the_whole_folder_of_runs_removed_twice_in_a_row_costs_the_runs_under_wa
     assert project.result()["weights_sha256"] == finished.result()["weights_sha256"]
 
 
+@pytest.mark.long
 def test_many_commands_at_once_lose_nothing_and_do_nothing_twice(recording: Project) -> None:
     done = recording.doit("train", *WORDS)
     assert done.returncode == 0, done.stdout

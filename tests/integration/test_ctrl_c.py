@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.integration.commands import ROOT, Project
+from tests.integration.commands import ALONE, ROOT, Project
 from tests.integration.test_clone import DOIT, WORDS
 from tests.integration.test_unexpected import APPLICATION
 from tests.waiting import HANG_S
@@ -68,7 +68,7 @@ def test_ctrl_c_in_a_library_that_swallows_its_exception_ends_the_command(projec
 
 @pytest.mark.parametrize("after_s", [0.0, 0.5])
 def test_ctrl_c_at_any_moment_shows_no_traceback(project: Project, after_s: float) -> None:
-    child = project.start("train", "experiment=quickstart", "tracking=none", "cluster.nproc_per_node=1")
+    child = project.start("train", "experiment=quickstart", "tracking=none", *ALONE)
     assert child.stdout is not None
     child.stdout.readline()  # it has composed and looks for the data
     time.sleep(after_s)

@@ -20,6 +20,7 @@ TINY = ("experiment=quickstart", "trainer.max_steps=12", "cluster.nproc_per_node
 OTHER_ARITHMETIC = {"ATEN_CPU_CAPABILITY": "default", "DNNL_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "3"}
 
 
+@pytest.mark.long
 def test_a_shell_that_changes_arithmetic_changes_no_weights_and_is_named(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,6 +54,7 @@ def test_a_shell_that_changes_arithmetic_changes_no_weights_and_is_named(
         assert other["weights_sha256"] != first["weights_sha256"]
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_takes_the_threads_it_began_with(project: Project) -> None:
     words = ("experiment=quickstart", "trainer.epochs=2", "cluster.nproc_per_node=1", "tracking=none")
     began = project.doit("train", *words, "trainer.checkpoint_every_steps=5", "threads_per_rank=5")

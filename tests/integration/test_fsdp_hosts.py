@@ -14,7 +14,7 @@ from pipeline.lab import Lab
 from tests.integration.commands import Project, wait_for_step
 from tests.waiting import HANG_S
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.long]
 
 
 def test_the_next_attempt_goes_on_from_the_shards_of_both_hosts(project: Project, lab: Lab) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import ROOT, Project
+from tests.integration.commands import ALONE, ROOT, Project
 
 LAUNCHER = """
 from dataclasses import dataclass
@@ -124,7 +124,7 @@ def test_a_launcher_and_a_model_of_another_package_train_and_its_version_is_in_t
     project: Project, python: Path, tmp_path: Path
 ) -> None:
     project.words = ["experiment=quickstart", "model=tiny", "cluster=here", "cluster.greeting=hi", "tracking=none"]
-    project.words += ["trainer.max_steps=4", "cluster.nproc_per_node=1"]
+    project.words += ["trainer.max_steps=4", *ALONE]
 
     def doit(verb: str, *words: str) -> subprocess.CompletedProcess[str]:
         argv = [str(python), *project.argv(verb, *words)[1:]]

@@ -28,7 +28,7 @@ def test_each_host_has_its_own_name_and_finds_the_other(lab: Lab) -> None:
 
 
 def test_hosts_reach_each_other_over_tcp(lab: Lab) -> None:
-    dial = "import socket; print(socket.create_connection(('node1', 22), timeout=5).recv(4))"
+    dial = "import socket; print(socket.create_connection(('node1', 22), timeout=60).recv(4))"
     assert on(lab, "node0", f'python3 -c "{dial}"').stdout == "b'SSH-'\n"
 
 

@@ -6,11 +6,11 @@ import gzip
 import json
 from pathlib import Path
 
-from tests.integration.commands import Project
+from tests.integration.commands import ALONE, Project
 
 
 def test_a_trace_holds_the_steps_that_were_asked_for(project: Project) -> None:
-    done = project.doit("profile", "experiment=quickstart", "steps=2")
+    done = project.doit("profile", "experiment=quickstart", *ALONE, "steps=2")
     assert done.returncode == 0, done.stdout
     (folder,) = project.folder.glob("runs/diagnostics/*-profile")
     assert "trace.json.gz" in done.stdout

@@ -18,10 +18,10 @@ import pytest
 from pipeline.core import documents
 from pipeline.core.files import sha256_file
 from pipeline.runs import result as results
-from tests.integration.commands import ROOT
+from tests.integration.commands import ALONE, ROOT
 from tests.waiting import HANG_S
 
-A = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1", "tracking=none")
+A = ("experiment=quickstart", "trainer.max_steps=2", *ALONE, "tracking=none")
 SOURCES = (
     "dodo.py",
     "pyproject.toml",
@@ -82,16 +82,21 @@ class Checkout:
         return {name: 0 if ".git/objects" in name else path.stat().st_mtime_ns for name, path in kept.items()}
 
 
-def copied(root: Path) -> Checkout:
-    """A fresh repository with one commit of the code under test."""
+def copied(root: Path, data: Path | None = None) -> Checkout:
+    """A fresh repository with one commit of the code under test, and a copy of a folder of data.
+
+    Compiled code comes along: compiling it costs each first command a second.
+    """
     root.mkdir()
     for name in SOURCES:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, root / name)
         else:
             shutil.copy(source, root / name)
     (root / ".gitignore").write_text((ROOT / ".gitignore").read_text())
+    if data is not None:
+        shutil.copytree(data, root / "data")
     checkout = Checkout(root)
     checkout.git("init", "-q")
     checkout.git("add", "-A")
@@ -100,9 +105,9 @@ def copied(root: Path) -> Checkout:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+def trained(tmp_path_factory: pytest.TempPathFactory, fetched: Path) -> Checkout:
     """A is trained from a dirty tree: an edit in a module that the trainer imports at second hand, a new file."""
-    checkout = copied(tmp_path_factory.mktemp("with space") / "project")
+    checkout = copied(tmp_path_factory.mktemp("with space") / "project", fetched)
     with (checkout.root / "trainers" / "distributed" / "rank_state.py").open("a") as file:
         file.write("# edited\n")
     (checkout.root / "notes.txt").write_text("not committed\n")
@@ -188,7 +193,7 @@ def test_plan_names_every_command_and_writes_nothing(trained: Checkout) -> None:
     assert "train0 -> evaluate0;" in dot
 
 
-@pytest.mark.parametrize("words", [("reproduce", "run=KEY"), ("-a", "train", *A)])
+@pytest.mark.parametrize("words", [("reproduce", "run=KEY"), pytest.param(("-a", "train", *A), marks=pytest.mark.long)])
 def test_reproduce_makes_the_dirty_tree_again_and_leaves_the_checkout_alone(
     trained: Checkout, words: tuple[str, ...]
 ) -> None:
@@ -201,6 +206,7 @@ def test_reproduce_makes_the_dirty_tree_again_and_leaves_the_checkout_alone(
     assert f"REPRODUCED {key}: weights_sha256, metrics and steps are equal\nits key is the same" in shown
 
 
+@pytest.mark.long
 def test_an_archive_is_made_again_in_another_folder_that_never_saw_the_commit(
     trained: Checkout, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ TWO = ("experiment=quickstart", "trainer.max_steps=2", "cluster=two_node")
 
 
 @pytest.mark.lab
+@pytest.mark.long
 def test_a_run_of_two_hosts_is_made_again_elsewhere(tmp_path: Path, lab: Lab) -> None:
     store, hosts = f"tracking.uri='sqlite:///{tmp_path}/mlflow.db'", f"cluster.ssh_config='{lab.ssh_config}'"
     first = copied(tmp_path / "first")

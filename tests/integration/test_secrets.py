@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from tests.integration.commands import ROOT, Project
+from tests.integration.commands import ALONE, ROOT, Project
 
 PRINTS = """
 import hashlib, os, sys
@@ -57,7 +57,7 @@ def test_secrets_reach_the_ranks_and_stand_nowhere_else(
     words = [
         "experiment=quickstart",
         "trainer.max_steps=2",
-        "cluster.nproc_per_node=1",
+        *ALONE,
         f"++cluster.env.API_TOKEN={named}",
         f"++cluster.env.HTTPS_PROXY=http://bob:{password}@127.0.0.1:9",
         "++cluster.env.DATA_LOGIN='${oc.env:SOME_PASSWORD}'",
@@ -68,7 +68,7 @@ def test_secrets_reach_the_ranks_and_stand_nowhere_else(
     ]
     texts = [text.encode() for text in (named, password, read, listed)]
 
-    child = recording.start("sweep", *words, "seed=0,1")
+    child = recording.start("sweep", *words)
     typed = "".join(f"{word}\0" for word in cast("list[str]", child.args)).encode()
     while child.poll() is None:
         shown = [line for line in command_lines(but=typed) if any(text in line for text in texts)]

@@ -50,16 +50,18 @@ def is_own_output(path: Path) -> bool:
 
 
 @pytest.mark.lab
-def test_a_secret_stands_on_no_host_of_a_run(recording: Project, lab: Lab) -> None:
+@pytest.mark.long
+def test_a_secret_stands_on_no_host_of_a_run(project: Project, lab: Lab) -> None:
     token = f"t{secrets.token_hex(12)}"
     for host in lab.hosts:
         done = on(lab, host.name, f"mkdir -p ~/own && cat >~/own/sitecustomize.py <<'END'\n{PRINTS}\nEND")
         assert done.returncode == 0, done.stderr
-    recording.words = ["cluster=two_node", f"cluster.ssh_config='{lab.ssh_config}'"]
-    child = recording.start(
+    hosts = ["cluster=two_node", "cluster.hosts=[{name: node1}]", f"cluster.ssh_config='{lab.ssh_config}'"]
+    project.words = [*hosts, "tracking=none"]
+    child = project.start(
         "train",
         "experiment=quickstart",
-        "trainer.epochs=20",
+        "trainer.epochs=5",
         f"++cluster.env.API_TOKEN={token}",
         f"++cluster.env.PYTHONPATH='{Path.home()}/own'",
     )
@@ -78,15 +80,16 @@ def test_a_secret_stands_on_no_host_of_a_run(recording: Project, lab: Lab) -> No
     assert {path.name for path in raw} >= {"stdout.log", "stderr.log"}  # the search does find it where it may stand
     assert "the token is ***" in output
     assert token not in output
-    assert list(holding(token.encode(), *places, recording.folder)) == []
+    assert list(holding(token.encode(), *places, project.folder)) == []
 
 
+@pytest.mark.long
 def test_a_run_with_a_secret_is_made_again_with_the_secret_told_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fetched: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token, another = (f"t{secrets.token_hex(12)}" for _ in range(2))
     monkeypatch.delenv("API_TOKEN", raising=False)
-    checkout = copied(tmp_path / "project")
+    checkout = copied(tmp_path / "project", fetched)
     said = checkout.doit("train", *A, f"++cluster.env.API_TOKEN={token}")
     ((key, _),) = checkout.runs().items()
     refused = checkout.doit("reproduce", f"run={key}", code=1)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import ROOT, Project
+from tests.integration.commands import ALONE, ROOT, Project
 from tests.integration.conftest import FINISHED
 from tests.waiting import HANG_S
 
-WORDS = ("experiment=quickstart", "trainer.max_steps=2", "cluster.nproc_per_node=1")
+WORDS = ("experiment=quickstart", "trainer.max_steps=2", *ALONE)
 LAYING_OUT = "name == 'open' and '/.config.json' in str(args[0])"
 EVALUATING = "name == 'subprocess.Popen' and 'pipeline.evaluation.report' in args[1]"
 RECORDING = "name == 'open' and str(args[0]).endswith('tracking.json') and os.path.exists(REPORT)"
@@ -55,6 +55,7 @@ def disturbed_when(project: Project, moment: str, what: str, words: Sequence[str
     )
 
 
+@pytest.mark.long
 def test_a_signal_before_and_after_the_training_stands_in_the_journal(recording: Project) -> None:
     done = stopped_when(recording, LAYING_OUT, signal.SIGTERM)
     assert done.returncode == 1

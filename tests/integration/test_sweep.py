@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from pipeline.lab import Lab
-from tests.integration.commands import ROOT, Project, interrupt, processes_of, wait_for_step
-from tests.waiting import HANG_S
+from tests.integration.commands import ALONE, ROOT, Project, interrupt, processes_of, see_recorded, wait_for_step
+from tests.waiting import HANG_S, promised_s
 
 TINY = ("experiment=quickstart", "trainer.max_steps=8")
 
@@ -33,6 +33,7 @@ def states(project: Project) -> list[tuple[int, str]]:
 
 def recorded(project: Project) -> list[tuple[str, str]]:
     """Run key and status of every run in MLflow's database."""
+    see_recorded(project)
     with sqlite3.connect(project.folder / "mlflow.db") as database:
         return sorted(
             database.execute(
@@ -49,17 +50,17 @@ def weights(project: Project) -> dict[str, str]:
 
 def test_a_sweep_with_a_bad_value_finishes_the_rest_and_is_not_run_twice(recording: Project) -> None:
     project = recording
-    words = (*TINY, "optimizer.lr=0.1,0.10,1e38", "seed=0,1", "cluster.nproc_per_node=1", "sweep.slots=2")
+    words = (*TINY, "optimizer.lr=1e38,0.1,0.10", *ALONE, "sweep.slots=1")
     planned = project.doit("sweep", *words, "dry_run=1")
     assert planned.returncode == 0, planned.stdout
     first = project.doit("sweep", *words)
     assert first.returncode == 1, first.stdout
-    assert "4 trials (2 more were the same run as another), 2 at a time" in first.stdout
-    assert "2 finished, 2 failed; 4 run just now" in first.stdout
-    assert "ERROR: 2 of 4 trials failed (the table above names them), the first, trial 2: training" in first.stdout
-    assert re.search(r"3 +\w{12} +FAILED +optimizer.lr=1e\+38 seed=1 +training failed on localhost", first.stdout)
+    assert "2 trials (1 more were the same run as another), 1 at a time" in first.stdout
+    assert "1 finished, 1 failed; 2 run just now" in first.stdout
+    assert "ERROR: 1 of 2 trials failed (the table above names them), the first, trial 0: training" in first.stdout
+    assert re.search(r"0 +\w{12} +FAILED +optimizer.lr=1e\+38 +training failed on localhost", first.stdout)
     assert "Traceback" not in first.stdout.partition(" configurations")[2]
-    assert [status for _, status in recorded(project)].count("FINISHED") == 2
+    assert [status for _, status in recorded(project)].count("FINISHED") == 1
     assert list(processes_of(project.folder)) == []
     before = (sweep_folder(project) / "journal.jsonl").read_bytes()
     again = project.doit("sweep", *words)
@@ -67,24 +68,24 @@ def test_a_sweep_with_a_bad_value_finishes_the_rest_and_is_not_run_twice(recordi
     assert "0 run just now" in again.stdout
     assert (sweep_folder(project) / "journal.jsonl").read_bytes() == before
     report = json.loads(project.doit("report", "json=1").stdout)
-    assert [(group["n"], group["of"]) for group in report["configurations"]] == [(2, 2), (0, 2)]
+    assert [(group["n"], group["of"]) for group in report["configurations"]] == [(0, 1), (1, 1)]
     repeated = project.doit(*shlex.split(report["best"]["command"])[1:])
     assert f"{report['best']['key']} is finished" in repeated.stdout
-    multirun = [sys.executable, "-m", "pipeline", "--multirun", *TINY, "seed=1,0", "cluster.nproc_per_node=1"]
+    multirun = [sys.executable, "-m", "pipeline", "--multirun", *TINY, "optimizer.lr=0.1", *ALONE]
     hydra = subprocess.run(
         [*multirun, *project.overrides], cwd=ROOT, capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert hydra.returncode == 0, hydra.stderr
-    assert "2 finished, 0 failed; 0 run just now" in hydra.stdout
+    assert "1 finished, 0 failed; 0 run just now" in hydra.stdout
 
 
 def test_a_signal_ends_every_trial_and_the_same_command_goes_on(project: Project) -> None:
-    project.words = ["tracking=none", "cluster.nproc_per_node=1", "sweep.slots=2"]
+    project.words = ["tracking=none", *ALONE, "sweep.slots=2"]
     words = ("sweep", "experiment=quickstart", "trainer.epochs=400", "seed=0,1,2")
     child = project.start(*words)
     wait_for_step(project, 20, child)
     output, took_s = interrupt(child, signal.SIGINT)
-    assert took_s < 10
+    assert took_s < promised_s(10)
     assert child.returncode == 1
     assert "KILLED sweep" in output
     assert "Traceback" not in output
@@ -96,6 +97,7 @@ def test_a_signal_ends_every_trial_and_the_same_command_goes_on(project: Project
 
 
 @pytest.mark.lab
+@pytest.mark.long
 def test_a_controller_killed_twice_loses_and_repeats_nothing(
     recording: Project, tmp_path_factory: pytest.TempPathFactory, lab: Lab
 ) -> None:

@@ -22,15 +22,15 @@ DEFECT = "raise KeyError('https://me:hunter2@host/x')\n"
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    return copied(tmp_path_factory.mktemp("defects") / "project")
+def original(tmp_path_factory: pytest.TempPathFactory, fetched: Path) -> Checkout:
+    return copied(tmp_path_factory.mktemp("defects") / "project", fetched)
 
 
 @pytest.fixture
 def project(original: Checkout) -> Iterator[Checkout]:
     yield original
     original.git("checkout", "--", ".")
-    original.git("clean", "-fdxq", "--exclude=data")
+    original.git("clean", "-fdxq", "--exclude=data", "--exclude=__pycache__")
 
 
 def broken(project: Checkout, name: str, after: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.core import process
 from pipeline.core.errors import PacelineError
+from tests.waiting import HANG_S
 
 
 def test_exit_code_and_output_are_data() -> None:
@@ -22,7 +23,7 @@ def test_apart_reads_a_file_and_is_in_a_session_of_its_own(tmp_path: Path) -> No
     stdin.write_text("from a file\n")
     with stdin.open("rb") as file:
         file.read()  # it is read from its beginning all the same
-        done = process.run_apart(["sh", "-c", "cat; ps -o sid= -p $$"], stdin=file, timeout_s=10)
+        done = process.run_apart(["sh", "-c", "cat; ps -o sid= -p $$"], stdin=file, timeout_s=HANG_S)
     text, session = done.stdout.splitlines()
     assert text == "from a file"
     assert int(session) != os.getsid(0)

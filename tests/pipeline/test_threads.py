@@ -18,6 +18,7 @@ from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.streams import Streams
 from pipeline.core import threads
 from pipeline.core.specs import Event, LogLine, NodeExit, NodeLost
+from tests.waiting import HANG_S
 
 
 def test_whatever_a_thread_raises_is_told_with_its_place(
@@ -57,14 +58,14 @@ say(exit={{"code": 0, "reason": "", "errors": [], "tail": []}}, now=time.time())
 """
 
 
-def followed(tmp_path: Path, body: str, seconds: float = 20.0) -> list[Event]:
+def followed(tmp_path: Path, body: str) -> list[Event]:
     """What is heard of a node that does ``body`` on the first of its connections."""
     flag = tmp_path / "was here"
     program = NODE.format(once="1", flag=str(flag), body=f"if first:\n    log(at, 20); at = 20\n    {body}")
-    return hear(program, seconds)
+    return hear(program)
 
 
-def hear(program: str, seconds: float = 20.0, wound: Callable[[Streams], None] = lambda _: None) -> list[Event]:
+def hear(program: str, wound: Callable[[Streams], None] = lambda _: None) -> list[Event]:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     node = Connection(host="node0", argv=[sys.executable, "-c", program])
     following = Streams([node], lambda at: json.dumps(at).encode() + b"\n", events.put, 0, "f00d")
@@ -72,7 +73,7 @@ def hear(program: str, seconds: float = 20.0, wound: Callable[[Streams], None] =
         wound(following)
         heard: list[Event] = []
         while not heard or not isinstance(heard[-1], NodeExit | NodeLost):
-            heard.append(events.get(timeout=seconds))
+            heard.append(events.get(timeout=HANG_S))
         return heard
     finally:
         following.close()
@@ -96,21 +97,21 @@ def hear(program: str, seconds: float = 20.0, wound: Callable[[Streams], None] =
 def test_a_broken_stream_is_taken_up_again_and_every_line_comes_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
-    monkeypatch.setattr(streams, "_SILENT_S", 1.5)
+    monkeypatch.setattr(streams, "_SILENT_S", 3.0)
     heard = followed(tmp_path, body)
     assert [line.text for line in heard if isinstance(line, LogLine)] == [str(number) for number in range(50)]
     assert heard[-1] == NodeExit(host="node0", code=0)
 
 
 def test_a_node_that_never_answers_sensibly_is_lost_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "LOST_S", 1.0)
+    monkeypatch.setattr(streams, "LOST_S", 4.0)
     (lost,) = hear("print('this host is down today, token=hf_" + "a" * 20 + "', flush=True)")
     assert isinstance(lost, NodeLost)
     assert lost.reason == "no longer answers: it says 'this host is down today, token=***', which is no answer"
 
 
 def test_a_mistake_in_a_follower_is_a_message_and_not_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "LOST_S", 1.0)
+    monkeypatch.setattr(streams, "LOST_S", 4.0)
 
     def fails(*_: Any) -> None:
         raise KeyError("rank")

@@ -104,7 +104,7 @@ def test_user_and_password_reach_the_server_and_nothing_else_and_a_refusal_says_
     seen: list[str] = []
     with refusing_server(seen) as port:
         uri = f"http://ann:hunter2@127.0.0.1:{port}"
-        environment = {**os.environ, **tracking.recorder_env(uri), "MLFLOW_HTTP_REQUEST_TIMEOUT": "1"}
+        environment = {**os.environ, **tracking.recorder_env(uri), "MLFLOW_HTTP_REQUEST_TIMEOUT": "60"}
         recorder = store.spawn(run, uri, follow=True, env=environment)
         assert "hunter2" not in Path(f"/proc/{recorder.pid}/cmdline").read_text()
         out, err = recorder.communicate(timeout=HANG_S)
@@ -124,7 +124,7 @@ def mlflow_server(database: Path, port: int) -> Iterator[str]:
     try:
         until = time.monotonic() + HANG_S
         while server.poll() is None and time.monotonic() < until:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=60):
                 break
             time.sleep(0.2)
         yield url

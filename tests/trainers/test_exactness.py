@@ -21,7 +21,6 @@ from trainers.training.loop import Trainer
 from trainers.training.session import run
 from trainers.training.step import Stepper
 
-DEATHS = 12
 PLACES = ("_one_step", "_log", "_validate", "half a checkpoint", "checkpoint without its json")
 
 
@@ -100,7 +99,10 @@ def die_and_go_on(folder: Path) -> None:
         run(run_dir / "config.json")
 
 
-def test_two_ranks_that_die_at_random_steps_end_with_the_same_weights(make_run: MakeRun, tmp_path: Path) -> None:
+@pytest.mark.parametrize("deaths", [len(PLACES), pytest.param(12, marks=pytest.mark.long)])
+def test_two_ranks_that_die_at_random_steps_end_with_the_same_weights(
+    make_run: MakeRun, tmp_path: Path, deaths: int
+) -> None:
     """With accumulation, fp16 on the wire, a schedule half-way, checkpoints between the evaluations, and everything
     about an image that is random."""
     settings = {
@@ -115,20 +117,23 @@ def test_two_ranks_that_die_at_random_steps_end_with_the_same_weights(make_run: 
     }
     make_run("whole", **settings)
     chance = random.Random(20)
-    steps = chance.sample(range(1, 15), DEATHS)
+    steps = chance.sample(range(1, 15), deaths)
     for number, step in enumerate(steps):
         run_dir = make_run(f"broken{number:02d}", **settings)
         death = {"step": step, "place": PLACES[number % len(PLACES)]}
         (run_dir / "death.json").write_text(json.dumps(death))
-    call_on_ranks("tests.trainers.test_exactness:die_and_go_on", tmp_path, groups=1 + 2 * DEATHS)
+    call_on_ranks("tests.trainers.test_exactness:die_and_go_on", tmp_path, groups=1 + 2 * deaths)
     wanted = read_summary(tmp_path / "whole")["weights_sha256"]
     found = {path.parent.name: read_summary(path.parent)["weights_sha256"] for path in tmp_path.glob("*/summary.json")}
-    assert found == dict.fromkeys(["whole", *(f"broken{number:02d}" for number in range(DEATHS))], wanted)
+    assert found == dict.fromkeys(["whole", *(f"broken{number:02d}" for number in range(deaths))], wanted)
     lines = [line["step"] for line in metrics_lines(tmp_path / "whole")]
     assert all([line["step"] for line in metrics_lines(tmp_path / name)] == lines for name in found)
 
 
-@pytest.mark.parametrize(("ranks", "accumulate", "compression"), [(3, 2, "none"), (4, 1, "none"), (3, 1, "powersgd")])
+@pytest.mark.parametrize(
+    ("ranks", "accumulate", "compression"),
+    [(3, 2, "none"), pytest.param(4, 1, "none", marks=pytest.mark.long), (3, 1, "powersgd")],
+)
 def test_more_ranks_sum_in_the_same_order_after_a_death(
     make_run: MakeRun, tmp_path: Path, ranks: int, accumulate: int, compression: str
 ) -> None:

@@ -15,7 +15,7 @@ from tests.trainers.tiny_runs import MakeRun, finish, metrics_lines, read_summar
 from tests.waiting import HANG_S
 from trainers.training.session import run
 
-SETTINGS = {"trainer__epochs": 400, "trainer__checkpoint_every_epochs": 400, "trainer__eval_every_epochs": 400}
+SETTINGS = {"trainer__epochs": 120, "trainer__checkpoint_every_epochs": 120, "trainer__eval_every_epochs": 120}
 
 
 def ranks_of(pid: int) -> list[psutil.Process]:
@@ -31,7 +31,7 @@ def losses_of(run_dir: Path) -> list[tuple[int, float | None]]:
     return [(line["step"], line["metrics"].get("train/loss")) for line in metrics_lines(run_dir)]
 
 
-@pytest.mark.parametrize("whom", ["torchrun", "one rank"])
+@pytest.mark.parametrize("whom", ["torchrun", pytest.param("one rank", marks=pytest.mark.long)])
 def test_two_ranks_save_one_step_and_end_with_the_weights_of_an_undisturbed_run(make_run: MakeRun, whom: str) -> None:
     whole, broken = make_run("whole", **SETTINGS), make_run("broken", **SETTINGS)
     process = start(broken, ranks=2)

@@ -6,6 +6,8 @@ import http.server
 import threading
 from dataclasses import dataclass, field
 
+from tests.waiting import HANG_S
+
 
 @dataclass
 class Script:
@@ -64,7 +66,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if script.stall is not None:
             self.wfile.flush()
             script.stalled.set()
-            script.stall.wait(30)
+            script.stall.wait(HANG_S)
         self.wfile.write(body[half:])
 
 
