@@ -74,6 +74,7 @@ def test_the_export_of_a_run_without_a_result_promises_no_reproduction(finished:
         assert "has no result to compare with: it isn't finished" in refused.stdout
 
 
+@pytest.mark.long
 def test_directories_in_the_place_of_files_are_damage_like_any_other(finished: Project) -> None:
     folder = finished.only_run()
     for name in MISPLACED:

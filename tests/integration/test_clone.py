@@ -98,7 +98,7 @@ def test_the_mend_trains_the_clones_own_code_with_children_of_the_same_package(
     second: Checkout, tmp_path: Path, fetched: Path
 ) -> None:
     """From another working folder, where ``python -m pipeline.…`` would find the environment's package."""
-    shutil.copytree(fetched, second.root / "data")
+    shutil.copytree(fetched, second.root / "data", dirs_exist_ok=True)
     (second.root / "pipeline/evaluation/report.py").write_text("raise SystemExit('this is the second clone')\n")
     done = call([DOIT, "-d", str(tmp_path), "train", *WORDS], second.root, second.root)
     assert done.returncode == 1

@@ -211,6 +211,7 @@ def test_hydras_own_multirun_trains_and_leaves_its_file_among_the_runs(project: 
     assert "in-no-file" not in written
 
 
+@pytest.mark.long
 def test_standard_streams_that_are_closed_end_no_run(project: Project) -> None:
     """A sweep's folder is opened by children."""
     command = f"exec {shlex.join(project.argv('sweep', *TINY, 'tracking=none'))} <&- >&- 2>&-"
