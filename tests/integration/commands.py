@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,12 @@ def see_recorded(project: Project) -> None:
         if result.exists() and json.loads(result.read_text())["mlflow_run_id"] is None:
             assert busy() > 1, (folder / "recorder.log").read_text()
             command = tracking.recorder_command(folder, f"sqlite:///{project.folder}/mlflow.db", "paceline")
-            subprocess.run(command, cwd=ROOT, check=True, timeout=HANG_S)
+            # one that another recorder holds is refused after a while: that of a killed command is still at it
+            wait_until(partial(_succeeds, command))
+
+
+def _succeeds(command: list[str]) -> bool:
+    return subprocess.run(command, cwd=ROOT, check=False, timeout=HANG_S).returncode == 0
 
 
 def mlflow_states(project: Project) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.integration.test_provenance import A, Checkout, copied
 from tests.read_only import mounted
+from tests.waiting import busy
 
 RUN = A[:-1]  # with tracking as it is by default
 
@@ -31,7 +32,8 @@ def where(tmp_path_factory: pytest.TempPathFactory, fetched: Path) -> tuple[str,
 def test_a_run_of_a_read_only_clone_is_trained_and_found_again(clone: Checkout, where: tuple[str, str]) -> None:
     trained = clone.doit("train", *RUN, *where)
     assert "FINISHED" in trained
-    assert f"MLflow at sqlite:///{clone.root}/mlflow.db took no (more) records: Read-only file system" in trained
+    why = f"MLflow at sqlite:///{clone.root}/mlflow.db took no (more) records: Read-only file system"
+    assert why in trained or (busy() > 1 and "not recorded in MLflow yet: " in trained)  # its recorder had no turn
     (key,) = {line.split()[1].rstrip(":") for line in trained.splitlines() if line.startswith("FINISHED")}
     assert f"  try: doit record run={key} tracking.uri=sqlite:///<a file that you can write to>" in trained
     assert f"{key} is finished" in clone.doit("train", *RUN, *where)
