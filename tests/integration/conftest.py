@@ -55,15 +55,21 @@ def project(tmp_path: Path, fetched: Path) -> Project:
     return Project(tmp_path)
 
 
-@pytest.fixture
-def recording(project: Project, shared: Path) -> Project:
-    """The same with an MLflow database that has its tables: making them takes seconds."""
+@pytest.fixture(scope="session")
+def database(shared: Path) -> Path:
+    """An MLflow database that has its tables, to copy: making them takes seconds."""
 
     def prepare(folder: Path) -> None:
         command = tracking.prepare_command(f"sqlite:///{folder}/mlflow.db")
         subprocess.run(command, cwd=ROOT, check=True, timeout=HANG_S)
 
-    shutil.copy(made_once(shared / "database", prepare) / "mlflow.db", project.folder)
+    return made_once(shared / "database", prepare) / "mlflow.db"
+
+
+@pytest.fixture
+def recording(project: Project, database: Path) -> Project:
+    """``project`` with an MLflow database."""
+    shutil.copy(database, project.folder)
     return project
 
 
