@@ -26,6 +26,7 @@ def validate(
     *,
     global_batch_size: int,
     accumulate_steps: int = 1,
+    shards: int = 0,
     backend: str = "auto",
 ) -> None:
     """Refuse what can't work before anything is started.
@@ -34,7 +35,7 @@ def validate(
         UsageError: the ranks can't share the global batch evenly.
         HostError: one text that lists every host that can't take part, the value seen and the fix.
     """
-    check_batch(global_batch_size, cluster.world_size, accumulate_steps)
+    check_batch(global_batch_size, cluster.world_size, accumulate_steps, shards)
     problems = [*_same_node(facts), *_loopback(facts)]
     for host, fact in zip(cluster.hosts, facts, strict=True):
         problems += [f"  {host.label}: {what}" for what in _unfit(host, fact, backend, cluster.device)]
@@ -43,16 +44,18 @@ def validate(
         raise HostError("\n".join(["the cluster can't run this:", *problems]))
 
 
-def check_batch(global_batch_size: int, world_size: int, accumulate_steps: int = 1) -> None:
-    """Raises UsageError that names the nearest sizes that the ranks can share, micro-batch by micro-batch."""
-    parts = world_size * accumulate_steps
+def check_batch(global_batch_size: int, world_size: int, accumulate_steps: int = 1, shards: int = 0) -> None:
+    """Raises UsageError that names the nearest sizes that the ranks (the ``shards``) can share, micro-batch by
+    micro-batch."""
+    parts = (shards or world_size) * accumulate_steps
     if global_batch_size % parts == 0:
         return
     below = global_batch_size // parts * parts
     near = " or ".join(str(size) for size in (below, below + parts) if size)
+    whose = f"{counted(shards, 'part')} (trainer.shards)" if shards else counted(world_size, "rank")
     micro = "" if accumulate_steps == 1 else f" × {accumulate_steps} micro-batches (trainer.accumulate_steps)"
     raise UsageError(
-        f"trainer.global_batch_size={global_batch_size} can't be shared evenly by {counted(world_size, 'rank')}{micro};"
+        f"trainer.global_batch_size={global_batch_size} can't be shared evenly by {whose}{micro};"
         f" nearest that can: {near}"
     )
 

@@ -15,6 +15,15 @@ from pipeline.runs.checkpoints import DAMAGE, read_side
 VARIABLE = "OMP_NUM_THREADS"
 
 
+def of_shards(shards: int, nnodes: int) -> tuple[int, ...]:
+    """One thread a rank on every node where trainer.shards promises the same weights on any; else empty.
+
+    A host's cores must not decide there, nor how many ranks share them. ``cluster.env`` sets another number, which is
+    a part of the key.
+    """
+    return (1,) * nnodes if shards else ()
+
+
 def of_checkpoints(run_dir: Path) -> tuple[int, ...]:
     """Threads of each rank, node by node, in the attempts that the checkpoints in ``run_dir`` come from.
 

@@ -17,6 +17,7 @@ from pipeline.core.cluster import Cluster
 from pipeline.core.errors import UsageError
 from pipeline.core.redact import HIDDEN, hide, in_word, placeholders, secret_values, without_secrets
 from pipeline.data import store
+from pipeline.keys import rank_environment
 from trainers.core import config as node
 
 _NOT_OF_THE_TRAINER = ("cluster", "tracking", "paths", "sweep", "search")
@@ -94,7 +95,7 @@ def build(
     cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
     refuse_endless(resolved)
     if shares_batch:
-        check_batch(train.trainer.global_batch_size, cluster.world_size, train.trainer.accumulate_steps)
+        refuse_uneven(train.trainer, cluster)
     paths, secrets = resolved["paths"], secret_values(resolved)
     return RunConfig(
         train=train,
@@ -108,6 +109,27 @@ def build(
         search=search_config(resolved),
         secrets=secrets,
     )
+
+
+def refuse_uneven(trainer: node.TrainerConfig, cluster: Cluster) -> None:
+    """Refuse ranks that can't share the global batch evenly, or hosts that can't give equal weights by trainer.shards.
+
+    Raises:
+        UsageError: names numbers that can, or the variable in which hosts differ.
+    """
+    try:
+        trainer.check_ranks(cluster.world_size)
+    except node.ConfigError as error:
+        raise UsageError(str(error)) from error
+    check_batch(trainer.global_batch_size, cluster.world_size, trainer.accumulate_steps, trainer.shards)
+    first, *others = cluster.hosts
+    for other in others if trainer.shards else ():
+        for name in sorted(first.env.keys() | other.env.keys()):
+            if rank_environment.decides(name) and first.env.get(name) != other.env.get(name):
+                raise UsageError(
+                    f"trainer.shards={trainer.shards} promises the same weights on any hosts, and {name} in the env of "
+                    f"{first.label} and {other.label} differs; set it for all of them, as cluster.env.{name}"
+                )
 
 
 def train_config(resolved: Mapping[str, Any]) -> node.TrainConfig:

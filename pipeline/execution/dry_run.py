@@ -134,7 +134,8 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
     key = run.key.short if run else "<key>"
     run_dir = config.runs_dir.absolute() / key
     attempt = journal.attempts(run_dir / "journal.jsonl") + 1
-    taken = rank_threads.of_checkpoints(run_dir)
+    shards = config.train.trainer.shards
+    taken = rank_threads.of_shards(shards, cluster.nnodes) or rank_threads.of_checkpoints(run_dir)
     spec = AttemptSpec(
         run_dir=run_dir,
         run_key=key,

@@ -49,30 +49,48 @@ def content_key(
         "code": dict(sorted(code.items())),
         "data": data_digest,
         "environment": dict(sorted(environment.items())),
-        "topology": topology(cluster),
+        "topology": topology(cluster, _shards(config)),
     }
     return ContentKey(digest=sha256_text(canonical_json(parts)), parts=parts)
 
 
 def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration without hosts, ports, tracking, folders and the data's address (its digest counts instead)."""
+    """The configuration without hosts, ports, tracking, folders and the data's address (its digest counts instead).
+
+    Without ``trainer.shards`` where that is 0: such runs keep the keys that they had before it came.
+    """
     kept = {name: copy.deepcopy(value) for name, value in config.items() if name not in _WHERE}
     if isinstance(kept.get("dataset"), dict):
         kept["dataset"].pop("source", None)
+    if isinstance(kept.get("trainer"), dict) and not _shards(config):
+        kept["trainer"].pop("shards", None)
     return kept
 
 
-def topology(cluster: Cluster) -> dict[str, Any]:
-    """How the ranks are spread, on which kind of device, and what of each node's environment can change arithmetic."""
+def topology(cluster: Cluster, shards: int = 0) -> dict[str, Any]:
+    """How the ranks are spread, on which kind of device, and what of each node's environment can change arithmetic.
+
+    With ``shards`` (trainer.shards) their number stands in place of the ranks', and the environment, which is equal on
+    all nodes then, once.
+    """
+    device = "cuda" if cluster.device == "cuda" else "cpu"
+    env = [
+        {name: value for name, value in sorted(host.env.items()) if rank_environment.decides(name)}
+        for host in cluster.hosts
+    ]
+    if shards:
+        return {"shards": shards, "device": device, "env": env[0]}
     return {
         "nnodes": cluster.nnodes,
-        "device": "cuda" if cluster.device == "cuda" else "cpu",
+        "device": device,
         "nproc_per_node": [host.nproc_per_node for host in cluster.hosts],
-        "env": [
-            {name: value for name, value in sorted(host.env.items()) if rank_environment.decides(name)}
-            for host in cluster.hosts
-        ],
+        "env": env,
     }
+
+
+def _shards(config: Mapping[str, Any]) -> int:
+    trainer = config.get("trainer")
+    return int(trainer.get("shards") or 0) if isinstance(trainer, Mapping) else 0
 
 
 def environment(versions: Mapping[str, str]) -> dict[str, str]:

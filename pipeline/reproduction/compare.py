@@ -11,7 +11,8 @@ from pipeline.reproduction.recipe import Recipe
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.provenance import LOCK
 
-_COMPARED = ("weights_sha256", "steps", "epochs", "nnodes", "world_size")
+_COMPARED = ("weights_sha256", "steps", "epochs")
+_RANKS = ("nnodes", "world_size")  # with trainer.shards any number of them is to end with the same weights
 _QUIET = ("hostname", "memory_bytes")  # differ from host to host and decide nothing
 
 
@@ -39,7 +40,7 @@ def compare(recipe: Recipe, again: RunFolder) -> Verdict:
     return Verdict(
         run=recipe.folder.key,
         again=again.key,
-        outcome=tuple(differences(_outcome(recipe.result), _outcome(result))),
+        outcome=tuple(differences(_outcome(recipe.result, recipe.parts), _outcome(result, recipe.parts))),
         key=tuple(differences(recipe.parts, parts)),
         surroundings=tuple(
             differences(
@@ -49,9 +50,10 @@ def compare(recipe: Recipe, again: RunFolder) -> Verdict:
     )
 
 
-def _outcome(result: Mapping[str, Any]) -> dict[str, Any]:
+def _outcome(result: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
     """As ``differences`` takes it: all under one part, so that each line shows field, old and new."""
-    return {"config": {**{name: result.get(name) for name in _COMPARED}, **(result.get("metrics") or {})}}
+    names = _COMPARED if "shards" in (parts.get("topology") or {}) else (*_COMPARED, *_RANKS)
+    return {"config": {**{name: result.get(name) for name in names}, **(result.get("metrics") or {})}}
 
 
 def _surroundings(provenance: Mapping[str, Any], result: Mapping[str, Any], nodes: int) -> dict[str, Any]:

@@ -238,8 +238,9 @@ def _topology_changes(recipe: Recipe, words: Sequence[str], root: Path) -> list[
     from pipeline.config.cluster import build_cluster
 
     try:
-        section = compose.resolve(compose.compose_config(words))["cluster"]
-        cluster = build_cluster(section, root=root, local_gpus=usable_gpus())
+        resolved = compose.resolve(compose.compose_config(words))
+        cluster = build_cluster(resolved["cluster"], root=root, local_gpus=usable_gpus())
     except PacelineError:
         return []  # another version's words: the run's own code checks them
-    return differences({"topology": recipe.parts.get("topology")}, {"topology": content_key.topology(cluster)})
+    now = content_key.topology(cluster, resolved["trainer"].get("shards", 0))
+    return differences({"topology": recipe.parts.get("topology")}, {"topology": now})

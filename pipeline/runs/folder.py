@@ -229,7 +229,7 @@ class RunFolder(NamedTuple):
                 "key": key.short,
                 "digest": key.digest,
                 "what": what(self.read_json("config.json") or {}),
-                "nproc_per_node": topology_of(self.read_json("key.json") or {}),
+                "nproc_per_node": ranks_of(self.read_json("key.json") or {}, self.read_json("plan.json") or {}),
                 "hosts": hosts,
                 "attempts": attempts,
                 "unix_time": round(time.time(), 3),
@@ -343,10 +343,12 @@ def what(config: Mapping[str, Any]) -> str:
     return " ".join(str(group.get("name", "?")) if isinstance(group, Mapping) else "?" for group in groups)
 
 
-def topology_of(key: Mapping[str, Any]) -> list[int]:
-    """Ranks of each node, from what key.json holds."""
+def ranks_of(key: Mapping[str, Any], plan: Mapping[str, Any]) -> list[int]:
+    """Ranks of each node, from what key.json holds; with trainer.shards those of the last attempt, from plan.json."""
     topology = key.get("topology")
     found = topology.get("nproc_per_node") if isinstance(topology, Mapping) else None
+    if found is None:
+        found = [node.get("nproc_per_node") for node in nodes_of(plan)]
     return [count for count in found if isinstance(count, int)] if isinstance(found, list) else []
 
 

@@ -13,7 +13,7 @@ from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.specs import State
 from pipeline.keys.content_key import KEY_LENGTH, KEY_VERSION
 from pipeline.runs import acceptance, journal
-from pipeline.runs.folder import RunFolder, hosts_of, is_newer, topology_of, what
+from pipeline.runs.folder import RunFolder, hosts_of, is_newer, ranks_of, what
 from pipeline.runs.result import AlteredError
 
 NEWER = "NEWER"
@@ -131,14 +131,14 @@ def _row_in_full(folder: RunFolder, altered: str = "") -> Row:
     """Of a run that has no result yet, or one that can't be believed."""
     known, config = folder.read_json("key.json") or {}, folder.read_json("config.json") or {}
     newer = is_newer(known)
-    entries = journal.read(folder.journal)
+    plan, entries = folder.read_json("plan.json") or {}, journal.read(folder.journal)
     last = entries[-1] if entries else None
     return Row(
         key=folder.key,
         state=NEWER if newer else ALTERED if altered else last.state if last else "PLANNED",
         what="written by a newer Paceline" if newer else what(config),
-        nodes=_nodes(topology_of(known)),
-        hosts=hosts_of(folder.read_json("plan.json") or {}),
+        nodes=_nodes(ranks_of(known, plan)),
+        hosts=hosts_of(plan),
         train_s=None,
         accuracy=None,
         synthetic=what(config).startswith("synthetic "),

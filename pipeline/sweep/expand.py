@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster.plan import check_batch
 from pipeline.config import build, compose
 from pipeline.config.build import RunConfig, train_config
 from pipeline.config.schema import SweepConfig
@@ -64,7 +63,9 @@ class Space:
 
 def configuration_digest(config: RunConfig) -> str:
     """A digest of one configuration and its topology."""
-    return sha256_text(canonical_json([canonical_config(config.resolved), topology(config.cluster)]))
+    return sha256_text(
+        canonical_json([canonical_config(config.resolved), topology(config.cluster, config.train.trainer.shards)])
+    )
 
 
 def expand(words: Sequence[str], *, root: Path, local_gpus: int) -> Space:
@@ -154,7 +155,7 @@ class TrialFactory:
         whole = self._whole_config(resolved, words)
         part = self._slots_of(resolved, whole)[0]
         train = _parsed(resolved, chosen)
-        check_batch(train.trainer.global_batch_size, part.world_size)
+        build.refuse_uneven(train.trainer, part)
         secrets = redact.secret_values(resolved)
         shown = build.of_the_run(resolved, secrets)
         section = placing.raw_cluster(shown["cluster"], whole.cluster, part)

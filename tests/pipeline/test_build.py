@@ -89,6 +89,18 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
         ),
         (["trainer.global_batch_size=1"], "nearest that can: 2"),
         (["trainer.accumulate_steps=3"], "2 ranks × 3 micro-batches (trainer.accumulate_steps); nearest that can: 126"),
+        (
+            ["trainer.shards=8", "cluster.nproc_per_node=3"],
+            "trainer.shards=8 can't be shared evenly by 3 ranks; numbers of ranks that can: 1, 2, 4, 8",
+        ),
+        (
+            ["trainer.shards=8", "trainer.global_batch_size=12"],
+            "=12 can't be shared evenly by 8 parts (trainer.shards); nearest that can: 8 or 16",
+        ),
+        (
+            ["trainer.shards=4", "cluster=pssh", "cluster.hosts=[{name: a}, {name: b, env: {OMP_NUM_THREADS: 2}}]"],
+            "OMP_NUM_THREADS in the env of a and b differs; set it for all of them, as cluster.env.OMP_NUM_THREADS",
+        ),
         (["cluster.rendezvous=etcd"], "cluster.rendezvous='etcd' is not an option; did you mean c10d? valid: "),
         (["cluster.rendezvous=file"], "cluster.rendezvous_dir, which is None; set it to the absolute path"),
         (["cluster.rendezvous_dir=/nfs"], "is for cluster.rendezvous=file, and this is static"),

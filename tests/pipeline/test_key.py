@@ -13,7 +13,7 @@ from pipeline.config.build import RunConfig, build
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import UsageError
 from pipeline.execution.located import of_hosts
-from pipeline.keys.content_key import ContentKey, content_key
+from pipeline.keys.content_key import ContentKey, canonical_config, content_key
 from pipeline.keys.installed import version
 
 ENVIRONMENT = {"python": "3.11.7", "torch": "2.15.0"}
@@ -84,6 +84,27 @@ def test_code_data_and_environment_change_the_key(part: dict[str, Any]) -> None:
 def test_two_hosts_by_other_names_have_the_same_key() -> None:
     hosts = "cluster.hosts=[{name: a, port: 22, user: me}, {name: b}]"
     assert key_of("cluster=two_node", hosts).digest == key_of("cluster=two_node").digest
+
+
+def test_with_shards_their_number_stands_in_the_key_in_place_of_the_ranks() -> None:
+    words = ("trainer.shards=8",)
+    alone = key_of(*words)
+    for cluster in (
+        ("cluster.nproc_per_node=4",),
+        ("cluster=two_node",),
+        ("cluster=pssh", "cluster.hosts=[{name: a}]"),
+    ):
+        assert key_of(*words, *cluster).digest == alone.digest
+    other = [("trainer.shards=4",), ("cluster.env.OMP_NUM_THREADS=2",), ("cluster.device=cuda",), ("trainer.shards=0",)]
+    assert len({alone.digest, *(key_of(*words, *more).digest for more in other)}) == 1 + len(other)
+
+
+def test_a_run_without_shards_has_the_key_that_it_had_before_there_were_any() -> None:
+    config = configured()
+    before = {**config.resolved, "trainer": {**config.resolved["trainer"]}}
+    assert before["trainer"].pop("shards") == 0
+    assert canonical_config(config.resolved) == canonical_config(before)
+    assert set(key_of().parts["topology"]) == {"nnodes", "device", "nproc_per_node", "env"}
 
 
 def test_the_key_leaves_the_configuration_alone() -> None:

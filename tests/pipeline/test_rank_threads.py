@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
+import pytest
+
+from pipeline.cluster.attempt import _with_threads
+from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.rank_threads import of_checkpoints, shortages
+from pipeline.core.errors import UsageError
 from tests.pipeline.test_launch_collect import seal
 from tests.pipeline.test_plan import cluster, facts, rendered
 
@@ -55,3 +61,13 @@ def test_what_stands_beside_a_checkpoint_counts_only_unaltered(tmp_path: Path) -
     side = folder / "checkpoints" / "step-00000010.json"
     side.write_text(side.read_text().replace('"threads_per_rank": 4', '"threads_per_rank": 5'))
     assert of_checkpoints(folder) == (9,)
+
+
+def test_with_shards_neither_cores_nor_checkpoints_decide_and_other_threads_are_refused(tmp_path: Path) -> None:
+    folder = left_behind(tmp_path, "4", "2")
+    (folder / "config.json").write_text('{"trainer": {"shards": 8}}')
+    spec = AttemptSpec(run_dir=folder, run_key="k", attempt=1, trainer="t", threads_per_rank=())
+    assert _with_threads(spec, cluster(1, 1)).threads_per_rank == (1, 1)
+    assert _with_threads(dataclasses.replace(spec, threads_per_rank=(1,)), cluster(1, 1)).threads_per_rank == (1, 1)
+    with pytest.raises(UsageError, match=r"threads_per_rank=2: with trainer.shards=8 each rank has 1 thread on any"):
+        _with_threads(dataclasses.replace(spec, threads_per_rank=(2,)), cluster(1, 1))

@@ -78,7 +78,7 @@ def test_with_accumulation_a_remainder_names_sizes_that_fit_it(pack: MappedPack)
     with pytest.raises(TrainerError, match=r"among 2 ranks × 3 micro-batches .*; nearest good values: 6, 12$"):
         plan_steps(config, pack.manifest, 2)
     steps = plan_steps(TrainerConfig(global_batch_size=12, accumulate_steps=3), pack.manifest, 2)
-    assert (steps.rank_batch_size, steps.micro_batch_size, steps.parts) == (6, 2, 6)
+    assert (steps.rank_batch_size, steps.micro_batch_size, steps.parts) == (6, 2, 2)
 
 
 def test_a_train_split_smaller_than_one_batch_is_refused(pack: MappedPack) -> None:

@@ -6,6 +6,7 @@ from torch import nn
 
 from trainers.core.errors import TrainerError
 from trainers.distributed.process_group import Node, Ranks
+from trainers.distributed.rank_state import statistics
 from trainers.optimizers import build
 from trainers.optimizers.sgd import SGDConfig
 from trainers.training import model_setup
@@ -16,7 +17,7 @@ ALONE = Node(ranks=Ranks(), device=CPU, backend="gloo")
 
 
 def test_the_scale_is_that_of_torch_and_gone_from_the_gradients() -> None:
-    grad_scaler, torchs = GradScaler(nn.Linear(1, 1), CPU, scales=True), torch.amp.GradScaler("cpu")
+    grad_scaler, torchs = GradScaler([], CPU, scales=True), torch.amp.GradScaler("cpu")
     parameter = nn.Parameter(torch.ones(3))
     reference = torch.optim.SGD([parameter], lr=0.1)
     for step in range(2005):
@@ -38,7 +39,7 @@ def test_the_scale_is_that_of_torch_and_gone_from_the_gradients() -> None:
 def test_a_skipped_update_leaves_weights_momentum_and_batch_statistics() -> None:
     model = nn.Sequential(nn.BatchNorm2d(2))
     optimizer = build(SGDConfig(lr=0.1), list(model.parameters()))
-    grad_scaler = GradScaler(model, CPU)
+    grad_scaler = GradScaler(statistics(model), CPU)
     for value in (1.0, float("nan")):
         before = {name: item.clone() for name, item in model.state_dict().items()}
         momentum = [item.clone() for item in optimizer.state()["momentum"]]

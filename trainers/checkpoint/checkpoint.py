@@ -3,7 +3,7 @@
 ``checkpoints/step-00000123.pt`` with ``step-00000123.json`` (its sha256, what it belongs to, and the lines of
 metrics.jsonl up to it) beside it.
 With strategy=fsdp the slices of all ranks lie beside them in ``shards-00000123/``, and the .json has their sha256 too.
-No random state is stored: every random number is a function of (seed, epoch, sample) or (seed, step, rank).
+No random state is stored: every random number is a function of (seed, epoch, sample) or (seed, step, rank or part).
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ class Checkpoint:
     """State after ``step`` steps, ``position`` steps into ``epoch`` (from 0).
 
     ``optimizer`` maps a name to its tensors (one a parameter, as a rule); ``own`` is what each rank has of its own
-    (batch statistics, gradients it hasn't sent), [world_size, n]; ``progress`` is plain data; ``metrics`` is what
-    metrics.jsonl holds, and stands in the .json, where the controller reads it too.
+    (batch statistics, gradients it hasn't sent), [world_size, n], with trainer.shards each part, [shards, n];
+    ``progress`` is plain data; ``metrics`` is what metrics.jsonl holds, and stands in the .json, where the controller
+    reads it too.
     """
 
     step: int
@@ -153,7 +154,7 @@ class CheckpointFolder:
             self._check_owner(path, side)
             prune(path, self._keep)  # what the attempt before was about to remove
             inexact = "the weights will not be bit-identical to an undisturbed run"
-            if side["world_size"] != self._owner.world_size:
+            if side["world_size"] != self._owner.world_size and not self._owner.config.get("trainer.shards"):
                 yield (
                     f"checkpoint {path.name} was written by {side['world_size']} ranks, now there are "
                     f"{self._owner.world_size}: {inexact}"

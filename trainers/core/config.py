@@ -129,7 +129,10 @@ class TrainerConfig:
         epochs: passes over the train split.
         max_steps: optimizer steps after which the run ends, if its epochs haven't ended before; null: no such bound.
         global_batch_size: images of an optimizer step, over all ranks and micro-batches.
-        accumulate_steps: micro-batches of each rank in an optimizer step: saves memory, not time.
+        accumulate_steps: micro-batches of each rank in an optimizer step (with shards of each part): saves memory, not
+            time.
+        shards: equal parts of the global batch, 2, 4, 8, …: any 1, 2, 4, … ranks up to that number then end with the
+            same weights, bit for bit; 0: a part for each rank, and other weights with another number of ranks.
         precision: of autocast: fp32, bf16, fp16, or auto: bf16 where the device computes in it, else fp32.
         compile: torch.compile the network's forward and backward pass of a step.
         compile_mode: default, or reduce-overhead, which replays CUDA graphs.
@@ -150,6 +153,7 @@ class TrainerConfig:
     max_steps: int | None = None
     global_batch_size: int = 128
     accumulate_steps: int = 1
+    shards: int = 0
     precision: str = "auto"
     compile: bool = False
     compile_mode: str = "default"
@@ -188,6 +192,43 @@ class TrainerConfig:
         choice("trainer.tta", self.tta, ("none", "mirror", "multicrop"))
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"trainer.label_smoothing={self.label_smoothing} must lie in [0, 1)")
+        if self.shards < 0 or self.shards & (self.shards - 1):
+            raise ConfigError(
+                f"trainer.shards={self.shards} must be 0 (off) or a power of two, as gradients are added pairwise: "
+                "2, 4, 8, 16, …"
+            )
+
+    def check(self, config: TrainConfig) -> None:
+        """Refuse what would make the weights depend on the ranks although ``shards`` says they don't.
+
+        Raises:
+            ConfigError: names the setting, and what to take instead.
+        """
+        if not self.shards:
+            return
+        strategy, optimizer = config.strategy, config.optimizer
+        refused = (
+            (strategy.name != "ddp", f"strategy={strategy.name}", "strategy=ddp"),
+            (getattr(strategy, "compression", "none") != "none", "strategy.compression", "strategy.compression=none"),
+            (self.compile, "trainer.compile=true", "trainer.compile=false"),
+            (not self.deterministic, "trainer.deterministic=false", "trainer.deterministic=true"),
+            (optimizer.lr_scaling != "none", "optimizer.lr_scaling", "optimizer.lr_scaling=none"),
+        )
+        for found, what, instead in refused:
+            if found:
+                raise ConfigError(
+                    f"trainer.shards={self.shards} promises the same weights on any number of ranks, and {what} makes "
+                    f"them depend on it; take {instead}, or trainer.shards=0"
+                )
+
+    def check_ranks(self, world_size: int) -> None:
+        """Raises ConfigError where so many ranks can't take ``shards`` parts in blocks of 1, 2, 4, …, each as many."""
+        if self.shards and self.shards % world_size:
+            good = [str(1 << power) for power in range(self.shards.bit_length())]
+            raise ConfigError(
+                f"trainer.shards={self.shards} can't be shared evenly by {world_size} ranks; "
+                f"numbers of ranks that can: {', '.join(good)}"
+            )
 
 
 @dataclass(kw_only=True)
@@ -259,6 +300,7 @@ class TrainConfig:
             raise ConfigError(f"seed={self.seed} must be at most {_LARGEST_SEED}")
         for option in (self.dataset, self.model, self.optimizer, self.schedule, self.strategy):
             option.check(self)
+        self.trainer.check(self)
 
 
 def parse(raw: Mapping[str, Any], settings: Callable[[str, str], type[Any]]) -> TrainConfig:

@@ -13,23 +13,37 @@ from trainers.data.pack import Manifest
 @dataclass(frozen=True, kw_only=True)
 class Steps:
     """Sizes in images, lengths in optimizer steps. The images of an epoch that fill no global batch are left out;
-    the order is new in every epoch, so they are others each time."""
+    the order is new in every epoch, so they are others each time.
+
+    A part of the global batch has dropout and batch statistics of its own. Each rank has one, or with trainer.shards
+    as many as its share is, one after the other.
+    """
 
     global_batch_size: int
     rank_batch_size: int
-    accumulate: int  # micro-batches of a rank in a step
+    accumulate: int  # micro-batches of a part in a step
     per_epoch: int
     total: int
+    parts_per_rank: int = 1
 
     @property
     def micro_batch_size(self) -> int:
         """Images of one forward and backward pass on one rank."""
-        return self.rank_batch_size // self.accumulate
+        return self.part_size // self.accumulate
+
+    @property
+    def part_size(self) -> int:
+        """Images of one part."""
+        return self.rank_batch_size // self.parts_per_rank
 
     @property
     def parts(self) -> int:
-        """Into how many micro-batches, over all ranks, a global batch is divided."""
-        return self.global_batch_size // self.micro_batch_size
+        """Parts of a global batch, over all ranks."""
+        return self.global_batch_size // self.part_size
+
+    def parts_of(self, rank: int) -> range:
+        """The numbers of a rank's parts."""
+        return range(rank * self.parts_per_rank, (rank + 1) * self.parts_per_rank)
 
     def place(self, step: int) -> tuple[int, int]:
         """Epoch (from 0) and position in it (in steps) at which the given step (from 0) happens."""
@@ -42,14 +56,15 @@ class Steps:
             yield from range(first, first + self.rank_batch_size, self.micro_batch_size)
 
     def first_sample(self, position: int, rank: int) -> int:
-        """Where in the epoch's order a rank's part of a global batch begins."""
+        """Where in the epoch's order a rank's share of a global batch begins."""
         return position * self.global_batch_size + rank * self.rank_batch_size
 
 
 def plan_steps(config: TrainerConfig, manifest: Manifest, world_size: int) -> Steps:
-    """Raises TrainerError when the global batch cannot be divided, or is larger than the train split."""
+    """Raises TrainerError, ConfigError when the global batch cannot be divided, or is larger than the train split."""
+    config.check_ranks(world_size)
     size, available = config.global_batch_size, manifest.size("train")
-    parts = world_size * config.accumulate_steps
+    parts = (config.shards or world_size) * config.accumulate_steps
     if world_size > available:
         raise TrainerError(
             f"{world_size} ranks are more than the {available} images of the train split of {manifest.name}; "
@@ -59,7 +74,7 @@ def plan_steps(config: TrainerConfig, manifest: Manifest, world_size: int) -> St
         below = size // parts * parts
         good = [value for value in (below, below + parts) if value]
         raise TrainerError(
-            f"trainer.global_batch_size={size} does not divide among {_among(world_size, config.accumulate_steps)}; "
+            f"trainer.global_batch_size={size} does not divide among {_among(world_size, config)}; "
             f"nearest good values: {', '.join(map(str, good))}"
         )
     if size > available:
@@ -78,9 +93,13 @@ def plan_steps(config: TrainerConfig, manifest: Manifest, world_size: int) -> St
         accumulate=config.accumulate_steps,
         per_epoch=per_epoch,
         total=total if config.max_steps is None else min(total, config.max_steps),
+        parts_per_rank=max(1, config.shards // world_size),
     )
 
 
-def _among(world_size: int, accumulate: int) -> str:
-    ranks = f"{world_size} rank{'s' if world_size > 1 else ''}"
-    return ranks if accumulate == 1 else f"{ranks} × {accumulate} micro-batches (trainer.accumulate_steps)"
+def _among(world_size: int, config: TrainerConfig) -> str:
+    whose = f"{world_size} rank{'s' if world_size > 1 else ''}"
+    if config.shards:
+        whose = f"{config.shards} parts (trainer.shards)"
+    accumulate = config.accumulate_steps
+    return whose if accumulate == 1 else f"{whose} × {accumulate} micro-batches (trainer.accumulate_steps)"

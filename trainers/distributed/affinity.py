@@ -17,13 +17,17 @@ _BINDING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
-def take_cores(ranks: Ranks) -> None:
-    """Bind this process and choose its number of threads (OMP_NUM_THREADS wins). Call it before the first of them
-    starts: only threads that begin later stay on these cores."""
+def take_cores(ranks: Ranks, threads: int | None = None) -> None:
+    """Bind this process and choose its number of threads. Call it before the first of them starts: only threads that
+    begin later stay on these cores.
+
+    Args:
+        threads: how many unless OMP_NUM_THREADS says another number; None: as many as this rank's share of the cores.
+    """
     given = _given()
     asked = os.environ.get("OMP_NUM_THREADS")
     if asked is None:
-        torch.set_num_threads(max(1, (len(given) or os.cpu_count() or 1) // ranks.local_world_size))
+        torch.set_num_threads(threads or max(1, (len(given) or os.cpu_count() or 1) // ranks.local_world_size))
     elif asked.isdecimal() and int(asked) not in (0, torch.get_num_threads()):
         torch.set_num_threads(int(asked))  # torch takes no more than there are cores, but a run goes on as it began
     mine = share(given, ranks.local_rank, ranks.local_world_size)

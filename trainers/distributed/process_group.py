@@ -144,6 +144,14 @@ class Node:
                 table[:, start : start + chunk.numel()] = torch.stack(came).cpu()
         return table
 
+    def all_gather(self, row: Tensor) -> Tensor:
+        """The rows [n] of all ranks as a table [world_size, n], on every rank."""
+        if self.ranks.world_size == 1:
+            return row.unsqueeze(0)
+        table = row.new_empty(self.ranks.world_size, row.numel())
+        dist.all_gather([*table.unbind()], row)
+        return table
+
     def scatter(self, table: Tensor | None, row: Tensor) -> Tensor:
         """The inverse: rank 0's table [world_size, n], of which each rank gets its row into ``row`` [n]."""
         if self.ranks.world_size == 1 or not row.numel():

@@ -35,8 +35,13 @@ class GradientSync(Protocol):
         """Around forward and backward pass of a loss that is divided by the number of a rank's micro-batches."""
         ...
 
+    def next_part(self) -> None:
+        """Another part of this rank follows (trainer.shards)."""
+        ...
+
     def finish(self) -> None:
-        """Then ``.grad`` of each of the layout's parameters holds the mean over the ranks."""
+        """Then ``.grad`` of each of the layout's parameters holds the mean over the ranks; with trainer.shards the sum
+        over the parts, whose losses are divided by their number."""
         ...
 
     def warmed_up(self) -> None:
@@ -66,6 +71,9 @@ class LocalGradients:
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def next_part(self) -> None:
+        raise AssertionError("a rank has several parts with trainer.shards alone")
 
     def finish(self) -> None:
         """Raises TrainerError naming a parameter that took no part in the loss."""

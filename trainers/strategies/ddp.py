@@ -19,8 +19,9 @@ from trainers.core.config import ConfigError, StrategyConfig, TrainConfig, Train
 from trainers.core.errors import TrainerError
 from trainers.distributed.process_group import Node
 from trainers.strategies import Layout, LocalGradients, Strategy, named_trainable, trainable
+from trainers.strategies.parts import EarlierParts, OrderedSum, PartGradients, ordered_sum_hook
 from trainers.strategies.powersgd import PowerSGD, powersgd_hook
-from trainers.strategies.shared_memory import SharedSum, share_memory, shared_memory_hook
+from trainers.strategies.shared_memory import SharedMemory, SharedSum, share_memory, shared_memory_hook
 
 _WARM_UP_PASSES = 3
 """A static graph's first pass counts gradients, its second finds their order, and in the third they travel in the
@@ -78,14 +79,26 @@ class ReplicatedGradients(LocalGradients):
 
     warm_up_passes = _WARM_UP_PASSES
 
-    def __init__(self, model: nn.Module, network: DistributedDataParallel, powersgd: PowerSGD | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        network: DistributedDataParallel,
+        powersgd: PowerSGD | None = None,
+        earlier: EarlierParts | None = None,
+    ) -> None:
         super().__init__(named_trainable(model))
-        self._network, self._powersgd = network, powersgd
+        self._network, self._powersgd, self._earlier = network, powersgd, earlier
 
     def start(self, step: int) -> None:
         super().start(step)
         if self._powersgd is not None:
             self._powersgd.start(step)
+        if self._earlier is not None:
+            self._earlier.forget()
+
+    def next_part(self) -> None:
+        if self._earlier is not None:
+            self._earlier.take()
 
     @contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:
@@ -116,8 +129,16 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
     if config.trainer.compile:
         network = _compiled(model, config.trainer)
     if node.ranks.world_size == 1:
-        return Strategy(layout=layout, network=network, gradient_sync=LocalGradients(named_trainable(model)))
+        local = PartGradients if config.trainer.shards else LocalGradients
+        return Strategy(layout=layout, network=network, gradient_sync=local(named_trainable(model)))
     replicated = _replicated(network)
+    if config.trainer.shards:
+        earlier = _add_in_order(replicated, model, node)
+        return Strategy(
+            layout=layout,
+            network=replicated,
+            gradient_sync=ReplicatedGradients(model, replicated, earlier=earlier),
+        )
     powersgd = _register_hook(replicated, trainable(model), ddp, node)
     sync = ReplicatedGradients(model, replicated, powersgd)
     return Strategy(layout=layout, network=replicated, gradient_sync=sync)
@@ -154,11 +175,24 @@ def _register_hook(
 
         hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
         network.register_comm_hook(None, hooks[config.compression])
-    elif all(item.dtype == torch.float32 for item in parameters):
-        memory = share_memory(sum(item.numel() for item in parameters), node)
-        if memory is not None:
-            network.register_comm_hook(SharedSum(memory=memory), shared_memory_hook)
+    elif (memory := _shared_memory(parameters, node)) is not None:
+        network.register_comm_hook(SharedSum(memory=memory), shared_memory_hook)
     return None
+
+
+def _add_in_order(network: DistributedDataParallel, model: nn.Module, node: Node) -> EarlierParts:
+    """The sum of trainer.shards' parts in place of the mean over the ranks."""
+    earlier, memory = EarlierParts(named_trainable(model)), _shared_memory(trainable(model), node)
+    shared = None if memory is None else SharedSum(memory=memory, factor=1.0)
+    state = OrderedSum(earlier=earlier, world_size=node.ranks.world_size, shared=shared)
+    network.register_comm_hook(state, ordered_sum_hook)
+    return earlier
+
+
+def _shared_memory(parameters: list[nn.Parameter], node: Node) -> SharedMemory | None:
+    if any(item.dtype != torch.float32 for item in parameters):
+        return None
+    return share_memory(sum(item.numel() for item in parameters), node)
 
 
 @contextmanager

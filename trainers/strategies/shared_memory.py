@@ -62,9 +62,13 @@ class SharedMemory:
 
 @dataclass(kw_only=True)
 class SharedSum:
-    """State of ``shared_memory_hook``: the buckets of this step that have arrived, each with what it will hold."""
+    """State of ``shared_memory_hook``: the buckets of this step that have arrived, each with what it will hold.
+
+    ``factor``: 0.5 for the mean over the two ranks, 1.0 for their sum.
+    """
 
     memory: SharedMemory
+    factor: float = 0.5
     given: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # a half of a bucket, its place in the memory
     taken: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     futures: list[tuple[Future[Tensor], Tensor]] = field(default_factory=list)
@@ -72,7 +76,7 @@ class SharedSum:
 
 
 def shared_memory_hook(state: SharedSum, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The mean over two ranks, bit for bit what an all-reduce makes of the halved gradients.
+    """The mean (or sum) over two ranks, bit for bit what an all-reduce makes of the halved (or whole) gradients.
 
     Each rank gives half of a bucket as soon as it is full. After the last bucket they meet, each adds its own to what
     the other has given, they meet again, and each reads the sums of what it gave.
@@ -88,8 +92,8 @@ def shared_memory_hook(state: SharedSum, bucket: GradBucket) -> torch.futures.Fu
     middle = own.numel() // 2
     halves = [(own[:middle], shared[:middle]), (own[middle:], shared[middle:])]
     given, taken = halves if state.memory.rank == 0 else halves[::-1]
-    torch.mul(given[0], 0.5, out=given[1])
-    taken[0].mul_(0.5)
+    torch.mul(given[0], state.factor, out=given[1])
+    taken[0].mul_(state.factor)
     state.given.append(given)
     state.taken.append(taken)
     future: Future[Tensor] = Future()

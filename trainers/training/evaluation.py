@@ -12,6 +12,7 @@ from torch.nn import functional
 from trainers.data.augment import Normaliser, bordered
 from trainers.data.pack import MappedPack, take
 from trainers.distributed.heartbeat import HEARTBEAT, Phase
+from trainers.distributed.pairwise import pairwise_sum
 from trainers.distributed.process_group import Node
 from trainers.training.model_setup import autocast
 
@@ -33,11 +34,11 @@ class Evaluation:
         return {f"{split}/loss": self.loss, f"{split}/accuracy": self.accuracy}
 
 
-def shard(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int]:
-    """The half-open part of [start, stop) that belongs to a rank; sizes differ by at most one."""
-    base, extra = divmod(stop - start, world_size)
-    first = start + rank * base + min(rank, extra)
-    return first, first + base + (rank < extra)
+def shard(start: int, stop: int, number: int, count: int) -> tuple[int, int]:
+    """Part ``number`` of ``count`` of [start, stop), half-open; sizes differ by at most one."""
+    base, extra = divmod(stop - start, count)
+    first = start + number * base + min(number, extra)
+    return first, first + base + (number < extra)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,7 @@ class Evaluator:
     Attributes:
         batch_size: images of a rank's batch at least; a larger one costs the device no more time.
         tta: none, mirror or multicrop; loss and accuracy are those of the averaged logits.
+        shards: parts that a split is looked at in, and its losses added up in, whatever the ranks; 0: one a rank.
     """
 
     model: nn.Module
@@ -56,6 +58,7 @@ class Evaluator:
     precision: str
     batch_size: int
     tta: str = "none"
+    shards: int = 0
 
     def evaluate(self, split: str) -> Evaluation:
         """Evaluate a split that is not empty. Leaves the model in evaluation mode; every rank gets the result."""
@@ -73,24 +76,31 @@ class Evaluator:
         node = self.node
         start, stop = self.pack.manifest.splits[split]
         count = stop - start
-        first, last = shard(start, stop, node.ranks.rank, node.ranks.world_size)
-        totals = torch.zeros(2, dtype=torch.float64, device=node.device)  # sum of losses, number correct
+        totals = torch.zeros(max(1, self.shards), 2, dtype=torch.float64, device=node.device)  # losses, number correct
         chosen = torch.zeros(count, dtype=torch.int32, device=node.device)
         self.model.eval()
-        step = max(self.batch_size, _SMALLEST_BATCH[node.device.type])
-        longest = -(-count // node.ranks.world_size)
-        for offset in range(0, longest, step):  # as often on every rank: with fsdp a forward pass waits for the others'
+        for number, begin, end in self._batches(start, stop):
             HEARTBEAT.enter(Phase.EVALUATING)
-            begin = min(first + offset, last)
-            end = min(begin + step, last)
             logits, labels = self._forward(begin, end)
             guesses = logits.argmax(1)
-            totals[0] += functional.cross_entropy(logits, labels, reduction="sum")
-            totals[1] += (guesses == labels).sum()
+            totals[number, 0] += functional.cross_entropy(logits, labels, reduction="sum")
+            totals[number, 1] += (guesses == labels).sum()
             chosen[begin - start : end - start] = guesses
-        node.sum(totals)
+        node.sum(totals)  # with shards each rank filled its own rows, so nothing but zeros is added to them
         node.sum(chosen)  # each rank filled its own part and left zeros elsewhere
-        return totals, chosen
+        return pairwise_sum(totals), chosen
+
+    def _batches(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Of this rank's parts: the row that a batch counts in, and its half-open range of the pack."""
+        ranks, step = self.node.ranks, max(self.batch_size, _SMALLEST_BATCH[self.node.device.type])
+        parts = self.shards or ranks.world_size
+        own = parts // ranks.world_size
+        for number in range(ranks.rank * own, (ranks.rank + 1) * own):
+            first, last = shard(start, stop, number, parts)
+            longest = -(-(stop - start) // parts)
+            for offset in range(0, longest, step):  # as often on every rank: with fsdp each waits for the others
+                begin = min(first + offset, last)
+                yield (number if self.shards else 0), begin, min(begin + step, last)
 
     def _forward(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """float32 logits [n, classes] and labels [n] of one range of the pack."""

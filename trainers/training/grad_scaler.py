@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
-
-from trainers.distributed.rank_state import statistics
+from torch import Tensor
 
 _FIRST_SCALE = 2.0**16
 _GROWTH, _BACKOFF, _GROWTH_STEPS = 2.0, 0.5, 2000
@@ -21,17 +19,17 @@ _GROWTH, _BACKOFF, _GROWTH_STEPS = 2.0, 0.5, 2000
 class GradScaler:
     """``begin()`` before the forward pass, ``inspect()`` once the gradients are averaged, ``end()`` at last.
 
-    ``found`` is 1.0 on the device when this step's update is to be skipped. What a forward pass made of the
-    floating-point buffers (batch statistics) is taken back then.
+    ``found`` is 1.0 on the device when this step's update is to be skipped. What a forward pass made of ``statistics``
+    (the floating-point buffers) is taken back then.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, *, scales: bool = False) -> None:
+    def __init__(self, statistics: Sequence[Tensor], device: torch.device, *, scales: bool = False) -> None:
         self._scales = scales
         self.scale = torch.full((), _FIRST_SCALE if scales else 1.0, device=device)  # multiply the loss with it
         self._good_steps = torch.zeros((), dtype=torch.int32, device=device)  # since the scale changed
         self.found = torch.zeros((), device=device)
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)  # steps of the run so far
-        self._buffers = statistics(model)
+        self._buffers = [*statistics]
         self._before = [item.clone() for item in self._buffers]
 
     @torch.no_grad()

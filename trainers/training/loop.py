@@ -53,7 +53,8 @@ class Trainer:
         )
         self.step = 0
         self.progress: dict[str, Any] = {"train_s": 0.0, "metrics": {}}
-        self.losses = Losses(node, min(config.trainer.log_every_steps, self.steps.per_epoch))
+        capacity = min(config.trainer.log_every_steps, self.steps.per_epoch)
+        self.losses = Losses(node, capacity, self.steps.parts_per_rank)
         self.throughput = Throughput(self.steps.global_batch_size)
         self.clock = Clock()
         self.saved_step = 0
@@ -87,7 +88,7 @@ class Trainer:
                     self.say(f"warning: {found}")
                 else:
                     self._load(found)
-                    table, metrics = found.own, found.metrics
+                    table, metrics = self._rows_of_ranks(found.own), found.metrics
             table = rank_state.spread(table, self.node.ranks.world_size, row.numel())
             self.folder.check()
             self.metrics = MetricsFile(self.run_dir / "metrics.jsonl", metrics, attempt=self.attempt.id)
@@ -97,6 +98,7 @@ class Trainer:
         best, unread = self.progress.get("best_accuracy", -1.0), self._unread_losses()
         progress = torch.tensor([self.step, best, len(unread[0])], dtype=torch.float64, device=self.node.device)
         self.node.broadcast([progress, *self._state()])
+        self.stepper.buffers.reset()
         rank_state.fill(self._own(), self.node.scatter(table, row))
         self.step = self.saved_step = int(progress[0])
         self.progress["best_accuracy"] = float(progress[1])
@@ -106,9 +108,13 @@ class Trainer:
         self.progress["warm_up_s"] = self.progress.get("warm_up_s", 0.0) + warm_up_s
 
     def _unread_losses(self) -> list[list[float]]:
-        """Those that a stop between two lines of metrics.jsonl left in the checkpoint, a row for each rank."""
+        """Those that a stop between two lines of metrics.jsonl left in the checkpoint, a row for each part."""
         found: list[list[float]] = self.progress.pop("unread_losses", [[]])
-        return found if len(found) == self.node.ranks.world_size else [[]]
+        return found if len(found) == self.steps.parts else [[]]
+
+    def _rows_of_ranks(self, own: Tensor) -> Tensor:
+        """A checkpoint's rows for the ranks of now; without shards they are rows of the ranks that wrote it."""
+        return rank_state.rows_of_ranks(own, self.node.ranks.world_size) if self.config.trainer.shards else own
 
     def _warm_up(self) -> float:
         """Passes that leave nothing behind; the seconds they took. Before a checkpoint is taken up, which may hold
@@ -131,8 +137,8 @@ class Trainer:
         return seconds
 
     def _own(self) -> list[Tensor]:
-        """What each rank has of its own: batch statistics, and gradients that it hasn't sent."""
-        return [*rank_state.statistics(self.model), *self.stepper.gradient_sync.own()]
+        """What each rank has of its own: batch statistics of its parts, and gradients that it hasn't sent."""
+        return [*self.stepper.buffers.statistics(), *self.stepper.gradient_sync.own()]
 
     def _state(self) -> list[Tensor]:
         """What all ranks have alike."""
@@ -228,7 +234,7 @@ class Trainer:
             saves = saves or reading.called
             self.progress["train_s"] = time.perf_counter() - began
         if evaluates:
-            self.node.average(self.model.buffers())  # batch statistics are each rank's own until here
+            self._average_statistics()  # they are each part's own until here
         accuracy = self._validate(epoch) if evaluates else None
         if saves:
             self._save(epoch, position)
@@ -236,6 +242,12 @@ class Trainer:
             self._report_epoch(epoch, reading.loss, rate, accuracy)
         if evaluates or saves:
             self.throughput.restart()
+
+    def _average_statistics(self) -> None:
+        if self.config.trainer.shards:
+            self.stepper.buffers.average(self.node)
+        else:
+            self.node.average(self.model.buffers())
 
     def _log(self, epoch: int, *, evaluates: bool) -> tuple[Reading, float]:
         """Read the losses (this waits for the device), write a line. Returns them and the images per second."""
@@ -310,7 +322,7 @@ class Trainer:
                 position=position % self.steps.per_epoch,
                 model={name: _copy(value) for name, value in model.items()},
                 optimizer={name: list(map(_copy, items)) for name, items in optimizer.items()},
-                own=table,
+                own=rank_state.rows_of_parts(table, self.steps.parts),
                 progress={**self.progress, "metrics": dict(self.progress["metrics"])},
                 metrics=self.metrics.text,
             ),
@@ -328,6 +340,7 @@ class Trainer:
             precision=self.precision,
             batch_size=self.steps.micro_batch_size,
             tta=self.config.trainer.tta,
+            shards=self.config.trainer.shards,
         ).evaluate(split)
 
     def test(self) -> Evaluation:

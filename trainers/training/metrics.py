@@ -94,33 +94,37 @@ class Reading:
 
 
 class Losses:
-    """The training losses since the last read, one row a rank, kept on the device.
+    """The training losses since the last read, one row a part of the global batch, kept on the device.
 
     ``add`` costs one small copy on the device; only ``read`` waits for it.
     """
 
-    def __init__(self, node: Node, capacity: int) -> None:
+    def __init__(self, node: Node, capacity: int, parts_per_rank: int = 1) -> None:
         self._node = node
-        self._values = torch.zeros(node.ranks.world_size, capacity + 1, device=node.device)  # the last: a call
+        first, self._whose = node.ranks.rank * parts_per_rank, "on rank" if parts_per_rank == 1 else "in part"
+        self._own = slice(first, first + parts_per_rank)
+        rows = node.ranks.world_size * parts_per_rank
+        self._values = torch.zeros(rows, capacity + 1, device=node.device)  # the last column: a call
         self._count = 0
         self._restored = 0  # of these, those of an attempt before
 
     def add(self, loss: Tensor) -> None:
-        """Keep the (scalar) mean loss over this rank's part of the batch."""
-        self._values[self._node.ranks.rank, self._count].copy_(loss.detach())
+        """Keep the mean losses over this rank's parts of the batch: a scalar, or [parts]."""
+        self._values[self._own, self._count].copy_(loss.detach())
         self._count += 1
 
     def unread(self, last_step: int, *, saved_step: int, skip_nonfinite: bool) -> list[list[float]]:
-        """What the next read would have been of, a row for each rank, for ``restore``. Raises as ``read`` does."""
+        """What the next read would have been of, a row for each part, for ``restore``. Raises as ``read`` does."""
         rows, _ = self._rows()
-        _refuse_nonfinite(rows, last_step, saved_step=saved_step, skip_nonfinite=skip_nonfinite)
+        if not skip_nonfinite:
+            self._refuse_nonfinite(rows, last_step, saved_step)
         return rows
 
     def restore(self, count: int, rows: Sequence[Sequence[float]] = ()) -> None:
         """Go on from ``unread`` losses: all ranks tell the ``count`` of a row, and one of them the rows."""
         self._count = self._restored = count
-        for rank, row in enumerate(rows):
-            self._values[rank, :count] = torch.tensor(row, device=self._values.device)
+        for part, row in enumerate(rows):
+            self._values[part, :count] = torch.tensor(row, device=self._values.device)
 
     def call(self, *, stop: bool = False) -> None:
         """Rank 0 asks all ranks for a checkpoint at the next read (with ``stop`` for the end too): no extra message."""
@@ -130,36 +134,34 @@ class Losses:
         """What happened since the last read, over all ranks; the same on each of them.
 
         Raises:
-            TrainerError: a loss is not a number or infinite, naming step, rank and last checkpoint.
+            TrainerError: a loss is not a number or infinite, naming step, rank or part, and last checkpoint.
         """
         steps = self._count - self._restored
         rows, call = self._rows()
-        _refuse_nonfinite(rows, last_step, saved_step=saved_step, skip_nonfinite=skip_nonfinite)
+        if not skip_nonfinite:
+            self._refuse_nonfinite(rows, last_step, saved_step)
         finite = [loss for row in rows for loss in row if math.isfinite(loss)]
         mean = sum(finite) / len(finite) if finite else math.nan
         return Reading(loss=mean, steps=steps, called=call > 0, stop=call > 1)
 
     def _rows(self) -> tuple[list[list[float]], float]:
-        """The losses of each rank and rank 0's call; then there are none."""
+        """The losses of each part and rank 0's call; then there are none."""
         count, self._count, self._restored = self._count, 0, 0
         table: list[list[float]] = self._node.sum(self._values).tolist()
         self._values.zero_()
         return [row[:count] for row in table], table[0][-1]
 
-
-def _refuse_nonfinite(
-    rows: Sequence[Sequence[float]], last_step: int, *, saved_step: int, skip_nonfinite: bool
-) -> None:
-    count = len(rows[0])
-    for column in range(0 if skip_nonfinite else count):
-        bad = [rank for rank, row in enumerate(rows) if not math.isfinite(row[column])]
-        if bad:
-            where = f"at step {last_step - count + 1 + column} on rank {', '.join(map(str, bad))}"
-            raise TrainerError(
-                f"the training loss is {rows[bad[0]][column]} {where}; {_last_good(saved_step)}; a lower "
-                "optimizer.lr or trainer.precision=fp32 usually helps, trainer.skip_nonfinite=true leaves such "
-                "steps out"
-            )
+    def _refuse_nonfinite(self, rows: Sequence[Sequence[float]], last_step: int, saved_step: int) -> None:
+        count = len(rows[0])
+        for column in range(count):
+            bad = [number for number, row in enumerate(rows) if not math.isfinite(row[column])]
+            if bad:
+                where = f"at step {last_step - count + 1 + column} {self._whose} {', '.join(map(str, bad))}"
+                raise TrainerError(
+                    f"the training loss is {rows[bad[0]][column]} {where}; {_last_good(saved_step)}; a lower "
+                    "optimizer.lr or trainer.precision=fp32 usually helps, trainer.skip_nonfinite=true leaves such "
+                    "steps out"
+                )
 
 
 def _last_good(step: int) -> str:

@@ -27,7 +27,7 @@ def make_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: i
     if steps.micro_batch_size == 1 and any(isinstance(item, nn.BatchNorm2d) for item in network.modules()):
         raise TrainerError(
             f"model={config.name} has batch normalisation, which needs at least 2 images a rank; "
-            f"set trainer.global_batch_size to at least {2 * steps.parts}"
+            f"set trainer.global_batch_size to at least {2 * steps.parts * steps.accumulate}"
         )
     return network
 

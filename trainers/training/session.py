@@ -48,7 +48,7 @@ def run(path: Path) -> None:
         config = load(path)
     except OSError as error:
         raise TrainerError(f"{path} cannot be read ({error.strerror})") from error
-    take_cores(read_ranks())
+    take_cores(read_ranks(), threads=1 if config.trainer.shards else None)  # cores must not decide with shards
     try:
         pack = open_pack(run_dir / "data")
     except DamagedPackError as damage:
@@ -137,6 +137,8 @@ def _strategy(trainer: Trainer) -> str:
 
 def _share(steps: Steps) -> str:
     whole = f"{steps.rank_batch_size} a rank"
+    if steps.parts_per_rank > 1:
+        whole = f"{whole} in {steps.parts_per_rank} of {steps.parts} parts"
     return whole if steps.accumulate == 1 else f"{whole} in {steps.accumulate} micro-batches"
 
 

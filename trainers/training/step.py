@@ -15,6 +15,7 @@ from trainers.data.randomness import Stream, key
 from trainers.data.step_plan import Steps
 from trainers.distributed.heartbeat import HEARTBEAT, Phase
 from trainers.distributed.process_group import Node
+from trainers.distributed.rank_state import PartBuffers
 from trainers.training.grad_scaler import GradScaler
 from trainers.training.model_setup import autocast, seed_device
 
@@ -42,28 +43,31 @@ class Stepper:
         self.strategy = strategies.build(config, model, node, precision)
         self.network, self.gradient_sync = self.strategy.network, self.strategy.gradient_sync
         self.optimizer = optimizers.build(config.optimizer, self.strategy.layout.parameters)
+        self.buffers = PartBuffers(model, steps.parts_per_rank)
         scales = precision == "fp16"
         guarded = scales or config.trainer.skip_nonfinite
-        self.grad_scaler = GradScaler(model, node.device, scales=scales) if guarded else None
+        self.grad_scaler = GradScaler(self.buffers.statistics(), node.device, scales=scales) if guarded else None
         self._prepares_kernels = config.trainer.compile or node.device.type == "cuda"
+        self._divisor = steps.accumulate * max(1, config.trainer.shards)  # without shards the strategy averages
         self._peak_lr = optimizers.peak_lr(config.optimizer, node.ranks.world_size)
 
     def __call__(self, plan: EpochPlan, step: int, position: int) -> Tensor:
-        """Step ``step`` of the run, ``position`` of its epoch. Returns the mean loss (scalar) of this rank's part.
+        """Step ``step`` of the run, ``position`` of its epoch.
+
+        Returns:
+            The mean loss of each of this rank's parts: [parts], a scalar where there is one.
 
         Raises:
             TrainerError: the memory of the GPU is full.
         """
-        rank = self.node.ranks.rank
-        seed_device(self.node.device, key(self.config.seed, Stream.DROPOUT, step, rank))
         if self.grad_scaler is not None:
             self.grad_scaler.begin()
         try:
-            loss = self._gradients(plan, step, self.steps.first_sample(position, rank))
+            losses = self._gradients(plan, step, position)
             self._update(self.lr(step))
         except torch.OutOfMemoryError as error:
-            raise TrainerError(out_of_memory(self.steps, rank)) from error
-        return loss
+            raise TrainerError(out_of_memory(self.steps, self.node.ranks.rank)) from error
+        return losses
 
     @property
     def warm_up_passes(self) -> int:
@@ -120,15 +124,27 @@ class Stepper:
         guard = {} if self.grad_scaler is None else self.grad_scaler.state()
         return {**self.optimizer.state(), **guard, **self.gradient_sync.state()}
 
-    def _gradients(self, plan: EpochPlan, step: int, first: int) -> Tensor:
-        """Average the gradients of the global batch; this rank's part begins at sample ``first`` of the epoch."""
-        losses, size = [], self.steps.micro_batch_size
+    def _gradients(self, plan: EpochPlan, step: int, position: int) -> Tensor:
+        """Average the gradients of the global batch, of which this rank computes its parts one after the other."""
+        losses, own = [], self.steps.parts_of(self.node.ranks.rank)
+        first = self.steps.first_sample(position, self.node.ranks.rank)
         self._begin(step)
-        for number in range(self.steps.accumulate):
-            with self.gradient_sync.micro_batch(last=number == self.steps.accumulate - 1):
-                losses.append(self._backward(plan.batch(first + number * size, size)))
+        for number, part in enumerate(own):
+            if number:
+                self.gradient_sync.next_part()
+            seed_device(self.node.device, key(self.config.seed, Stream.DROPOUT, step, part))
+            with self.buffers.of(number):
+                losses.append(self._part(plan, first + number * self.steps.part_size, last=part == own[-1]))
         self.gradient_sync.finish()
         HEARTBEAT.enter(Phase.UPDATING)
+        return losses[0] if len(losses) == 1 else torch.stack(losses)
+
+    def _part(self, plan: EpochPlan, first: int, *, last: bool) -> Tensor:
+        """The gradients of a part, which begins at sample ``first`` of the epoch; its mean loss."""
+        losses, size = [], self.steps.micro_batch_size
+        for number in range(self.steps.accumulate):
+            with self.gradient_sync.micro_batch(last=last and number == self.steps.accumulate - 1):
+                losses.append(self._backward(plan.batch(first + number * size, size)))
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def _begin(self, step: int) -> None:
@@ -155,16 +171,16 @@ class Stepper:
             logits = self.network(images)
         loss = functional.cross_entropy(logits.float(), labels, label_smoothing=config.trainer.label_smoothing)
         scale = 1.0 if self.grad_scaler is None else self.grad_scaler.scale
-        (loss * (scale / self.steps.accumulate)).backward()  # type: ignore[no-untyped-call]
+        (loss * (scale / self._divisor)).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
 
 def out_of_memory(steps: Steps, rank: int) -> str:
-    """What to do when a micro-batch doesn't fit: the next smaller one that divides a rank's part."""
+    """What to do when a micro-batch doesn't fit: the next smaller one that divides a part."""
     size = steps.micro_batch_size
     seen = f"GPU memory is full on rank {rank} with {size} images at once ({steps.rank_batch_size} a rank and step)"
-    smaller = max((part for part in range(1, size) if steps.rank_batch_size % part == 0), default=None)
+    smaller = max((part for part in range(1, size) if steps.part_size % part == 0), default=None)
     if smaller is None:
         return f"{seen}; take a smaller model"
-    accumulate = steps.rank_batch_size // smaller
+    accumulate = steps.part_size // smaller
     return f"{seen}; trainer.accumulate_steps={accumulate} takes {smaller} at once in the same global batch"

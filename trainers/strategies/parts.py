@@ -1,0 +1,144 @@
+"""The gradients of a global batch's parts, added up in one order on any number of ranks (trainer.shards).
+
+``trainers.distributed.pairwise`` says in which. A rank adds up its own parts as they come. Between ranks each sends
+every other a slice of its sum and gets that slice of all others, adds them, and gathers the finished slices: as many
+bytes as a ring sends (Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, 2005),
+in an order that buckets have no influence on. Of two ranks the sum has one order however it is made.
+Annotations are not postponed: DistributedDataParallel compares those of a hook with its own types.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+from torch.nn import functional
+
+from trainers.distributed.pairwise import PairwiseSum, pairwise_sum
+from trainers.strategies import LocalGradients, refuse_missing
+from trainers.strategies.shared_memory import SharedSum, shared_memory_hook
+
+
+class EarlierParts:
+    """The gradients of a rank's parts but the last one, added up pairwise."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._parameters = parameters
+        self._places = {parameter: place for place, parameter in enumerate(parameters.values())}
+        self._sum = PairwiseSum()
+
+    def forget(self) -> None:
+        """A new step begins."""
+        self._sum.forget()
+
+    def take(self) -> None:
+        """A part has ended: its gradients go from the parameters into the sum.
+
+        Raises:
+            TrainerError: a parameter took no part in the loss.
+        """
+        refuse_missing(self._parameters)
+        self._sum.add([cast(Tensor, parameter.grad) for parameter in self._parameters.values()])
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def add_to(self, gradients: list[Tensor], parameters: list[Tensor]) -> None:
+        """Add them to the last part's gradients of some parameters, in place."""
+        places = [self._places[parameter] for parameter in parameters]
+        for earlier in self._sum.waiting():
+            torch._foreach_add_(gradients, [earlier[place] for place in places])
+
+
+class PartGradients(LocalGradients):
+    """One rank has all parts."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        super().__init__(parameters)
+        self._earlier = EarlierParts(parameters)
+
+    def start(self, step: int) -> None:
+        super().start(step)
+        self._earlier.forget()
+
+    def next_part(self) -> None:
+        self._earlier.take()
+
+    def finish(self) -> None:
+        """Raises TrainerError naming a parameter that took no part in the loss."""
+        super().finish()
+        parameters = [*self._parameters.values()]
+        self._earlier.add_to([cast(Tensor, parameter.grad) for parameter in parameters], parameters)
+
+
+@dataclass(kw_only=True)
+class _Exchange:
+    """A bucket under way. ``whole`` is the bucket, made longer where the ranks can't have equal slices of it."""
+
+    bucket: Tensor
+    whole: Tensor
+    slices: Tensor  # [ranks, n]: this rank's slice of each rank's sum
+    work: dist.Work
+    future: Future[Tensor]
+
+    def add_up(self) -> None:
+        """Once the slices are here: add them, and start to gather the sums of all slices."""
+        self.work.wait()
+        total = pairwise_sum(self.slices)
+        self.work = _started(dist.all_gather_into_tensor(self.whole, total, async_op=True))
+
+    def finish(self) -> None:
+        self.work.wait()
+        if self.whole is not self.bucket:
+            self.bucket.copy_(self.whole[: len(self.bucket)])
+        self.future.set_result(self.bucket)
+
+
+@dataclass(kw_only=True)
+class OrderedSum:
+    """State of ``ordered_sum_hook``. ``shared``: where two ranks of one host add up in memory instead."""
+
+    earlier: EarlierParts
+    world_size: int
+    shared: SharedSum | None = None
+    under_way: list[_Exchange] = field(default_factory=list)
+
+
+def ordered_sum_hook(state: OrderedSum, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The sum over all parts of all ranks.
+
+    Every rank starts its collectives in the same order, as gloo and nccl match them by it: a bucket's slices travel
+    while the next one fills, and when that is full they are added up. So nothing is started from a callback.
+    """
+    state.earlier.add_to(bucket.gradients(), bucket.parameters())
+    if state.shared is not None:
+        return shared_memory_hook(state.shared, bucket)
+    if bucket.index() == 0:
+        state.under_way.clear()
+    state.under_way.append(_start(bucket.buffer(), state.world_size))
+    if len(state.under_way) > 1:
+        state.under_way[-2].add_up()
+    future = state.under_way[-1].future
+    if bucket.is_last():
+        state.under_way[-1].add_up()
+        for exchange in state.under_way:
+            exchange.finish()
+        state.under_way.clear()
+    return future
+
+
+def _start(bucket: Tensor, world_size: int) -> _Exchange:
+    missing = -len(bucket) % world_size
+    whole = functional.pad(bucket, (0, missing)) if missing else bucket
+    slices = torch.empty_like(whole)
+    work = _started(dist.all_to_all_single(slices, whole, async_op=True))
+    future: Future[Tensor] = Future(devices=[bucket.device] if bucket.device.type == "cuda" else None)
+    return _Exchange(bucket=bucket, whole=whole, slices=slices.view(world_size, -1), work=work, future=future)
+
+
+def _started(work: dist.Work | None) -> dist.Work:
+    assert work is not None, "None is for a rank outside of the group"
+    return work
