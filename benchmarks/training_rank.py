@@ -61,27 +61,27 @@ class Timed(Trainer):
         self.stopwatch.tick()
 
 
-def paceline(
-    name: str, pack: MappedPack, global_batch: int, stopwatch: Stopwatch, precision: str, run_dir: Path
-) -> None:
+def paceline(given: argparse.Namespace, pack: MappedPack, stopwatch: Stopwatch) -> None:
     """What trainers.training.session does, up to the results."""
     steps = WARMUP_STEPS + stopwatch.steps
     config = TrainConfig(
         dataset=DatasetConfig(name="synthetic", crop_padding=plain_loop.PADDING, flip=True),
-        model=options.settings("model", name)(),
+        model=options.settings("model", given.model)(),
         optimizer=SGDConfig(lr=0.01),
         schedule=ConstantConfig(),
         strategy=DDPConfig(),
         trainer=TrainerConfig(
-            global_batch_size=global_batch,
+            global_batch_size=given.global_batch,
+            accumulate_steps=given.accumulate,
+            shards=given.shards,
             epochs=10**6,
             max_steps=steps,
-            precision=precision,
+            precision=given.precision,
             eval_every_epochs=10**6,
             checkpoint_every_epochs=10**6,
         ),
     )
-    trainer = Timed(config, pack, connect("gloo"), run_dir)
+    trainer = Timed(config, pack, connect("gloo"), given.run_dir)
     trainer.stopwatch = stopwatch
     trainer.prepare()
     trainer.train()
@@ -96,12 +96,14 @@ def main() -> None:
     parser.add_argument("steps", type=int)
     parser.add_argument("precision", choices=("fp32", "bf16"))
     parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--accumulate", type=int, default=1, help="of Paceline's step: micro-batches of a rank")
+    parser.add_argument("--shards", type=int, default=0, help="of Paceline's step: trainer.shards")
     given = parser.parse_args()
     pack, stopwatch = open_pack(given.run_dir / "data"), Stopwatch(given.steps)
     torch.set_num_threads(1)
     if given.style == "paceline":
         keep_freed_memory()
-        paceline(given.model, pack, given.global_batch, stopwatch, given.precision, given.run_dir)
+        paceline(given, pack, stopwatch)
     else:
         dist.init_process_group("gloo")
         batch = given.global_batch // dist.get_world_size()

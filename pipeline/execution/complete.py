@@ -305,6 +305,8 @@ def _attempts(work: _Work) -> None:
         try:
             _attempt(work, number, restarts, notes=number == first)
             return
+        except HostError as error:
+            raise _or_without_it(error, run) from error
         except TrainingError as error:
             gone = work.lock.lost() or not (run.folder.path / "config.json").exists()
             if number == last or gone:
@@ -340,6 +342,18 @@ def _last_step(run: Run, number: int) -> int:
     """The last step of which anything was heard in an attempt."""
     told, _ = rank_beats.read(run.folder.path / "attempts" / str(number))
     return max((row.step for row in told), default=0)
+
+
+def _or_without_it(error: HostError, run: Run) -> HostError:
+    """With trainer.shards a run needs none of the hosts that it began on."""
+    shards, cluster = run.config.train.trainer.shards, run.config.cluster
+    if not shards or cluster.nnodes == 1:
+        return error
+    without = (
+        f"the same words with other hosts: trainer.shards={shards} gives the same weights on any 1, 2, 4, … ranks up "
+        f"to {shards}, and the run goes on from its last checkpoint"
+    )
+    return HostError(error.what, hint=f"{error.hint}; or {without}" if error.hint else without)
 
 
 def _spec(work: _Work, number: int) -> AttemptSpec:

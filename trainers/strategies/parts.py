@@ -113,7 +113,11 @@ def ordered_sum_hook(state: OrderedSum, bucket: GradBucket) -> torch.futures.Fut
     Every rank starts its collectives in the same order, as gloo and nccl match them by it: a bucket's slices travel
     while the next one fills, and when that is full they are added up. So nothing is started from a callback.
     """
-    state.earlier.add_to(bucket.gradients(), bucket.parameters())
+    parameters = bucket.parameters()
+    pairs = zip(bucket.gradients(), parameters, strict=True)
+    # A bucket tells its gradients as if they were contiguous; in it each lies as its parameter does (channels last).
+    gradients = [gradient.as_strided(parameter.size(), parameter.stride()) for gradient, parameter in pairs]
+    state.earlier.add_to(gradients, parameters)
     if state.shared is not None:
         return shared_memory_hook(state.shared, bucket)
     if bucket.index() == 0:
