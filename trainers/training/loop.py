@@ -98,14 +98,18 @@ class Trainer:
         best, unread = self.progress.get("best_accuracy", -1.0), self._unread_losses()
         progress = torch.tensor([self.step, best, len(unread[0])], dtype=torch.float64, device=self.node.device)
         self.node.broadcast([progress, *self._state()])
-        self.stepper.buffers.reset()
-        rank_state.fill(self._own(), self.node.scatter(table, row))
+        self._share_out(table, row)
         self.step = self.saved_step = int(progress[0])
         self.progress["best_accuracy"] = float(progress[1])
         self.losses.restore(int(progress[2]), unread if self.node.is_rank_zero else ())
         if self.step:
             layout.load(path, self.step, self.stepper.state())
         self.progress["warm_up_s"] = self.progress.get("warm_up_s", 0.0) + warm_up_s
+
+    def _share_out(self, table: Tensor | None, row: Tensor) -> None:
+        """Each rank gets its row of rank 0's table, and what all have alike for each of its parts."""
+        self.stepper.buffers.reset()
+        rank_state.fill(self._own(), self.node.scatter(table, row))
 
     def _unread_losses(self) -> list[list[float]]:
         """Those that a stop between two lines of metrics.jsonl left in the checkpoint, a row for each part."""
