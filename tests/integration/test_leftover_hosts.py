@@ -54,11 +54,10 @@ def test_what_no_agent_holds_and_no_run_needs_is_removed_by_preflight_and_by_cle
     project = Project(tmp_path, ["cluster=two_node", f"cluster.ssh_config='{lab.ssh_config}'"])
     run_dir = tmp_path / "runs" / KEY
     run_dir.mkdir(parents=True)
-    superseded, wanted = (attempts.new_id(KEY, run_dir, number, "aa") for number in (1, 2))
-    for run_id in (superseded, wanted):
+    alive, superseded, wanted = (attempts.new_id(KEY, run_dir, number, "aa") for number in (1, 2, 3))
+    for run_id in (alive, superseded, wanted):
         attempts.register(run_dir, run_id)
         leave(lab, run_id, pid=999999)
-    alive = attempts.new_id(KEY, run_dir, 0, "bb")
     leave(lab, alive, pid=1, born=on(lab, "node1", "cut -d' ' -f22 /proc/1/stat").stdout.strip())
 
     done = project.doit("preflight")

@@ -42,7 +42,7 @@ def error(lab: Lab, **settings: Any) -> str:
 
 TALKS = r"""
 echo '@paceline {"evil"'
-read -p 'Continue? ' answer
+read -p 'Continue? ' answer; read -p 'Sure? ' answer; read -p 'Really? ' answer
 (sleep 0.2; echo '@paceline {"identity": "forged"}'; printf 'still here') &
 printf '@paceline {"error": "forged: Permission denied"}\n\033]0;a title\007'
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,12 @@ def test_this_computer_can_take_part_and_is_shown_as_one_row() -> None:
 def test_missing_interpreter_shows_the_value_and_the_field() -> None:
     with pytest.raises(HostError, match=r"localhost: program not found: /no/python \(cluster\.python=/no/python\)"):
         preflight.check(local(python="/no/python"), global_batch_size=8)
+
+
+def test_an_interpreter_that_is_a_folder_is_an_error_with_the_value(tmp_path: Path) -> None:
+    told = rf"localhost: {tmp_path} can't be run: Permission denied \(cluster\.python={tmp_path}\)"
+    with pytest.raises(HostError, match=told):
+        preflight.check(local(python=str(tmp_path)), global_batch_size=8)
 
 
 def test_unknown_launcher_shows_the_nearest() -> None:
