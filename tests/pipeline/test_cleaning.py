@@ -189,7 +189,7 @@ def test_a_run_that_has_changed_since_it_was_shown_stays(
         journal.append(folder.journal, journal.Entry(state=State.KILLED, attempt=2, time=2e9))
         return True
 
-    monkeypatch.setattr(cleaning, "_agreed", meanwhile)
+    monkeypatch.setattr(cleaning, "agreed", meanwhile)
     assert clean().splitlines()[-2:] == [
         f"{folder.key} stays: it has changed since it was shown",
         "removed 0 runs, 0 B",
@@ -260,7 +260,7 @@ def test_a_word_that_chooses_nothing_is_refused(clean: Clean, words: tuple[str, 
     ("words", "said"),
     [
         ("clean keep_bst=3", "unknown key 'keep_bst'; did you mean keep_best=3?"),
-        ("clean train", "doit clean takes no 'train'; valid: by=, checkpoints=, keep_best=, older_than=, state="),
+        ("clean train", "doit clean takes no 'train'; valid: by=, checkpoints=, hosts=, keep_best=, older_than="),
         ("clean state", "doit clean takes no 'state'; did you mean state=?"),
     ],
 )
