@@ -69,9 +69,8 @@ class Trainer:
         """Warm up; take up the newest good checkpoint (rank 0 reads it and shares it), or share the fresh weights."""
         warm_up_s = self._warm_up()
         layout, path = self.stepper.strategy.layout, self.run_dir / "checkpoints"
-        row = rank_state.row(self._own(), self.node.device)
+        row, metrics = rank_state.row(self._own(), self.node.device), ""
         table: Tensor | None = None
-        metrics = ""
         self.nodes = of_all_nodes(self.node)
         if self.node.is_rank_zero:
             owner = checkpoint.identity(
