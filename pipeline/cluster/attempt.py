@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster import earlier, host_versions, launchers, leftover, lost_hosts, rank_threads
-from pipeline.cluster.failures import cause, failure_text, port_was_taken
+from pipeline.cluster.failures import cause, failure_text, first_error, is_echo, port_was_taken
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec, Outcome
 from pipeline.cluster.plan import render, validate
@@ -93,13 +93,15 @@ def _run_once(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: Inte
 
 def _failure(one: RunningAttempt, outcome: Outcome) -> TrainingError:
     """The first error of a bad end, and what the launcher knows of it besides."""
+    found, why = first_error(one.ends), cause(one.ends)
     if one.verdict is not None:
         text, why = stall_text(one.verdict, one.log_dir), "host" if one.verdict.kind in OF_HOSTS else "code"
+    elif outcome.hint and (found is None or is_echo(found[1])):  # the ranks only tell that they were ended
+        text = f"training failed: {outcome.text}\nlogs: {one.log_dir}"
     else:
-        text, why = failure_text(one.plan, one.ends, one.order, one.log_dir), cause(one.ends)
-        text += "".join(f"\n{line}" for line in lost_hosts.described(one.lost, one.seen))
-    text += one.left + (f"\n{outcome.text}" if outcome.text else "")
-    return TrainingError(text, hint=outcome.hint, cause=outcome.cause or why, gone=one.gone)
+        text = failure_text(one.plan, one.ends, one.order, one.log_dir)
+        text += "".join(f"\n{line}" for line in [*lost_hosts.described(one.lost, one.seen), outcome.text] if line)
+    return TrainingError(text + one.left, hint=outcome.hint, cause=outcome.cause or why, gone=one.gone)
 
 
 def _fit_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:

@@ -44,6 +44,8 @@ def _groups(cluster: Cluster, nodes: Any) -> tuple[Cluster, ...]:
     if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes <= cluster.nnodes:
         raise UsageError(f"sweep.nodes={nodes} must lie between 1 and the cluster's {counted(cluster.nnodes, 'host')}")
     hosts = cluster.hosts
+    if _are_granted(cluster):  # each slot is a job of its own, whose hosts have no names yet
+        return (dataclasses.replace(cluster, hosts=hosts[:nodes]),) * (len(hosts) // nodes)
     groups = [hosts[at : at + nodes] for at in range(0, len(hosts) - nodes + 1, nodes)]
     for group in groups[1:]:
         if _topology(group) != _topology(groups[0]):
@@ -73,6 +75,10 @@ def _shares(cluster: Cluster, wanted: Any, gpus: Sequence[str]) -> int:
 def _is_here(cluster: Cluster) -> bool:
     """Whether its only host is this computer, whose GPUs are known."""
     return launchers.capabilities(cluster).is_this_computer
+
+
+def _are_granted(cluster: Cluster) -> bool:
+    return launchers.capabilities(cluster).hosts_are_granted
 
 
 def _refuse_own_gpus(cluster: Cluster) -> None:
@@ -106,12 +112,16 @@ def raw_cluster(raw: dict[str, Any], whole: Cluster, part: Cluster) -> dict[str,
     """The ``cluster`` section of config.json for a trial that gets ``part`` of the hosts of ``whole``."""
     if part.nnodes == whole.nnodes:
         return raw
+    if _are_granted(part):
+        return {**raw, "nnodes": part.nnodes}
     return {**raw, "hostfile": None, "hosts": [_entry(host) for host in part.hosts]}
 
 
 def words(whole: Cluster, part: Cluster) -> tuple[str, ...]:
     """The overrides that name ``part``'s hosts, for the command that repeats a trial; none where it is the whole."""
-    return () if part.nnodes == whole.nnodes else _host_words(part)
+    if part.nnodes == whole.nnodes:
+        return ()
+    return (f"cluster.nnodes={part.nnodes}",) if _are_granted(part) else _host_words(part)
 
 
 def placed(config: RunConfig, part: Cluster) -> RunConfig:

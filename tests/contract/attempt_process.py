@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import Killed, PacelineError
 from pipeline.core.specs import Cluster, Host
@@ -19,9 +20,13 @@ def main() -> int:
     spec = json.loads(Path(sys.argv[1]).read_text())
     cluster, told = spec["cluster"], spec["stub"]
     stub = Stub(run_dir=Path(told["run_dir"]), pack_dir=Path(told["pack_dir"]), digest=told["digest"])
-    hosts = Hosts(Cluster(**{**cluster, "hosts": tuple(Host(**host) for host in cluster["hosts"])}))
+    told_settings = cluster["settings"]
+    settings = LAUNCHERS.settings(cluster["launcher"])(**told_settings) if told_settings else None
+    of_cluster = tuple(Host(**host) for host in cluster["hosts"])
+    hosts = Hosts(Cluster(**{**cluster, "hosts": of_cluster, "settings": settings}))
     watchers = Watchers(
         on_line=lambda line: print(f"{line.host}:{line.rank} | {line.text}", flush=True),
+        on_job=lambda text: print(text, flush=True),
         on_start=lambda: print("started", flush=True),
     )
     try:

@@ -16,10 +16,12 @@ import pytest
 
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.running import Watchers
 from pipeline.core.specs import Cluster, Host, LaunchPlan, LogLine
 from tests.contract.stub import Stub, make
 from tests.lab_fixture import on
+from tests.slurm_fixture import Slurm
 
 HOSTILE = "a 'b' \"c\" $(touch x) `id`; \\ \n#ü|&"
 
@@ -32,7 +34,13 @@ class Bench:
     folder: Path
     count: Callable[[str], int]  # processes on all hosts whose environment holds the text
     shares_run_dir: bool
+    labels: tuple[str, ...] = ()  # of the hosts, where they have their names only once they are granted
     shell: Callable[[str, str], object] = lambda _, command: subprocess.run(["sh", "-c", command], check=True)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """How events and files name the hosts, in the order of their ranks."""
+        return self.labels or tuple(host.label for host in self.cluster.hosts)
 
     def stub(self, program: str, *, record: bool = False, stand_in: bool = False) -> Stub:
         return make(self.folder, program, record=record, stand_in=stand_in)
@@ -58,6 +66,14 @@ class Bench:
         return self.count(f"PACELINE_NODE={stub.digest[:12]}")
 
 
+def slurm_bench(slurm: Slurm, folder: Path, env: dict[str, str]) -> Bench:
+    """Two nodes that Slurm grants. They see this machine's files and processes."""
+    hosts = tuple(Host(name=f"granted{number}", env=env) for number in range(2))
+    settings = LAUNCHERS.settings("slurm")(nnodes=2)
+    cluster = Cluster(launcher="slurm", hosts=hosts, device="cpu", settings=settings)
+    return Bench(cluster=cluster, folder=folder, count=count_here, shares_run_dir=True, labels=slurm.nodes)
+
+
 def count_here(text: str) -> int:
     """Processes of this machine whose environment holds ``text``."""
     found = 0
@@ -69,7 +85,14 @@ def count_here(text: str) -> int:
     return found
 
 
-@pytest.fixture(params=["local", pytest.param("pssh", marks=pytest.mark.lab)])
+_PARAMS = [
+    "local",
+    pytest.param("pssh", marks=pytest.mark.lab),
+    pytest.param("slurm", marks=[pytest.mark.lab, pytest.mark.long]),
+]
+
+
+@pytest.fixture(params=_PARAMS)
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
     folder = tmp_path / "it's a $(touch x) folder"
     folder.mkdir()
@@ -82,6 +105,8 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
             count=count_here,
             shares_run_dir=True,
         )
+    if request.param == "slurm":
+        return slurm_bench(request.getfixturevalue("slurm"), folder, env)
     lab = request.getfixturevalue("lab")
     hosts = tuple(Host(name=host.name, env=env) for host in lab.hosts)
     cluster = Cluster(

@@ -32,7 +32,7 @@ def test_runs_to_the_end_and_brings_everything_back(bench: Bench) -> None:
 
     texts = {(line.rank, line.text) for line in lines}
     assert {(0, "hello from 0 of 2"), (1, "hello from 1 of 2")} <= texts
-    assert {line.host for line in lines} == {host.label for host in bench.cluster.hosts}
+    assert {line.host for line in lines} == set(bench.hosts)
     assert (1, f"HOSTILE={json.dumps(HOSTILE)}") in texts
 
     summary = json.loads((stub.run_dir / "summary.json").read_text())
@@ -44,11 +44,11 @@ def test_runs_to_the_end_and_brings_everything_back(bench: Bench) -> None:
 
     plan = json.loads((stub.run_dir / "plan.json").read_text())
     assert plan["run_id"] == ran.run_id
-    assert [node["first_rank"] for node in plan["nodes"]] == ([0] if bench.shares_run_dir else [0, 1])
-    for host in bench.cluster.hosts:
-        ended = json.loads((stub.run_dir / "attempts" / "1" / f"{host.label}.exit.json").read_text())
+    assert [node["first_rank"] for node in plan["nodes"]] == list(range(len(bench.hosts)))
+    for host in bench.hosts:
+        ended = json.loads((stub.run_dir / "attempts" / "1" / f"{host}.exit.json").read_text())
         assert (ended["event"], ended["code"]) == ("NodeExit", 0)
-        assert "hello from" in (stub.run_dir / "attempts" / "1" / f"{host.label}.log").read_text()
+        assert "hello from" in (stub.run_dir / "attempts" / "1" / f"{host}.log").read_text()
     assert bench.left(stub) == 0
     assert not list(bench.folder.rglob("x")), "a value was run by a shell"
 
@@ -78,7 +78,7 @@ def test_first_error_is_shown_with_host_rank_and_traceback_and_all_are_down(benc
     stub = bench.stub("if rank == 1: raise ValueError('boom in rank 1')\ntime.sleep(600)", record=True)
     with pytest.raises(TrainingError) as caught:
         bench.run(stub)
-    host = bench.cluster.hosts[-1].label
+    host = bench.hosts[-1]
     assert re.search(rf"training failed on {host}, rank 1: ValueError: boom in rank 1", caught.value.what)
     assert "Traceback (most recent call last):" in caught.value.what
     assert bench.left(stub) == 0
@@ -104,7 +104,7 @@ def test_a_run_folder_that_is_removed_ends_the_run_and_the_same_again_runs_to_it
     with pytest.raises(TrainingError) as caught:
         bench.run(stub, RemoveWhenUp(bench, stub))
     assert re.search(r"the run's folder \S.* was removed while the run was going on", caught.value.what)
-    assert any(host.label in caught.value.what for host in bench.cluster.hosts)
+    assert any(host in caught.value.what for host in bench.hosts)
     assert bench.left(stub) == 0
     shutil.copytree(kept, stub.run_dir, dirs_exist_ok=True)
     (stub.run_dir / "code" / "again").touch()
@@ -168,6 +168,8 @@ for step in range(40):
 def test_streams_killed_at_twenty_random_moments_cost_no_line_of_a_loud_run(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if bench.labels:
+        pytest.skip("a batch job is followed through files that it shares with the controller: no stream can break")
     children: list[subprocess.Popen[bytes]] = []
     start = process.stream
 

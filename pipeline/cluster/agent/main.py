@@ -26,6 +26,7 @@ from .wire import say
 COMMANDS = {
     "probe": "probe",
     "start": "supervisor",
+    "job": "job",
     "follow": "follow",
     "stop": "registry",
     "status": "registry",

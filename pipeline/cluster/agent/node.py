@@ -17,7 +17,9 @@ def server_address(request: Json) -> tuple[str, int]:
 
 
 def identity(request: Json) -> str:
-    """Equal for two names of one node: host name, ssh server's address and port, user id."""
+    """Equal for two names of one node: host name, ssh server's address and port, user id. A batch job knows its own."""
+    if "identity" in request:
+        return str(request["identity"])
     address, port = server_address(request)
     return f"{socket.gethostname()} {address}:{port} uid {os.getuid()}"
 

@@ -14,6 +14,7 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 from .left import look_after
 from .node import identity, server_address
@@ -210,7 +211,7 @@ def from_environment(patterns: list[str], but: list[str] | None = None) -> dict[
     return {name: value for name, value in os.environ.items() if among(name, patterns) and not among(name, but or [])}
 
 
-def probe(request: Json) -> None:
+def probe(request: Json, tell: Callable[..., object] = say) -> None:
     """One JSON with what the launch depends on; the field names are those of NodeFacts."""
     address, port = server_address(request)
     holding, ports = interfaces(), free_ports(4)
@@ -220,7 +221,7 @@ def probe(request: Json) -> None:
     places = [*request.get("pack_places", []), os.path.join(workdir, "data", digest)] if digest else []
     names, python_path = request.get("modules", []), request.get("python_path", [])
     installed = packages(names)
-    say(
+    tell(
         identity=identity(request),
         hostname=socket.gethostname(),
         address=address,

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import traceback
+from types import FrameType
 
 from .early_exits import EarlyExits
 from .log_lines import Tail
@@ -55,10 +56,7 @@ def start(request: Json) -> None:
         unpack(sys.stdin.buffer, node["run_dir"])
     if request["pack_digest"]:  # a diagnosis may need no data
         settle_pack(node["run_dir"], node["data_dir"], request["pack_digest"])
-    os.makedirs(node["state_dir"], mode=0o700, exist_ok=True)  # what ranks print lies there as they print it
-    for folder in node["remove"]:
-        open(os.path.join(folder, ".paceline"), "w").close()
-    touch(os.path.join(node["state_dir"], "lease"))
+    lay_out(node)
     told, tell = os.pipe()
     if os.fork() == 0:
         os.close(told)
@@ -71,6 +69,14 @@ def start(request: Json) -> None:
     with os.fdopen(told, "r", encoding="utf-8") as pipe:
         answer = pipe.read()
     say(**(json.loads(answer) if answer else {"error": "the supervisor died at once"}))
+
+
+def lay_out(node: Json) -> None:
+    """The folder of the agent's own files, with the stamp by which ``clean`` knows it, and the lease's beginning."""
+    os.makedirs(node["state_dir"], mode=0o700, exist_ok=True)  # what ranks print lies there as they print it
+    for folder in node["remove"]:
+        open(os.path.join(folder, ".paceline"), "w").close()
+    touch(os.path.join(node["state_dir"], "lease"))
 
 
 def supervise_forever(request: Json, node: Json, tell: int) -> None:
@@ -100,6 +106,7 @@ class Supervisor:
         self.state = node["state_dir"]
         self.mark = f"{request['run_id']}:{node['node_rank']}"
         self.reason = ""
+        self.signalled = False
         self.end_at: float | None = None
         self.rules = [(re.compile(pattern), shown) for pattern, shown in request.get("hide", [])]
         self.chatter = Tail(self.path("torchrun.log"), self.hide)
@@ -121,7 +128,7 @@ class Supervisor:
 
     def run(self, tell: int) -> None:
         """From the registration to the end of everything it owns; no way out leaves a process of the run behind."""
-        signal.signal(signal.SIGTERM, lambda *_: self.end("stopped"))
+        signal.signal(signal.SIGTERM, self.on_term)
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         entry, code = self.entry_path(), 1
@@ -215,6 +222,10 @@ class Supervisor:
         for name in ("reserve", "reserve-of-ranks"):
             with open(self.path(name), "wb") as reserve:
                 reserve.write(bytes(RESERVE_BYTES))
+
+    def on_term(self, number: int, frame: FrameType | None) -> None:
+        self.signalled = True
+        self.end("stopped")
 
     def end(self, reason: str, grace_s: float = 0.0) -> None:
         """Ask for the end in ``grace_s``; the first reason is kept."""

@@ -74,7 +74,7 @@ def parse_stream(
         if "log" in value or "metrics" in value:
             return _lines(value)
         if "exit" in value:
-            return _node_end(host, value["exit"], now - float(value["now"]))
+            return node_end(host, value["exit"], now - float(value["now"]))
         if "error" in value:
             return NodeLost(host=host, reason=str(value["error"]))
         if "look" in value:
@@ -102,7 +102,7 @@ def _lines(value: Mapping[str, Any]) -> Lines:
     return Lines(of=of, texts=tuple(texts), start_bytes=start_bytes, end_bytes=end_bytes)
 
 
-def _node_end(host: str, value: Mapping[str, Any], ahead_s: float) -> NodeExit | NodeLost:
+def node_end(host: str, value: Mapping[str, Any], ahead_s: float) -> NodeExit | NodeLost:
     """The agent's exit.json; ``ahead_s`` moves the node's times to the controller's clock."""
     reason = str(value["reason"])
     if value.get("lost") or value.get("gone") is False:  # what could not be ended there is still to be asked about

@@ -1,0 +1,176 @@
+"""What each node of a batch job runs: it tells its facts, then carries out one start after another.
+
+Controller and nodes speak through files in the job's folder, which they share. All of them are made before the job is
+submitted and only ever grow: NFS shows what was appended to a file when that is opened again, but may hide a new file
+for half a minute. ``orders`` is the controller's, ``node-<number>`` each node's; a line is one JSON object.
+"""
+
+# Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
+# ruff: noqa: PTH113, PTH118, PTH123
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from . import nodelist
+from .node import own_node
+from .probe import interfaces, probe
+from .registry import end_attempts
+from .supervisor import Supervisor, lay_out
+from .wire import Json, in_thread, read_json
+
+POLL_S = 0.1
+KEEP_S = 30.0  # how long the nodes are kept after a bad end: the next attempt takes them without waiting in the queue
+SECRETS = "PACELINE_SECRETS"
+SAYS = "paceline: "
+
+
+def job(request: Json) -> None:
+    """Until the controller lets this node go, a start ends well, or nobody has anything to do for it."""
+    secrets = json.loads(os.environ.pop(SECRETS, "{}"))
+    node = JobNode(request)
+    node.tell(facts=node.facts())
+    code, patience_s = None, float(request["lease_s"])
+    for start in node.starts(patience_s):
+        code = node.run(start, secrets)
+        if code == 0:
+            return
+        # after a signal from Slurm itself it decides what becomes of the job: one that has left can't be requeued
+        node.patience_s = patience_s if node.terminated else KEEP_S
+    if code is None:
+        refuse(f"{node.name}: nothing was started: the controller was not heard of for {patience_s:g} s")
+    refuse(f"{node.name}: the last start ended with exit code {code}")
+
+
+def refuse(why: str) -> NoReturn:
+    """End this agent with a line that the controller finds in what the job printed."""
+    sys.stderr.write(f"{SAYS}{why}\n")
+    raise SystemExit(why)
+
+
+class JobNode:
+    """This node's part of one batch job. Raises SystemExit where its folder isn't shared."""
+
+    def __init__(self, request: Json) -> None:
+        self.request, self.folder = request, request["folder"]
+        self.name = os.environ["SLURMD_NODENAME"]
+        self.number = int(os.environ["SLURM_NODEID"])
+        self.restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        self.path = os.path.join(self.folder, f"node-{self.number}")
+        if not os.path.isfile(self.path):
+            refuse(
+                f"{self.name}: {self.folder} isn't there; all nodes must share the folder of runs: "
+                "set paths.runs to one on a file system that they share"
+            )
+        self.taken = 0
+        self.terminated = False
+        self.patience_s = 0.0
+        self.identity = ""
+
+    def tell(self, **fields: Any) -> None:
+        """One line to the controller; a folder that was removed needs none."""
+        if os.path.isfile(self.path):
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"restart": self.restart, "now": time.time(), **fields}) + "\n")
+
+    def facts(self) -> Json:
+        """What the probe tells, as a node of the job knows itself: by Slurm's name and the address the others use."""
+        found: Json = {}
+        probe({**self.request["probe"], "local": True}, found.update)
+        held = {name: address for address, name in reversed(list(interfaces().items()))}
+        chosen = held.get(self.request["interface"] or "")
+        address = chosen or own_address(nodelist.expand(os.environ["SLURM_JOB_NODELIST"]), self.name)
+        self.identity = f"{self.name} {address}:0 uid {os.getuid()}"
+        return {**found, "host": self.name, "identity": self.identity, "address": address}
+
+    def next_order(self) -> tuple[int, Json] | None:
+        """The first order for this life of the job that wasn't taken, with how many are taken then; None: no more."""
+        try:
+            with open(os.path.join(self.folder, "orders"), encoding="utf-8") as file:
+                lines = file.read().split("\n")[:-1]
+        except OSError:  # the run's folder was removed
+            return self.taken, {"leave": True}
+        for number, line in enumerate(lines[self.taken :], start=self.taken + 1):
+            order: Json = json.loads(line)
+            if order.get("restart", self.restart) == self.restart:
+                return number, order
+        return None
+
+    def starts(self, patience_s: float) -> Iterator[Json]:
+        """What the controller asks for. Ends when it lets the node go, or says nothing for ``patience_s``."""
+        self.patience_s, since = patience_s, time.monotonic()
+        while time.monotonic() - since < self.patience_s:
+            found = self.next_order()
+            if found is None:
+                time.sleep(POLL_S)
+                continue
+            self.taken, order = found
+            if "leave" in order:
+                return
+            if "start" in order:
+                yield order["start"]
+                since = time.monotonic()
+
+    def run(self, start: Json, secrets: Json) -> int:
+        """torchrun of one start, to the end of all it owns; how that ended is told. Returns its exit code."""
+        told = {"identity": self.identity, "env_passed": self.request["env_passed"], "hide": secrets.get("hide", [])}
+        request = {**start, **told}
+        node = own_node(request)
+        node["env"] = {**node["env"], **secrets.get("env", {})}
+        left, ended = end_attempts(request), None
+        answer = {"error": f"an earlier attempt of this run cannot be ended: processes {sorted(left)}"} if left else {}
+        if not left:
+            lay_out(node)
+            supervisor, over = Supervisor(request, node), threading.Event()
+            in_thread(self.listen, supervisor, over, on_error=supervisor.end)
+            answer = supervise(supervisor)
+            over.set()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left is to wait
+            self.terminated = supervisor.signalled
+            ended = read_json(os.path.join(node["state_dir"], "exit.json"))
+        if ended is None:
+            ended = {"code": 1, "reason": answer.get("error", "the node agent ended"), "errors": [], "tail": []}
+        with contextlib.suppress(OSError):
+            self.tell(run_id=start["run_id"], exit=ended)
+        return int(ended["code"])
+
+    def listen(self, supervisor: Supervisor, over: threading.Event) -> None:
+        """End the run when the controller asks for that."""
+        while not over.wait(POLL_S):
+            if self.next_order() is not None:  # nothing but an end can follow a start
+                supervisor.end("stopped")
+
+
+def supervise(supervisor: Supervisor) -> Json:
+    """Run it to its end; what it answered to the start."""
+    told, tell = os.pipe()
+    supervisor.run(tell)
+    with os.fdopen(told, "r", encoding="utf-8") as pipe:
+        text = pipe.read()
+    answer: Json = json.loads(text) if text else {}
+    return answer
+
+
+def own_address(names: list[str], own: str) -> str:
+    """The address from which this node reaches another one of the job: by its own name it may know itself as 127.0.1.1.
+
+    Raises SystemExit: the other's name says nothing here.
+    """
+    other = next((name for name in names if name != own), None)
+    if other is None:
+        return "127.0.0.1"
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(other, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe_socket:
+            probe_socket.connect(address)  # sends nothing
+            return str(probe_socket.getsockname()[0])
+    except OSError as error:
+        refuse(f"{own}: can't reach {other} by its name ({error}); set cluster.interface")

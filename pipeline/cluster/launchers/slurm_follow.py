@@ -1,0 +1,94 @@
+"""The live side of a batch job: its nodes' logs and ends, read from the folders that they share with the controller."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pipeline.cluster.agent.log_lines import Tail
+from pipeline.cluster.agent.wire import REMOVED
+from pipeline.cluster.launchers.answers import log_line, node_end
+from pipeline.cluster.launchers.slurm_folder import JobFolder
+from pipeline.core import threads
+from pipeline.core.specs import Event, LaunchPlan, NodeLost, NodePlan
+
+BEAT_S = 1.0
+_POLL_S = 0.1
+_ASK_S = 5.0  # between two looks at the queue: what a node tells itself comes sooner
+
+
+class JobFollower:
+    """Follows every node of one start; one thread for all. ``emit`` is called from it.
+
+    Args:
+        restart: which life of the job the start belongs to.
+        gone: why the job runs no more; '' while it does, or while Slurm doesn't answer.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        folder: JobFolder,
+        restart: int,
+        gone: Callable[[], str],
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._plan, self._folder, self._restart, self._gone, self._emit = plan, folder, restart, gone, emit
+        self._closing = threading.Event()
+        self._tails = {node.node_rank: Tail(f"{node.state_dir}/log") for node in plan.nodes}
+        threads.start(self._follow, name="follow the job", on_error=self._failed)
+
+    def stop(self) -> None:
+        """Ask every node to end its part."""
+        self._folder.end(self._restart)
+
+    def prune(self) -> None:
+        """Rank 0 sees the controller's wish itself: it lies in the folder that they share."""
+
+    def look(self, peers: Sequence[tuple[str, int]] | None = ()) -> None:
+        """Nobody looks at the ranks of a job: their beats would make its files grow for days."""
+
+    def close(self) -> None:
+        """No more events."""
+        self._closing.set()
+
+    def _follow(self) -> None:
+        alive = {node.node_rank: node for node in self._plan.nodes}
+        beaten, asked, why = time.monotonic(), time.monotonic(), ""
+        while alive and not self._closing.wait(_POLL_S):
+            for node in list(alive.values()):
+                if self._look(node):
+                    del alive[node.node_rank]
+            now = time.monotonic()
+            if now - beaten >= BEAT_S:
+                beaten = now
+                for node in alive.values():
+                    with contextlib.suppress(OSError):
+                        os.utime(f"{node.state_dir}/lease")
+            if alive and now - asked >= _ASK_S:
+                before, why = why, self._gone()
+                asked = time.monotonic()
+                for node in list(alive.values()) if before and why else []:  # their last words had time to come
+                    self._emit(NodeLost(host=node.host, reason=why))
+                    del alive[node.node_rank]
+
+    def _look(self, node: NodePlan) -> bool:
+        """Pass on what a node has written since the last look. True: its part has ended."""
+        ended = self._folder.end_of(node.node_rank, self._plan.run_id)  # before the log, which is complete then
+        while lines := self._tails[node.node_rank].lines(last=ended is not None):
+            for text in lines:
+                self._emit(log_line(node.host, text))
+        if ended is not None:
+            self._emit(node_end(node.host, ended["exit"], time.time() - float(ended["now"])))
+        elif not Path(node.state_dir).is_dir():
+            self._emit(NodeLost(host=node.host, reason=REMOVED % node.run_dir))
+            return True
+        return ended is not None
+
+    def _failed(self, why: str) -> None:
+        for node in self._plan.nodes:
+            self._emit(NodeLost(host=node.host, reason=f"can no longer be followed from here: {why}"))

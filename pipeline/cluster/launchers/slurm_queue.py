@@ -1,0 +1,241 @@
+"""Slurm's commands: what they are asked, and what their answers mean."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.cluster.launchers.base import Outcome
+from pipeline.core import process
+from pipeline.core.errors import HostError, PacelineError
+
+_TIMEOUT_S = 60.0  # a controller that is busy makes its commands try again
+ENDED = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+    *("REVOKED", "TIMEOUT"),
+)
+"""The states that a job doesn't leave any more."""
+
+_REFUSALS = {
+    "invalid partition": "sinfo -s shows the partitions; cluster.partition=NAME",
+    "invalid account": "sacctmgr show associations user=$USER shows yours; cluster.account=NAME cluster.partition=NAME",
+    "invalid qos": "sacctmgr show associations user=$USER shows yours; cluster.qos=NAME",
+    "time limit": "cluster.time_limit=, at most what sinfo -o '%P %l' shows",
+    "node configuration": "sinfo -N -o '%N %c %m %G' shows what nodes have; cluster.cpus_per_task, gres, mem within it",
+    "more processors": "cluster.cpus_per_task= within what sinfo -N -o '%N %c' shows",
+    "node count": "cluster.nnodes= within what sinfo -s shows",
+    "contact slurm controller": "scontrol ping shows whether slurmctld answers",
+}
+"""What sbatch says, in small letters → what helps."""
+
+WAITS = {
+    "PartitionTimeLimit": "its time limit is more than the partition allows: cluster.time_limit=",
+    "PartitionNodeLimit": "it wants more nodes than the partition has: cluster.nnodes=",
+    "PartitionConfig": "the partition can't give what it wants: scontrol show partition",
+    "BadConstraints": "no node has what it wants: cluster.constraint=, cluster.gres=",
+    "AccountNotAllowed": "the partition is not for this account: cluster.account=",
+    "InvalidAccount": "there is no such account: cluster.account=",
+    "InvalidQOS": "there is no such qos: cluster.qos=",
+    "QOSNotAllowed": "the partition is not for this qos: cluster.qos=",
+    "AssocGrpGRES": "the account's GPUs are all in use",
+    "JobHeldUser": "it is held: scontrol release",
+    "JobHeldAdmin": "an administrator holds it",
+    "PartitionDown": "the partition is down",
+    "ReqNodeNotAvail": "a node that it needs is drained, down or reserved: sinfo -R says why",
+}
+"""Reasons for which a job may wait for ever → what they mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """One job as scontrol tells it. Empty texts: it doesn't say."""
+
+    id: str
+    name: str = ""
+    state: str = ""
+    reason: str = ""
+    partition: str = ""
+    restarts: int = 0
+    preempted: bool = False
+    time_limit: str = ""
+    exit_code: str = ""
+    nodes: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more becomes of it."""
+        return self.state in ENDED or not self.state
+
+
+def parse_job(id_: str, text: str) -> JobState:
+    """The one line of ``scontrol -o show job``."""
+    fields = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", text))
+    return JobState(
+        id=id_,
+        name=fields.get("JobName", ""),
+        state=fields.get("JobState", ""),
+        reason=_set(fields.get("Reason", "")),
+        partition=fields.get("Partition", ""),
+        restarts=int(fields.get("Restarts", "0") or 0),
+        preempted=_set(fields.get("PreemptTime", "")) != "",
+        time_limit=fields.get("TimeLimit", ""),
+        exit_code=fields.get("ExitCode", ""),
+        nodes=_set(fields.get("NodeList", "")),
+    )
+
+
+def _set(value: str) -> str:
+    return "" if value in ("None", "(null)", "Unknown") else value
+
+
+class Queue:
+    """The commands of one Slurm cluster, as PATH has them."""
+
+    def __init__(self) -> None:
+        for program in ("sbatch", "squeue", "scontrol", "scancel"):
+            if process.find(program) is None:
+                raise HostError(
+                    f"cluster.launcher=slurm needs {program}, which is not in PATH={os.environ.get('PATH')}",
+                    hint="run doit on a login node of the cluster; some need: module load slurm",
+                )
+
+    def submit(self, script: str, *, folder: str, output: str, secrets: Mapping[str, str]) -> str:
+        """The id of the new job, which starts in ``folder``. Raises HostError: refused, with Slurm's own words."""
+        argv = ["sbatch", "--parsable", f"--chdir={folder}", f"--output={output.replace('%', '%%')}"]
+        done = process.run(argv, input=script.encode(), env={**_environment(), **secrets}, timeout_s=_TIMEOUT_S)
+        if done.code != 0:
+            raise refused(done.stderr)
+        return done.stdout.strip().partition(";")[0]
+
+    def rehearse(self, script: str) -> str:
+        """When and where Slurm would start such a job, in its own words. Raises HostError: it refuses it."""
+        argv = ["sbatch", "--test-only"]
+        done = process.run(argv, input=script.encode(), env=_environment(), timeout_s=_TIMEOUT_S)
+        if done.code != 0:
+            raise refused(done.stderr)
+        return _words(done.stderr or done.stdout)
+
+    def mine(self, name: str) -> list[tuple[str, str]]:
+        """Id and name of this user's jobs whose names begin with ``name``, the newest last. Raises HostError."""
+        done = process.run(
+            ["squeue", "--noheader", f"--user={os.getuid()}", "--sort=i", "--format=%i %j"],
+            env=_environment(),
+            timeout_s=_TIMEOUT_S,
+        )
+        if done.code != 0:
+            raise HostError(f"squeue: {_words(done.stderr)}", hint=_helps(done.stderr))
+        rows = (line.strip().partition(" ") for line in done.stdout.splitlines())
+        return [(id_, found.strip()) for id_, _, found in rows if found.strip().startswith(name)]
+
+    def show(self, id_: str) -> JobState | None:
+        """How a job stands; without a state where Slurm has forgotten it. None: Slurm doesn't answer now."""
+        try:
+            done = process.run(["scontrol", "-o", "show", "job", id_], env=_environment(), timeout_s=_TIMEOUT_S)
+        except PacelineError:
+            return None
+        if done.code == 0:
+            return parse_job(id_, done.stdout)
+        return JobState(id=id_) if "Invalid job id" in done.stderr + done.stdout else None
+
+    def place(self, job: JobState) -> str:
+        """``place 3 of 12 in partition gpu``; '' where Slurm doesn't tell."""
+        argv = [
+            "squeue",
+            "--noheader",
+            "--states=PENDING",
+            f"--partition={job.partition}",
+            "--sort=-p,i",
+            "--format=%i",
+        ]
+        try:
+            waiting = process.run(argv, env=_environment(), timeout_s=_TIMEOUT_S).stdout.split()
+        except PacelineError:
+            return ""
+        if job.id not in waiting:
+            return ""
+        return f"place {waiting.index(job.id) + 1} of {len(waiting)} in partition {job.partition}"
+
+    def cancel(self, id_: str) -> None:
+        """Let Slurm end a job; one that is over is no error."""
+        process.run(["scancel", id_], env=_environment(), timeout_s=_TIMEOUT_S)
+
+
+def refused(said: str) -> HostError:
+    """sbatch's refusal with what helps."""
+    return HostError(f"Slurm refused the job: {_words(said)}", hint=_helps(said))
+
+
+def _words(said: str) -> str:
+    lines = [re.sub(r"^\w+: (?:error: )?", "", line.strip()) for line in said.splitlines() if line.strip()]
+    return "; ".join(lines) or "it said nothing"
+
+
+def _helps(said: str) -> str | None:
+    return next((hint for words, hint in _REFUSALS.items() if words in said.lower()), None)
+
+
+def waiting(job: JobState, place: str) -> str:
+    """Why a job doesn't run yet, in a few words."""
+    means = next((text for reason, text in WAITS.items() if job.reason.startswith(reason)), "")
+    parts = [f"{job.state} ({job.reason or 'no reason yet'})", place, means]
+    return ", ".join(filter(None, parts))
+
+
+def stuck(job: JobState) -> bool:
+    """Whether a person has to do something before the job can start."""
+    return any(job.reason.startswith(reason) for reason in WAITS)
+
+
+def _environment() -> dict[str, str]:
+    """Without what a job has set around this process: sbatch would take it for options."""
+    return {name: value for name, value in os.environ.items() if not _OF_A_JOB.match(name)}
+
+
+def why_it_ended(before: JobState, now: JobState, output: Sequence[str]) -> Outcome:
+    """What Slurm did to a job in which a start ended badly. Pure.
+
+    Args:
+        before: the job as it ran that start.
+        output: the last lines of what it printed.
+    """
+    said = "".join(f"\n  {line}" for line in complaints(output))
+    name = f"job {now.id}"
+    if now.restarts > before.restarts or (now.preempted and not now.ended) or now.state in ("PENDING", "REQUEUED"):
+        why = "preempted" if now.preempted or "preempt" in said.lower() else "taken off its nodes"
+        return Outcome(
+            text=f"{name} was {why} by Slurm and waits in the queue again; the run will go on from its last checkpoint",
+            again=True,
+        )
+    if now.state == "OUT_OF_MEMORY" or "oom" in said.lower():
+        return Outcome(
+            text=f"{name} was out of memory: a process had more than Slurm allows it there{said}",
+            hint="cluster.mem=<memory of each node>, or a smaller trainer.global_batch_size",
+            cause="memory",
+        )
+    if now.state == "TIMEOUT" or now.reason == "TimeLimit":
+        return Outcome(
+            text=f"{name} reached its time limit of {now.time_limit}",
+            hint="the same command goes on from the last checkpoint; cluster.time_limit= gives the job more",
+        )
+    if now.state in ("NODE_FAIL", "BOOT_FAIL"):
+        return Outcome(text=f"{name} lost a node ({now.state}){said}", hint="sinfo -R says why", cause="host")
+    if now.state in ("CANCELLED", "DEADLINE"):
+        return Outcome(text=f"{name} was ended by Slurm: {now.state}{said}", hint="the same command submits it again")
+    if now.state == "FAILED" or re.search(r"task \d+: Killed", said):
+        return Outcome(
+            text=f"the node agent in {name} was ended{said}",
+            hint="the same command goes on from the last checkpoint",
+            cause="host",
+        )
+    return Outcome(text=said.strip())
+
+
+_OF_A_JOB = re.compile(r"SLURM_(?!CONF$)")
+
+
+def complaints(lines: Sequence[str]) -> list[str]:
+    """What Slurm itself has said in a job's output, newest last; the same once."""
+    found = [line.strip() for line in lines if re.match(r"(?:slurmstepd|srun|slurmd)[\w-]*: error: ", line)]
+    return list(dict.fromkeys(found))[-4:]

@@ -1,0 +1,64 @@
+"""The script of a batch job, as data. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.cluster.launchers.payload import BOOTSTRAP
+
+if TYPE_CHECKING:
+    from pipeline.cluster.launchers.slurm import SlurmConfig
+
+REQUEST = "request"
+"""What every node's agent reads first, a file in the job's folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One job before it is submitted. ``folder`` is the one that it shares with the controller, ``gpus`` a node's."""
+
+    name: str
+    folder: str
+    python: str
+    nnodes: int
+    nproc_per_node: int
+    gpus: int
+    settings: SlurmConfig
+
+
+def script(job: Job) -> str:
+    """What sbatch is given: one agent on each node, whose request comes from a file that all of them see."""
+    agent = shlex.join([job.python, "-E", "-c", BOOTSTRAP])
+    request = shlex.quote(f"{job.folder}/{REQUEST}")
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in options(job)),
+        *job.settings.setup,
+        # 1 task a node has all of the job's cores there; a node that fails takes the others with it
+        f"exec srun --ntasks-per-node=1 --cpu-bind=none --mpi=none --kill-on-bad-exit=1 {agent} < {request}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def options(job: Job) -> list[str]:
+    """sbatch's options, what the configuration leaves open left out."""
+    settings = job.settings
+    gpus = job.gpus if job.gpus and settings.gres is None else None
+    chosen: dict[str, object] = {
+        "job-name": job.name,
+        "nodes": job.nnodes,
+        "ntasks-per-node": 1,
+        "cpus-per-task": settings.cpus_per_task or job.nproc_per_node,
+        "gpus-per-node": gpus,
+        "gres": settings.gres,
+        "mem": settings.mem,
+        "time": settings.time_limit,
+        "partition": settings.partition,
+        "account": settings.account,
+        "qos": settings.qos,
+        "constraint": settings.constraint,
+    }
+    said = [f"--{name}={value}" for name, value in chosen.items() if value is not None]
+    return [*said, "--requeue", "--open-mode=append", *settings.sbatch]

@@ -1,0 +1,174 @@
+"""What Slurm does to a run, and a run to Slurm: with its real daemons and two nodes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.running import Watchers
+from pipeline.core.errors import HostError, TrainingError
+from pipeline.core.specs import LogLine
+from tests.contract.conftest import Bench, slurm_bench
+from tests.contract.stub import RUN_TO_END, SLEEP, Stub
+from tests.slurm_fixture import Slurm
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture
+def bench(slurm: Slurm, tmp_path: Path) -> Bench:
+    return slurm_bench(slurm, tmp_path, {"OMP_NUM_THREADS": "1"})
+
+
+def settings(bench: Bench, **change: object) -> Bench:
+    """The same with other settings of Slurm."""
+    return replace(bench, cluster=replace(bench.cluster, settings=replace(bench.cluster.settings, **change)))
+
+
+def run(bench: Bench, stub: Stub, lines: list[LogLine] | None = None) -> list[str]:
+    """One attempt to its end; what was said of the job."""
+    said: list[str] = []
+    watchers = Watchers(on_line=(lines if lines is not None else []).append, on_job=said.append)
+    run_attempt(stub.spec(), closing(Hosts(bench.cluster)), watchers)
+    return said
+
+
+class WhenUp(list[LogLine]):
+    """Calls once when both ranks are up."""
+
+    def __init__(self, call: object) -> None:
+        super().__init__()
+        self.call, self.up = call, 0
+
+    def append(self, line: LogLine) -> None:
+        self.up += line.text == "up"
+        if self.up == 2 and line.text == "up":
+            self.call()  # type: ignore[operator]
+
+
+def test_a_refused_job_is_told_with_slurms_own_words(bench: Bench) -> None:
+    with pytest.raises(HostError, match="Slurm refused the job: invalid partition specified: nowhere") as caught:
+        run(settings(bench, partition="nowhere"), bench.stub(RUN_TO_END, stand_in=True))
+    assert caught.value.hint == "sinfo -s shows the partitions; cluster.partition=NAME"
+
+
+def test_an_interpreter_that_the_nodes_lack_is_told_with_the_field(slurm: Slurm, bench: Bench) -> None:
+    hosts = tuple(replace(host, python="/no/such/python") for host in bench.cluster.hosts)
+    lacking = replace(bench, cluster=replace(bench.cluster, hosts=hosts))
+    with pytest.raises(HostError) as caught:
+        run(lacking, bench.stub(RUN_TO_END, stand_in=True))
+    assert re.search(r"job \d+ ended before the run began: FAILED", caught.value.what)
+    assert "/no/such/python: No such file or directory" in caught.value.what
+    assert caught.value.hint == "cluster.python=<an interpreter that the nodes have>"
+    assert slurm.jobs() == []
+
+
+def test_a_job_that_can_never_start_says_so_and_a_signal_takes_it_out_of_the_queue(slurm: Slurm, bench: Bench) -> None:
+    stub = bench.stub(SLEEP, stand_in=True)
+    with settings(bench, time_limit="3:00:00").spawn(stub) as attempt:
+        assert attempt.stdout is not None
+        said = attempt.stdout.readline() + attempt.stdout.readline()
+        attempt.send_signal(signal.SIGINT)
+        rest = attempt.stdout.read()
+    assert re.search(r"WARNING: job \d+ can't start as things are: PENDING \(Partition(TimeLimit|Config)\)", said)
+    assert "KILLED stopped by SIGINT" in rest
+    assert slurm.jobs() == []
+
+
+RESUMED = """
+print('up', flush=True)
+done = pathlib.Path('went-on')
+if done.exists():
+    finish(rank, run)
+else:
+    time.sleep(600)
+"""
+
+
+@pytest.mark.long
+def test_a_preempted_job_goes_on_in_the_same_job_when_slurm_grants_it_again(slurm: Slurm, bench: Bench) -> None:
+    stub = bench.stub(RESUMED, stand_in=True)
+
+    def preempt() -> None:
+        (stub.run_dir / "went-on").touch()
+        slurm.run("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true")
+
+    said: list[str] = []
+
+    def on_job(text: str) -> None:
+        said.append(text)
+        if "is in the queue already" in text:  # Slurm itself waits two minutes before it tries again
+            slurm.run("scontrol", "update", f"jobid={text.split()[1]}", "StartTime=now")
+
+    run_attempt(stub.spec(), closing(Hosts(bench.cluster)), Watchers(on_line=WhenUp(preempt).append, on_job=on_job))
+    jobs = {re.findall(r"job (\d+)", text)[0] for text in said}
+    assert len(jobs) == 1
+    assert "was preempted by Slurm and waits in the queue again" in said[1]
+    assert (stub.run_dir / "checkpoints" / "final.pt").exists()
+    assert len(list((stub.run_dir / "slurm").iterdir())) == 1
+
+
+TOKEN = "xyzzy-0123456789"
+
+
+def test_a_controller_that_was_killed_finds_its_job_again_and_no_file_holds_its_secrets(
+    slurm: Slurm, bench: Bench
+) -> None:
+    stub = bench.stub("(run / f'token-{rank}').write_text(os.environ['API_TOKEN'][:5])" + RESUMED, stand_in=True)
+    hosts = tuple(
+        replace(host, env={**host.env, "API_TOKEN": "***"}, secrets={"API_TOKEN": TOKEN})
+        for host in bench.cluster.hosts
+    )
+    bench = replace(bench, cluster=replace(bench.cluster, hosts=hosts))
+    with bench.spawn(stub) as attempt:
+        assert attempt.stdout is not None
+        while not attempt.stdout.readline().endswith("| up\n"):
+            pass
+        os.kill(attempt.pid, signal.SIGKILL)
+    (first,) = slurm.jobs()
+    (stub.run_dir / "went-on").touch()
+    assert run(bench, stub) == [f"job {first} of this run is in the queue already (RUNNING); going on with it"]
+    assert bench.left(stub) == 0
+    assert [(stub.run_dir / f"token-{rank}").read_text() for rank in (0, 1)] == [TOKEN[:5]] * 2
+    files = [path for path in stub.run_dir.rglob("*") if path.is_file()]
+    assert not [path for path in files if TOKEN.encode() in path.read_bytes()]
+
+
+@pytest.mark.long
+def test_a_job_that_was_cancelled_by_somebody_is_named(slurm: Slurm, bench: Bench) -> None:
+    with pytest.raises(TrainingError, match=r"job \d+ was ended by Slurm: CANCELLED"):
+        run(bench, bench.stub(SLEEP, stand_in=True), WhenUp(lambda: slurm.run("scancel", *slurm.jobs())))
+
+
+@pytest.mark.long
+def test_a_killed_agent_ends_the_job_on_all_nodes(slurm: Slurm, bench: Bench) -> None:
+    stub = bench.stub(SLEEP, stand_in=True)
+
+    def kill() -> None:
+        found = subprocess.run(["pgrep", "-f", f"{sys.executable} -E -c import sys"], capture_output=True, text=True)
+        mine = [int(pid) for pid in found.stdout.split() if _carries(int(pid), "SLURMD_NODENAME=node1")]
+        os.kill(mine[0], signal.SIGKILL)
+
+    with pytest.raises(TrainingError, match=r"the node agent in job \d+ was ended") as caught:
+        run(bench, stub, WhenUp(kill))
+    assert re.search(r"srun: error: \w+: task 1: Killed", caught.value.what)
+    assert caught.value.cause == "host"
+    wait_until(lambda: not slurm.jobs())  # the ranks of its node end with cgroups, which these daemons do without
+
+
+def _carries(pid: int, text: str) -> bool:
+    try:
+        return text.encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False

@@ -1,0 +1,259 @@
+"""Slurm as data: the script, node names, what its commands say, and the files between controller and nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pipeline.cluster import launchers
+from pipeline.cluster.agent.job import JobNode
+from pipeline.cluster.agent.nodelist import expand
+from pipeline.cluster.launchers import LAUNCHERS
+from pipeline.cluster.launchers.base import PackSource
+from pipeline.cluster.launchers.payload import BOOTSTRAP
+from pipeline.cluster.launchers.slurm_folder import JobFolder
+from pipeline.cluster.launchers.slurm_queue import JobState, parse_job, refused, stuck, waiting, why_it_ended
+from pipeline.cluster.launchers.slurm_script import Job, script
+from pipeline.core.errors import HostError
+from pipeline.core.specs import Cluster, Host, NodeFacts
+from tests.pipeline.test_planning import planned
+from trainers.core.config import ConfigError
+
+GOLDEN = Path(__file__).parent / "golden"
+SETTINGS = LAUNCHERS.settings("slurm")
+
+
+def job(**change: object) -> Job:
+    """Two nodes with four ranks each, in a folder that a shell could take apart."""
+    settings = SETTINGS(nnodes=2, **change)
+    return Job(
+        name="paceline-0123456789ab-1a2b3c-d4e5f6",
+        folder="/home/me/it's a $(touch x) run",
+        python="/opt/my python/bin/python",
+        nnodes=2,
+        nproc_per_node=4,
+        gpus=4,
+        settings=settings,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("plain", {}),
+        (
+            "full",
+            {
+                "partition": "gpu",
+                "account": "lab",
+                "qos": "high",
+                "constraint": "a100&nvlink",
+                "gres": "gpu:a100:4",
+                "cpus_per_task": 32,
+                "mem": "64G",
+                "time_limit": "2-00:00:00",
+                "sbatch": ["--exclusive", "--mail-type=END"],
+                "setup": ["module load cuda", "ulimit -n 65536"],
+            },
+        ),
+    ],
+)
+def test_the_script_is_the_one_that_was_read_by_a_person(name: str, change: dict[str, object]) -> None:
+    shown = script(job(**change)).replace(shlex.quote(BOOTSTRAP), "BOOTSTRAP")
+    assert shown == (GOLDEN / f"slurm_{name}.sh").read_text()
+
+
+def test_a_plan_shows_the_script_before_the_commands_of_nodes_without_names(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "cluster=slurm", "cluster.nnodes=2", "cluster.partition=gpu").launch
+    assert "\n#SBATCH --nodes=2\n" in plan.submission
+    assert "\n#SBATCH --partition=gpu\n" in plan.submission
+    assert [node.host for node in plan.nodes] == ["granted0", "granted1"]
+    assert "--master-addr=<address of granted0>" in plan.nodes[1].argv
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"partition": "a b"}, r"cluster\.partition='a b' can't stand in a line of sbatch"),
+        ({"time_limit": "3600"}, r"cluster\.time_limit='3600' must be minutes:seconds"),
+        ({"sbatch": ["exclusive"]}, r"cluster\.sbatch: 'exclusive' is no option of sbatch"),
+    ],
+)
+def test_what_would_break_the_script_is_refused_by_name(change: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        SETTINGS(**change)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("node0", ["node0"]),
+        ("node[001-003,007],gpu-a", ["node001", "node002", "node003", "node007", "gpu-a"]),
+        ("r[1-2]n[09-10]", ["r1n09", "r1n10", "r2n09", "r2n10"]),
+        ("a[3],b[8-9]-ib", ["a3", "b8-ib", "b9-ib"]),
+    ],
+)
+def test_node_names_are_written_out(text: str, names: list[str]) -> None:
+    assert expand(text) == names
+
+
+@pytest.mark.parametrize("text", ["node[1", "node]1[", "node[a-b]", "node[1-]"])
+def test_node_names_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"range of numbers|brackets"):
+        expand(text)
+
+
+SHOWN = (
+    "JobId=42 JobName=paceline-x UserId=me(1000) JobState={state} Reason={reason} Dependency=(null) Requeue=1 "
+    "Restarts={restarts} ExitCode=0:15 TimeLimit=00:10:00 PreemptTime={preempted} Partition=gpu NodeList=node[0-1] "
+    "Command=/home/me/a b/job.sh"
+)
+
+
+def shown(state: str, reason: str = "None", restarts: int = 0, preempted: str = "None") -> JobState:
+    """A job as scontrol prints it."""
+    return parse_job("42", SHOWN.format(state=state, reason=reason, restarts=restarts, preempted=preempted))
+
+
+def test_a_job_is_read_from_what_scontrol_prints() -> None:
+    found = shown("PENDING", "Resources")
+    assert found == JobState(
+        id="42",
+        name="paceline-x",
+        state="PENDING",
+        reason="Resources",
+        partition="gpu",
+        time_limit="00:10:00",
+        exit_code="0:15",
+        nodes="node[0-1]",
+    )
+    assert not found.ended
+    assert parse_job("42", "").ended
+
+
+def test_a_waiting_job_tells_its_reason_its_place_and_what_would_let_it_start() -> None:
+    usual, never = shown("PENDING", "Resources"), shown("PENDING", "PartitionTimeLimit")
+    assert waiting(usual, "place 3 of 12 in partition gpu") == "PENDING (Resources), place 3 of 12 in partition gpu"
+    assert not stuck(usual)
+    assert stuck(never)
+    assert waiting(never, "") == (
+        "PENDING (PartitionTimeLimit), its time limit is more than the partition allows: cluster.time_limit="
+    )
+
+
+def test_a_refusal_is_slurms_own_word_and_what_helps() -> None:
+    error = refused("sbatch: error: invalid partition specified: gpux\nsbatch: error: Batch job submission failed: X\n")
+    assert error.what == "Slurm refused the job: invalid partition specified: gpux; Batch job submission failed: X"
+    assert error.hint == "sinfo -s shows the partitions; cluster.partition=NAME"
+    assert refused("sbatch: error: something new").hint is None
+
+
+OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=42.0. Some of the step tasks have been OOM Killed."
+
+
+@pytest.mark.parametrize(
+    ("now", "output", "text", "hint", "cause"),
+    [
+        (shown("TIMEOUT"), [], "reached its time limit of 00:10:00", "cluster.time_limit=", ""),
+        (shown("COMPLETING", "TimeLimit"), [], "reached its time limit", "the same command goes on", ""),
+        (shown("OUT_OF_MEMORY"), [OOM], "out of memory", "cluster.mem=", "memory"),
+        (shown("RUNNING"), [OOM], "Detected 1 oom_kill event", "cluster.mem=", "memory"),
+        (shown("NODE_FAIL"), [], "lost a node (NODE_FAIL)", "sinfo -R", "host"),
+        (shown("CANCELLED"), [], "was ended by Slurm: CANCELLED", "the same command", ""),
+        (shown("RUNNING"), ["srun: error: node1: task 1: Killed"], "node1: task 1: Killed", "the same command", "host"),
+        (shown("RUNNING"), [], "", "", ""),
+    ],
+)
+def test_what_slurm_did_to_a_job_is_named_with_what_helps(
+    now: JobState, output: list[str], text: str, hint: str, cause: str
+) -> None:
+    outcome = why_it_ended(shown("RUNNING"), now, output)
+    assert text in outcome.text
+    assert hint in (outcome.hint or "")
+    assert (outcome.cause, outcome.again) == (cause, False)
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        shown("RUNNING", preempted="2026-01-01T00:00:00"),
+        shown("PENDING", "BeginTime", restarts=1),
+        shown("RUNNING", restarts=1),
+    ],
+)
+def test_a_job_that_slurm_has_put_back_into_the_queue_goes_on(now: JobState) -> None:
+    outcome = why_it_ended(shown("RUNNING"), now, [])
+    assert outcome.again
+    assert "goes on" not in outcome.text
+    assert "the run will go on from its last checkpoint" in outcome.text
+
+
+def test_nodes_and_controller_speak_through_files_that_only_grow(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path / "job")
+    folder.make("#!/bin/bash\n", {"do": "job"}, 2)
+    before = {path.name for path in folder.path.iterdir()}
+    folder.order(restart=0, start={"run_id": "a-1"})
+    assert not folder.is_idle(0, 2)
+    assert folder.is_idle(1, 2), "another life of the job has nothing to do with it"
+    for number in range(2):
+        row = {"restart": 0, "now": 1.0, "facts": {"host": f"node{number}"}}
+        end = {"restart": 0, "now": 2.0, "run_id": "a-1", "exit": {"code": 0}}
+        with (folder.path / f"node-{number}").open("a") as file:
+            file.write(f"{json.dumps(row)}\n{json.dumps(end)}\n" + '{"cut')
+    assert [fact["host"] for fact in folder.facts(0, 2)] == ["node0", "node1"]
+    assert folder.facts(1, 2) == []
+    assert folder.is_idle(0, 2)
+    folder.leave(restart=0)
+    assert not folder.was_left()
+    folder.leave()
+    assert folder.was_left()
+    assert {path.name for path in folder.path.iterdir()} == before
+    assert folder.script == "#!/bin/bash\n"
+
+
+def test_a_job_folder_that_was_removed_is_not_made_anew(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path / "job")
+    folder.leave()
+    assert (folder.script, folder.facts(0, 1), folder.output()) == ("", [], [])
+    assert not folder.path.exists()
+
+
+def test_a_node_that_does_not_share_the_folder_of_runs_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "node1")
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    with pytest.raises(SystemExit):
+        JobNode({"folder": "/no/such/runs/0123456789ab/slurm/d4e5f6"})
+    said = capsys.readouterr().err
+    assert said.startswith("paceline: node1: /no/such/runs/0123456789ab/slurm/d4e5f6 isn't there; all nodes must share")
+    assert "paths.runs" in said
+
+
+class OneNode:
+    """Stands for a job whose only node has told its facts."""
+
+    def __init__(self, pack_path: str | None) -> None:
+        self.pack_path = pack_path
+
+    def facts(self) -> list[dict[str, object]]:
+        """What the agent's probe tells."""
+        names = [item.name for item in dataclasses.fields(NodeFacts)]
+        told = dict.fromkeys(names, "") | {"address": "10.0.0.2", "extra": {"interfaces": {"10.0.0.2": "ib0"}}}
+        return [{**told, "host": "node7", "pack_path": self.pack_path}]
+
+
+def test_a_data_pack_that_a_node_does_not_see_is_told_with_the_field() -> None:
+    cluster = Cluster(launcher="slurm", hosts=(Host(name="node7"),), settings=SETTINGS())
+    launcher, pack = launchers.placing(cluster), PackSource(path=Path("/data/digits"), digest="d")
+    vars(launcher)["_job"] = OneNode("/data/digits")
+    (fact,) = launcher.probe(pack)
+    assert (fact.host, fact.address, fact.interface) == ("node7", "10.0.0.2", "ib0")
+    vars(launcher)["_job"] = OneNode(None)
+    with pytest.raises(HostError, match="node7: the data pack /data/digits isn't there") as caught:
+        launcher.probe(pack)
+    assert (caught.value.hint or "").startswith("paths.data=")
