@@ -80,6 +80,12 @@ def train() -> None:
         _train(current)
 
 
+def attach() -> None:
+    """Take up the attempt that a command which is gone has left running."""
+    if not _finished(session()):
+        _train(session(), attach=True)
+
+
 def _finished(current: Session) -> bool:
     with waiting(say, "looking up the run"):
         run = current.located
@@ -93,7 +99,7 @@ def _finished(current: Session) -> bool:
     return True
 
 
-def _train(current: Session) -> None:
+def _train(current: Session, *, attach: bool = False) -> None:
     from pipeline.execution import complete as training
 
     run = current.run
@@ -103,7 +109,7 @@ def _train(current: Session) -> None:
     shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
     say(f"run {run.key.short}: {shape}, {cluster.launcher}")
     services = training.alone(_threads(current.asked.options.get("threads_per_rank")))
-    result = training.train(run, argv=sys.argv, say=say, services=services)
+    result = training.train(run, argv=sys.argv, say=say, services=services, attach=attach)
     say(f"FINISHED {run.key.short}: {_figures(result)}")
     say(f"  results  {relative(run.folder.result)}")
     say("  compare  doit ui")

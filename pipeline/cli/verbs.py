@@ -114,6 +114,12 @@ VERBS: Mapping[str, Verb] = {
             "train model=resnet50 optimizer=adam optimizer.lr=1e-3 trainer.epochs=20 cluster=two_node",
         ),
     ),
+    "attach": Verb(
+        summary="take up a training whose command was closed or killed, where it is",
+        details="Its hosts go on with it for cluster.lease_s (600 s); attach shows their lines from there on, brings "
+        "the results and records them. `doit train` would end it and go on from its last checkpoint instead.",
+        examples=("attach experiment=quickstart cluster=two_node",),
+    ),
     "sweep": Verb(
         module="pipeline.cli.sweeping",
         summary="train every combination of several values, or what a search chooses",

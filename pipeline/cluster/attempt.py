@@ -63,6 +63,28 @@ def run_attempt(
             raise
 
 
+def attach_attempt(
+    plan: LaunchPlan,
+    spec: AttemptSpec,
+    way: AbstractContextManager[Hosts],
+    watchers: Watchers,
+    stop: Stop | None = None,
+) -> None:
+    """Follow an attempt that a command which is gone has started, to its end; then as ``run_attempt`` does.
+
+    ``plan`` is its plan, whose hosts must be those of the cluster. What ended meanwhile is brought here as well.
+
+    Raises:
+        TrainingError, Killed: as ``run_attempt``.
+    """
+    with Interruptible(stop) as signals, way as hosts:
+        signals.check()
+        one = RunningAttempt(hosts.launcher, plan, spec, [], watchers, signals)
+        one.run(started=True)
+        if not one.ended_well:
+            raise _failure(one, hosts.launcher.outcome(plan))
+
+
 def _run_once(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: Interruptible) -> RunningAttempt:
     """From asking the hosts to the end of all nodes, with another port where somebody took the first one."""
     signals.check()

@@ -24,6 +24,7 @@ from pipeline.core.signals import Interruptible
 from pipeline.core.specs import PRUNE, Event, LaunchPlan, LogLine, MetricsLine, NodeExit, NodeFacts, NodeLost
 from pipeline.runs import attempts, rank_beats
 from pipeline.runs.checkpoints import go_on_from_checkpoint
+from pipeline.runs.metrics_file import cut_torn_line
 
 STOP_S = 8.0  # agents: TERM, 3 s, KILL; the rest of the promised 10 s is for the way there
 NOTE_S = 2.0
@@ -89,6 +90,7 @@ class RunningAttempt:
         self._fetch = CheckpointFetch(launcher, plan, spec.run_dir, every_s)
         self._files = ExitStack()
         self._logs: dict[str, IO[str]] = {}
+        self._shown: dict[str, int] = {}  # lines of a host's log that are known already
         self._metrics: IO[str] | None = None
         self._metrics_at = 0
         self._looked = self._noted = 0.0
@@ -99,13 +101,14 @@ class RunningAttempt:
         all_ended = len(self.ends) == self.plan.nnodes
         return all_ended and self.verdict is None and not any(map(_bad, self.ends.values()))
 
-    def run(self) -> None:
-        """To the end of all nodes. Raises HostError, Killed."""
+    def run(self, *, started: bool = False) -> None:
+        """To the end of all nodes; ``started``: another command has done that. Raises HostError, Killed."""
         with self._files:
-            self._open()
+            self._open(started=started)
             try:
-                self.watchers.on_launch(self.launcher.starting)
-                self.launcher.start(self.plan, self.pack, self.facts, self.run_dir)
+                if not started:
+                    self.watchers.on_launch(self.launcher.starting)
+                    self.launcher.start(self.plan, self.pack, self.facts, self.run_dir)
                 self._follow()
             except BaseException:
                 self.signals.hold()
@@ -121,14 +124,21 @@ class RunningAttempt:
             self.watchers.on_end()
         self._after(keep_final=self.ended_well)
 
-    def _open(self) -> None:
+    def _open(self, *, started: bool) -> None:
+        """The files that are written here. Of an attempt that runs already the logs come again from their beginning,
+        and what another command has shown of them is not shown again."""
         self.log_dir.mkdir(parents=True, exist_ok=True)
         for node in self.plan.nodes:
             path = self.log_dir / f"{node.host}.log"
-            self._logs[node.host] = self._files.enter_context(path.open("a", encoding="utf-8"))
+            if started and path.exists():
+                self._shown[node.host] = path.read_bytes().count(b"\n")
+            mode = "w" if started else "a"
+            self._logs[node.host] = self._files.enter_context(path.open(mode, encoding="utf-8"))
         if not self.launcher.capabilities.shares_run_dir:
             path = self.run_dir / "metrics.jsonl"
-            for warning in go_on_from_checkpoint(self.run_dir):
+            if started:
+                cut_torn_line(path)
+            for warning in () if started else go_on_from_checkpoint(self.run_dir):
                 self.watchers.on_line(LogLine(host=self.plan.nodes[0].host, rank=None, text=f"warning: {warning}"))
             self._metrics = self._files.enter_context(path.open("a", encoding="utf-8"))
             self._metrics_at = path.stat().st_size
@@ -228,7 +238,10 @@ class RunningAttempt:
         if isinstance(event, LogLine):
             rank = "-" if event.rank is None else event.rank
             self._logs[event.host].write(f"{rank} | {event.text}\n")
-            if event.rank is not None and not quiet:  # torchrun's own talk stays in the log file
+            self._shown[event.host] = self._shown.get(event.host, 0) - 1
+            if (
+                event.rank is not None and not quiet and self._shown[event.host] < 0
+            ):  # torchrun's own talk stays in the log file
                 self._tracebacks.add(event)
         elif isinstance(event, MetricsLine):
             if self._metrics is not None:

@@ -8,20 +8,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster import earlier
+from pipeline.cluster.attempt import attach_attempt, run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.running import Watchers, nothing
 from pipeline.core import leftovers, process, threads
-from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, TrainingError, os_reason
+from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, TrainingError, UsageError, os_reason
 from pipeline.core.files import write_atomic, write_hint, write_json
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.signals import Interruptible, Stop
-from pipeline.core.specs import PRUNE, PRUNED, NodeFacts, State
+from pipeline.core.specs import PRUNE, PRUNED, Cluster, LaunchPlan, NodeFacts, State
 from pipeline.evaluation import report_key
 from pipeline.execution.configured_run import Run
 from pipeline.execution.located import ENTRY
@@ -69,10 +70,15 @@ def alone(threads_per_rank: Sequence[int] = ()) -> RunServices:
     )
 
 
-def train(run: Run, *, argv: Sequence[str], say: Say, services: RunServices | None = None) -> Result:
+def train(
+    run: Run, *, argv: Sequence[str], say: Say, services: RunServices | None = None, attach: bool = False
+) -> Result:
     """Bring the run to FINISHED and return result.json; a second caller with the same key waits for the first.
 
+    ``attach``: take up the attempt that a command which is gone has left running, instead of starting one.
+
     Raises:
+        UsageError: there is none to attach to.
         HostError: a host can't take part.
         TrainingError: every attempt failed.
         Killed: stopped by Ctrl-C or SIGTERM.
@@ -80,7 +86,7 @@ def train(run: Run, *, argv: Sequence[str], say: Say, services: RunServices | No
         PacelineError: the run folder can't be written, the evaluation failed.
     """
     with Heartbeat(say) as heartbeat, _folder_errors_explained(run):
-        return _train_alone(run, argv=argv, say=heartbeat, services=services or alone())
+        return _train_alone(run, argv=argv, say=heartbeat, services=services or alone(), attach=attach)
 
 
 @contextmanager
@@ -108,9 +114,10 @@ class _Work:
     say: Heartbeat
     services: RunServices
     started: float
+    attached: tuple[LaunchPlan, Cluster] | None
 
 
-def _train_alone(run: Run, *, argv: Sequence[str], say: Heartbeat, services: RunServices) -> Result:
+def _train_alone(run: Run, *, argv: Sequence[str], say: Heartbeat, services: RunServices, attach: bool) -> Result:
     """Hold the lock of the run's key, and train unless another command has finished the run meanwhile."""
     say.doing(f"waiting for the command that trains {run.key.short}")
     with locked(run.folder, say, services.stop) as lock:
@@ -127,6 +134,7 @@ def _train_alone(run: Run, *, argv: Sequence[str], say: Heartbeat, services: Run
                     say=say,
                     services=services,
                     started=time.time(),
+                    attached=_left_running(run) if attach else None,
                 )
             )
     result, _ = acceptance.standing(run.folder)
@@ -162,6 +170,10 @@ def _launch_unless_done(work: _Work) -> None:
         run.folder.restore(run.description())
         if services.on_trained is not None:
             services.on_trained()
+        return
+    if work.attached is not None:
+        _attach(work, *work.attached)
+        _leave_if_pruned(run, work.recorder, work.say)
         return
     work.say.doing("noting where the run comes from")
     _lay_out(work)
@@ -291,6 +303,28 @@ def _leave_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
     recorder.finish(say)
     hint = "doit train with the same configuration goes on from there"
     raise Pruned(f"PRUNED {run.key.short} {detail}", hint=hint)
+
+
+def _left_running(run: Run) -> tuple[LaunchPlan, Cluster]:
+    """The newest attempt and the hosts it is on. Raises UsageError: nothing of it is under way, or on other hosts."""
+    cluster, plan = run.config.cluster, earlier.left(run.folder.path)
+    if plan is None:
+        raise UsageError(f"nothing of run {run.key.short} is under way", hint="doit train with the same words")
+    known = {host.label: host for host in (*cluster.hosts, *cluster.spares)}
+    unknown = [node.host for node in plan.nodes if node.host not in known]
+    if unknown:
+        raise UsageError(
+            f"the attempt that is under way is on {', '.join(unknown)}, which cluster.hosts doesn't name",
+            hint="doit attach with the words of the command that has started it",
+        )
+    return plan, replace(cluster, hosts=tuple(known[node.host] for node in plan.nodes))
+
+
+def _attach(work: _Work, plan: LaunchPlan, cluster: Cluster) -> None:
+    """Take up an attempt where it is."""
+    work.say(f"attached to attempt {plan.attempt} on {', '.join(node.host for node in plan.nodes)}")
+    watchers = _watchers(work, plan.attempt, notes=False)
+    attach_attempt(plan, _spec(work, plan.attempt), closing(Hosts(cluster)), watchers, work.services.stop)
 
 
 def _attempts(work: _Work) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,3 +45,10 @@ def bad_lines(path: Path) -> list[int]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def cut_torn_line(path: Path) -> None:
+    """Cut off a last line whose writer died in the midst of it. Raises OSError."""
+    if path.exists():
+        data = path.read_bytes()
+        os.truncate(path, data.rfind(b"\n") + 1)

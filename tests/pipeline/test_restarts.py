@@ -20,6 +20,7 @@ from pipeline.core.errors import TrainingError, UsageError
 from pipeline.core.specs import LaunchPlan, NodePlan
 from pipeline.execution.restarts import Restarts
 from pipeline.keys.content_key import content_key
+from pipeline.runs.metrics_file import cut_torn_line
 
 HOSTS = (Host(name="a", nproc_per_node=2), Host(name="b", nproc_per_node=4, env={"X": "1"}))
 SPARES = (Host(name="c", nproc_per_node=2), Host(name="d", nproc_per_node=4, env={"X": "1"}), Host(name="e"))
@@ -114,6 +115,16 @@ def test_what_the_other_nodes_see_of_a_lost_host_tells_its_kinds_apart() -> None
     ]
     assert "only the way to it from here" in lost_hosts.described(["node1"], {"node0": ["answers"]})[0]
     assert lost_hosts.described(["node1"], {}) == []
+
+
+def test_a_torn_last_line_of_the_metrics_is_cut_off_and_comes_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    cut_torn_line(path)
+    assert not path.exists()
+    for text, left in (('{"a": 1}\n{"b', '{"a": 1}\n'), ('{"a": 1}\n', '{"a": 1}\n'), ('{"a', "")):
+        path.write_text(text)
+        cut_torn_line(path)
+        assert path.read_text() == left
 
 
 class Collecting:

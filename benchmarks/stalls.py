@@ -1,0 +1,199 @@
+"""Hangs and slownesses put into one rank by chance: is that rank named, and its kind, and nobody in a healthy run?
+
+    python benchmarks/stalls.py [count] [healthy] [seed]        (Linux, root; raises its own two lab hosts)
+
+Each case is a training in a clone whose step was made to hang (or one that is stopped or slowed down from outside), on
+two ranks of this computer or of two lab hosts. It counts as right where the message names that rank, its host and the
+kind within ``cluster.stall_s`` + 5 s and a look, and as healthy where a training to its end blames nobody. A line for
+each case goes to stalls.jsonl in the working directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+from measure import DOIT, ROOT, checked, surroundings
+
+from pipeline import lab
+
+STALL_S = 6.0
+LONGEST_S = 240.0
+KINDS = {  # kind → words of its message
+    "stopped": r"rank {rank} on {host} hangs .* process \d+ is stopped",
+    "sleeps in the loader": r"rank {rank} on {host} hangs .*it sleeps in the loading of data",
+    "waits for a lock": r"rank {rank} on {host} hangs .*it waits for a lock",
+    "spins": r"rank {rank} on {host} hangs .*it computes without end",
+    "skips a collective": r"rank {rank} on {host} went on without a collective",
+    "behind a 1 Mb/s link": r"the connection from node[01] to node[01] is too slow",
+    "slow": r"rank {rank} on {host} was slow",
+}
+FAULT = """
+import os, threading, time
+KIND, RANK, STEP = {kind!r}, {rank}, {step}
+step = -1
+
+def strike(where):
+    if step < STEP or int(os.environ["RANK"]) != RANK:
+        return
+    if KIND == "slow" and where == "loading":
+        time.sleep(0.02)
+    if KIND == "sleeps in the loader" and where == "loading":
+        time.sleep(1e6)
+    if KIND == "waits for a lock" and where == "computing":
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+    while KIND == "spins" and where == "computing":
+        pass
+
+def skips():
+    global KIND
+    if KIND != "skips a collective" or step < STEP or int(os.environ["RANK"]) != RANK:
+        return False
+    KIND = "skipped"
+    return True
+"""
+PATCHES = (
+    ("trainers/training/step.py", "HEARTBEAT.enter(Phase.LOADING)\n", "        fault.strike('loading')\n"),
+    ("trainers/training/step.py", "HEARTBEAT.enter(Phase.COMPUTING)\n", "        fault.strike('computing')\n"),
+    ("trainers/training/step.py", "        rank = self.node.ranks.rank\n", "        fault.step = step\n"),
+    ("trainers/training/step.py", "from __future__ import annotations\n", "from trainers import fault\n"),
+    ("trainers/distributed/process_group.py", "from __future__ import annotations\n", "from trainers import fault\n"),
+    (
+        "trainers/distributed/process_group.py",
+        '        """Add up over all ranks, in place."""\n',
+        "        if fault.skips():\n            return tensor\n",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    number: int
+    kind: str  # '' for a healthy one
+    place: str
+    rank: int
+    step: int
+
+    @property
+    def host(self) -> str:
+        return f"node{self.rank}" if self.place == "lab" else "localhost"
+
+
+def cases(count: int, healthy: int, seed: int) -> list[Case]:
+    chance = random.Random(seed)
+    drawn = [""] * healthy + [[*KINDS][number % len(KINDS)] for number in range(count)]
+    chance.shuffle(drawn)
+    places = ["lab" if kind == "behind a 1 Mb/s link" else chance.choice(["here", "lab"]) for kind in drawn]
+    rows = zip(drawn, places, strict=True)
+    return [
+        Case(n, kind, place, chance.randrange(2), chance.randrange(25, 120)) for n, (kind, place) in enumerate(rows)
+    ]
+
+
+def main() -> int:
+    words = [*sys.argv[1:], *["100", "20", "0"][len(sys.argv) - 1 :]]
+    drawn = cases(int(words[0]), int(words[1]), int(words[2]))
+    print(f"{len(drawn)} trainings, seed {words[2]}; {surroundings()}", flush=True)
+    right: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(prefix="stalls-") as temporary:
+        place = Path(temporary)
+        hosts = lab.up(place, 2)
+        try:
+            project = clone(place)
+            for case in drawn:
+                outcome = run_case(project, case, hosts)
+                right[case.kind] += outcome["right"]
+                with Path("stalls.jsonl").open("a", encoding="utf-8") as record:
+                    print(json.dumps(asdict(case) | outcome), file=record)
+                print(
+                    f"{case.number:>3} {case.kind or 'healthy'}, {case.place}, rank {case.rank}: {outcome}", flush=True
+                )
+        finally:
+            lab.down(place)
+    for kind in ("", *KINDS):
+        total = sum(case.kind == kind for case in drawn)
+        print(f"| {kind or 'healthy'} | {total} | {right[kind]} |")
+    return 0 if sum(right.values()) >= 0.95 * len(drawn) else 1
+
+
+def clone(place: Path) -> Path:
+    """A clone of the project in which the step may hang."""
+    project = place / "project"
+    checked(["git", "clone", "--quiet", str(ROOT), str(project)], cwd=place)
+    for name, before, added in PATCHES:
+        path = project / name
+        text = path.read_text()
+        if text.count(before) != 1:
+            sys.exit(f"{name} has {before!r} {text.count(before)} times; benchmarks/stalls.py has to follow")
+        path.write_text(text.replace(before, before + added))
+    return project
+
+
+def run_case(project: Path, case: Case, hosts: lab.Lab) -> dict[str, object]:
+    (project / "trainers" / "fault.py").write_text(FAULT.format(kind=case.kind, rank=case.rank, step=case.step))
+    where = ["cluster=two_node", f"cluster.ssh_config={hosts.ssh_config}"] if case.place == "lab" else []
+    epochs = {"": 60, "slow": 15}.get(case.kind, 20000)
+    runs = project.parent / f"runs{case.number}"
+    words = [*where, f"trainer.epochs={epochs}", f"cluster.stall_s={STALL_S:g}", "tracking=none"]
+    words += [f"paths.runs={runs}", f"paths.data={project.parent}/data", "experiment=quickstart"]
+    env = {**os.environ, "PYTHONPATH": str(project)}
+    child = subprocess.Popen(
+        [*DOIT, "train", *words], cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    watchdog = threading.Timer(LONGEST_S, child.send_signal, (signal.SIGINT,))
+    watchdog.start()
+    struck, named, lines = 0.0, 0.0, []
+    try:
+        for line in child.stdout or ():
+            lines.append(line.rstrip())
+            reached = re.search(r"epoch \d+/\d+ +step (\d+)/", line)
+            if not struck and reached and int(reached[1]) >= case.step:
+                struck = time.monotonic()
+                strike_from_outside(case, runs, hosts)
+            if struck and not named and re.search(r"no rank has moved|is too slow|was slow", line):
+                named = time.monotonic()
+                if "is too slow" in line:
+                    child.send_signal(signal.SIGINT)
+    finally:
+        watchdog.cancel()
+        child.wait()
+        if case.kind.startswith("behind"):
+            lab.restore(hosts, f"node{case.rank}")
+    said = "\n".join(lines)
+    blamed = re.search(r"no rank has moved|is too slow|was slow", said) is not None
+    wanted = KINDS.get(case.kind, "").format(rank=case.rank, host=case.host)
+    right = re.search(wanted, said) is not None if wanted else not blamed and child.returncode == 0
+    told = next((line for line in lines if re.search(r"no rank has moved|too slow|was slow", line)), "")
+    after_s = round(named - struck, 1) if named and struck else None
+    return {"right": right, "after_s": after_s, "said": told or ("" if right else said[-600:])}
+
+
+def strike_from_outside(case: Case, runs: Path, hosts: lab.Lab) -> None:
+    if case.kind == "stopped":
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                mine = process.environ()
+                key = next(path.name for path in runs.iterdir() if (path / "key.json").exists())
+                if mine.get("RANK") == str(case.rank) and mine.get("TORCHELASTIC_RUN_ID", "").startswith(key):
+                    process.suspend()
+    elif case.kind.startswith("behind"):
+        lab.limit(hosts, f"node{case.rank}", 1.0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
