@@ -6,6 +6,7 @@ Importing it takes 1–3 s and 80–140 MB, so only the recorder process does.
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import os
 import re
@@ -88,6 +89,8 @@ class Store:
         database = sqlite_path(uri)
         self._artifacts = database.parent / "mlartifacts" if database else None
         with _calls(), _opening(database):
+            if database:
+                _make_tables(database.resolve())
             self._client = MlflowClient(tracking_uri=environment["MLFLOW_TRACKING_URI"])
             if database:
                 self._client.get_experiment("0")  # the client opens its database at the first question
@@ -231,3 +234,18 @@ def _opening(database: Path | None) -> Iterator[None]:
     database.parent.mkdir(parents=True, exist_ok=True)
     with held(Path(f"{database}.lock"), timeout_s=_OPEN_TIMEOUT_S):
         yield
+
+
+def _make_tables(database: Path) -> None:
+    """Make a new database under another name and rename it; call it under the lock.
+
+    MLflow makes its tables one by one, for seconds. One that is killed meanwhile leaves a part of them, and MLflow
+    refuses such a database for good.
+    """
+    for left in database.parent.glob(f"{glob.escape(database.name)}.*.new*"):
+        left.unlink(missing_ok=True)
+    if database.exists() and database.stat().st_size:
+        return
+    made = database.with_name(f"{database.name}.{os.getpid()}.new")
+    MlflowClient(tracking_uri=f"sqlite:///{made}").get_experiment("0")
+    made.replace(database)

@@ -30,7 +30,7 @@ LONG = ("experiment=quickstart", "trainer.epochs=400", *ALONE, "tracking=none")
 
 
 def test_the_quickstart_reaches_its_accuracy_and_is_not_run_twice(tmp_path: Path, database: Path) -> None:
-    project = Project(tmp_path)  # with nothing in it but tables: a recorder that is ended early leaves half of them
+    project = Project(tmp_path)  # with nothing in it but tables, which take seconds to make
     shutil.copy(database, tmp_path)
     first = project.doit("train", "experiment=quickstart")
     assert first.returncode == 0, first.stdout

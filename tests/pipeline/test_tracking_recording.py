@@ -50,6 +50,20 @@ def finished(tmp_path: Path, **more: Any) -> Path:
     return run
 
 
+def test_a_recorder_that_is_killed_while_it_makes_the_tables_leaves_no_database_that_nobody_can_open(
+    tmp_path: Path,
+) -> None:
+    command = tracking.prepare_command(f"sqlite:///{tmp_path}/mlflow.db")
+    child = subprocess.Popen(command, cwd=store.ROOT)
+    wait_until(lambda: any(path.stat().st_size for path in tmp_path.glob("mlflow.db.*.new")), child)
+    child.kill()
+    child.wait()
+    assert not (tmp_path / "mlflow.db").exists()
+    store.prepare(tmp_path / "mlflow.db")
+    assert store.client(f"sqlite:///{tmp_path}/mlflow.db").get_experiment("0").name == "Default"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mlflow.db", "mlflow.db.lock"]
+
+
 def test_a_finished_run_is_recorded_whole(tmp_path: Path, uri: str) -> None:
     recorded = tracking.record(finished(tmp_path), uri, EXPERIMENT)
     assert recorded.state == DONE
