@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -27,6 +29,54 @@ def require_lab() -> None:
     reason = missing()
     if reason is not None:
         pytest.skip(reason.what)
+
+
+@contextmanager
+def firewall(lab: Lab, host: str, verdict: str) -> Iterator[None]:
+    """The host lets new TCP connections to its ssh server through; others that come over eth0 meet ``verdict``
+    (``drop``, ``reject with tcp reset``). Skips the test where the machine has no nftables."""
+    program = shutil.which("nft", path="/usr/sbin:/sbin:/usr/bin")
+    if program is None:
+        pytest.skip("needs nft: apt-get install nftables")
+    nft = ["ip", "netns", "exec", lab.host(host).namespace, program]
+    rules = f"""table inet paceline_test {{
+        chain input {{
+            type filter hook input priority 0
+            ct state established,related accept
+            tcp dport 22 accept
+            iifname "eth0" meta l4proto tcp {verdict}
+        }}
+    }}"""
+    subprocess.run([*nft, "-f", "-"], input=rules, text=True, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*nft, "delete", "table", "inet", "paceline_test"], check=True)
+
+
+@contextmanager
+def second_network(lab: Lab, prefix: str = "10.99.0.") -> Iterator[list[str]]:
+    """An interface eth1 on every host, on a bridge of its own; the addresses, in the order of the hosts.
+
+    ``prefix`` may be that of an IPv6 network: then eth1 has no IPv4 address.
+    """
+    addresses = [f"{prefix}{number + 1}" for number in range(len(lab.hosts))]
+    length, flags = (64, "nodad") if ":" in prefix else (24, "")  # no wait for somebody else with that address
+    lines = ["link add br1 type bridge stp_state 0 forward_delay 0", "link set br1 up"]
+    for host in lab.hosts:
+        lines.append(f"link add {host.name}b type veth peer name eth1 netns {host.namespace}")
+        lines.append(f"link set {host.name}b master br1 up")
+    _ip(lab.switch, lines)
+    try:
+        for host, address in zip(lab.hosts, addresses, strict=True):
+            _ip(host.namespace, [f"addr add {address}/{length} dev eth1 {flags}", "link set eth1 up"])
+        yield addresses
+    finally:
+        _ip(lab.switch, ["link delete br1", *(f"link delete {host.name}b" for host in lab.hosts)])
+
+
+def _ip(namespace: str, lines: list[str]) -> None:
+    subprocess.run(["ip", "-n", namespace, "-batch", "-"], input="\n".join(lines), text=True, check=True)
 
 
 def on(lab: Lab, host: str, command: str, *options: str) -> subprocess.CompletedProcess[str]:

@@ -139,7 +139,7 @@ def _fit_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
         backend=strategy.get("backend", "auto"),
     )
     host_versions.check(facts, spec.versions, hosts.cluster.environment)
-    return facts
+    return hosts.connected()
 
 
 def _configured(spec: AttemptSpec, section: str) -> dict[str, Any]:

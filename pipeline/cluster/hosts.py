@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from pipeline.cluster import launchers, rank_threads
+from pipeline.cluster import encryption, launchers, rank_threads
+from pipeline.cluster.connecting import connected
 from pipeline.cluster.launchers.base import AttemptSpec, Launcher, PackSource
 from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
 from pipeline.keys import rank_environment
@@ -24,6 +25,8 @@ class Hosts:
         self._about: PackSource | None = None
         self._modules: frozenset[str] = frozenset()
         self._ports: list[int] = []
+        self._connected = False  # all hosts have connected to each other
+        self._note = ""  # on their network
         self._told: set[str] = set()
 
     @property
@@ -62,6 +65,17 @@ class Hosts:
             self._modules |= frozenset(modules)
             self._facts, self._about = self.launcher.probe(pack, sorted(self._modules)), pack
             self._ports = list(self._facts[0].extra.get("free_ports", [self._facts[0].free_port]))
+            self._connected = False
+        return self._facts
+
+    def connected(self) -> list[NodeFacts]:
+        """What each host answered, with the network over which all of them have connected to each other, once.
+
+        Raises HostError that names who can't reach whom.
+        """
+        if not self._connected:
+            self._facts, self._note = connected(self.launcher, self.cluster, self._facts)
+            self._connected = True
         return self._facts
 
     def ports(self) -> list[int]:
@@ -74,7 +88,12 @@ class Hosts:
         mine = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}  # how a checkout that isn't installed is run
         whose = "this shell" if self.launcher.capabilities.shares_run_dir else "the login shell there"
         seen = {fact.host: dict(fact.extra.get("left_behind", {}).items() - mine.items()) for fact in facts}
-        lines = [*rank_environment.left_behind(seen, whose=whose), *rank_threads.shortages(plan, facts)]
+        lines = [
+            *filter(None, [self._note]),
+            *rank_environment.left_behind(seen, whose=whose),
+            *rank_threads.shortages(plan, facts),
+            *encryption.warnings(self.cluster, facts),
+        ]
         new = [line for line in lines if line not in self._told]
         self._told.update(new)
         return new

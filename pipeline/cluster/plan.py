@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipeline.cluster import encryption, networks
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.tables import counted
 
@@ -36,9 +37,15 @@ def validate(
         HostError: one text that lists every host that can't take part, the value seen and the fix.
     """
     check_batch(global_batch_size, cluster.world_size, accumulate_steps, shards)
+    encryption.refuse_nccl(cluster, backend)
     problems = [*_same_node(facts), *_loopback(facts)]
     for host, fact in zip(cluster.hosts, facts, strict=True):
-        problems += [f"  {host.label}: {what}" for what in _unfit(host, fact, backend, cluster.device)]
+        unfit = [
+            *networks.absent_interface(host, fact),
+            *encryption.problems(cluster, fact),
+            *_unfit(host, fact, backend, cluster.device),
+        ]
+        problems += [f"  {host.label}: {what}" for what in unfit]
     problems += _torch_versions(facts)
     if problems:
         raise HostError("\n".join(["the cluster can't run this:", *problems]))
@@ -61,14 +68,15 @@ def check_batch(global_batch_size: int, world_size: int, accumulate_steps: int =
 
 
 def _same_node(facts: Sequence[NodeFacts]) -> list[str]:
-    names = defaultdict(list)
+    """Two names, addresses or ssh ports of one machine, whichever users log in."""
+    found = defaultdict(list)
     for fact in facts:
-        names[fact.identity].append(fact.host)
+        found[fact.extra.get("machine") or fact.identity].append(fact)
     return [
-        f"  {' and '.join(hosts)} are the same host ({identity}); "
+        f"  {' and '.join(f'{fact.host} ({fact.address})' for fact in same)} are the same host ({same[0].hostname}); "
         "name each node once, more ranks on it are cluster.hosts[].nproc_per_node"
-        for identity, hosts in names.items()
-        if len(hosts) > 1
+        for same in found.values()
+        if len(same) > 1
     ]
 
 
@@ -160,10 +168,11 @@ def render(
     from pipeline.core.specs import LaunchPlan  # a finished run only asks for check_batch
 
     meeting = _Meeting(cluster=cluster, run_id=run_id, address=facts[0].address, port=master_port)
+    devices = networks.nccl_devices(facts) if cluster.device == "cuda" else [None for _ in facts]
     nodes: list[NodePlan] = []
-    for host, fact in zip(cluster.hosts, facts, strict=True):
+    for host, fact, own in zip(cluster.hosts, facts, devices, strict=True):
         first_rank, where = sum(node.nproc_per_node for node in nodes), place(host, fact, spec, run_id)
-        node = _Node(host=host, fact=fact, place=where, node_rank=len(nodes), first_rank=first_rank)
+        node = _Node(host=host, fact=fact, place=where, node_rank=len(nodes), first_rank=first_rank, nccl_devices=own)
         nodes.append(_node_plan(node, meeting, spec))
     return LaunchPlan(
         run_key=spec.run_key,
@@ -201,6 +210,7 @@ class _Node:
     place: Place
     node_rank: int
     first_rank: int
+    nccl_devices: str | None
 
 
 def _node_plan(node: _Node, meeting: _Meeting, spec: AttemptSpec) -> NodePlan:
@@ -220,9 +230,9 @@ def _node_plan(node: _Node, meeting: _Meeting, spec: AttemptSpec) -> NodePlan:
         host,
         fact,
         run_dir=place.run_dir,
-        nnodes=meeting.cluster.nnodes,
         device=meeting.cluster.device,
         threads=spec.threads_per_rank[node.node_rank] if spec.threads_per_rank else None,
+        network=_network(node, meeting.cluster),
     )
     return NodePlan(
         node_rank=node.node_rank,
@@ -241,6 +251,14 @@ def _node_plan(node: _Node, meeting: _Meeting, spec: AttemptSpec) -> NodePlan:
         first_rank=node.first_rank,
         nproc_per_node=host.nproc_per_node,
     )
+
+
+def _network(node: _Node, cluster: Cluster) -> dict[str, str]:
+    """The variables that say over which network the ranks of several nodes speak, and how."""
+    if cluster.nnodes == 1:
+        return {}
+    chosen = networks.variables(node.host, node.fact, node.nccl_devices, node.place.state_dir)
+    return {**chosen, **encryption.variables(cluster, node.fact.home)}
 
 
 def _numa_binding(node: _Node, device: str) -> dict[str, str | int]:
@@ -306,12 +324,18 @@ def torchrun(*, python: str, options: dict[str, str | int], trainer: str, run_di
 
 
 def environment(
-    host: Host, fact: NodeFacts, *, run_dir: str, nnodes: int, device: str = "auto", threads: int | None = None
+    host: Host,
+    fact: NodeFacts,
+    *,
+    run_dir: str,
+    device: str = "auto",
+    threads: int | None = None,
+    network: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """What is set for torchrun on a node, besides what passes from its own shell; the host's ``env`` wins.
 
-    A node that several runs share gives each its part of the cores, unless ``threads`` are said. An interface is set
-    where it is configured, else unless the node has set one itself.
+    A node that several runs share gives each its part of the cores, unless ``threads`` are said. ``network`` are the
+    variables that say over which one the ranks speak.
     """
     env = {
         "PYTHONHASHSEED": "0",  # or sets of texts had another order in every process
@@ -319,12 +343,9 @@ def environment(
         "PET_SHUTDOWN_TIMEOUT": str(WORKERS_TERM_S),
         "OMP_NUM_THREADS": str(threads or max(1, fact.cpus // (host.nproc_per_node * host.shared_by))),
     }
-    if nnodes > 1 and fact.interface is not None:
-        chosen = {"GLOO_SOCKET_IFNAME": fact.interface, "NCCL_SOCKET_IFNAME": f"={fact.interface}"}  # '=': whole name
-        already = {} if host.interface else fact.extra.get("env", {})
-        env.update({name: value for name, value in chosen.items() if name not in already})
     return {
         **env,
+        **(network or {}),
         **host.placement,
         **host.env,
         "PACELINE_DEVICE": "cuda" if device == "cuda" else "cpu",  # as the key says it

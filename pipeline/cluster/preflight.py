@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from pipeline.cluster import host_versions, launchers, leftover, plan
+from pipeline.cluster.connecting import connected
 from pipeline.core.specs import Cluster, NodeFacts
 from pipeline.core.tables import aligned
 
@@ -33,9 +34,9 @@ def check(
         facts = launcher.probe(None, host_versions.asked(versions or {}))
         for note in leftover.clear(launcher, facts, runs_dir) if runs_dir else ():
             on_note(note)
-    plan.validate(cluster, facts, global_batch_size=global_batch_size, backend=backend)
-    host_versions.check(facts, versions or {}, cluster.environment)
-    return facts
+        plan.validate(cluster, facts, global_batch_size=global_batch_size, backend=backend)
+        host_versions.check(facts, versions or {}, cluster.environment)
+        return connected(launcher, cluster, facts)[0]
 
 
 def table(facts: Sequence[NodeFacts]) -> str:

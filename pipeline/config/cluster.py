@@ -55,6 +55,7 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
         device=device,
         spares=spares,
         checkpoint_fetch_s=raw["checkpoint_fetch_s"],
+        **_tls(raw),
         settings=typed(settings, without_secrets({"cluster": raw})["cluster"]),
     )
 
@@ -71,6 +72,18 @@ def _check_numbers(raw: Mapping[str, Any]) -> None:
     ):
         if not least <= raw[name] < math.inf:
             raise UsageError(f"cluster.{name}={raw[name]:g} must be a finite number from {least:g}")
+
+
+def _tls(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The three files: they belong together, and each host looks for them at one place. Raises UsageError."""
+    files = {name: raw.get(name) for name in ("tls_certificate", "tls_key", "tls_ca")}
+    absent = [f"cluster.{name}" for name, path in files.items() if path is None]
+    if 0 < len(absent) < len(files):
+        raise UsageError(f"cluster.tls_certificate, tls_key and tls_ca belong together; {' and '.join(absent)} is null")
+    for name, path in files.items():
+        if path is not None and not path.startswith(("/", "~/")):
+            raise UsageError(f"cluster.{name}={path} must be an absolute path on the hosts, or begin with ~/")
+    return files
 
 
 def _check_rendezvous(kind: str, folder: str | None) -> None:

@@ -61,8 +61,10 @@ class Cluster:
     extra ssh client configuration (None: the user's own). ``rendezvous`` is static, c10d or file (in
     ``rendezvous_dir``, absolute and the same folder on every host). ``environment`` are versions of Python
     and libraries that the hosts have where they aren't the controller's. ``device`` is cpu, cuda, or auto: the
-    CPU, and a host with GPUs is refused, since the key couldn't know of them. ``settings`` is the whole section,
-    as the launcher's own settings class. ``spares`` take the places of hosts that are gone.
+    CPU, and a host with GPUs is refused, since the key couldn't know of them. ``tls_certificate``, ``tls_key`` and
+    ``tls_ca`` are files on the hosts with which gloo encrypts (None: it doesn't). ``settings`` is the whole section,
+    as the launcher's own settings class. ``spares`` take the places of hosts that
+    are gone.
     """
 
     launcher: str
@@ -78,6 +80,9 @@ class Cluster:
     rendezvous_dir: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     device: str = "auto"
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
     settings: Any = None
     spares: tuple[Host, ...] = ()
     checkpoint_fetch_s: float = 60.0

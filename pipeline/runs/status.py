@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.core import locks
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.specs import State
-from pipeline.runs import acceptance, attempts, checkpoints, journal, metrics_file, rank_beats
+from pipeline.runs import acceptance, attempts, checkpoints, journal, meeting, metrics_file, rank_beats
 from pipeline.runs.folder import RunFolder, nodes_of, what
 from pipeline.runs.result import AlteredError
 
@@ -57,6 +57,8 @@ def under_way(folder: RunFolder) -> str:
     rows = _last_rows(folder)
     if rows and rows[-1].attempt in attempts.known(folder.path)[-1:]:
         return f"{rows[-1].doing}, the last word was of step {rows[-1].step}"
+    if (absent := meeting.awaited(folder)) is not None:
+        return absent
     if not rows:
         return "waiting for the first step; the ranks import torch and read the data"
     step = checkpoints.newest_step(folder.path)
@@ -118,7 +120,8 @@ def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
     """Step and epoch of the last line, and the newest value of each metric among the last lines."""
     rows = _last_rows(folder)
     if not rows:
-        return ["  step     none yet: the ranks import torch and read the data"] if training else []
+        doing = meeting.awaited(folder) or "the ranks import torch and read the data"
+        return [f"  step     none yet: {doing}"] if training else []
     last, metrics = rows[-1], {name: value for row in rows for name, value in row.metrics.items()}
     doing = f", {last.doing}" if training and last.attempt in attempts.known(folder.path)[-1:] else ""
     lines = [f"  step     {last.step}, epoch {last.epoch}{doing}"]

@@ -13,6 +13,8 @@ from pipeline.cluster import preflight
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab
+from tests.lab_fixture import on
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.lab
 
@@ -40,6 +42,11 @@ def closed_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def listens(address: str, port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex((address, port)) == 0
 
 
 def test_both_hosts_of_the_lab_can_take_part(lab: Lab) -> None:
@@ -132,7 +139,28 @@ def test_two_names_of_one_host_are_refused(lab: Lab, tmp_path: Path) -> None:
     config = changed(lab, tmp_path)
     config.write_text(config.read_text().replace("Host node0\n", "Host node0 twin\n"))
     text = error(config, Host(name="node0"), Host(name="twin"))
-    assert f"node0 and twin are the same host (node0 {address}:22" in text
+    assert f"node0 ({address}) and twin ({address}) are the same host (node0)" in text
+
+
+def test_one_machine_by_two_addresses_and_two_ssh_servers_is_refused(lab: Lab, tmp_path: Path) -> None:
+    first = lab.hosts[0].address
+    second = f"{first.rpartition('.')[0]}.200"
+    alias = ["ip", "-n", lab.hosts[0].namespace, "address"]
+    subprocess.run([*alias, "add", f"{second}/24", "dev", "eth0"], check=True)
+    server = f"/usr/sbin/sshd -D -p 2200 -o PidFile=none -o ListenAddress={second}"
+    pid = on(lab, "node0", f"{server} >/dev/null 2>&1 & echo $!").stdout.strip()
+    try:
+        wait_until(lambda: listens(second, 2200))
+        config = changed(lab, tmp_path)
+        entry = config.read_text().partition("\nHost node1")[0].replace("Host node0", "Host twin", 1)
+        entry = entry.replace(f"HostName {first}", f"HostName {second}\n  HostKeyAlias node0")
+        entry = entry.replace("Port 22", "Port 2200")
+        config.write_text(f"{config.read_text()}\n{entry}\n")
+        text = error(config, Host(name="node0"), Host(name="twin"))
+    finally:
+        on(lab, "node0", f"kill {pid}")
+        subprocess.run([*alias, "delete", f"{second}/24", "dev", "eth0"], check=True)
+    assert f"node0 ({first}) and twin ({second}) are the same host (node0)" in text
 
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=touch x", "a b", "a/b", ""])

@@ -100,7 +100,7 @@ def test_a_run_folder_that_the_python_path_would_cut_in_two_is_refused() -> None
     with pytest.raises(
         UsageError, match=r"/runs/a:b/code, and PYTHONPATH separates folders by ':'\n  try: paths\.runs="
     ):
-        environment(Host(name="node0"), facts(0), run_dir="/runs/a:b", nnodes=1)
+        environment(Host(name="node0"), facts(0), run_dir="/runs/a:b")
 
 
 def test_an_interface_that_is_configured_wins_over_the_one_that_the_node_has_set() -> None:
@@ -137,7 +137,16 @@ def test_global_batch_that_cannot_be_shared_names_the_nearest_good_ones() -> Non
 
 def test_one_node_under_two_names() -> None:
     text = refused(cluster(1, 1), facts(0), facts(1, identity=facts(0).identity))
-    assert "node0 and node1 are the same host (node0 10.0.0.1:22 uid 0)" in text
+    assert "node0 (10.0.0.1) and node1 (10.0.0.2) are the same host (node0)" in text
+
+
+def test_one_machine_by_two_addresses_ports_and_users() -> None:
+    first, second = (facts(number, hostname="big", extra={"machine": "5f"}) for number in range(2))
+    text = refused(cluster(1, 1, 1), first, second, facts(2, extra={"machine": "6a"}))
+    assert text.splitlines()[1:] == [
+        "  node0 (10.0.0.1) and node1 (10.0.0.2) are the same host (big); name each node once, more ranks on it are "
+        "cluster.hosts[].nproc_per_node"
+    ]
 
 
 def test_more_ranks_than_gpus_unless_gloo_is_asked_for() -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from trainers.core.errors import TrainerError
-from trainers.distributed.process_group import Ranks, choose_device, read_ranks, usable_gpus
+from trainers.distributed.process_group import Ranks, choose_device, read_ranks, refuse_missing_tls, usable_gpus
 
 
 def test_a_process_without_torchrun_is_the_only_rank() -> None:
@@ -36,6 +36,13 @@ def test_more_ranks_than_gpus_are_refused_for_nccl() -> None:
 def test_nccl_without_gpus_is_refused() -> None:
     with pytest.raises(TrainerError, match="backend=nccl, but host node0 has no GPU"):
         choose_device("nccl", Ranks(), gpus=0, host="node0")
+
+
+def test_encryption_is_refused_where_torch_was_built_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_missing_tls("node0")
+    monkeypatch.setenv("GLOO_DEVICE_TRANSPORT", "TCP_TLS")
+    with pytest.raises(TrainerError, match=r"torch .* on host node0 was built without gloo's TLS: build torch"):
+        refuse_missing_tls("node0")
 
 
 def test_mpi_is_refused_where_torch_has_none() -> None:

@@ -24,6 +24,7 @@ from trainers.distributed.heartbeat import HEARTBEAT, Phase
 from trainers.distributed.node_info import of_all_nodes
 from trainers.distributed.process_group import Node
 from trainers.distributed.termination import Termination
+from trainers.distributed.traffic import Traffic
 from trainers.training.evaluation import Evaluation, Evaluator
 from trainers.training.metrics import Clock, Losses, MetricsFile, Reading, Throughput
 from trainers.training.model_setup import agree_on_precision, calibrate, choose_kernels, make_network
@@ -56,6 +57,7 @@ class Trainer:
         capacity = min(config.trainer.log_every_steps, self.steps.per_epoch)
         self.losses = Losses(node, capacity, self.steps.parts_per_rank)
         self.throughput = Throughput(self.steps.global_batch_size)
+        self.traffic = Traffic(node)
         self.clock = Clock()
         self.saved_step = 0
         self.watch: PackWatch | None = None  # of the data files on this node
@@ -233,7 +235,7 @@ class Trainer:
         if epoch_ends and not last and self.node.is_rank_zero and (self.run_dir / "prune").exists():
             self.losses.call(stop=True)  # only rank 0's host has that file, and all must leave at the same step
         if epoch_ends or evaluates or saves or self.step % trainer.log_every_steps == 0:
-            reading, rate = self._log(epoch, evaluates=evaluates)
+            reading, rate = self._log(epoch, evaluates=evaluates, epoch_ends=epoch_ends)
             saves = saves or reading.called
             self.progress["train_s"] = time.perf_counter() - began
         if evaluates:
@@ -252,7 +254,7 @@ class Trainer:
         else:
             self.node.average(self.model.buffers())
 
-    def _log(self, epoch: int, *, evaluates: bool) -> tuple[Reading, float]:
+    def _log(self, epoch: int, *, evaluates: bool, epoch_ends: bool) -> tuple[Reading, float]:
         """Read the losses (this waits for the device), write a line. Returns them and the images per second."""
         self.attempt.check()
         trainer = self.config.trainer
@@ -266,6 +268,8 @@ class Trainer:
             values["train/loss"] = reading.loss
         if self.stepper.grad_scaler is not None:
             values["train/skipped_steps"] = float(self.stepper.grad_scaler.skipped)
+        if epoch_ends:
+            values |= self.traffic.since_last_look()
         self.pruned = reading.stop
         validates = evaluates and self.pack.manifest.size("val")
         self._write(epoch, values, doing="evaluating on the val split" if validates else self._after_evaluation())

@@ -27,10 +27,11 @@ from trainers.data.pack import (
     set_aside,
 )
 from trainers.data.step_plan import Steps
+from trainers.distributed import nccl_log
 from trainers.distributed.affinity import take_cores
 from trainers.distributed.heartbeat import HEARTBEAT, Phase
 from trainers.distributed.malloc import keep_freed_memory
-from trainers.distributed.process_group import Ranks, connect, read_ranks
+from trainers.distributed.process_group import Node, Ranks, connect, read_ranks
 from trainers.training.evaluation import Evaluation
 from trainers.training.loop import Trainer
 
@@ -68,6 +69,7 @@ def run(path: Path) -> None:
         check.result()  # before the first image is looked at
         node.wait_for_all("data checked")
         trainer.prepare()
+        _warn_of_slow_network(node)
         trainer.train()
         if trainer.pruned:
             _note_pruned(trainer)
@@ -75,6 +77,14 @@ def run(path: Path) -> None:
             test = trainer.test()
             trainer.check_data()
             _finish(trainer, test)
+
+
+def _warn_of_slow_network(node: Node) -> None:
+    """Once a host; NCCL has chosen its transport by now."""
+    if node.backend == "nccl" and node.ranks.nnodes > 1 and node.ranks.local_rank == 0:
+        text = nccl_log.warning()
+        if text is not None:
+            print(text, flush=True)
 
 
 class DigestCheck:

@@ -25,6 +25,7 @@ from .wire import say
 
 COMMANDS = {
     "probe": "probe",
+    "reach": "reach",
     "start": "supervisor",
     "job": "job",
     "follow": "follow",

@@ -16,8 +16,9 @@ import sys
 import time
 from collections.abc import Callable
 
+from .certificates import certificates
 from .left import look_after
-from .node import identity, server_address
+from .node import identity, machine, server_address
 from .processes import LINUX
 from .processors import count_cpus, count_gpus
 from .staging import free_bytes, holds_pack
@@ -211,6 +212,17 @@ def from_environment(patterns: list[str], but: list[str] | None = None) -> dict[
     return {name: value for name, value in os.environ.items() if among(name, patterns) and not among(name, but or [])}
 
 
+def login(request: Json) -> Json:
+    """The machine behind this login, its files for encryption, its variables that decide where ranks run, and those
+    that don't reach the ranks though they matter."""
+    return {
+        "machine": machine(),
+        "certificates": certificates(request.get("certificates", {})),
+        "env": from_environment(request.get("env_names", [])),
+        "left_behind": from_environment(request.get("env_families", []), but=request.get("env_passed", [])),
+    }
+
+
 def probe(request: Json, tell: Callable[..., object] = say) -> None:
     """One JSON with what the launch depends on; the field names are those of NodeFacts."""
     address, port = server_address(request)
@@ -242,8 +254,7 @@ def probe(request: Json, tell: Callable[..., object] = say) -> None:
             "ssh_address": address,
             "free_ports": ports,
             "interfaces": holding,
-            "env": from_environment(request.get("env_names", [])),
-            "left_behind": from_environment(request.get("env_families", []), but=request.get("env_passed", [])),
+            **login(request),
             "packages": installed,
             "modules": modules([name for name in names if normal(name) not in installed], python_path),
             "hardware": hardware(),

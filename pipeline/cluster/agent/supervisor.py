@@ -20,6 +20,7 @@ from types import FrameType
 
 from .early_exits import EarlyExits
 from .log_lines import Tail
+from .meeting import Meeting
 from .node import own_node
 from .probe import from_environment
 from .processes import MARK, POLL_S, TERM_GRACE_S, end_tree, start_time
@@ -116,6 +117,7 @@ class Supervisor:
         self.tails: dict[str, tuple[int, Tail]] = {}
         self.reachable: set[tuple[str, int]] = set()
         self.lease = Silence(self.path("lease"))
+        self.meeting = Meeting(request.get("meeting"), first=node["node_rank"] == 0)
 
     def hide(self, text: str) -> str:
         """A line of a rank or of torchrun with placeholders for secrets: nothing else is written down."""
@@ -288,6 +290,7 @@ class Supervisor:
         if len(self.tails) < 2 * self.node["nproc_per_node"] or last:
             self.find_outputs()
         rows = [f"{rank} | {text}" for rank, tail in self.tails.values() for text in tail.lines(last)]
+        rows += [f"- | {text}" for text in self.meeting.news()]
         for text in self.chatter.lines(last):
             self.said = [*self.said[-39:], text]
             rows.append(f"- | {text}")

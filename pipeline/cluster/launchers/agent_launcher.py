@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from pipeline.cluster import launchers
+from pipeline.cluster import encryption, launchers, networks
+from pipeline.cluster.launchers import all_pairs
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher, PackSource, Place
 from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.payload import message, new_token
@@ -24,7 +25,7 @@ from pipeline.core.specs import Cluster, Event, Host, LaunchPlan, NodeFacts
 from pipeline.keys import rank_environment
 from pipeline.runs import attempts
 
-ENV_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # a host that has set its interfaces is believed
+ENV_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DEBUG*")  # what a host has set, stays
 SENT_WITH_RUN_BYTES = 8 << 20  # a pack up to this size travels with the run, which saves a round trip
 ANSWER_S = 8.0  # what a short command takes once it is connected
 USUAL_S = 3.5  # an answer to the probe that takes longer is that of a slow login
@@ -136,6 +137,7 @@ class AgentLauncher(Launcher, ABC):
             "python_path": self.cluster.python_path,
             "pack_digest": pack.digest if pack else "",
             "pack_places": [str(pack.path)] if pack else [],
+            "certificates": encryption.files(self.cluster),
         }
         began = time.monotonic()
         values = self.demand("probe", self.ask(request, timeout_s=self.short_s))
@@ -145,9 +147,12 @@ class AgentLauncher(Launcher, ABC):
 
     def _facts(self, host: Host, value: dict[str, Any]) -> NodeFacts:
         """The probe's answer with what the configuration says about this host on top."""
-        address = host.address or value["address"]
-        interface = host.interface or value["extra"]["interfaces"].get(address)
+        address, interface = networks.address_and_interface(host, value["address"], value["extra"]["interfaces"])
         return NodeFacts(**{**value, "host": host.label, "address": address, "interface": interface})
+
+    def reach(self, facts: list[NodeFacts]) -> None:
+        if len(facts) > 1:
+            all_pairs.check(self, facts)
 
     def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[NodeFacts], run_dir: Path) -> None:
         rides = self._provide(pack, facts) if pack is not None else None
@@ -196,6 +201,7 @@ class AgentLauncher(Launcher, ABC):
             "attempts": attempts.prefix_of(plan.run_id),
             "lease_s": plan.lease_s,
             "slow_s": self.slow_s or 0.0,
+            "meeting": [plan.master_addr, plan.master_port] if self._nodes_meet(plan) else None,
             "registry": self.registry(run_dir),
             "env_passed": rank_environment.PASSED,
             "nodes": [
@@ -207,6 +213,10 @@ class AgentLauncher(Launcher, ABC):
                 for node in plan.nodes
             ],
         }
+
+    def _nodes_meet(self, plan: LaunchPlan) -> bool:
+        """Whether torchrun of each node waits for the others at one address."""
+        return plan.nnodes > 1 and self.cluster.rendezvous != "file"
 
     def removed(self, run_dir: str, state_dir: str) -> str:
         """The folder that ``clean`` removes on a node."""

@@ -128,6 +128,12 @@ class Launcher(Protocol):
         """
         ...
 
+    def reach(self, facts: list[NodeFacts]) -> None:
+        """Let all hosts connect to each other over TCP at their addresses, as ranks will. One host has nobody to reach.
+
+        Raises HostError: names each host that another can't reach, the address, how that failed, and what mends it.
+        """
+
     def place(self, host: Host, facts: NodeFacts, spec: AttemptSpec, run_id: str) -> Place:
         """Where this host keeps the run. Pure. No pack (a diagnosis without data): ``data_dir`` is empty."""
         ...

@@ -31,8 +31,8 @@ class HostConfig:
         name: as ssh knows it.
         port: of its SSH server.
         user: to log in as.
-        address: under which the other nodes reach it; null: as it says itself.
-        interface: its network interface for the collectives.
+        address: under which the other nodes reach it; null: that of its interface.
+        interface: its network interface for the ranks; the address follows from it.
         nproc_per_node: its ranks.
         python: its interpreter.
         env: variables of its ranks, on top of cluster.env.
@@ -60,7 +60,10 @@ class ClusterConfig:
         hostfile: replaces hosts: a file with one `user@host:port slots=N` a line.
         nproc_per_node: ranks of each host that names no number itself; auto (local alone): its GPUs, or 2 CPU ranks.
         ssh_config: an ssh_config file besides your own ~/.ssh/config.
-        interface: network interface for the collectives, on every host; null: the one of the host's address.
+        interface: network interface for the ranks, on every host; null: InfiniBand if all have it, else that of ssh.
+        tls_certificate: PEM file on the hosts; with tls_key and tls_ca: gloo encrypts what ranks send each other.
+        tls_key: PEM file on the hosts with the certificate's private key.
+        tls_ca: PEM file on the hosts with the authority that signed all hosts' certificates.
         python: interpreter on the hosts; null: the controller's where it exists, else python3.
         workdir: scratch folder on the hosts; null: ~/.cache/paceline.
         env: variables of the ranks; they count in the key.
@@ -87,6 +90,9 @@ class ClusterConfig:
     nproc_per_node: Any = "auto"  # OmegaConf 2.3 fails on int | str
     ssh_config: str | None = None
     interface: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
     python: str | None = None
     workdir: str | None = None
     env: dict[str, str] = field(default_factory=dict)

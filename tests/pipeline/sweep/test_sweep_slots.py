@@ -49,7 +49,7 @@ def test_gpus_of_this_computer_are_shared_by_as_many_trials_as_they_suffice_for(
         {"CUDA_VISIBLE_DEVICES": "6,7"},
     ]
     assert topology(found[0]) == topology(found[1]) == topology(local(2))
-    env = environment(found[1].hosts[0], FACTS, run_dir="/r", nnodes=1)
+    env = environment(found[1].hosts[0], FACTS, run_dir="/r")
     assert (env["CUDA_VISIBLE_DEVICES"], env["OMP_NUM_THREADS"]) == ("6,7", "2")
 
 

@@ -1,0 +1,101 @@
+"""Whether all hosts reach each other over TCP: what the agents are asked, and what their answers mean. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.cluster import networks
+from pipeline.core.errors import HostError
+from pipeline.core.specs import NodeFacts
+
+_LONGEST_LIST = 10  # lines
+_NAMED = 3  # hosts in a line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unreached:
+    """``source`` can't connect to ``target`` (indices of hosts) at ``port``."""
+
+    source: int
+    target: int
+    port: int
+    why: str
+
+
+def nodes(facts: Sequence[NodeFacts]) -> list[dict[str, Any]]:
+    """Who listens where: node 0 at each port at which its ranks may meet, every other host at one."""
+    return [
+        {"identity": fact.identity, "address": fact.address, "ports": _ports(fact)[: None if fact is facts[0] else 1]}
+        for fact in facts
+    ]
+
+
+def _ports(fact: NodeFacts) -> list[int]:
+    return list(fact.extra.get("free_ports", [fact.free_port]))
+
+
+def unreached(answers: Sequence[Mapping[str, Any]]) -> list[Unreached]:
+    """What failed, from the answers of all hosts in their order. A port that another program took meanwhile proves
+    nothing: whoever needs it will say so."""
+    taken = [{int(port) for port in answer.get("taken", {})} for answer in answers]
+    return [
+        Unreached(source=source, target=item["node"], port=item["port"], why=item["why"])
+        for source, answer in enumerate(answers)
+        for item in answer.get("failed", [])
+        if item["port"] not in taken[item["node"]]
+    ]
+
+
+def error(failures: Sequence[Unreached], facts: Sequence[NodeFacts]) -> HostError:
+    """Each host that can't be reached, by whom, at which address and how that failed; and what mends it."""
+    ports: dict[tuple[int, int, str], list[int]] = defaultdict(list)
+    for item in failures:
+        ports[item.source, item.target, _named(item.why, facts)].append(item.port)
+    sources: dict[tuple[int, str, tuple[int, ...]], list[int]] = defaultdict(list)
+    for (source, target, why), found in ports.items():
+        sources[target, why, tuple(found)].append(source)
+    rows = [_row(target, why, found, who, facts) for (target, why, found), who in sources.items()]
+    more = len(rows) - _LONGEST_LIST
+    rows = [*rows[:_LONGEST_LIST], *([f"  and {more} more like these"] if more > 0 else [])]
+    head = "the hosts can't all connect to each other over TCP, so their ranks would wait for each other in vain:"
+    return HostError("\n".join([head, *rows]), hint=_mend(failures[0], facts))
+
+
+def _named(why: str, facts: Sequence[NodeFacts]) -> str:
+    """``node 1 answers there`` with the host's name."""
+    first, _, rest = why.partition(" ")
+    number, _, rest = rest.partition(" ")
+    return f"{facts[int(number)].host} {rest}" if first == "node" and number.isdecimal() else why
+
+
+def _row(target: int, why: str, ports: Sequence[int], sources: Sequence[int], facts: Sequence[NodeFacts]) -> str:
+    names = [facts[source].host for source in sources]
+    who = " and ".join(names) if len(names) <= _NAMED else f"{', '.join(names[:2])} and {len(names) - 2} more"
+    over = {interface for source in sources if (interface := facts[source].interface)}
+    where = _at(facts[target].address, ports) + (f" over {' or '.join(sorted(over))}" if over else "")
+    return f"  {who} can't reach {facts[target].host} ({where}): {why}"
+
+
+def _at(address: str, ports: Sequence[int]) -> str:
+    if len(ports) > 1:
+        return f"{address}, ports {', '.join(map(str, ports))}"
+    return f"[{address}]:{ports[0]}" if ":" in address else f"{address}:{ports[0]}"
+
+
+def _mend(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
+    """Another network where every host has one, else another address; and the firewall's rule."""
+    source, target = facts[failure.source], facts[failure.target]
+    tool = "ip6tables" if ":" in source.address else "iptables"
+    rule = f"sudo {tool} -I INPUT -p tcp -s {source.address} -j ACCEPT"
+    firewall = f"let TCP between the hosts through, at every port (on {target.host}: {rule}, and so on)"
+    others = networks.others(facts)
+    if others:
+        names = [f"cluster.interface={shlex.quote(name)} ({', '.join(found)})" for name, found in others.items()]
+        return f"{' or '.join(names)}; or {firewall}"
+    entries = ", ".join(f"{{name: {fact.host}, address: ADDRESS}}" for fact in facts[:2])
+    rest = ", …" if len(facts) > 2 else ""
+    return f"{firewall}; or name addresses of another network: cluster.hosts='[{entries}{rest}]'"

@@ -1,0 +1,122 @@
+"""The agents' check of the network: every node listens and connects to all others, here on loopback in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from pipeline.cluster.agent import probe, reach
+
+HELLO, ANSWER = "hello-1", "answer-1"
+
+
+def nodes(count: int) -> list[dict[str, Any]]:
+    return [{"address": f"127.0.0.{number + 1}", "ports": [probe.free_ports(1)[0]]} for number in range(count)]
+
+
+def checked(among: list[dict[str, Any]], *numbers: int, late: int | None = None) -> list[dict[str, Any]]:
+    """What each of ``numbers`` answers; ``late`` begins when the others have been refused for a while."""
+
+    async def one(number: int) -> dict[str, Any]:
+        if number == late:
+            await asyncio.sleep(4 * reach.RETRY_S)
+        return await reach.check(among, number, HELLO, ANSWER)
+
+    async def all_at_once() -> list[dict[str, Any]]:
+        return await asyncio.gather(*map(one, numbers))
+
+    return asyncio.run(all_at_once())
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less patience, for what fails in the end."""
+    for name, seconds in (("CONNECT_S", 0.3), ("LIMIT_S", 0.4), ("RETRY_S", 0.02)):
+        monkeypatch.setattr(reach, name, seconds)
+
+
+def serving(port: int, address: str, reply: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> Any:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        await reply(writer)
+        writer.close()
+
+    return asyncio.start_server(answer, address, port)
+
+
+def test_thirty_two_nodes_reach_each_other_at_every_port_of_the_first() -> None:
+    all_nodes = nodes(32)
+    all_nodes[0]["ports"] = probe.free_ports(4)
+    assert checked(all_nodes, *range(32)) == [{"taken": {}, "failed": []}] * 32
+
+
+def test_a_node_that_begins_late_is_refused_at_first_and_tried_again() -> None:
+    assert checked(nodes(2), 0, 1, late=1) == [{"taken": {}, "failed": []}] * 2
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_node_that_never_listens_is_refused() -> None:
+    two = nodes(2)
+    (answer,) = checked(two, 0)
+    assert answer["failed"] == [{"node": 1, "port": two[1]["ports"][0], "why": "refused"}]
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_port_that_swallows_what_is_sent_times_out() -> None:
+    two = nodes(2)
+    with socket.socket() as full:
+        full.bind((two[1]["address"], two[1]["ports"][0]))
+        full.listen(0)
+        filling = [socket.socket() for _ in range(4)]  # beyond the backlog Linux drops the SYN, as a firewall does
+        for one in filling:
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        (answer,) = checked(two, 0)
+        for one in filling:
+            one.close()
+    assert [item["why"] for item in answer["failed"]] == ["timed out after 0.3 s"]
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "another program answers there"),
+        (f"{HELLO} 0\n".encode(), "another program answers there"),  # an echo knows what was said, not what to answer
+        (f"{ANSWER} 2\n".encode(), "node 2 answers there"),
+    ],
+)
+def test_a_foreign_listener_is_not_taken_for_the_node(said: bytes, why: str) -> None:
+    two = nodes(2)
+
+    async def reply(writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+
+    async def against() -> dict[str, Any]:
+        async with await serving(two[1]["ports"][0], two[1]["address"], reply):
+            return await reach.check(two, 0, HELLO, ANSWER)
+
+    assert [item["why"] for item in asyncio.run(against())["failed"]] == [why]
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_port_that_was_taken_meanwhile_is_told_and_not_waited_for() -> None:
+    two = nodes(2)
+    with socket.socket() as other:
+        other.bind((two[0]["address"], two[0]["ports"][0]))
+        other.listen()
+        first, second = checked(two, 0, 1)
+    assert list(first["taken"]) == two[0]["ports"]
+    assert (first["failed"], [item["node"] for item in second["failed"]]) == ([], [0])
+
+
+def test_the_ports_are_free_again_at_once() -> None:
+    two = nodes(2)
+    checked(two, 0, 1)
+    for node in two:
+        with socket.socket() as again:  # without SO_REUSEADDR: nothing waits there for late packets
+            again.bind((node["address"], node["ports"][0]))

@@ -1,0 +1,109 @@
+"""Who has come to where the ranks meet: seen by the agents, told by `doit status` and while a run is waited for."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from pipeline.cluster.agent import meeting as agent_meeting
+from pipeline.cluster.agent.meeting import Meeting
+from pipeline.runs import meeting, status
+from pipeline.runs.folder import RunFolder
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """A socket that is bound and doesn't listen yet."""
+    monkeypatch.setattr(agent_meeting, "LOOK_S", 0.0)
+    monkeypatch.setattr(agent_meeting, "UNANSWERED_S", 0.0)
+    family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
+    with socket.socket(family) as one:
+        one.bind((request.param, 0))
+        yield one
+
+
+def place(server: socket.socket) -> list[str | int]:
+    return list(server.getsockname()[:2])
+
+
+def test_the_first_node_has_come_when_its_torchrun_listens(server: socket.socket) -> None:
+    first = Meeting(place(server), first=True)
+    assert first.news() == []
+    server.listen()
+    assert first.news() == ["paceline: torchrun is at {}:{}, where the hosts meet".format(*place(server))]
+    assert first.news() == [], "told once"
+
+
+def test_another_node_has_come_when_it_is_connected(server: socket.socket) -> None:
+    other = Meeting(place(server), first=False)
+    server.listen()
+    assert other.news() == []
+    with socket.create_connection(server.getsockname()[:2]):
+        assert "torchrun is at" in other.news()[0]
+
+
+def test_a_connection_that_nobody_answers_is_told_again_only_after_a_while(server: socket.socket) -> None:
+    other = Meeting(place(server), first=False)
+    server.listen(0)
+    with ExitStack() as stack:
+        for _ in range(4):  # beyond the backlog Linux drops the SYN, as a firewall does
+            client = stack.enter_context(socket.socket(server.family))
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        other.states = lambda: {agent_meeting.SYN_SENT} & Meeting.states(other)  # type: ignore[method-assign]
+        assert other.news() == ["paceline: no answer from {}:{}, where the hosts meet, for 0 s".format(*place(server))]
+        assert other.news() == []
+
+
+def test_nothing_is_looked_for_where_nodes_do_not_meet() -> None:
+    assert Meeting(None, first=True).news() == []
+
+
+HERE = "10.0.0.1:4711"
+COME = f"- | paceline: torchrun is at {HERE}, where the hosts meet\n"
+
+
+def waiting(folder: Path, *logs: str) -> RunFolder:
+    """A run folder whose hosts have logged this so far."""
+    nodes = [{"host": f"node{number}", "nproc_per_node": 1} for number in range(len(logs))]
+    plan = {"attempt": 2, "master_addr": "10.0.0.1", "master_port": 4711, "nodes": nodes}
+    (folder / "attempts" / "2").mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps(plan))
+    for number, text in enumerate(logs):
+        (folder / "attempts" / "2" / f"node{number}.log").write_text(text)
+    return RunFolder(folder)
+
+
+def test_who_has_not_come_yet_is_named_first(tmp_path: Path) -> None:
+    folder = waiting(tmp_path, COME, "", COME)
+    told = "waiting for node1, where torchrun starts (it imports torch); node0, node2 have come"
+    assert (meeting.awaited(folder), status.under_way(folder)) == (told, told)
+
+
+def test_the_newest_reason_of_its_own_log_is_told(tmp_path: Path) -> None:
+    lines = [f"- | paceline: no answer from {HERE}, where the hosts meet, for {seconds} s\n" for seconds in (3, 33)]
+    folder = waiting(tmp_path, COME, "".join(lines))
+    assert meeting.awaited(folder) == (
+        f"waiting for node1: node1 gets no answer from node0 ({HERE}) since 33 s; node0 has come"
+    )
+
+
+def test_torchs_own_warning_is_told(tmp_path: Path) -> None:
+    warning = "The client socket has failed to connect to [node0]:4711 (errno: 111 - Connection refused)."
+    folder = waiting(tmp_path, COME, f"- | [W1122 06:00:00.1 socket.cpp:764] [c10d] {warning}\n")
+    assert meeting.awaited(folder) == f"waiting for node1: node1 says: {warning}; node0 has come"
+
+
+@pytest.mark.parametrize("logs", [("", ""), (COME, COME), (COME,), ()])
+def test_nobody_is_named_before_the_first_has_come_and_when_all_have(tmp_path: Path, logs: tuple[str, ...]) -> None:
+    assert meeting.awaited(waiting(tmp_path, *logs)) is None
+
+
+def test_the_lines_of_an_earlier_start_of_the_attempt_do_not_count(tmp_path: Path) -> None:
+    other = COME.replace("4711", "4710")
+    assert meeting.awaited(waiting(tmp_path, other + COME, other)) is not None

@@ -1,0 +1,80 @@
+"""What the hosts' answers on the network between them mean to a person."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.cluster import reachability
+from pipeline.core.specs import NodeFacts
+from tests.pipeline.test_plan import facts
+
+
+def host(number: int, **interfaces: str) -> NodeFacts:
+    held = {"127.0.0.1": "lo", f"10.0.0.{number + 1}": "eth0"}
+    held.update({address: name for name, address in interfaces.items()})
+    ports = [40000 + 10 * number + offset for offset in range(4)]
+    return facts(number, interface="eth0", extra={"free_ports": ports, "interfaces": held})
+
+
+def failing(*items: tuple[int, int, str]) -> dict[str, Any]:
+    return {"taken": {}, "failed": [{"node": node, "port": port, "why": why} for node, port, why in items]}
+
+
+def told(answers: list[dict[str, Any]], *hosts: NodeFacts) -> list[str]:
+    """The lines of the error."""
+    return str(reachability.error(reachability.unreached(answers), hosts)).splitlines()
+
+
+def test_the_first_host_listens_where_ranks_may_meet_and_the_others_at_one_port() -> None:
+    first, second = reachability.nodes([host(0), host(1)])
+    assert first == {"identity": host(0).identity, "address": "10.0.0.1", "ports": [40000, 40001, 40002, 40003]}
+    assert second["ports"] == [40010]
+
+
+def test_the_error_names_both_hosts_the_address_the_interface_and_the_rule_of_the_firewall() -> None:
+    lines = told([failing(), failing((0, 40000, "timed out after 2 s"))], host(0), host(1))
+    assert lines[1:] == [
+        "  node1 can't reach node0 (10.0.0.1:40000 over eth0): timed out after 2 s",
+        "  try: let TCP between the hosts through, at every port (on node0: sudo iptables -I INPUT -p tcp -s 10.0.0.2 "
+        "-j ACCEPT, and so on); or name addresses of another network: "
+        "cluster.hosts='[{name: node0, address: ADDRESS}, {name: node1, address: ADDRESS}]'",
+    ]
+
+
+def test_another_network_that_all_hosts_have_is_named_with_its_addresses() -> None:
+    pair = host(0, eth1="10.9.0.1", docker0="172.17.0.1"), host(1, eth1="10.9.0.2", docker0="172.17.0.1")
+    hint = told([failing((1, 40010, "refused")), failing()], *pair)[-1]
+    assert hint.startswith("  try: cluster.interface=eth1 (10.9.0.1, 10.9.0.2); or let TCP")
+    assert "docker0" not in hint, "all hosts have its address"
+
+
+def test_hosts_that_fail_alike_stand_in_one_line_with_all_ports() -> None:
+    hosts = [host(number) for number in range(5)]
+    blocked = failing((0, 40000, "refused"), (0, 40001, "refused"))
+    assert told([failing(), *[blocked] * 4], *hosts)[1:-1] == [
+        "  node1, node2 and 2 more can't reach node0 (10.0.0.1, ports 40000, 40001 over eth0): refused"
+    ]
+
+
+def test_many_lines_are_cut() -> None:
+    hosts = [host(number) for number in range(14)]
+    answers = [failing(((number + 1) % 14, 40000, "refused")) for number in range(14)]
+    lines = told(answers, *hosts)
+    assert (len(lines), lines[-2]) == (13, "  and 4 more like these")
+
+
+def test_who_answers_in_place_of_the_host_is_named() -> None:
+    lines = told([failing((1, 40010, "node 0 answers there")), failing()], host(0), host(1))
+    assert lines[1].endswith("can't reach node1 (10.0.0.2:40010 over eth0): node0 answers there")
+
+
+def test_an_ipv6_address_stands_in_brackets() -> None:
+    six = facts(0, address="fd00::1"), facts(1, address="fd00::2")
+    lines = told([failing(), failing((0, 40000, "refused"))], *six)
+    assert "node0 ([fd00::1]:40000 over eth1): refused" in lines[1]
+    assert "sudo ip6tables -I INPUT -p tcp -s fd00::2 " in lines[-1]
+
+
+def test_a_port_that_another_program_took_meanwhile_is_no_failure_of_the_network() -> None:
+    taken = {"taken": {"40000": "address already in use"}, "failed": []}
+    assert reachability.unreached([taken, failing((0, 40000, "another program answers there"))]) == []

@@ -1,0 +1,78 @@
+"""How many bytes the hosts of a run send and receive, as their own network ports count them: for people, and never read
+by the training."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trainers.distributed.process_group import Node
+
+_WORD_BYTES = 4  # InfiniBand's port counters count words of four octets (IBTA, PortCounters)
+_INFINIBAND_LINK = "32"  # ARPHRD_INFINIBAND: what goes over such an interface the port has counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where Linux shows its counters: interfaces of this process's network namespace, and RDMA ports."""
+
+    interfaces: Path = Path("/proc/net/dev")
+    devices: Path = Path("/sys/class")
+
+
+class Traffic:
+    """What all hosts together have sent and received since the last look; nothing with one host, which has no peer."""
+
+    def __init__(self, node: Node, environment: Mapping[str, str] = os.environ, places: Places | None = None) -> None:
+        self._node, self._places = node, places or Places()
+        self._names = environment.get("GLOO_SOCKET_IFNAME", "").split(",")
+        self._seen = self._counted()
+
+    def since_last_look(self) -> dict[str, float]:
+        """Bytes of all hosts, as metrics.jsonl holds them; empty where a host has no counter. Every rank calls it."""
+        ranks = self._node.ranks
+        if ranks.nnodes == 1:
+            return {}
+        before, self._seen = self._seen, self._counted()
+        mine = torch.zeros(3, dtype=torch.float64, device=self._node.device)
+        if ranks.local_rank == 0 and before and self._seen:
+            sent, received = (max(0, now - then) for now, then in zip(self._seen, before, strict=True))
+            mine = torch.tensor([sent, received, 1], dtype=torch.float64, device=self._node.device)
+        all_sent, all_received, hosts = self._node.sum(mine).tolist()
+        if hosts < ranks.nnodes:
+            return {}
+        return {"network/sent_bytes": all_sent, "network/received_bytes": all_received}
+
+    def _counted(self) -> tuple[int, int] | None:
+        """Bytes sent and received since the host began to count, over its RDMA ports and the interface of the run."""
+        ports = [_port(folder) for folder in self._places.devices.glob("infiniband/*/ports/*/counters")]
+        links = []
+        with suppress(OSError):
+            table = self._places.interfaces.read_text(encoding="ascii")
+            links = [_link(table, name) for name in self._names if not (ports and self._is_infiniband(name))]
+        found = [pair for pair in (*ports, *links) if pair is not None]
+        return (sum(sent for sent, _ in found), sum(received for _, received in found)) if found else None
+
+    def _is_infiniband(self, name: str) -> bool:
+        kind = self._places.devices / "net" / name / "type"
+        return kind.is_file() and kind.read_text(encoding="ascii").strip() == _INFINIBAND_LINK
+
+
+def _port(counters: Path) -> tuple[int, int] | None:
+    """Bytes sent and received of an RDMA port."""
+    with suppress(OSError, ValueError):
+        sent, received = (int((counters / f"port_{way}_data").read_text(encoding="ascii")) for way in ("xmit", "rcv"))
+        return _WORD_BYTES * sent, _WORD_BYTES * received
+    return None
+
+
+def _link(table: str, name: str) -> tuple[int, int] | None:
+    """Bytes sent and received of an interface in /proc/net/dev: eight columns of what came, eight of what went."""
+    found = re.search(rf"^\s*{re.escape(name)}:\s*(\d+)(?:\s+\d+){{7}}\s+(\d+)", table, re.MULTILINE)
+    return (int(found[2]), int(found[1])) if found and name else None
