@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from pipeline.cli.options import is_on
 from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError
@@ -105,6 +106,10 @@ def _train(current: Session, *, attach: bool = False) -> None:
     run = current.run
     if run is None:
         raise PacelineError("the data set vanished after it was fetched", hint="the same command again")
+    if is_on(current.asked.options, "preflight.deep"):
+        from pipeline.cli.diagnostics import refuse_unfit_hosts
+
+        refuse_unfit_hosts()
     cluster = current.config.cluster
     shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
     say(f"run {run.key.short}: {shape}, {cluster.launcher}")
@@ -170,24 +175,6 @@ def _holder(folder: RunFolder) -> RunFolder:
         return folder
     say(f"{folder.key} is {accepted}")
     return acceptance.base_of(folder, accepted)
-
-
-def preflight() -> None:
-    from pipeline.cluster import preflight as checks
-    from pipeline.execution.located import sources, versions
-
-    config = session().config
-    with waiting(say, "asking the hosts"):
-        facts = checks.check(
-            config.cluster,
-            global_batch_size=config.train.trainer.global_batch_size,
-            backend=config.train.strategy.backend,
-            versions=versions(config.cluster, sources(ROOT)(config.chosen, config.cluster.python_path)),
-            runs_dir=config.runs_dir,
-            on_note=say,
-        )
-    say(checks.table(facts))
-    say(f"{counted(len(facts), 'host')} can take part")
 
 
 def stop() -> None:

@@ -2,14 +2,96 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pipeline.cli.options import is_on
 from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, relative, session
-from pipeline.core.errors import PacelineError
+from pipeline.core.errors import HostError, PacelineError, UsageError
+from pipeline.core.heartbeat import waiting
+from pipeline.core.tables import counted
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers.base import PackSource
+    from pipeline.cluster.preflight import Report
+
+
+def preflight() -> None:
+    from pipeline.cluster import preflight as checks
+
+    options = session().asked.options
+    as_json, saves = is_on(options, "json"), "baseline" in options
+    if saves and options["baseline"] != "save":
+        raise UsageError(f"baseline={options['baseline']}: baseline=save keeps what is measured now")
+    hear: Callable[[str], None] = (lambda _: None) if as_json else say
+    try:
+        report = _examined(deep=is_on(options, "deep"), say=hear)
+    except HostError as error:  # a host that can't be asked
+        if not as_json:
+            raise
+        labels = [host.label for host in session().config.cluster.hosts]
+        report = checks.Report(facts=(), checks=checks.from_error(error, "probe", labels))
+    measures = saves or is_on(options, "measure")
+    if measures and report.is_ok:
+        report = _measured(report, saves=saves, say=hear)
+    if as_json:
+        say(checks.as_json(report))
+        if not report.is_ok:
+            raise PacelineError("")  # all is said
+        return
+    say(checks.table(report.facts))
+    if measures or is_on(options, "deep"):
+        say(f"\n{checks.summary(report.all_checks)}\n")
+    for line in checks.warnings(report.checks):
+        say(line)
+    report.refuse()
+    say(f"{counted(len(report.facts), 'host')} can take part")
+
+
+def _measured(report: Report, *, saves: bool, say: Callable[[str], None]) -> Report:
+    """With what the hosts can do, against their baseline and each other."""
+    from pipeline.cluster.preflight import speed
+    from pipeline.diagnostics import host_speed
+
+    config = session().config
+    before = {} if saves else host_speed.baseline(config.runs_dir)
+    folder, figures = host_speed.measure(
+        config.cluster, backend=config.train.strategy.backend, runs_dir=config.runs_dir, root=ROOT, say=say
+    )
+    for figure in figures:
+        say(f"{figure.what}  {' – '.join(figure.hosts)}  {figure.shown(figure.per_s)}  ({figure.on})")
+    say(f"  figures  {relative(folder / host_speed.RESULT)}")
+    if saves:
+        say(f"  baseline  {relative(host_speed.save_baseline(config.runs_dir, figures))}")
+    return dataclasses.replace(report, checks=[*report.checks, *speed.checks(figures, before)])
+
+
+def refuse_unfit_hosts() -> None:
+    """Before a training that asks for it; what a training says of its hosts anyway isn't said twice."""
+    from pipeline.cluster import preflight as checks
+
+    report = _examined(deep=True, say=say)
+    say(f"{checks.summary(report.all_checks)}\n")
+    report.refuse()
+
+
+def _examined(*, deep: bool, say: Callable[[str], None]) -> Report:
+    from pipeline.cluster import preflight as checks
+    from pipeline.execution.located import sources, versions
+
+    config = session().config
+    with waiting(say, "asking the hosts"):
+        return checks.examine(
+            config.cluster,
+            global_batch_size=config.train.trainer.global_batch_size,
+            backend=config.train.strategy.backend,
+            versions=versions(config.cluster, sources(ROOT)(config.chosen, config.cluster.python_path)),
+            deep=deep,
+            runs_dir=config.runs_dir,
+            on_note=say,
+        )
 
 
 def allreduce() -> None:

@@ -59,14 +59,19 @@ def parse(argv: Sequence[str]) -> Invocation:
     if verb is None:
         return Invocation(verb=None, overrides=tuple(given))
     own = VERBS[verb].options
-    options = dict(word.split("=", 1) for word in given if word.partition("=")[0] in own)
+    options = {name: word.partition("=")[2] for word in given if (name := _option(word, verb)) in own}
     for name, value in options.items():
         if not value.isprintable():
             raise UsageError(f"{name}={value!r} holds what can't be printed; is a shell variable wrong?")
-    overrides = tuple(word for word in given if word.partition("=")[0] not in own)
+    overrides = tuple(word for word in given if _option(word, verb) not in own)
     if overrides and not VERBS[verb].composes:
         name, _, value = overrides[0].partition("=")
         close = nearest(name, own)
         meant = f"did you mean {close}={value}? " if close else ""
         raise UsageError(f"doit {verb} takes no {name!r}; {meant}valid: {', '.join(own)}")
     return Invocation(verb=verb, overrides=overrides, options=options, again=not _AGAIN.isdisjoint(argv))
+
+
+def _option(word: str, verb: str) -> str:
+    """The name that a word sets, without the verb's own in front: ``preflight.deep=1`` is ``deep=1``."""
+    return word.partition("=")[0].removeprefix(f"{verb}.")

@@ -22,6 +22,8 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type hints
         error = result["exception"]
         if isinstance(error, TaskFailed | TaskError) and not error.traceback:  # the verbs' own
             self.outstream.flush()
+            if not error.message:  # what was found stands in the verb's own output
+                return
             self.write(f"ERROR: {error.message}\n")
         else:
             super()._write_failure(result, write_exception)

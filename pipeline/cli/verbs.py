@@ -62,9 +62,22 @@ VERBS: Mapping[str, Verb] = {
         examples=("fetch dataset=mnist", "fetch dataset=cifar10 dataset.source=/data/cifar-10-python.tar.gz"),
     ),
     "preflight": Verb(
+        module="pipeline.cli.diagnostics",
+        answers=True,
         summary="ask every host of the cluster whether it can take part",
-        details="Each host tells its Python, torch, GPUs, cores, memory and disk. Nothing is started there.",
-        examples=("preflight cluster=two_node", "preflight cluster=pssh cluster.hostfile=hosts.txt"),
+        details="Each host tells its software, GPUs, cores, memory, disk, limits, clock and network; a training of "
+        "several nodes asks the same. A warning stops nothing; with a failure the exit code is 1. "
+        "docs/troubleshooting.md explains each check.",
+        options={
+            "deep": Option("1", "also what takes its time: all of nvidia-smi, folders that are said to be shared"),
+            "measure": Option("1", "also a matrix product on each rank and an all-reduce of each host and pair"),
+            "baseline": Option("save", "measure, and keep the figures: later ones may be a fifth lower"),
+            "json": _JSON,
+        },
+        examples=(
+            "preflight cluster=two_node",
+            "preflight cluster=pssh cluster.hostfile=hosts.txt deep=1",
+        ),
     ),
     "plan": Verb(
         module="pipeline.cli.provenance",
@@ -107,7 +120,8 @@ VERBS: Mapping[str, Verb] = {
         details="A finished run is not repeated; `doit -a train` makes it again and compares. "
         "A run that was interrupted goes on from its last checkpoint with the same command.",
         options={
-            "threads_per_rank": Option("N,N,…", "threads of each rank, a number for each node; else by its cores")
+            "threads_per_rank": Option("N,N,…", "threads of each rank, a number for each node; else by its cores"),
+            "preflight.deep": Option("1", "first all that doit preflight deep=1 asks the hosts"),
         },
         examples=(
             "train experiment=quickstart",

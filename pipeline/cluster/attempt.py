@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster import earlier, host_versions, launchers, leftover, lost_hosts, rank_threads
+from pipeline.cluster import earlier, host_versions, launchers, leftover, lost_hosts, preflight, rank_threads
 from pipeline.cluster.failures import cause, failure_text, first_error, is_echo, port_was_taken
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec, Outcome
@@ -139,7 +139,9 @@ def _fit_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
         backend=strategy.get("backend", "auto"),
     )
     host_versions.check(facts, spec.versions, hosts.cluster.environment)
-    return hosts.connected()
+    facts = hosts.connected()
+    preflight.refuse(hosts.checks(), hosts.cluster.nnodes)
+    return facts
 
 
 def _configured(spec: AttemptSpec, section: str) -> dict[str, Any]:

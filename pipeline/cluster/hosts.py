@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from pipeline.cluster import encryption, launchers, rank_threads
+from pipeline.cluster import encryption, launchers, preflight, rank_threads
 from pipeline.cluster.connecting import connected
 from pipeline.cluster.launchers.base import AttemptSpec, Launcher, PackSource
 from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
@@ -28,6 +28,7 @@ class Hosts:
         self._connected = False  # all hosts have connected to each other
         self._note = ""  # on their network
         self._told: set[str] = set()
+        self._checks: list[preflight.Check] | None = None
 
     @property
     def launcher(self) -> Launcher:
@@ -64,6 +65,7 @@ class Hosts:
         if not self._facts or self._about != pack or lacking or not self._modules.issuperset(modules):
             self._modules |= frozenset(modules)
             self._facts, self._about = self.launcher.probe(pack, sorted(self._modules)), pack
+            self._checks = None
             self._ports = list(self._facts[0].extra.get("free_ports", [self._facts[0].free_port]))
             self._connected = False
         return self._facts
@@ -77,6 +79,12 @@ class Hosts:
             self._facts, self._note = connected(self.launcher, self.cluster, self._facts)
             self._connected = True
         return self._facts
+
+    def checks(self) -> list[preflight.Check]:
+        """Preflight's short form of the last answers."""
+        if self._checks is None:
+            self._checks = preflight.short(self.cluster, self._facts, self.launcher)
+        return self._checks
 
     def ports(self) -> list[int]:
         """Ports that were free on node 0. The order moves on at each call, so the first one is not the last call's."""
@@ -93,6 +101,7 @@ class Hosts:
             *rank_environment.left_behind(seen, whose=whose),
             *rank_threads.shortages(plan, facts),
             *encryption.warnings(self.cluster, facts),
+            *preflight.warnings(self.checks()),
         ]
         new = [line for line in lines if line not in self._told]
         self._told.update(new)

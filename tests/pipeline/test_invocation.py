@@ -36,6 +36,12 @@ def test_a_verb_takes_its_own_options_apart() -> None:
     assert (asked.options, asked.overrides) == ({"run": "abc"}, ("seed=1",))
 
 
+def test_a_verbs_own_option_may_have_the_verb_in_front() -> None:
+    asked = parse(["preflight", "preflight.deep=true", "seed=1"])
+    assert (asked.options, asked.overrides) == ({"deep": "true"}, ("seed=1",))
+    assert parse(["train", "preflight.deep=1"]).options == {"preflight.deep": "1"}
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -183,10 +183,6 @@ def _sweep(node: Node, sizes: Sequence[int], iterations: int) -> list[Timing]:
 
 def _pairs(node: Node, infos: Sequence[RankInfo], sizes: Sequence[int], iterations: int) -> list[dict[str, Any]]:
     """All ranks of two nodes at a time, one pair after the other: a slow link shows. Rank 0 gets all figures."""
-    import torch.distributed as dist
-
-    from trainers.measuring.bandwidth import measure
-
     nodes = sorted({info.node_rank for info in infos})
     if len(nodes) < 3:
         return []
@@ -194,17 +190,32 @@ def _pairs(node: Node, infos: Sequence[RankInfo], sizes: Sequence[int], iteratio
     size, found = min(max(sizes), _PAIR_BYTES), []
     _say(node, ["", f"two nodes at a time, {size} bytes", f"{'nodes':<40}{_HEADER[12:]}"])
     for pair in itertools.combinations(nodes, 2):
-        members = [info.rank for info in infos if info.node_rank in pair]
-        group = dist.new_group(members)
-        timing: Timing | None = None
-        if isinstance(group, dist.ProcessGroup) and node.ranks.rank in members:
-            timing = measure(size, device=node.device, iterations=iterations, group=group)
-            dist.destroy_process_group(group)
-        row = _shared(node, timing, owner=members[0])
+        row = measure_nodes(node, infos, pair, size, iterations)
         names = [hosts[member] for member in pair]
         found.append({"nodes": list(pair), "hosts": names, **row.as_json()})
         _say(node, [f"{' – '.join(names):<40}{_figures(row)}"])
     return found
+
+
+def measure_nodes(
+    node: Node, infos: Sequence[RankInfo], nodes: Sequence[int], size_bytes: int, iterations: int
+) -> Timing:
+    """All-reduces of the ranks of some nodes while the others wait; every rank calls it and gets the figures.
+
+    Args:
+        nodes: their numbers; together they have at least two ranks.
+    """
+    import torch.distributed as dist
+
+    from trainers.measuring.bandwidth import measure
+
+    members = [info.rank for info in infos if info.node_rank in nodes]
+    group = dist.new_group(members)
+    timing: Timing | None = None
+    if isinstance(group, dist.ProcessGroup) and node.ranks.rank in members:
+        timing = measure(size_bytes, device=node.device, iterations=iterations, group=group)
+        dist.destroy_process_group(group)
+    return _shared(node, timing, owner=members[0])
 
 
 def _shared(node: Node, timing: Timing | None, *, owner: int) -> Timing:

@@ -25,6 +25,8 @@ from .wire import say
 
 COMMANDS = {
     "probe": "probe",
+    "examine": "checks",
+    "shared": "checks",
     "reach": "reach",
     "start": "supervisor",
     "job": "job",

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 
 from .certificates import certificates
+from .checks import facts
 from .left import look_after
 from .node import identity, machine, server_address
 from .processes import LINUX
@@ -56,19 +57,21 @@ def free_ports(count: int) -> list[int]:
         return ports
 
 
-def torch_version() -> str | None:
-    """From torch/version.py, without importing torch (which takes seconds)."""
+def torch_versions() -> tuple[str | None, str | None]:
+    """torch's own and that of the CUDA it was built with: from torch/version.py, as importing torch takes seconds."""
     from importlib.util import find_spec
 
     spec = find_spec("torch")
     if spec is None or not spec.origin:
-        return None
+        return None, None
+    text = ""
     with contextlib.suppress(OSError):
         path = os.path.join(os.path.dirname(spec.origin), "version.py")
         with open(path, encoding="utf-8") as file:
-            found = re.search(r"""^__version__ = ['"]([^'"]+)""", file.read(), re.MULTILINE)
-        return found.group(1) if found else None
-    return None
+            text = file.read()
+    patterns = (r"""^__version__ = ['"]([^'"]+)""", r"""^cuda\b.*= ['"]([^'"]+)""")
+    torch, cuda = (re.search(pattern, text, re.MULTILINE) for pattern in patterns)
+    return torch and torch.group(1), cuda and cuda.group(1)
 
 
 def packages(named: list[str]) -> dict[str, str]:
@@ -223,16 +226,27 @@ def login(request: Json) -> Json:
     }
 
 
+def pack_path(digest: str, places: list[str], workdir: str) -> str | None:
+    """Where the data pack of that digest lies, if it does; '' stands for none."""
+    folders = [*places, os.path.join(workdir, "data", digest)] if digest else []
+    return next((folder for folder in folders if holds_pack(folder, digest)), None)
+
+
+def software(names: list[str], python_path: list[str]) -> Json:
+    """What is installed here, and which of ``names`` that no distribution is called by a rank could import."""
+    installed = packages(names)
+    others = [name for name in names if normal(name) not in installed]
+    return {"packages": installed, "modules": modules(others, python_path)}
+
+
 def probe(request: Json, tell: Callable[..., object] = say) -> None:
     """One JSON with what the launch depends on; the field names are those of NodeFacts."""
+    began = time.time()
     address, port = server_address(request)
     holding, ports = interfaces(), free_ports(4)
     workdir = os.path.expanduser(request["workdir"])
     unused = look_after(request, workdir)
-    digest = request.get("pack_digest", "")
-    places = [*request.get("pack_places", []), os.path.join(workdir, "data", digest)] if digest else []
-    names, python_path = request.get("modules", []), request.get("python_path", [])
-    installed = packages(names)
+    torch, cuda = torch_versions()
     tell(
         identity=identity(request),
         hostname=socket.gethostname(),
@@ -240,7 +254,7 @@ def probe(request: Json, tell: Callable[..., object] = say) -> None:
         interface=holding.get(address),
         python=sys.executable,
         python_version=".".join(map(str, sys.version_info[:3])),
-        torch_version=torch_version(),
+        torch_version=torch,
         gpus=count_gpus(),
         cpus=count_cpus(),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -248,17 +262,19 @@ def probe(request: Json, tell: Callable[..., object] = say) -> None:
         free_port=ports[0],
         home=os.path.expanduser("~"),
         unix_time=time.time(),
-        pack_path=next((place for place in places if holds_pack(place, digest)), None),
+        pack_path=pack_path(request.get("pack_digest", ""), request.get("pack_places", []), workdir),
         extra={
             "ssh_port": port,
             "ssh_address": address,
             "free_ports": ports,
             "interfaces": holding,
             **login(request),
-            "packages": installed,
-            "modules": modules([name for name in names if normal(name) not in installed], python_path),
+            **software(request.get("modules", []), request.get("python_path", [])),
             "hardware": hardware(),
             "left": unused,
             "numa": numa(),
+            "torch_cuda": cuda,
+            "system": facts(request.get("gpu_s", 0.0)),
+            "began": began,
         },
     )

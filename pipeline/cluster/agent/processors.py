@@ -9,6 +9,15 @@ import os
 import re
 import shutil
 import subprocess
+import time
+
+GPU_FIELDS = "index,uuid,name,memory.total,memory.used,ecc.errors.uncorrected.volatile.total"
+_SMI_QUERIES = {
+    "list": f"--query-gpu={GPU_FIELDS}",
+    "throttling": "--query-gpu=index,clocks_throttle_reasons.active",
+    "throttling, new name": "--query-gpu=index,clocks_event_reasons.active",  # an unknown field fails the whole query
+    "processes": "--query-compute-apps=gpu_uuid,pid,used_memory,process_name",
+}
 
 
 def count_gpus() -> int:
@@ -23,6 +32,34 @@ def count_gpus() -> int:
         listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=5, check=False)
         return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
     return 0
+
+
+def gpu_state(limit_s: float) -> dict[str, str] | None:
+    """What nvidia-smi answers to each of _SMI_QUERIES, as it says it (its errors too); None: there is no nvidia-smi.
+
+    A query without an answer within ``limit_s`` is left out. Nobody waits for its end: a driver that hangs lets a
+    process end only when it likes.
+    """
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    until, said = time.monotonic() + limit_s, {}
+    running = {
+        name: subprocess.Popen(
+            [program, query, "--format=csv,noheader,nounits"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for name, query in _SMI_QUERIES.items()
+    }
+    for name, process in running.items():
+        try:
+            said[name], _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return said
 
 
 def count_cpus() -> int:

@@ -26,6 +26,7 @@ from pipeline.keys import rank_environment
 from pipeline.runs import attempts
 
 ENV_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DEBUG*")  # what a host has set, stays
+GPU_S = 1.0  # how long a probe waits for nvidia-smi, which takes seconds where no GPU is in use
 SENT_WITH_RUN_BYTES = 8 << 20  # a pack up to this size travels with the run, which saves a round trip
 ANSWER_S = 8.0  # what a short command takes once it is connected
 USUAL_S = 3.5  # an answer to the probe that takes longer is that of a slow login
@@ -75,7 +76,7 @@ class AgentLauncher(Launcher, ABC):
         request: dict[str, Any],
         *,
         hosts: Sequence[Host] | None = None,
-        timeout_s: float,
+        timeout_s: float | None = None,
         payload: Callable[[IO[bytes]], None] | None = None,
     ) -> dict[str, Answer]:
         """Send one request (and what ``payload`` appends to the file) to all hosts; never raises for a host.
@@ -89,7 +90,7 @@ class AgentLauncher(Launcher, ABC):
                 payload(stdin)
             stdin.flush()
             self._payload_bytes = stdin.tell() - begin
-            outputs = self.exchange(stdin, self.cluster.hosts if hosts is None else hosts, timeout_s)
+            outputs = self.exchange(stdin, self.cluster.hosts if hosts is None else hosts, timeout_s or self.short_s)
         return {label: answer_in(output, token) for label, output in outputs.items()}
 
     def demand(self, doing: str, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:
@@ -138,15 +139,18 @@ class AgentLauncher(Launcher, ABC):
             "pack_digest": pack.digest if pack else "",
             "pack_places": [str(pack.path)] if pack else [],
             "certificates": encryption.files(self.cluster),
+            "gpu_s": GPU_S if self.cluster.device == "cuda" else 0.0,
         }
-        began = time.monotonic()
+        asked, began = time.time(), time.monotonic()
         values = self.demand("probe", self.ask(request, timeout_s=self.short_s))
         answered_s = min(time.monotonic() - began, self.short_s)  # more is time in which this process was stopped
         self.slow_s = max(self.slow_s or 0.0, slowness_s(answered_s))
-        return [self._facts(host, values[host.label]) for host in self.cluster.hosts]
+        when = {"asked": asked, "answered": time.time()}  # by this computer's clock, to compare the host's with
+        return [self._facts(host, values[host.label], when) for host in self.cluster.hosts]
 
-    def _facts(self, host: Host, value: dict[str, Any]) -> NodeFacts:
+    def _facts(self, host: Host, value: dict[str, Any], when: dict[str, float]) -> NodeFacts:
         """The probe's answer with what the configuration says about this host on top."""
+        value = {**value, "extra": {**value["extra"], **when}}
         address, interface = networks.address_and_interface(host, value["address"], value["extra"]["interfaces"])
         return NodeFacts(**{**value, "host": host.label, "address": address, "interface": interface})
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from pipeline.cluster.launchers.replies import Answer
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.core.specs import TRAINING_OUTPUTS, Cluster, Event, Host, LaunchPlan, NodeFacts, Outputs
 
@@ -91,10 +92,10 @@ class Launcher(Protocol):
 
     Why these verbs and no more: the loop (pipeline.cluster.attempt) decides what happens when; a launcher only
     reaches hosts. ``probe`` and ``place`` are apart from ``start`` because the plan between them is pure
-    data that is checked and written down before any effect. ``follow`` is apart from ``start`` because a
-    stream may break while training goes on. ``stop`` takes a run key and not a plan, so that it also ends
-    what an earlier controller, which died, has left behind. ``grant`` and ``outcome`` are for hosts that a batch
-    scheduler gives and takes away.
+    data that is checked and written down before any effect. ``ask`` is for preflight, whose questions no launcher
+    has to know. ``follow`` is apart from ``start`` because a stream may break while training goes on. ``stop`` takes a
+    run key and not a plan, so that it also ends what an earlier controller, which died, has left behind. ``grant`` and
+    ``outcome`` are for hosts that a batch scheduler gives and takes away.
     """
 
     @property
@@ -127,6 +128,18 @@ class Launcher(Protocol):
         Raises HostError that lists every host that failed.
         """
         ...
+
+    def ask(
+        self, request: dict[str, Any], *, hosts: Sequence[Host] | None = None, timeout_s: float | None = None
+    ) -> dict[str, Answer]:
+        """One request to the node agents of ``hosts`` (None: all) at once, for a question that preflight has beside
+        the probe's; never raises for a host. A launcher without agents answers for none.
+
+        Args:
+            request: ``do`` names the command (``agent/main.py``), the rest is its own.
+            timeout_s: None: that of a short command.
+        """
+        return {}
 
     def reach(self, facts: list[NodeFacts]) -> None:
         """Let all hosts connect to each other over TCP at their addresses, as ranks will. One host has nobody to reach.

@@ -1,0 +1,24 @@
+"""Whether every host of a cluster can take part, without starting anything there.
+
+``judge`` turns what a probe told into checks (pure), ``short`` is what every training of several nodes asks,
+``examine`` all of it. A check is a function from facts to ``Check`` records, with a line in docs/troubleshooting.md.
+"""
+
+from pipeline.cluster.preflight.examination import Report, examine, judge, short
+from pipeline.cluster.preflight.judgement import Check, State, from_error, refuse, warnings
+from pipeline.cluster.preflight.report import as_json, summary, table
+
+__all__ = [
+    "Check",
+    "Report",
+    "State",
+    "as_json",
+    "examine",
+    "from_error",
+    "judge",
+    "refuse",
+    "short",
+    "summary",
+    "table",
+    "warnings",
+]

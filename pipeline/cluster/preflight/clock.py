@@ -1,0 +1,88 @@
+"""How far each host's clock is from this computer's. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.cluster.preflight.judgement import ALL, Check, State
+from pipeline.core.specs import Cluster, NodeFacts
+
+TOLERATED_S = 2.0
+_C10D_S = 15.0  # torch's c10d store drops a node whose last beat looks older: 3 beats of 5 s (dynamic_rendezvous.py)
+_MEND = "sudo chronyc makestep there, or sudo timedatectl set-ntp true"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offset:
+    """Seconds that a clock is ahead of this computer's, and by how much that may be wrong."""
+
+    ahead_s: float
+    error_s: float
+
+    @property
+    def at_least_s(self) -> float:
+        """How far apart the clocks are beyond doubt."""
+        return max(0.0, abs(self.ahead_s) - self.error_s)
+
+
+def offset(times: Mapping[str, float]) -> Offset:
+    """As NTP has it (RFC 5905, section 8), from when this computer asked and had the answer, and the host's own times.
+
+    Args:
+        times: unix seconds ``asked`` and ``answered`` here, ``began`` and ``said`` there.
+    """
+    there, back = times["began"] - times["asked"], times["said"] - times["answered"]
+    return Offset(ahead_s=(there + back) / 2, error_s=abs(there - back) / 2)
+
+
+def times(fact: NodeFacts) -> dict[str, float] | None:
+    """Those of the probe; None where a launcher didn't note them."""
+    if not {"asked", "answered", "began"} <= fact.extra.keys():
+        return None
+    return {**{name: float(fact.extra[name]) for name in ("asked", "answered", "began")}, "said": fact.unix_time}
+
+
+def checks(cluster: Cluster, facts: Sequence[NodeFacts], closer: Mapping[str, Mapping[str, float]]) -> Iterator[Check]:
+    """Of each host, or of this computer where all hosts differ from it by the same.
+
+    Args:
+        closer: host → times of a shorter round trip than the probe's, where there was one.
+    """
+    told = {fact.host: found for fact in facts if (found := closer.get(fact.host) or times(fact))}
+    offsets = {host: offset(found) for host, found in told.items()}
+    if len(offsets) > 1 and _here_is_wrong(list(offsets.values())):
+        ahead = sorted(found.ahead_s for found in offsets.values())[len(offsets) // 2]
+        seen = f"this computer's is {_apart(-ahead)} those of all hosts, which agree"
+        mend = _MEND.replace(" there", " here")
+        wanted = f"within {TOLERATED_S:g} s"
+        yield Check(host=ALL, name="clock", state=State.WARNING, seen=seen, wanted=wanted, mend=mend)
+        return
+    for host, measured in offsets.items():
+        yield _judged(cluster, host, measured)
+
+
+def _here_is_wrong(offsets: Sequence[Offset]) -> bool:
+    """Whether all hosts are off by the same: then it is this computer's clock."""
+    values = [found.ahead_s for found in offsets]
+    return all(found.at_least_s > TOLERATED_S for found in offsets) and max(values) - min(values) <= TOLERATED_S
+
+
+def _judged(cluster: Cluster, host: str, found: Offset) -> Check:
+    seen = f"{_apart(found.ahead_s)} this computer's (±{found.error_s:.2f} s)"
+    if found.at_least_s <= TOLERATED_S:
+        return Check(host=host, name="clock", state=State.OK, seen=seen)
+    ends = cluster.rendezvous == "c10d" and found.at_least_s > _C10D_S
+    limit_s, why = (_C10D_S, ": with cluster.rendezvous=c10d such a host counts as gone") if ends else (TOLERATED_S, "")
+    return Check(
+        host=host,
+        name="clock",
+        state=State.FAILED if ends else State.WARNING,
+        seen=f"{seen}{why}",
+        wanted=f"within {limit_s:g} s",
+        mend=_MEND,
+    )
+
+
+def _apart(ahead_s: float) -> str:
+    return f"{abs(ahead_s):.2f} s {'ahead of' if ahead_s >= 0 else 'behind'}"

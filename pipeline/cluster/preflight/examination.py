@@ -1,0 +1,146 @@
+"""Asks the hosts, and puts the judgements of this package together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.cluster import host_versions, launchers, leftover, plan
+from pipeline.cluster.connecting import connected
+from pipeline.cluster.launchers.base import Launcher
+from pipeline.cluster.preflight import clock, gpus, network, resources, shared_folder, versions
+from pipeline.cluster.preflight.judgement import Check, State, from_error, refuse
+from pipeline.core.errors import HostError
+from pipeline.core.specs import Cluster, NodeFacts
+
+_GPU_S = 5.0  # without persistence mode nvidia-smi wakes every GPU first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What the hosts told and what was judged. ``refusals`` are those of the plan and of the run's key."""
+
+    facts: Sequence[NodeFacts]
+    checks: Sequence[Check]
+    refusals: Sequence[HostError] = ()
+
+    @property
+    def all_checks(self) -> list[Check]:
+        """The refusals among them, as failed checks."""
+        labels = [fact.host for fact in self.facts]
+        refused = [check for error in self.refusals for check in from_error(error, "run", labels)]
+        return [*refused, *self.checks]
+
+    @property
+    def is_ok(self) -> bool:
+        """Warnings leave it so."""
+        return all(check.state != State.FAILED for check in self.all_checks)
+
+    def refuse(self) -> None:
+        """Raises HostError: it holds every failure."""
+        errors = list(self.refusals)
+        try:
+            refuse(self.checks, len(self.facts))
+        except HostError as error:
+            errors.append(error)
+        if errors:
+            hints = [error.hint for error in errors if error.hint]
+            raise HostError("\n".join(error.what for error in errors), hint="; then ".join(hints) or None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Closer:
+    """What only a deep examination knows: nvidia-smi's answers, clocks over a shorter round trip, further checks."""
+
+    gpus: Mapping[str, Mapping[str, str] | None] = field(default_factory=dict)
+    clocks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    checks: Sequence[Check] = ()
+
+
+def judge(cluster: Cluster, facts: Sequence[NodeFacts], closer: _Closer | None = None) -> list[Check]:
+    """All checks of what the hosts told. Pure."""
+    known = closer or _Closer()
+    asked: dict[str, Any] = {fact.host: fact.extra.get("system", {}).get("gpus") for fact in facts}
+    return [
+        *versions.checks(cluster, facts),
+        *resources.checks(cluster, facts),
+        *clock.checks(cluster, facts, known.clocks),
+        *network.checks(cluster, facts),
+        *gpus.checks(cluster, facts, {**asked, **known.gpus}),
+        *known.checks,
+    ]
+
+
+def short(cluster: Cluster, facts: Sequence[NodeFacts], launcher: Launcher) -> list[Check]:
+    """What is asked before a training of several nodes; one node alone is left to say itself what it lacks."""
+    if cluster.nnodes < 2:
+        return []
+    folders = shared_folder.said_to_be_shared(cluster, launcher, None)
+    return [
+        *judge(cluster, facts),
+        *(check for folder in folders for check in shared_folder.checks(cluster, launcher.ask, folder)),
+    ]
+
+
+def examine(
+    cluster: Cluster,
+    *,
+    global_batch_size: int,
+    backend: str = "auto",
+    versions: Mapping[str, str] | None = None,
+    deep: bool = False,
+    runs_dir: Path | None = None,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Ask every host. With ``runs_dir`` the hosts also remove what nobody needs of attempts that are over.
+
+    Args:
+        versions: what the key of a run would hold.
+        deep: also what takes its time.
+        runs_dir: where the runs of this project lie, which some launchers say that all hosts share.
+        on_note: is told what was removed.
+
+    Raises:
+        HostError: lists each host that can't be asked, and the fix.
+        UsageError: the ranks can't share the global batch.
+    """
+    key = versions or {}
+    with closing(launchers.create(cluster)) as launcher:
+        facts = launcher.probe(None, host_versions.asked(key))
+        for note in leftover.clear(launcher, facts, runs_dir) if runs_dir else ():
+            on_note(note)
+        refusals = []
+        try:
+            plan.validate(cluster, facts, global_batch_size=global_batch_size, backend=backend)
+            host_versions.check(facts, key, cluster.environment)
+            facts = connected(launcher, cluster, facts)[0]
+        except HostError as error:
+            refusals.append(error)
+        closer = _look_closer(cluster, launcher, runs_dir) if deep else None
+    return Report(facts=facts, checks=judge(cluster, facts, closer), refusals=refusals)
+
+
+def _look_closer(cluster: Cluster, launcher: Launcher, runs_dir: Path | None) -> _Closer:
+    asked = time.time()
+    answers = launcher.ask({"do": "examine", "gpu_s": _GPU_S if cluster.device == "cuda" else 0.0})
+    answered = time.time()
+    values = {host: answer.value for host, answer in answers.items() if answer.value and answer.error is None}
+    mend = "doit preflight deep=1 again; what it says of ssh"
+    silent = [
+        Check(host=host, name="agent", state=State.FAILED, seen=str(answer.error), wanted="an answer", mend=mend)
+        for host, answer in answers.items()
+        if host not in values
+    ]
+    clocks = {
+        host: {"asked": asked, "answered": answered, "began": value["began"], "said": value["unix_time"]}
+        for host, value in values.items()
+    }
+    found = {host: value["gpus"] for host, value in values.items()}
+    checks = [*silent, *gpus.unanswered(cluster, found, _GPU_S)]
+    for folder in shared_folder.said_to_be_shared(cluster, launcher, runs_dir):
+        checks += shared_folder.checks(cluster, launcher.ask, folder)
+    return _Closer(gpus=found, clocks=clocks, checks=checks)

@@ -1,0 +1,186 @@
+"""What nvidia-smi says of a host's GPUs, read and judged. Pure: the agent sends its text as it came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.cluster.preflight.judgement import Check, State, compared
+from pipeline.core.specs import Cluster, Host, NodeFacts
+from pipeline.core.tables import counted
+
+# bits of clocks_throttle_reasons.active that slow a GPU down by no one's wish (nvml.h, nvmlClocksEventReason…)
+_SLOWED_BY = {
+    0x8: "hardware slowdown",
+    0x20: "heat (software)",
+    0x40: "heat (hardware)",
+    0x80: "power brake",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A process that computes on a GPU."""
+
+    pid: int
+    memory_mib: int | None
+    program: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU as nvidia-smi knows it. None: this GPU or driver doesn't tell."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_mib: int | None
+    used_mib: int | None
+    uncorrected_errors: int | None
+    slowed_by: tuple[str, ...] = ()
+    processes: tuple[Process, ...] = ()
+
+
+def parse(said: Mapping[str, str]) -> list[Gpu]:
+    """nvidia-smi's answers (``gpu_state`` in agent/processors.py) as GPUs; lines that aren't whole are left out."""
+    slowed = {**_slowed(said.get("throttling", "")), **_slowed(said.get("throttling, new name", ""))}
+    processes = _processes(said.get("processes", ""))
+    found = []
+    for line in said.get("list", "").splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == 6 and cells[0].isdecimal():
+            index, uuid, name = int(cells[0]), cells[1], cells[2]
+            memory, used, errors = map(_number, cells[3:])
+            gpu = Gpu(
+                index=index,
+                uuid=uuid,
+                name=name,
+                memory_mib=memory,
+                used_mib=used,
+                uncorrected_errors=errors,
+                slowed_by=slowed.get(index, ()),
+                processes=tuple(processes.get(uuid, ())),
+            )
+            found.append(gpu)
+    return found
+
+
+def _slowed(text: str) -> dict[int, tuple[str, ...]]:
+    """``0, 0x0000000000000020`` → {0: ("heat (software)",)}."""
+    found = {}
+    for line in text.splitlines():
+        index, _, mask = (part.strip() for part in line.partition(","))
+        if index.isdecimal() and mask.startswith("0x"):
+            bits = int(mask, 16)
+            found[int(index)] = tuple(why for bit, why in _SLOWED_BY.items() if bits & bit)
+    return found
+
+
+def _processes(text: str) -> dict[str, list[Process]]:
+    found: dict[str, list[Process]] = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split(",", 3)]
+        if len(cells) == 4 and cells[1].isdecimal():
+            uuid, pid, memory, program = cells
+            found.setdefault(uuid, []).append(Process(pid=int(pid), memory_mib=_number(memory), program=program))
+    return found
+
+
+def _number(cell: str) -> int | None:
+    """None for ``[N/A]``, ``N/A`` and ``[Not Supported]``."""
+    return int(cell) if cell.isdecimal() else None
+
+
+def unanswered(cluster: Cluster, said: Mapping[str, Mapping[str, str] | None], waited_s: float) -> Iterator[Check]:
+    """The hosts where nvidia-smi tells nothing of the GPUs that the ranks are to use."""
+    for host, answers in said.items() if cluster.device == "cuda" else ():
+        if not parse(answers or {}):
+            absent = answers is None
+            answer = (answers or {}).get("list")
+            late = (
+                f"nvidia-smi gave no answer within {waited_s:g} s" if answer is None else f"nvidia-smi says {answer!r}"
+            )
+            yield Check(
+                host=host,
+                name="nvidia-smi",
+                state=State.WARNING,
+                seen="nvidia-smi isn't on the login's PATH" if absent else late,
+                wanted="an answer",
+                mend="install NVIDIA's utils for the driver"
+                if absent
+                else "sudo dmesg | grep -i xid there; sudo nvidia-smi -pm 1 keeps the driver loaded",
+            )
+
+
+def checks(
+    cluster: Cluster, facts: Sequence[NodeFacts], said: Mapping[str, Mapping[str, str] | None]
+) -> Iterator[Check]:
+    """Models and memory over the hosts; errors, throttling and foreign processes of each GPU that the ranks may use.
+
+    Args:
+        said: host → nvidia-smi's answers; None where it isn't installed.
+    """
+    if cluster.device != "cuda":
+        return
+    gpus = {
+        fact.host: _visible(host, parse(said.get(fact.host) or {}))
+        for host, fact in zip(cluster.hosts, facts, strict=True)
+    }
+    models = {host: _models(found) for host, found in gpus.items() if found}
+    yield from compared("GPU model", models, state=State.WARNING, mend="the slowest GPU sets the pace of all")
+    sizes = {host: [gpu.memory_mib for gpu in found if gpu.memory_mib] for host, found in gpus.items()}
+    least = {host: f"{min(found)} MiB" for host, found in sizes.items() if found}
+    yield from compared("GPU memory", least, state=State.WARNING, mend="the smallest memory limits the batch of all")
+    for host, found in gpus.items():
+        for gpu in found:
+            yield from _judged(host, gpu)
+
+
+def _visible(host: Host, gpus: list[Gpu]) -> list[Gpu]:
+    """Without those that the configuration hides from the ranks."""
+    chosen = {**host.placement, **host.env}.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return gpus
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    return [gpu for gpu in gpus if str(gpu.index) in names or any(gpu.uuid.startswith(name) for name in names)]
+
+
+def _models(gpus: Sequence[Gpu]) -> str:
+    names = dict.fromkeys(gpu.name for gpu in gpus)
+    return ", ".join(f"{sum(gpu.name == name for gpu in gpus)} × {name}" for name in names)
+
+
+def _judged(host: str, gpu: Gpu) -> Iterator[Check]:
+    which = f"GPU {gpu.index}"
+    if gpu.uncorrected_errors is not None:
+        bad, errors = gpu.uncorrected_errors > 0, counted(gpu.uncorrected_errors, "uncorrectable memory error")
+        yield Check(
+            host=host,
+            name="GPU errors",
+            state=State.FAILED if bad else State.OK,
+            seen=f"{which}: {errors} since its driver was loaded",
+            wanted="0" if bad else "",
+            mend=f"sudo nvidia-smi --gpu-reset -i {gpu.index} there, or others by CUDA_VISIBLE_DEVICES in "
+            "cluster.hosts[].env"
+            if bad
+            else "",
+        )
+    yield Check(
+        host=host,
+        name="GPU clocks",
+        state=State.WARNING if gpu.slowed_by else State.OK,
+        seen=f"{which} is slowed down by {' and '.join(gpu.slowed_by)}" if gpu.slowed_by else f"{which} runs freely",
+        mend=f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {gpu.index} there" if gpu.slowed_by else "",
+    )
+    names = [f"{process.program} (pid {process.pid}{_holding(process)})" for process in gpu.processes]
+    yield Check(
+        host=host,
+        name="GPU processes",
+        state=State.WARNING if names else State.OK,
+        seen=f"{which} is used by {', '.join(names)}" if names else f"{which} is free",
+        mend=f"ps -fp {','.join(str(process.pid) for process in gpu.processes)} there shows whose" if names else "",
+    )
+
+
+def _holding(process: Process) -> str:
+    return f", {process.memory_mib} MiB" if process.memory_mib is not None else ""

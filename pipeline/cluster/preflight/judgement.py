@@ -1,0 +1,112 @@
+"""What a check says: the value seen, the value wanted, and what mends it."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.core.errors import HostError
+from pipeline.core.tables import counted
+
+_NAMED = 4  # hosts of one line; of more the rest is counted
+ALL = ""  # the host of a check that concerns no single one
+
+
+class State(enum.StrEnum):
+    """How a check ended. A warning is shown and stops nothing."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One judgement about one host.
+
+    Attributes:
+        host: the host's label; ALL where none can be named alone.
+        name: what was checked, one of docs/troubleshooting.md's.
+        seen: the value there, in words.
+        wanted: the value that would do; may be empty where ``seen`` says it.
+        mend: the command or override that mends it; empty where the check is ok.
+    """
+
+    host: str
+    name: str
+    state: State
+    seen: str
+    wanted: str = ""
+    mend: str = ""
+
+
+def lines(checks: Iterable[Check]) -> list[str]:
+    """A line for each thing that was found, with all hosts where it was found equal."""
+    hosts: dict[tuple[str, str, str, str], list[str]] = {}
+    for check in checks:
+        hosts.setdefault((check.name, check.seen, check.wanted, check.mend), []).append(check.host)
+    return [_line(labels, *what) for what, labels in hosts.items()]
+
+
+def _line(hosts: Sequence[str], name: str, seen: str, wanted: str, mend: str) -> str:
+    where = ", ".join(host for host in hosts[:_NAMED] if host != ALL)
+    more = f" and {len(hosts) - _NAMED} more" if len(hosts) > _NAMED else ""
+    head = f"{where}{more}: " if where else ""
+    return f"{head}{name}: {seen}{f' (wanted: {wanted})' if wanted else ''}{f'; {mend}' if mend else ''}"
+
+
+def of_state(checks: Iterable[Check], state: State) -> list[Check]:
+    return [check for check in checks if check.state == state]
+
+
+def warnings(checks: Iterable[Check]) -> list[str]:
+    """What a person should know before a training, a line each."""
+    return [f"warning: {line}" for line in lines(of_state(checks, State.WARNING))]
+
+
+def refuse(checks: Sequence[Check], hosts: int) -> None:
+    """Raises HostError: it lists every failed check. ``hosts`` is how many the cluster has."""
+    failed = of_state(checks, State.FAILED)
+    if failed:
+        known = {check.host for check in failed} - {ALL}
+        who = f"{len(known)} of {counted(hosts, 'host')}" if known else "the hosts"
+        raise HostError("\n".join([f"preflight: {who} can't take part", *(f"  {line}" for line in lines(failed))]))
+
+
+def from_error(error: HostError, name: str, labels: Iterable[str]) -> list[Check]:
+    """What another part refused, as failed checks: a HostError has a line ``  HOST: what`` for each host or thing."""
+    known, found = set(labels), []
+    for line in error.what.splitlines()[1:] or [error.what]:
+        who, separator, what = line.strip().partition(": ")
+        hosts = who.split(", ")
+        named = bool(separator) and known.issuperset(hosts)
+        for host in hosts if named else [ALL]:
+            seen = what if named else line.strip()
+            found.append(Check(host=host, name=name, state=State.FAILED, seen=seen, mend=error.hint or ""))
+    return found
+
+
+def compared(
+    name: str, values: Mapping[str, str], *, state: State, mend: str, where: Mapping[str, str] | None = None
+) -> list[Check]:
+    """Whether all hosts have the same. What most have is wanted, of two as frequent ones the first host's.
+
+    Args:
+        values: host → its value; hosts that don't tell are left out.
+        state: of a host that has another one.
+        where: host → words that are shown behind its value but not compared.
+    """
+    if not values:
+        return []
+    shown = {host: f"{value}{(where or {}).get(host, '')}" for host, value in values.items()}
+    wanted = Counter(values.values()).most_common(1)[0][0]
+    having = [host for host, value in values.items() if value == wanted]
+    who = f"as {having[0]} has it" if len(having) == 1 else f"as {len(having)} hosts have it"
+    return [
+        Check(host=host, name=name, state=State.OK, seen=shown[host])
+        if value == wanted
+        else Check(host=host, name=name, state=state, seen=shown[host], wanted=f"{wanted}, {who}", mend=mend)
+        for host, value in values.items()
+    ]

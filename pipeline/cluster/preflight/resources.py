@@ -1,0 +1,136 @@
+"""What a host lets the ranks have: cores, memory, disk, shared memory, open files, locked memory. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pipeline.cluster.preflight.judgement import Check, State
+from pipeline.core.specs import Cluster, Host, NodeFacts
+from pipeline.core.tables import counted
+
+_GIB = 1 << 30
+RANK_MEMORY = _GIB  # bytes: torch with a small network takes half of it
+DISK = 2 * _GIB
+_SHARED_CPU, _SHARED_CUDA = 64 << 20, _GIB  # NCCL's channels and loaders of one's own; 64 MiB is a container's default
+_LOCKED = 64 << 20  # NCCL registers more than that over InfiniBand
+_FILES = 65536
+_LIMITS = "/etc/security/limits.d/paceline.conf"
+
+
+def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
+    """Of each host; what its probe doesn't tell is left out."""
+    for host, fact in zip(cluster.hosts, facts, strict=True):
+        system = fact.extra.get("system", {})
+        yield _cores(host, fact, system)
+        yield _memory(host, fact, system)
+        yield _disk(cluster, fact)
+        if system.get("shared_memory"):
+            yield _shared_memory(cluster, host, system["shared_memory"])
+        if system.get("limits"):
+            yield _open_files(cluster, fact.host, *system["limits"]["open_files"])
+            yield from _locked_memory(cluster, host, system)
+
+
+def _cores(host: Host, fact: NodeFacts, system: dict[str, Any]) -> Check:
+    allowed = system.get("cgroup", {}).get("cpus")
+    ranks = counted(host.nproc_per_node, "rank")
+    if allowed is not None and allowed < fact.cpus:
+        return Check(
+            host=fact.host,
+            name="cores",
+            state=State.WARNING,
+            seen=f"its control group allows {allowed:g} of {counted(fact.cpus, 'core')} to {ranks}",
+            wanted=f"{fact.cpus}, for which the ranks take threads",
+            mend="a larger limit (docker run --cpus=…, systemctl set-property … CPUQuota=…), or threads_per_rank=",
+        )
+    few = fact.cpus < host.nproc_per_node
+    return Check(
+        host=fact.host,
+        name="cores",
+        state=State.WARNING if few else State.OK,
+        seen=f"{counted(fact.cpus, 'core')} for {ranks}",
+        wanted="one for each rank" if few else "",
+        mend="a smaller nproc_per_node" if few else "",
+    )
+
+
+def _memory(host: Host, fact: NodeFacts, system: dict[str, Any]) -> Check:
+    left, limit = system.get("memory_available_bytes"), system.get("cgroup", {}).get("memory_bytes")
+    whose = f"of {_gib(fact.memory_bytes)}"
+    if limit is not None:
+        within = limit - (system["cgroup"].get("memory_used_bytes") or 0)
+        if left is None or within < left:
+            left, whose = within, f"of the {_gib(limit)} that its control group allows"
+    if left is None:
+        return Check(host=fact.host, name="memory", state=State.OK, seen=_gib(fact.memory_bytes))
+    wanted = RANK_MEMORY * host.nproc_per_node
+    return _at_least(
+        fact.host, "memory", left, wanted, whose, "end what takes it there, or fewer ranks: nproc_per_node"
+    )
+
+
+def _disk(cluster: Cluster, fact: NodeFacts) -> Check:
+    folder = cluster.workdir or "~/.cache/paceline"
+    mend = "make room there, or cluster.workdir= a folder on another disk"
+    return _at_least(fact.host, "disk", fact.disk_free_bytes, DISK, f"free for {folder}", mend)
+
+
+def _shared_memory(cluster: Cluster, host: Host, found: dict[str, int]) -> Check:
+    wanted = _SHARED_CUDA if cluster.device == "cuda" and host.nproc_per_node > 1 else _SHARED_CPU
+    mend = "sudo mount -o remount,size=8G /dev/shm there; of a container: docker run --shm-size=8g"
+    return _at_least(host.label, "shared memory", found["free_bytes"], wanted, "free in /dev/shm", mend)
+
+
+def _at_least(host: str, name: str, found: int, wanted: int, what: str, mend: str) -> Check:
+    few = found < wanted
+    return Check(
+        host=host,
+        name=name,
+        state=State.WARNING if few else State.OK,
+        seen=f"{_gib(found)} {what}",
+        wanted=f"at least {_gib(wanted)}" if few else "",
+        mend=mend if few else "",
+    )
+
+
+def _open_files(cluster: Cluster, host: str, soft: int | None, hard: int | None) -> Check:
+    """Each rank has a connection to each other one (gloo), rank 0 and its store two from each."""
+    least, enough = 32 + 2 * cluster.world_size, max(512, 128 + 4 * cluster.world_size)
+    if soft is None or soft >= enough:
+        seen = "no limit" if soft is None else f"{soft:,}"
+        return Check(host=host, name="open files", state=State.OK, seen=seen)
+    return Check(
+        host=host,
+        name="open files",
+        state=State.FAILED if soft < least else State.WARNING,
+        seen=f"a process of the login may have {soft:,}",
+        wanted=f"at least {enough:,} for {counted(cluster.world_size, 'rank')}",
+        mend=f"ulimit -n {min(hard or _FILES, _FILES)} in the login's start file there"
+        if hard is None or hard >= enough
+        else f"echo '* - nofile {_FILES}' | sudo tee -a {_LIMITS} there",
+    )
+
+
+def _locked_memory(cluster: Cluster, host: Host, system: dict[str, Any]) -> Iterator[Check]:
+    """Matters where NCCL would take InfiniBand or RoCE."""
+    soft = system["limits"]["locked_memory_bytes"][0]
+    active = [port for port in system.get("infiniband", []) if port["state"] == "ACTIVE"]
+    if cluster.device != "cuda" or cluster.nnodes < 2 or not active or host.env.get("NCCL_IB_DISABLE") == "1":
+        return
+    few = soft is not None and soft < _LOCKED
+    yield Check(
+        host=host.label,
+        name="locked memory",
+        state=State.FAILED if few else State.OK,
+        seen=f"a process of the login may lock {soft >> 10:,} KiB" if soft is not None else "no limit",
+        wanted="no limit, as NCCL registers its buffers with InfiniBand" if few else "",
+        mend=f"echo '* - memlock unlimited' | sudo tee -a {_LIMITS} there (docker run --ulimit memlock=-1), "
+        "or ++cluster.env={NCCL_IB_DISABLE: '1'}"
+        if few
+        else "",
+    )
+
+
+def _gib(count: int) -> str:
+    return f"{count / _GIB:.1f} GiB" if count >= _GIB / 10 else f"{count / (1 << 20):.1f} MiB"

@@ -1,0 +1,94 @@
+"""Whether a host is slower than it was, or than the others, by trainers.measuring.host_speed. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.cluster.preflight.judgement import ALL, Check, State
+
+ENOUGH = 0.8  # of its own baseline, or of the others' median
+_LOOK = "doit preflight deep=1 shows limits, heat and who computes there"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """What was measured of one host or pair.
+
+    Attributes:
+        hosts: labels: one, or two.
+        what: ``matrix product`` or ``all-reduce``.
+        on: what must be equal for figures to be compared: devices, ranks, backend.
+        per_s: operations or bytes a second.
+    """
+
+    hosts: tuple[str, ...]
+    what: str
+    on: str
+    per_s: float
+
+    @property
+    def key(self) -> str:
+        """Under which a baseline keeps it."""
+        return " | ".join([" – ".join(self.hosts), self.what, self.on])
+
+    def shown(self, per_s: float) -> str:
+        """A rate with its unit."""
+        return f"{per_s / 1e9:,.1f} GFLOP/s" if self.what == "matrix product" else f"{per_s / 1e9:.3f} GB/s"
+
+
+def figures(result: Mapping[str, Any], labels: Sequence[str]) -> list[Figure]:
+    """Of each host the slowest rank's products, and the bus bandwidth of each group.
+
+    Args:
+        result: host_speed.json.
+        labels: the hosts' labels by node rank.
+    """
+    found = []
+    for number, label in enumerate(labels):
+        ranks = [rank for rank in result["ranks"] if rank["node_rank"] == number]
+        device = ranks[0]["device"].partition(" ")[2] or result["device"]
+        on = f"{len(ranks)} × {device}"
+        slowest = min(float(rank["flop_per_s"]) for rank in ranks)
+        found.append(Figure(hosts=(label,), what="matrix product", on=on, per_s=slowest))
+    for group in result["groups"]:
+        hosts = tuple(labels[number] for number in group["nodes"])
+        on = f"{group['ranks']} ranks, {result['backend']}"
+        found.append(Figure(hosts=hosts, what="all-reduce", on=on, per_s=float(group["bus_bytes_per_s"])))
+    return found
+
+
+def checks(measured: Sequence[Figure], baseline: Mapping[str, float]) -> Iterator[Check]:
+    """Each figure against its own baseline, and each host against the others.
+
+    Args:
+        baseline: ``Figure.key`` → what was saved.
+    """
+    for figure in measured:
+        before = baseline.get(figure.key)
+        if before is not None and figure.per_s < ENOUGH * before:
+            yield _slow(figure, State.FAILED, f"at least {ENOUGH:.0%} of its baseline, {figure.shown(before)}")
+        else:
+            peers = [other.per_s for other in measured if other is not figure and _alike(figure, other)]
+            usual = statistics.median(peers) if peers else 0.0
+            if figure.per_s < ENOUGH * usual:
+                yield _slow(figure, State.WARNING, f"at least {ENOUGH:.0%} of the others' {figure.shown(usual)}")
+            else:
+                seen = f"{' – '.join(figure.hosts)}: {figure.shown(figure.per_s)}"
+                yield Check(host=_host(figure), name=figure.what, state=State.OK, seen=seen)
+
+
+def _alike(one: Figure, other: Figure) -> bool:
+    return (one.what, one.on, len(one.hosts)) == (other.what, other.on, len(other.hosts))
+
+
+def _host(figure: Figure) -> str:
+    return figure.hosts[0] if len(figure.hosts) == 1 else ALL
+
+
+def _slow(figure: Figure, state: State, wanted: str) -> Check:
+    pair = "" if len(figure.hosts) == 1 else f"{' – '.join(figure.hosts)}: "
+    seen = f"{pair}{figure.shown(figure.per_s)} ({figure.on})"
+    return Check(host=_host(figure), name=figure.what, state=state, seen=seen, wanted=wanted, mend=_LOOK)

@@ -1,0 +1,53 @@
+"""`doit preflight measure=1`: trainers.measuring.host_speed on the cluster, and the baseline that hosts are held to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.cluster.preflight.speed import Figure, figures
+from pipeline.core.errors import PacelineError
+from pipeline.core.files import write_json
+from pipeline.core.specs import Cluster
+from pipeline.diagnostics import node_module
+
+MODULE = "trainers.measuring.host_speed"
+RESULT = "host_speed.json"
+_BASELINE = "baseline.json"
+
+
+def measure(
+    cluster: Cluster, *, backend: str, runs_dir: Path, root: Path, say: node_module.Say
+) -> tuple[Path, list[Figure]]:
+    """Run it; the folder of the results and the figures of each host and pair.
+
+    Raises:
+        HostError, TrainingError, Killed: as a launch does.
+    """
+    folder = node_module.new_folder(runs_dir, "host-speed")
+    diagnosis = node_module.Diagnosis(module=MODULE, config={"strategy": {"backend": backend}}, result=RESULT)
+    result = node_module.run(diagnosis, cluster=cluster, folder=folder, root=root, pack=None, say=say)
+    return folder, figures(result, [host.label for host in cluster.hosts])
+
+
+def baseline(runs_dir: Path) -> dict[str, float]:
+    """What was saved, by ``Figure.key``; empty: nothing was. Raises PacelineError: the file is damaged."""
+    path = runs_dir / node_module.FOLDER / _BASELINE
+    try:
+        return {str(key): float(value) for key, value in json.loads(path.read_text(encoding="utf-8")).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise PacelineError(f"{path} can't be read: {error}", hint="doit preflight baseline=save") from error
+
+
+def save_baseline(runs_dir: Path, measured: Sequence[Figure]) -> Path:
+    """Keep these figures for later comparisons, beside those of other hosts. Raises OSError."""
+    path = runs_dir / node_module.FOLDER / _BASELINE
+    try:
+        kept = baseline(runs_dir)
+    except PacelineError:  # which this mends
+        kept = {}
+    write_json(path, {**kept, **{figure.key: figure.per_s for figure in measured}})
+    return path

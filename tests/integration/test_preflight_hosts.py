@@ -1,0 +1,192 @@
+"""Real faults on real hosts: preflight names the host, the value, and what mends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.cluster import preflight
+from pipeline.cluster.preflight import Report, State
+from pipeline.core.specs import Cluster, Host
+from pipeline.lab import Lab, LabHost
+from tests.integration.commands import ROOT, Project
+from tests.lab_fixture import on
+
+pytestmark = pytest.mark.lab
+
+
+def cluster_of(lab: Lab, **change: object) -> Cluster:
+    hosts = tuple(Host(name=host.name) for host in lab.hosts)
+    return replace(Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config)), **change)  # type: ignore[arg-type]
+
+
+def examined(cluster: Cluster, *, deep: bool = False) -> Report:
+    return preflight.examine(cluster, global_batch_size=2, deep=deep)
+
+
+def of_node1(report: Report) -> dict[str, str]:
+    """What isn't ok on node1: name of the check → its line."""
+    wrong = [check for check in report.all_checks if check.host == "node1" and check.state != State.OK]
+    return {check.name: f"{check.state}: {check.seen} (wanted: {check.wanted}); {check.mend}" for check in wrong}
+
+
+def told(lab: Lab, host: str, command: str) -> None:
+    done = on(lab, host, command)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def broken(lab: Lab) -> Iterator[LabHost]:
+    """node1 with a host name on loopback, few open files, a small MTU, little shared memory and a small disk."""
+    host = lab.hosts[1]
+    names = host.folder / "etc" / "hosts"
+    before = names.read_text()
+    with ExitStack() as mended:
+        mended.callback(names.write_text, before)
+        names.write_text(f"127.0.0.1 localhost\n127.0.1.1 node1\n{lab.hosts[0].address} node0\n")
+        mended.callback((host.home / ".bashrc").unlink, missing_ok=True)
+        (host.home / ".bashrc").write_text("ulimit -n 256\n")
+        mended.callback(told, lab, "node1", "umount -l /dev/shm; umount -l /var/tmp/small; ip link set eth0 mtu 1500")
+        small = "mount -t tmpfs -o size=4m tmpfs"
+        told(lab, "node1", f"{small} /dev/shm && mkdir -p /var/tmp/small && {small} /var/tmp/small")
+        told(lab, "node1", "ip link set eth0 mtu 1400")
+        yield host
+
+
+def test_each_fault_of_a_host_is_named_with_what_is_wanted_and_what_mends_it(lab: Lab, broken: LabHost) -> None:
+    report = examined(cluster_of(lab, workdir="/var/tmp/small/paceline"))
+    said = of_node1(report)
+    assert {name: said[name] for name in ("host name", "open files", "MTU", "shared memory", "disk")} == {
+        "host name": f"warning: node1 is 127.0.1.1 there (wanted: {broken.address}, where the other hosts reach it); "
+        f"a line '{broken.address} node1' in its /etc/hosts, in place of 127.0.1.1",
+        "open files": "warning: a process of the login may have 256 (wanted: at least 512 for 2 ranks); "
+        "echo '* - nofile 65536' | sudo tee -a /etc/security/limits.d/paceline.conf there",
+        "MTU": "warning: 1400 on eth0 (wanted: 1500, as node0 has it); "
+        "sudo ip link set dev INTERFACE mtu N: what is larger than the smallest on the way gets lost",
+        "shared memory": "warning: 4.0 MiB free in /dev/shm (wanted: at least 64.0 MiB); "
+        "sudo mount -o remount,size=8G /dev/shm there; of a container: docker run --shm-size=8g",
+        "disk": "warning: 4.0 MiB free for /var/tmp/small/paceline (wanted: at least 2.0 GiB); "
+        "make room there, or cluster.workdir= a folder on another disk",
+    }
+    report.refuse()  # warnings stop nothing
+
+
+def test_an_interface_that_is_down_is_named(lab: Lab) -> None:
+    told(lab, "node1", "ip link add ib7 type bridge && ip addr add 10.99.0.2/24 dev ib7")
+    try:
+        cluster = cluster_of(lab, hosts=(Host(name="node0"), Host(name="node1", interface="ib7")))
+        assert of_node1(examined(cluster))["link"].startswith("warning: down on ib7 (wanted: up); sudo ip link set")
+    finally:
+        told(lab, "node1", "ip link delete ib7")
+
+
+@pytest.fixture
+def shifted(lab: Lab, tmp_path: Path) -> str:
+    """An interpreter of node1 whose clock is 40 s ahead."""
+    compiler, home = shutil.which("cc"), lab.hosts[1].home
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    source = ROOT / "benchmarks" / "shifted_clock.c"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", home / "shifted.so", source, "-ldl"], check=True)
+    (home / "seconds").write_text("40")
+    python = home / "late-python"
+    python.write_text('#!/bin/sh\nexport LD_PRELOAD=~/shifted.so SHIFTED_CLOCK=~/seconds\nexec python3 "$@"\n')
+    python.chmod(0o755)
+    return "~/late-python"
+
+
+def test_a_clock_that_is_ahead_is_measured_and_with_c10d_refused(lab: Lab, shifted: str) -> None:
+    hosts = (Host(name="node0"), Host(name="node1", python=shifted))
+    said = of_node1(examined(cluster_of(lab, hosts=hosts), deep=True))["clock"]
+    shown = re.match(r"warning: ([\d.]+) s ahead of this computer's \(±([\d.]+) s\)", said)
+    assert shown, said
+    assert abs(float(shown[1]) - 40.0) <= float(shown[2]) + 0.01
+    assert said.endswith("(wanted: within 2 s); sudo chronyc makestep there, or sudo timedatectl set-ntp true")
+    said = of_node1(examined(cluster_of(lab, hosts=hosts, rendezvous="c10d")))["clock"]
+    assert said.startswith("failed: ")
+    assert "with cluster.rendezvous=c10d such a host counts as gone (wanted: within 15 s)" in said
+
+
+def test_a_folder_is_shared_if_the_other_host_sees_what_one_writes(lab: Lab) -> None:
+    with tempfile.TemporaryDirectory(prefix="paceline-test-", dir="/srv") as folder:  # both hosts have this root
+        report = examined(cluster_of(lab, rendezvous="file", rendezvous_dir=folder), deep=True)
+        seen = [(check.host, check.state, check.seen) for check in report.checks if check.name == "shared folder"]
+        assert seen == [
+            ("node0", State.OK, f"{folder} is written"),
+            ("node1", State.OK, f"{folder} is the same as on node0"),
+        ]
+        assert list(Path(folder).iterdir()) == []
+
+
+def test_doit_preflight_and_a_training_refuse_with_the_same_words(project: Project, lab: Lab) -> None:
+    """/tmp of each lab host is its own."""
+    project.words = ["cluster=two_node", f"cluster.ssh_config='{lab.ssh_config}'", "tracking=none"]
+    words = ("experiment=quickstart", "cluster.rendezvous=file", "cluster.rendezvous_dir=/tmp")
+    refused = [
+        "preflight: 1 of 2 hosts can't take part",
+        "  node1: shared folder: /tmp there isn't the folder of that name on node0 (wanted: one folder for all); mount "
+        "the same file system on every host, or name another folder (cluster.rendezvous_dir=, paths.runs=)",
+    ]
+    for verb in (("preflight", "deep=1"), ("train",)):
+        done = project.doit(*verb, *words)
+        assert done.returncode == 1, done.stdout
+        assert "\n".join(refused) in done.stdout
+    asked = project.doit("preflight", "preflight.deep=true", "json=1", *words)
+    assert asked.returncode == 1
+    value = json.loads(asked.stdout)
+    assert [row["host"] for row in value["checks"] if row["state"] == "failed"] == ["node1"]
+    assert {row["host"]: row["torch_version"] for row in value["hosts"]}.keys() == {"node0", "node1"}
+    absent = project.doit("preflight", "json=1", *words, "cluster.hosts=[{name: node0},{name: node7}]")
+    assert [(row["host"], row["name"], row["state"]) for row in json.loads(absent.stdout)["checks"]] == [
+        ("node7", "probe", "failed")
+    ]
+
+
+@pytest.fixture
+def slow_group() -> Iterator[Path]:
+    """A control group with a third of a core; skips the test where none can be made."""
+    root = Path("/sys/fs/cgroup/cpu") if Path("/sys/fs/cgroup/cpu").is_dir() else Path("/sys/fs/cgroup")
+    group = root / f"paceline-slow-{os.getpid()}"
+    try:
+        group.mkdir()
+        if (group / "cpu.max").exists():
+            (group / "cpu.max").write_text("33000 100000")
+        else:
+            (group / "cpu.cfs_quota_us").write_text("33000")
+    except OSError as error:
+        if group.is_dir():
+            group.rmdir()
+        pytest.skip(f"no control group can be made here: {error}")
+    yield group
+    for pid in (group / "cgroup.procs").read_text().split():
+        (root / "cgroup.procs").write_text(pid)
+    group.rmdir()
+
+
+@pytest.mark.long
+def test_a_host_that_is_slowed_down_is_named_by_its_peers_and_by_its_baseline(
+    tmp_path: Path, lab: Lab, slow_group: Path
+) -> None:
+    project = Project(tmp_path, words=["cluster=two_node", f"cluster.ssh_config='{lab.ssh_config}'"])
+    saved = project.doit("preflight", "baseline=save")
+    assert saved.returncode == 0, saved.stdout
+    (slow_group / "cgroup.procs").write_text(str(lab.hosts[1].sshd_pid))  # and what it starts from now on
+    slowed = project.doit("preflight", "measure=1")
+    assert slowed.returncode == 1, slowed.stdout
+    assert re.search(r"\n  node1: matrix product: .* \(wanted: at least 80% of its baseline, ", slowed.stdout), (
+        slowed.stdout
+    )
+    (tmp_path / "runs" / "diagnostics" / "baseline.json").unlink()
+    peers = project.doit("preflight", "measure=1")
+    assert peers.returncode == 0, peers.stdout
+    assert "\nwarning: node1: matrix product: " in peers.stdout

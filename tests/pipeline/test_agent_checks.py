@@ -1,0 +1,283 @@
+"""What the agent reads of its host for preflight: recorded trees of /sys, and this computer with something broken."""
+
+from __future__ import annotations
+
+import os
+import resource
+import runpy
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.cluster.agent import checks, processors
+from pipeline.cluster.launchers.answers import parse_answer
+from pipeline.cluster.launchers.payload import BOOTSTRAP, message
+from tests.pipeline.test_agent import ask
+from tests.small_disk import mounted
+
+
+def tree(root: Path, files: dict[str, str]) -> str:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    return str(root)
+
+
+def facts_under(shell: str) -> dict[str, Any]:
+    """The probe's facts of a process that a shell starts after ``shell``."""
+    done = subprocess.run(
+        ["sh", "-c", f'{shell}; exec "$0" -E -c "$1"', sys.executable, BOOTSTRAP],
+        input=message({"do": "probe", "workdir": "/"}, "f00d"),
+        capture_output=True,
+        check=False,
+    )
+    answer = parse_answer(done.stdout, "f00d")
+    assert answer is not None, done.stderr.decode()
+    found: dict[str, Any] = answer["extra"]["system"]
+    return found
+
+
+def test_limits_are_those_that_the_login_has_set() -> None:
+    found = facts_under("ulimit -S -n 300; ulimit -l 48")["limits"]
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert found["open_files"] == [300, None if hard == resource.RLIM_INFINITY else hard]
+    assert found["locked_memory_bytes"] == [48 << 10, 48 << 10]
+
+
+def test_probe_tells_the_cuda_of_torch_and_when_it_began() -> None:
+    answer = ask({"do": "probe", "workdir": "/"}, Path("/"))
+    extra = answer["extra"]
+    assert isinstance(extra, dict)
+    torch = find_spec("torch")
+    assert torch is not None
+    assert torch.origin is not None
+    assert extra["torch_cuda"] == runpy.run_path(str(Path(torch.origin).with_name("version.py")))["cuda"]
+    assert 0 <= float(str(answer["unix_time"])) - extra["began"] < 60
+
+
+def test_a_system_that_tells_nothing_has_no_facts(tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "none")
+    assert (checks.links(nowhere), checks.infiniband(nowhere)) == ({}, [])
+    assert (checks.shared_memory(nowhere), checks.memory_available(nowhere)) == (None, None)
+    assert checks.cgroup(nowhere, nowhere) == {"cpus": None, "memory_bytes": None, "memory_used_bytes": None}
+
+
+def test_shared_memory_is_that_of_the_mount(tmp_path: Path) -> None:
+    with mounted(tmp_path / "shm") as folder:
+        (folder / "half").write_bytes(bytes(1 << 20))
+        assert checks.shared_memory(str(folder)) == {"size_bytes": 2 << 20, "free_bytes": 1 << 20}
+
+
+# -- names
+
+
+def test_the_own_name_has_the_addresses_that_programs_here_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    assert "127.0.0.1" in checks.facts(0)["own_name"]["addresses"]
+
+
+def test_a_name_that_nobody_knows_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
+    monkeypatch.setattr(checks, "NAME_S", 30.0)
+    assert checks.facts(0)["own_name"] == {"addresses": []}
+
+
+def test_a_name_server_without_an_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait() and [])
+    monkeypatch.setattr(checks, "NAME_S", 0.01)
+    try:
+        assert checks.facts(0)["own_name"] == {"slow_s": 0.01}
+    finally:
+        answered.set()
+
+
+# -- network devices
+
+
+def test_links_have_state_mtu_and_speed(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path,
+        {
+            "eth0/operstate": "up",
+            "eth0/mtu": "9000",
+            "eth0/speed": "25000",
+            "docker0/operstate": "down",
+            "docker0/mtu": "1500",
+            "docker0/speed": "-1",
+            "lo/operstate": "unknown",
+            "lo/mtu": "65536",
+        },
+    )
+    assert checks.links(root) == {
+        "eth0": {"state": "up", "mtu": 9000, "speed_mbit": 25000},
+        "docker0": {"state": "down", "mtu": 1500, "speed_mbit": None},
+        "lo": {"state": "unknown", "mtu": 65536, "speed_mbit": None},
+    }
+
+
+def test_infiniband_ports_have_what_ibstatus_and_ibdev2netdev_show(tmp_path: Path) -> None:
+    """mlx5_0: InfiniBand, its interface named by the GID. mlx5_1: two ports of one RoCE card, named by dev_port."""
+    port = {
+        "state": "4: ACTIVE",
+        "phys_state": "5: LinkUp",
+        "rate": "200 Gb/sec (4X HDR)",
+        "link_layer": "InfiniBand",
+        "gids/0": "fe80:0000:0000:0000:b859:9f03:00d4:fe72",
+    }
+    down = {**port, "state": "1: DOWN", "phys_state": "3: Disabled", "link_layer": "Ethernet"}
+    files = {f"mlx5_0/ports/1/{name}": text for name, text in {**port, "gid_attrs/ndevs/0": "ib0"}.items()}
+    for number in (1, 2):
+        files |= {f"mlx5_1/ports/{number}/{name}": text for name, text in down.items()}
+    files |= {"mlx5_1/device/net/ens1f0/dev_port": "0", "mlx5_1/device/net/ens1f1/dev_port": "1"}
+    first, second, third = checks.infiniband(tree(tmp_path, files))
+    assert first == {
+        "device": "mlx5_0",
+        "port": 1,
+        "state": "ACTIVE",
+        "phys_state": "LinkUp",
+        "rate": "200 Gb/sec (4X HDR)",
+        "link_layer": "InfiniBand",
+        "gid": "fe80:0000:0000:0000:b859:9f03:00d4:fe72",
+        "netdev": "ib0",
+    }
+    assert (second["device"], second["port"], second["netdev"]) == ("mlx5_1", 1, "ens1f0")
+    assert (third["port"], third["netdev"], third["state"], third["phys_state"]) == (2, "ens1f1", "DOWN", "Disabled")
+
+
+# -- control groups
+
+
+def test_the_tightest_group_on_the_way_to_the_root_counts(tmp_path: Path) -> None:
+    """Version 2: a job with half of the memory of its slice, which has two cores. What it has read is no use of it."""
+    own = tree(tmp_path / "proc", {"cgroup": "0::/slice/job"}) + "/cgroup"
+    root = tree(
+        tmp_path / "cgroup",
+        {
+            "slice/cpu.max": "200000 100000",
+            "slice/memory.max": "8589934592",
+            "slice/memory.current": "1073741824",
+            "slice/job/cpu.max": "max 100000",
+            "slice/job/memory.max": "4294967296",
+            "slice/job/memory.current": "3145728",
+            "slice/job/memory.stat": "anon 4096\ninactive_file 2097152",
+        },
+    )
+    assert checks.cgroup(own, root) == {"cpus": 2.0, "memory_bytes": 4 << 30, "memory_used_bytes": 1 << 20}
+
+
+def test_groups_of_version_1_are_read_too(tmp_path: Path) -> None:
+    own = tree(tmp_path / "proc", {"cgroup": "5:memory:/docker/ab\n4:cpuset:/docker/ab\n1:cpu,cpuacct:/docker/ab"})
+    no_limit = str((1 << 63) - 4096)
+    root = tree(
+        tmp_path / "cgroup",
+        {
+            "cpu/docker/ab/cpu.cfs_quota_us": "150000",
+            "cpu/docker/ab/cpu.cfs_period_us": "100000",
+            "cpu/cpu.cfs_quota_us": "-1",
+            "cpu/cpu.cfs_period_us": "100000",
+            "memory/memory.limit_in_bytes": no_limit,
+            "memory/memory.usage_in_bytes": "7",
+            "memory/docker/ab/memory.limit_in_bytes": "1073741824",
+            "memory/docker/ab/memory.usage_in_bytes": "1073741824",
+            "memory/docker/ab/memory.stat": "inactive_file 1\ntotal_inactive_file 536870912",
+        },
+    )
+    assert checks.cgroup(f"{own}/cgroup", root) == {
+        "cpus": 1.5,
+        "memory_bytes": 1 << 30,
+        "memory_used_bytes": 512 << 20,
+    }
+
+
+@pytest.fixture
+def half_a_core() -> Iterator[Path]:
+    """A control group of this computer with half a core; skips the test where none can be made."""
+    root = Path("/sys/fs/cgroup/cpu") if Path("/sys/fs/cgroup/cpu").is_dir() else Path("/sys/fs/cgroup")
+    group = root / f"paceline-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        if (group / "cpu.max").exists():
+            (group / "cpu.max").write_text("50000 100000")
+        else:
+            (group / "cpu.cfs_quota_us").write_text("50000")
+    except OSError as error:
+        if group.is_dir():
+            group.rmdir()
+        pytest.skip(f"no control group can be made here: {error}")
+    yield group
+    group.rmdir()
+
+
+def test_a_process_in_a_group_with_half_a_core_is_told_so(half_a_core: Path) -> None:
+    assert facts_under(f"echo $$ >'{half_a_core}/cgroup.procs'")["cgroup"]["cpus"] == 0.5
+
+
+# -- nvidia-smi
+
+SMI = """#!/bin/sh
+case $1 in
+--query-gpu=index,uuid*) echo '0, GPU-1, NVIDIA H100 80GB HBM3, 81559, 4, 0' ;;
+*throttle*) {throttle} ;;
+*) exit 2 ;;
+esac
+"""
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a test may put an nvidia-smi, the first on PATH."""
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path / "nvidia-smi"
+
+
+def test_the_answers_of_nvidia_smi_are_told_as_they_are(smi: Path) -> None:
+    smi.write_text(SMI.format(throttle="echo '0, 0x0000000000000000'"))
+    smi.chmod(0o755)
+    assert processors.gpu_state(30.0) == {
+        "list": "0, GPU-1, NVIDIA H100 80GB HBM3, 81559, 4, 0\n",
+        "throttling": "0, 0x0000000000000000\n",
+        "throttling, new name": "",
+        "processes": "",
+    }
+
+
+def test_an_nvidia_smi_that_hangs_is_not_waited_for(smi: Path) -> None:
+    smi.write_text(SMI.format(throttle="exec sleep 60"))
+    smi.chmod(0o755)
+    assert "throttling" not in (processors.gpu_state(1.0) or {})
+
+
+def test_a_host_without_nvidia_smi_tells_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert processors.gpu_state(1.0) is None
+
+
+# -- a folder that is said to be shared
+
+
+def shared(act: str, folder: Path) -> dict[str, object]:
+    return ask({"do": "shared", "act": act, "folder": str(folder), "mark": "ab12"}, folder.parent)
+
+
+def test_the_file_for_a_shared_folder_is_written_seen_and_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    assert shared("look", folder) == {"there": False, "folder": True}
+    assert shared("write", folder)["there"] is True
+    assert shared("look", folder)["there"] is True
+    assert shared("remove", folder)["there"] is False
+    assert list(folder.iterdir()) == []
+
+
+def test_a_shared_folder_that_is_not_there_is_an_error_with_its_name(tmp_path: Path) -> None:
+    assert f"{tmp_path}/none/" in str(shared("write", tmp_path / "none")["error"])
+    assert shared("look", tmp_path / "none") == {"there": False, "folder": False}

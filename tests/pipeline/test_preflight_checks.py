@@ -1,0 +1,490 @@
+"""The judgements of preflight: what is seen, what is wanted and what mends it, of facts as hosts tell them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pipeline.cluster import preflight
+from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.launchers.base import Launcher
+from pipeline.cluster.launchers.replies import Answer, Output
+from pipeline.cluster.launchers.settings import Capabilities
+from pipeline.cluster.preflight import Check, Report, State, gpus, judgement, shared_folder
+from pipeline.cluster.preflight.clock import offset
+from pipeline.core.errors import HostError
+from pipeline.core.specs import Cluster, Host, NodeFacts
+from tests.pipeline.test_plan import cluster, facts, rendered
+
+ROOT = Path(__file__).resolve().parents[2]
+
+GIB = 1 << 30
+PORT = {
+    "device": "mlx5_0",
+    "port": 1,
+    "state": "ACTIVE",
+    "phys_state": "LinkUp",
+    "rate": "200 Gb/sec (4X HDR)",
+    "link_layer": "InfiniBand",
+    "gid": "fe80:0000:0000:0000:b859:9f03:00d4:fe72",
+    "netdev": "ib0",
+}
+SYSTEM: dict[str, Any] = {
+    "limits": {"open_files": [1024, 1 << 20], "locked_memory_bytes": [None, None]},
+    "shared_memory": {"size_bytes": 8 * GIB, "free_bytes": 8 * GIB},
+    "memory_available_bytes": 12 * GIB,
+    "cgroup": {"cpus": None, "memory_bytes": None, "memory_used_bytes": None},
+    "infiniband": [],
+    "gpus": None,
+}
+
+
+def told(number: int, change: Mapping[str, Any] | None = None, **extra: Any) -> NodeFacts:
+    """The facts of a host that has all that is wanted, but for ``change`` of its system."""
+    own = {
+        "links": {f"eth{number}": {"state": "up", "mtu": 1500, "speed_mbit": 10000}},
+        "host_name": None,
+        "own_name": {"addresses": [f"10.0.0.{number + 1}"]},
+    }
+    times = {"asked": 100.0, "began": 100.4, "answered": 101.0}
+    system = {**SYSTEM, **own, **(change or {})}
+    return facts(number, extra={**times, "system": system, **extra}, unix_time=extra.get("said", 100.6))
+
+
+def found(what: Cluster, *hosts: NodeFacts) -> list[str]:
+    """What isn't ok, as it is shown, with its state."""
+    checks = [check for check in preflight.judge(what, hosts) if check.state != State.OK]
+    return [f"{check.state} {judgement.lines([check])[0]}" for check in checks]
+
+
+def test_hosts_that_have_all_that_is_wanted_are_ok() -> None:
+    checks = preflight.judge(cluster(1, 1), [told(0), told(1)])
+    assert {check.state for check in checks} == {State.OK}
+    assert {check.host for check in checks} == {"node0", "node1"}
+    expected = "Python cores memory disk shared memory open files clock host name link MTU link speed"
+    assert " ".join(dict.fromkeys(check.name for check in checks)) == expected
+
+
+def test_a_host_whose_probe_tells_nothing_of_its_system_is_not_judged_by_it() -> None:
+    assert found(cluster(1, 1), facts(0), facts(1)) == []
+
+
+ONE = cluster(1, 1)
+CUDA = cluster(2, 2, device="cuda")
+WRONG: list[tuple[str, Cluster, dict[str, Any], str]] = [
+    (
+        "few open files",
+        ONE,
+        {"limits": {"open_files": [256, 1 << 20], "locked_memory_bytes": [None, None]}},
+        "warning node1: open files: a process of the login may have 256 (wanted: at least 512 for 2 ranks); "
+        "ulimit -n 65536 in the login's start file there",
+    ),
+    (
+        "too few open files, and a hard limit",
+        ONE,
+        {"limits": {"open_files": [32, 64], "locked_memory_bytes": [None, None]}},
+        "failed node1: open files: a process of the login may have 32 (wanted: at least 512 for 2 ranks); "
+        "echo '* - nofile 65536' | sudo tee -a /etc/security/limits.d/paceline.conf there",
+    ),
+    (
+        "locked memory",
+        CUDA,
+        {"infiniband": [PORT], "limits": {"open_files": [None, None], "locked_memory_bytes": [65536, 65536]}},
+        "failed node1: locked memory: a process of the login may lock 64 KiB (wanted: no limit, as NCCL registers its "
+        "buffers with InfiniBand); echo '* - memlock unlimited' | sudo tee -a /etc/security/limits.d/paceline.conf "
+        "there (docker run --ulimit memlock=-1), or ++cluster.env={NCCL_IB_DISABLE: '1'}",
+    ),
+    (
+        "shared memory",
+        ONE,
+        {"shared_memory": {"size_bytes": 64 << 20, "free_bytes": 10 << 20}},
+        "warning node1: shared memory: 10.0 MiB free in /dev/shm (wanted: at least 64.0 MiB); "
+        "sudo mount -o remount,size=8G /dev/shm there; of a container: docker run --shm-size=8g",
+    ),
+    (
+        "memory of a control group",
+        ONE,
+        {"cgroup": {"cpus": None, "memory_bytes": 2 * GIB, "memory_used_bytes": 2 * GIB - (512 << 20)}},
+        "warning node1: memory: 0.5 GiB of the 2.0 GiB that its control group allows (wanted: at least 1.0 GiB); "
+        "end what takes it there, or fewer ranks: nproc_per_node",
+    ),
+    (
+        "memory",
+        ONE,
+        {"memory_available_bytes": 900 << 20},
+        "warning node1: memory: 0.9 GiB of 16.0 GiB (wanted: at least 1.0 GiB); "
+        "end what takes it there, or fewer ranks: nproc_per_node",
+    ),
+    (
+        "cores of a control group",
+        ONE,
+        {"cgroup": {"cpus": 1.5, "memory_bytes": None, "memory_used_bytes": None}},
+        "warning node1: cores: its control group allows 1.5 of 8 cores to 1 rank (wanted: 8, for which the ranks take "
+        "threads); a larger limit (docker run --cpus=…, systemctl set-property … CPUQuota=…), or threads_per_rank=",
+    ),
+    (
+        "a host name on loopback",
+        ONE,
+        {"own_name": {"addresses": ["127.0.1.1"]}},
+        "warning node1: host name: node1 is 127.0.1.1 there (wanted: 10.0.0.2, where the other hosts reach it); "
+        "a line '10.0.0.2 node1' in its /etc/hosts, in place of 127.0.1.1",
+    ),
+    (
+        "a host name that takes long",
+        ONE,
+        {"own_name": {"slow_s": 1.0}},
+        "warning node1: host name: node1 isn't resolved within 1 s, for which torchrun waits several times (wanted: "
+        "10.0.0.2 at once); a line '10.0.0.2 node1' in its /etc/hosts, in place of 127.0.1.1",
+    ),
+    (
+        "a smaller MTU",
+        ONE,
+        {"links": {"eth1": {"state": "up", "mtu": 1400, "speed_mbit": 10000}}},
+        "warning node1: MTU: 1400 on eth1 (wanted: 1500, as node0 has it); "
+        "sudo ip link set dev INTERFACE mtu N: what is larger than the smallest on the way gets lost",
+    ),
+    (
+        "a link that is down",
+        ONE,
+        {"links": {"eth1": {"state": "lowerlayerdown", "mtu": 1500, "speed_mbit": None}}},
+        "warning node1: link: lowerlayerdown on eth1 (wanted: up); "
+        "sudo ip link set dev INTERFACE up there, or another one by cluster.hosts[].interface",
+    ),
+    (
+        "a slow link",
+        ONE,
+        {"links": {"eth1": {"state": "up", "mtu": 1500, "speed_mbit": 100}}},
+        "warning node1: link speed: 100 Mbit/s on eth1 (wanted: 10000 Mbit/s, as node0 has it); "
+        "check its cable and the switch's port (ethtool INTERFACE): the slowest link sets the pace of all",
+    ),
+]
+
+
+@pytest.mark.parametrize(("what", "change", "said"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
+def test_what_a_host_lacks_is_shown_with_what_is_wanted_and_what_mends_it(
+    what: Cluster, change: dict[str, Any], said: str
+) -> None:
+    good = {"infiniband": [PORT]} if change.get("infiniband") else {}
+    assert found(what, told(0, good), told(1, change)) == [said]
+
+
+def test_a_full_disk_is_shown_with_the_folder() -> None:
+    hosts = [told(0), replace(told(1), disk_free_bytes=1 << 20)]
+    assert found(replace(ONE, workdir="/scratch"), *hosts) == [
+        "warning node1: disk: 1.0 MiB free for /scratch (wanted: at least 2.0 GiB); "
+        "make room there, or cluster.workdir= a folder on another disk"
+    ]
+
+
+def test_more_ranks_than_cores_are_shown() -> None:
+    (said,) = found(cluster(9, 1), told(0), told(1))
+    assert said == "warning node0: cores: 8 cores for 9 ranks (wanted: one for each rank); a smaller nproc_per_node"
+
+
+def test_a_host_name_that_no_interface_stands_for_is_refused() -> None:
+    lost = {"own_name": {"addresses": ["127.0.1.1", "::1"]}}
+    hosts = [told(0), replace(told(1, lost), interface=None)]
+    (said,) = found(ONE, *hosts)
+    assert said.startswith("failed node1: host name: node1 is 127.0.1.1, ::1 there (wanted: 10.0.0.2,")
+    assert said.endswith("in place of 127.0.1.1, or cluster.interface=")
+
+
+def test_a_network_of_one_node_is_not_judged() -> None:
+    lost = {"own_name": {"addresses": []}, "links": {"eth0": {"state": "down", "mtu": 9000, "speed_mbit": None}}}
+    assert found(cluster(1), told(0, lost)) == []
+
+
+# -- InfiniBand
+
+
+def test_an_infiniband_port_that_is_down_is_named_with_what_mends_its_state() -> None:
+    down = {**PORT, "state": "DOWN", "phys_state": "Polling", "netdev": None}
+    waits = {**PORT, "device": "mlx5_1", "state": "INIT"}
+    said = found(
+        ONE, told(0, {"infiniband": [PORT, {**PORT, "device": "mlx5_1"}]}), told(1, {"infiniband": [down, waits]})
+    )
+    assert said == [
+        "warning node1: InfiniBand: mlx5_0 port 1 is DOWN (Polling), 200 Gb/sec (4X HDR), InfiniBand (wanted: ACTIVE); "
+        "check its cable and the switch's port",
+        "warning node1: InfiniBand: mlx5_1 port 1 is INIT (LinkUp), 200 Gb/sec (4X HDR), InfiniBand, ib0 "
+        "(wanted: ACTIVE); start the fabric's subnet manager (opensm)",
+        "warning node1: InfiniBand: 0 active ports (wanted: 2 active ports, as node0 has it); "
+        "ibstatus on both hosts shows the difference",
+    ]
+
+
+def test_a_port_that_runs_slower_than_the_others_is_named() -> None:
+    slow = {**PORT, "rate": "100 Gb/sec (2X HDR)"}
+    (said,) = found(ONE, told(0, {"infiniband": [PORT]}), told(1, {"infiniband": [slow]}))
+    assert said.startswith("warning node1: InfiniBand rate: 100 Gb/sec (2X HDR) (wanted: 200 Gb/sec (4X HDR), as node0")
+
+
+def test_locked_memory_does_not_matter_where_nccl_takes_no_infiniband() -> None:
+    few = {"limits": {"open_files": [None, None], "locked_memory_bytes": [65536, 65536]}}
+    with_port = {**few, "infiniband": [PORT]}
+    assert found(ONE, told(0, with_port), told(1, with_port)) == []  # gloo
+    assert found(CUDA, told(0, few), told(1, few)) == []  # no port
+    off = replace(CUDA, hosts=tuple(replace(host, env={"NCCL_IB_DISABLE": "1"}) for host in CUDA.hosts))
+    assert found(off, told(0, with_port), told(1, with_port)) == []
+
+
+# -- clocks
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 37.5, -4000.0])
+def test_a_clock_is_compared_as_ntp_does(ahead_s: float) -> None:
+    """0.4 s on the way there, 0.2 s of work, 0.4 s back."""
+    times = {"asked": 100.0, "began": 100.4 + ahead_s, "said": 100.6 + ahead_s, "answered": 101.0}
+    assert offset(times).ahead_s == pytest.approx(ahead_s)
+    assert offset(times).error_s == pytest.approx(0.4)
+
+
+def test_a_long_way_back_makes_the_figure_worse_and_never_blames_a_right_clock() -> None:
+    measured = offset({"asked": 100.0, "began": 100.1, "said": 100.2, "answered": 109.0})
+    assert measured.ahead_s == pytest.approx(-4.35)
+    assert measured.at_least_s == 0.0
+
+
+def test_a_clock_that_is_ahead_is_a_warning_and_with_c10d_a_failure() -> None:
+    hosts = [told(0), told(1, began=137.9, said=138.1)]
+    (said,) = found(ONE, *hosts)
+    assert said == (
+        "warning node1: clock: 37.50 s ahead of this computer's (±0.40 s) (wanted: within 2 s); "
+        "sudo chronyc makestep there, or sudo timedatectl set-ntp true"
+    )
+    (said,) = found(replace(ONE, rendezvous="c10d"), *hosts)
+    assert said.startswith(
+        "failed node1: clock: 37.50 s ahead of this computer's (±0.40 s): with cluster.rendezvous=c10d such a host "
+        "counts as gone (wanted: within 15 s)"
+    )
+
+
+def test_where_all_hosts_agree_this_computers_clock_is_the_wrong_one() -> None:
+    (said,) = found(ONE, told(0, began=90.4, said=90.6), told(1, began=90.5, said=90.7))
+    assert said.startswith("warning clock: this computer's is 9.90 s ahead of those of all hosts, which agree (wanted")
+    assert "makestep here" in said
+
+
+# -- versions
+
+
+def test_another_nccl_is_refused_and_another_cuda_or_driver_shown() -> None:
+    def gpu_host(number: int, nccl: str, cuda: str, driver: str) -> NodeFacts:
+        packages = {f"nvidia-nccl-cu{cuda[:2]}": nccl, "nvidia-nccl-cuda": "1"}
+        return told(number, packages=packages, torch_cuda=cuda, hardware={"gpu_driver": driver})
+
+    what = cluster(1, 1, 1, device="cuda")
+    hosts = [gpu_host(0, "2.27.5", "12.8", "570.86.15"), gpu_host(1, "2.27.5", "12.8", "570.86.15")]
+    assert found(what, *hosts, gpu_host(2, "2.30.7", "13.0", "575.51.03")) == [
+        "failed node2: NCCL: 2.30.7 (wanted: 2.27.5, as 2 hosts have it); NCCL refuses ranks of another version: "
+        "install the same version everywhere, or set cluster.python",
+        "warning node2: CUDA: 13.0 (wanted: 12.8, as 2 hosts have it); torch was built with it: install the same "
+        "version everywhere, or set cluster.python",
+        "warning node2: GPU driver: 575.51.03 (wanted: 570.86.15, as 2 hosts have it); "
+        "install the same driver everywhere",
+        "warning node2: GPU driver: 575.51.03, and torch was built with CUDA 13.0 (wanted: 580 or newer); "
+        "install a newer driver, or a torch for an older CUDA",
+    ]
+    assert (
+        found(cluster(1, 1, 1), *hosts, gpu_host(2, "2.30.7", "13.0", "575.51.03")) == []
+    )  # on CPUs it doesn't matter
+
+
+def test_another_python_is_shown() -> None:
+    (said,) = found(ONE, told(0), replace(told(1), python_version="3.11.4"))
+    assert said.startswith("warning node1: Python: 3.11 (wanted: 3.12, as node0 has it)")
+
+
+# -- GPUs: answers as nvidia-smi's manual describes them (csv,noheader,nounits)
+
+A100 = {
+    "list": "0, GPU-5d9b3a54-30f1-3a6b-9f43-9c9a0a5d9b3a, NVIDIA A100-SXM4-80GB, 81920, 4, 0\n"
+    "1, GPU-8f6b1c22-8a0e-7c2d-1b1d-2f0c0b7e4f11, NVIDIA A100-SXM4-80GB, 81920, 61234, 2\n",
+    "throttling": "0, 0x0000000000000001\n1, 0x0000000000000060\n",
+    "throttling, new name": 'Field "clocks_event_reasons.active" is not a valid field to query.\n\n',
+    "processes": "GPU-8f6b1c22-8a0e-7c2d-1b1d-2f0c0b7e4f11, 4242, 61230, /opt/venv/bin/python, -u\n",
+}
+GEFORCE = {
+    "list": "0, GPU-00000000-1111-2222-3333-444444444444, NVIDIA GeForce RTX 4090, 24564, 300, [N/A]\n",
+    "throttling, new name": "0, 0x0000000000000004\n",
+    "throttling": 'Field "clocks_throttle_reasons.active" is not a valid field to query.\n\n',
+    "processes": "",
+}
+
+
+def test_the_answers_of_nvidia_smi_are_read_whole() -> None:
+    first, second = gpus.parse(A100)
+    assert (first.index, first.name, first.memory_mib, first.used_mib) == (0, "NVIDIA A100-SXM4-80GB", 81920, 4)
+    assert (first.uncorrected_errors, first.slowed_by, first.processes) == (0, (), ())
+    assert second.slowed_by == ("heat (software)", "heat (hardware)")
+    assert second.processes == (gpus.Process(pid=4242, memory_mib=61230, program="/opt/venv/bin/python, -u"),)
+    (other,) = gpus.parse(GEFORCE)
+    assert (other.uncorrected_errors, other.slowed_by) == (None, ())  # no ECC; a power cap is somebody's wish
+
+
+@pytest.mark.parametrize(
+    "text", ["", "No devices were found\n", "NVIDIA-SMI has failed because it couldn't communicate"]
+)
+def test_a_driver_without_an_answer_has_no_gpus(text: str) -> None:
+    assert gpus.parse({"list": text, "throttling": text, "processes": text}) == []
+
+
+def test_errors_heat_and_foreign_processes_of_a_gpu_are_named() -> None:
+    what = replace(CUDA, hosts=(Host(name="node0"), Host(name="node1")))
+    assert found(what, told(0, {"gpus": A100}), told(1)) == [
+        "failed node0: GPU errors: GPU 1: 2 uncorrectable memory errors since its driver was loaded (wanted: 0); sudo "
+        "nvidia-smi --gpu-reset -i 1 there, or others by CUDA_VISIBLE_DEVICES in cluster.hosts[].env",
+        "warning node0: GPU clocks: GPU 1 is slowed down by heat (software) and heat (hardware); "
+        "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i 1 there",
+        "warning node0: GPU processes: GPU 1 is used by /opt/venv/bin/python, -u (pid 4242, 61230 MiB); "
+        "ps -fp 4242 there shows whose",
+    ]
+
+
+@pytest.mark.parametrize("chosen", ["0", "GPU-5d9b3a54"])
+def test_gpus_that_the_configuration_hides_are_not_judged(chosen: str) -> None:
+    hosts = (Host(name="node0", env={"CUDA_VISIBLE_DEVICES": chosen}), Host(name="node1"))
+    assert found(replace(CUDA, hosts=hosts), told(0, {"gpus": A100}), told(1)) == []
+
+
+def test_hosts_with_other_gpus_are_shown() -> None:
+    healthy = {**A100, "list": A100["list"].replace(", 2\n", ", 0\n"), "throttling": "", "processes": ""}
+    said = found(CUDA, told(0, {"gpus": healthy}), told(1, {"gpus": GEFORCE}))
+    assert said == [
+        "warning node1: GPU model: 1 × NVIDIA GeForce RTX 4090 (wanted: 2 × NVIDIA A100-SXM4-80GB, as node0 has it); "
+        "the slowest GPU sets the pace of all",
+        "warning node1: GPU memory: 24564 MiB (wanted: 81920 MiB, as node0 has it); "
+        "the smallest memory limits the batch of all",
+    ]
+
+
+def test_nvidia_smi_that_is_missing_silent_or_fails_is_a_warning_of_the_deep_form() -> None:
+    said: dict[str, Mapping[str, str] | None] = {
+        "a": None,
+        "b": {},
+        "c": {"list": "No devices were found\n"},
+        "d": A100,
+    }
+    checks = list(gpus.unanswered(CUDA, said, 5.0))
+    assert [(check.host, check.state, check.seen) for check in checks] == [
+        ("a", State.WARNING, "nvidia-smi isn't on the login's PATH"),
+        ("b", State.WARNING, "nvidia-smi gave no answer within 5 s"),
+        ("c", State.WARNING, "nvidia-smi says 'No devices were found\\n'"),
+    ]
+    assert list(gpus.unanswered(ONE, said, 5.0)) == []
+
+
+# -- a folder that is said to be shared
+
+
+class Folders:
+    """Hosts that answer as the agents of two folders would."""
+
+    def __init__(self, answer: Callable[[str, str], Answer]) -> None:
+        self.answer, self.acts = answer, list[str]()
+
+    def ask(self, request: dict[str, Any], *, hosts: Any = None, timeout_s: Any = None) -> dict[str, Answer]:
+        self.acts.append(request["act"])
+        return {host.label: self.answer(request["act"], host.label) for host in hosts}
+
+
+@pytest.mark.parametrize(
+    ("look", "state", "seen"),
+    [
+        ({"there": True, "folder": True}, State.OK, "/nfs is the same as on node0"),
+        ({"there": False, "folder": True}, State.FAILED, "/nfs there isn't the folder of that name on node0"),
+        ({"there": False, "folder": False}, State.FAILED, "/nfs isn't there"),
+        ({"error": "Permission denied"}, State.FAILED, "/nfs: Permission denied"),
+        (None, State.FAILED, "/nfs: it broke"),
+    ],
+)
+def test_each_other_host_must_see_what_the_first_has_written(look: Any, state: State, seen: str) -> None:
+    broke = Output(note="it broke")
+    hosts = Folders(lambda act, _: Answer(value=look if act == "look" else {"there": True}, output=broke))
+    first, other = shared_folder.checks(ONE, hosts.ask, "/nfs")
+    assert (first.host, first.state) == ("node0", State.OK)
+    assert (other.host, other.state, other.seen) == ("node1", state, seen)
+    assert hosts.acts == ["write", "look", "remove"]
+
+
+def test_a_folder_that_the_first_host_cannot_write_is_named_and_nobody_else_is_asked() -> None:
+    hosts = Folders(lambda *_: Answer(value={"error": "No such file or directory (/nfs/x)"}))
+    (check,) = shared_folder.checks(ONE, hosts.ask, "/nfs")
+    assert check.seen == "can't write into /nfs: No such file or directory (/nfs/x)"
+    assert (check.state, hosts.acts) == (State.FAILED, ["write"])
+
+
+# -- what is shown
+
+
+def check(host: str, state: State = State.WARNING, seen: str = "1") -> Check:
+    return Check(host=host, name="x", state=state, seen=seen, wanted="2", mend="do it")
+
+
+def test_hosts_with_the_same_fault_share_a_line() -> None:
+    assert judgement.lines([check("a"), check("b"), check("c", seen="3")]) == [
+        "a, b: x: 1 (wanted: 2); do it",
+        "c: x: 3 (wanted: 2); do it",
+    ]
+    (line,) = judgement.lines([check(f"n{number}") for number in range(16)])
+    assert line == "n0, n1, n2, n3 and 12 more: x: 1 (wanted: 2); do it"
+
+
+def test_failures_are_refused_with_every_host_and_warnings_are_not() -> None:
+    judgement.refuse([check("a"), check("b", State.OK)], 2)
+    with pytest.raises(HostError) as caught:
+        judgement.refuse([check("a", State.FAILED), check("b", State.FAILED, "3"), check("c")], 3)
+    assert str(caught.value) == (
+        "preflight: 2 of 3 hosts can't take part\n  a: x: 1 (wanted: 2); do it\n  b: x: 3 (wanted: 2); do it"
+    )
+
+
+def test_the_report_shows_refusals_of_the_plan_as_failed_checks_too() -> None:
+    error = HostError(
+        "the cluster can't run this:\n  node1: python has no torch; install it\n  torch differs", hint="mend"
+    )
+    report = Report(facts=[facts(0), facts(1)], checks=[check("node0")], refusals=[error])
+    value = json.loads(preflight.as_json(report))
+    assert value["ok"] is False
+    assert [(row["host"], row["name"], row["state"], row["seen"], row["mend"]) for row in value["checks"]] == [
+        ("node1", "run", "failed", "python has no torch; install it", "mend"),
+        (None, "run", "failed", "torch differs", "mend"),
+        ("node0", "x", "warning", "1", "do it"),
+    ]
+    assert [row["host"] for row in value["hosts"]] == ["node0", "node1"]
+    with pytest.raises(HostError, match=r"no torch; install it\n  torch differs\n  try: mend"):
+        report.refuse()
+
+
+def test_the_summary_has_a_line_a_check_and_names_hosts_that_are_not_ok() -> None:
+    checks = [check("a", State.OK, "fine"), check("b"), check("c", State.FAILED, "bad")]
+    rows = [line.split() for line in preflight.summary(checks).splitlines()]
+    assert rows == [["check", "ok", "warning", "failed", "seen"], ["x", "1", "b", "c", "bad"]]
+
+
+def test_a_training_shows_a_warning_once() -> None:
+    few = {"limits": {"open_files": [256, 256], "locked_memory_bytes": [None, None]}}
+    hosts = Hosts(ONE)
+    answers = [told(0), told(1, few)]
+    hosts._launcher = cast("Launcher", SimpleNamespace(probe=lambda *_: answers, capabilities=Capabilities()))
+    plan = rendered(ONE, *hosts.facts(None))
+    (note,) = hosts.notes(plan, answers)
+    assert note.startswith("warning: node1: open files: a process of the login may have 256 (wanted: at least 512")
+    assert hosts.notes(plan, answers) == []
+
+
+def test_every_check_has_its_line_in_the_documentation() -> None:
+    package = Path(preflight.__file__).parent
+    source = "".join(path.read_text(encoding="utf-8") for path in package.glob("*.py"))
+    names = set(re.findall(r'(?:name=|compared\(|from_error\(error, |_at_least\(\S+, |what=)"([^"]+)"', source))
+    assert {"clock", "MTU", "disk", "GPU errors", "InfiniBand rate", "run", "matrix product"} <= names
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    table = page.partition("### What preflight checks")[2]
+    assert sorted(name for name in names if f"`{name}`" not in table) == []

@@ -1,0 +1,155 @@
+"""How fast each host computes and adds up, alone and with each other: `doit preflight measure=1` starts it.
+
+All ranks multiply matrices at the same time, as they would train; then all-reduces are timed within each node that has
+several ranks, and between each two nodes, one group after the other. Rank 0 writes RUN_DIR/host_speed.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import socket
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainers.distributed.isolation import leave_snapshot_and_installed
+from trainers.entry import leave
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainers.distributed.process_group import Node
+    from trainers.measuring.allreduce import RankInfo
+
+RESULT = "host_speed.json"
+SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices: large enough that a device works as in a training
+BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}  # of a message
+_SAMPLES = 10
+_SAMPLE_S = 0.05  # at least
+
+
+def main() -> None:
+    """The command line. A user's error is one line on stderr, once a node, and exit code 1."""
+    parser = argparse.ArgumentParser(prog="trainers.measuring.host_speed", description="Speed of each host and pair.")
+    parser.add_argument("--config", type=Path, required=True, help="config.json, beside which the figures are written")
+    path = parser.parse_args().config
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # a node needs no numpy
+    leave_snapshot_and_installed()
+    from torch.distributed.elastic.multiprocessing.errors import record  # torch only after the arguments hold
+
+    from trainers.core.errors import TrainerError
+    from trainers.distributed.process_group import read_ranks
+
+    try:
+        backend = json.loads(path.read_text(encoding="utf-8"))["strategy"]["backend"]
+        record(run)(backend, path.parent / RESULT)
+    except TrainerError as error:
+        if read_ranks().local_rank == 0:
+            print(f"paceline: error: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+
+
+def run(backend: str, output: Path, *, side: int | None = None, size_bytes: int | None = None) -> None:
+    """Measure and report. Every rank calls it.
+
+    Args:
+        side: of the matrices; None: what fits the device.
+        size_bytes: of a message; None: what fits the device.
+
+    Raises:
+        TrainerError: the ranks can't meet.
+    """
+    from trainers.core.files import write_json
+    from trainers.distributed.affinity import take_cores
+    from trainers.distributed.process_group import connect, read_ranks
+
+    take_cores(read_ranks())
+    with connect(backend) as node:
+        infos = _rank_infos(node)
+        side, size_bytes = side or SIDE[node.device.type], size_bytes or BYTES[node.device.type]
+        speeds = _gathered(node, multiply_flop_per_s(node.device, side))
+        groups = _groups(node, infos, size_bytes)
+        if node.is_rank_zero:
+            ranks = [{**vars(info), "flop_per_s": speed} for info, speed in zip(infos, speeds, strict=True)]
+            write_json(output, {**_surroundings(node), "side": side, "ranks": ranks, "groups": groups})
+
+
+def multiply_flop_per_s(device: torch.device, side: int) -> float:
+    """Operations a second of this rank in products of square matrices: bf16 on a GPU, float32 else. Median."""
+    import torch
+
+    from trainers.measuring.bandwidth import settle
+
+    left = torch.ones(side, side, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
+    into = torch.empty_like(left)
+
+    def seconds(products: int) -> float:
+        settle(device)
+        began = time.perf_counter()
+        for _ in range(products):
+            torch.matmul(left, left, out=into)
+        settle(device)
+        return (time.perf_counter() - began) / products
+
+    seconds(2)  # libraries and clocks are woken by the first ones
+    products = max(1, round(_SAMPLE_S / seconds(1)))
+    return 2.0 * side**3 / statistics.median(seconds(products) for _ in range(_SAMPLES))
+
+
+def _rank_infos(node: Node) -> list[RankInfo]:
+    from trainers.distributed.node_info import device_name
+    from trainers.measuring.allreduce import RankInfo, gather_rank_infos
+
+    if node.ranks.world_size > 1:
+        return gather_rank_infos(node)
+    device = f"{node.device} {device_name(node.device)}"
+    return [RankInfo(rank=0, node_rank=0, host=socket.gethostname(), device=device)]
+
+
+def _gathered(node: Node, mine: float) -> list[float]:
+    """Every rank's figure."""
+    import torch
+
+    all_ranks = torch.zeros(node.ranks.world_size, dtype=torch.float64, device=node.device)
+    all_ranks[node.ranks.rank] = mine
+    figures: list[float] = node.sum(all_ranks).tolist()
+    return figures
+
+
+def _groups(node: Node, infos: Sequence[RankInfo], size_bytes: int) -> list[dict[str, Any]]:
+    """Each node with several ranks, then each two nodes."""
+    from trainers.measuring.allreduce import measure_nodes
+
+    nodes = sorted({info.node_rank for info in infos})
+    ranks = [info.node_rank for info in infos]
+    groups: list[tuple[int, ...]] = [(number,) for number in nodes if ranks.count(number) > 1]
+    groups += itertools.combinations(nodes, 2)
+    return [
+        {"nodes": list(group), **measure_nodes(node, infos, group, size_bytes, _SAMPLES).as_json()} for group in groups
+    ]
+
+
+def _surroundings(node: Node) -> dict[str, Any]:
+    import torch
+
+    cuda = node.device.type == "cuda"
+    return {
+        "version": 1,
+        "unix_time": time.time(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if cuda else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,  # type: ignore[no-untyped-call]
+        "backend": node.backend,
+        "device": node.device.type,
+    }
+
+
+if __name__ == "__main__":
+    main()
+    leave()
