@@ -17,8 +17,8 @@ from tests.waiting import HANG_S, wait_until
 SEARCH = [
     "experiment=quickstart",
     *ALONE,  # how two ranks leave together: tests/trainers/test_pruned.py
-    "trainer.epochs=40",  # the wish to prune comes before the end also where the controller gets few turns
-    "trainer.checkpoint_every_epochs=30",
+    "trainer.epochs=16",
+    "trainer.checkpoint_every_epochs=10",
     "search=grid",
     "search.seed=3",  # the bad rate comes last
     "search.pruner=median",
@@ -67,11 +67,14 @@ def agreed(project: Project) -> dict[int, str]:
 
 def test_a_killed_search_goes_on_and_prunes_the_bad_rate_and_all_three_stores_agree(recording: Project) -> None:
     project = recording
-    child = project.start("sweep", *SEARCH)
+    first = (*SEARCH, "search.n_trials=2")  # so that both are told before the bad rate is trained
+    child = project.start("sweep", *first)
     try:
         wait_until(lambda: sum(entry["state"] == "RUNNING" for entry in journal(project)) >= 2, child)
         child.send_signal(signal.SIGKILL)
         child.communicate(timeout=HANG_S)
+        resumed = project.doit("sweep", *first)
+        assert resumed.returncode == 0, resumed.stdout
         done = project.doit("sweep", *SEARCH)
         assert done.returncode == 0, done.stdout
         assert "search=grid, 3 trials of which 2 have begun, 1 at a time, pruner median" in done.stdout
@@ -86,7 +89,7 @@ def test_a_killed_search_goes_on_and_prunes_the_bad_rate_and_all_three_stores_ag
     (bad,) = (item for item in trials if item["chosen"] == ["optimizer.lr=1e-07"])
     run = project.folder / "runs" / bad["key"]
     pruned = json.loads((run / "pruned.json").read_text())
-    assert pruned["epoch"] < 40
+    assert pruned["epoch"] < 16
     assert (run / "checkpoints" / f"step-{pruned['step']:08d}.pt").exists()
     assert not (run / "result.json").exists()
 
@@ -120,8 +123,7 @@ def test_a_search_without_a_tracking_server_is_recorded_later_and_a_pruned_run_i
     with socket.create_server(("127.0.0.1", 0)) as probe:
         nobody = f"tracking.uri=http://127.0.0.1:{probe.getsockname()[1]}"
     project = recording
-    words = [word for word in SEARCH if not word.startswith(("search=", "search.", "optimizer", "trainer."))]
-    words += ["trainer.epochs=16", "trainer.checkpoint_every_epochs=10"]
+    words = [word for word in SEARCH if not word.startswith(("search=", "search.", "optimizer"))]
     words += ["search=random", "search.seed=4", "search.n_trials=8", "search.pruner=hyperband"]
     words += ["optimizer.lr=0.03,0.1,1e-7", *ALONE]
     first = project.doit("sweep", *words, nobody)
