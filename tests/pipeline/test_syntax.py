@@ -25,6 +25,7 @@ RUNS = (
     ("measuring.profiling", "models.resnet50", "schedules.step"),
     ("measuring.measure", "optimizers.muon"),
     ("measuring.allreduce", "optimizers.torch"),
+    ("measuring.host_speed",),
 )
 
 

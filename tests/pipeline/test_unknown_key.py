@@ -44,7 +44,7 @@ def test_the_options_of_the_verb_are_among_the_words() -> None:
     assert "did you mean json=1? valid: cluster, dataset, experiment," in _said("jsn=1", "plan")
     assert _said("jsn=1", "plan").endswith("; of doit plan: format, json")
     assert "did you mean" not in _said("jsn=1", "train")
-    assert "unknown key 'undo'; it is an option of doit accept; valid: " in _said("undo=1", "train")
+    assert "unknown key 'undo'; it is an option of doit accept, mesh; valid: " in _said("undo=1", "train")
 
 
 def test_what_is_like_nothing_is_answered_with_what_there_is() -> None:
