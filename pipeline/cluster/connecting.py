@@ -11,12 +11,14 @@ from pipeline.core.specs import Cluster, NodeFacts
 def connected(launcher: Launcher, cluster: Cluster, facts: list[NodeFacts]) -> tuple[list[NodeFacts], str]:
     """Let all hosts connect to each other; the facts with the addresses that did, and what is remarkable about that.
 
-    Where the configuration chose none and all have InfiniBand, its addresses are tried before those of ssh.
+    Where the configuration chose none and all have InfiniBand, its addresses are tried before those of ssh. Hosts that
+    a batch scheduler grants can't be tried (their launcher's ``reach`` does nothing), so they keep their addresses.
 
     Raises:
         HostError: names who can't reach whom.
     """
-    fast = networks.over_infiniband(cluster.hosts, facts)
+    tried = not launcher.capabilities.hosts_are_granted
+    fast = networks.over_infiniband(cluster.hosts, facts) if tried else None
     if fast is not None:
         try:
             launcher.reach(fast)

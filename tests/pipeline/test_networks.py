@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from pipeline.cluster import networks
+from pipeline.cluster.connecting import connected
+from pipeline.cluster.launchers.base import Launcher
+from pipeline.cluster.launchers.settings import Capabilities
+from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from tests.pipeline.test_plan import cluster, facts, refused, rendered
 
@@ -96,3 +100,32 @@ def test_addresses_move_to_infiniband_where_every_host_has_it_and_nothing_was_ch
     assert [(fact.address, fact.interface) for fact in moved] == [("10.9.0.1", "ib0"), ("10.9.0.2", "ib0")]
     assert networks.over_infiniband((Host(name="node0", interface="eth0"), hosts[1]), found) is None
     assert networks.over_infiniband(hosts, moved) is None, "ssh is there already"
+
+
+class Reaching:
+    """A launcher whose hosts connect over the addresses that it is told."""
+
+    def __init__(self, *, granted: bool = False, over: str = "10.") -> None:
+        self.capabilities = Capabilities(hosts_are_granted=granted)
+        self.over = over
+        self.asked: list[list[str]] = []
+
+    def reach(self, found: list[NodeFacts]) -> None:
+        self.asked.append([fact.address for fact in found])
+        if not all(fact.address.startswith(self.over) for fact in found):
+            raise HostError("the hosts can't reach each other:\n  node1 can't reach node0")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "chosen", "asked"),
+    [
+        (Reaching(), "10.9.0.1", 1),
+        (Reaching(over="10.0."), "10.0.0.1", 2),
+        (Reaching(granted=True), "10.0.0.1", 1),
+    ],
+)
+def test_infiniband_is_taken_where_a_trial_over_it_went_well(launcher: Reaching, chosen: str, asked: int) -> None:
+    found = [with_ports(number, port("mlx5_0", "ib0")) for number in range(2)]
+    moved, note = connected(cast(Launcher, launcher), cluster(1, 1), found)
+    assert (moved[0].address, len(launcher.asked)) == (chosen, asked)
+    assert ("not all connect over it (node1 can't reach node0)" in note) == (asked == 2)
