@@ -26,6 +26,10 @@ time.sleep(600)
 
 
 def test_a_stopped_rank_is_named_with_its_host_and_nothing_is_left(bench: Bench) -> None:
+    if bench.cluster.launcher == "slurm":
+        pytest.skip(
+            "the agents of a batch job don't tell the controller where ranks stand yet: cluster.stall_s is not used"
+        )
     stub = bench.stub(STOPS)
     shutil.copytree(Path(heartbeat.__file__).parent, stub.run_dir / "code" / "trainers" / "distributed")
     lines: list[LogLine] = []
