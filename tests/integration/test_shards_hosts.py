@@ -1,0 +1,57 @@
+"""`doit train trainer.shards=8`: begun on two hosts, ended on one, and the same run as on this computer."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from pipeline.lab import Lab
+from tests.integration.commands import Project, wait_for_step
+from tests.waiting import HANG_S
+
+pytestmark = [pytest.mark.lab, pytest.mark.long]
+
+WORDS = ("train", "experiment=quickstart", "trainer.shards=8", "trainer.epochs=16", "trainer.checkpoint_every_steps=5")
+
+
+def kill_ranks_of_the_second_host(key: str) -> int:
+    """How many there were. The lab's processes show in the process table of this computer."""
+    killed = 0
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            if "trainers.classifier" not in words or key not in " ".join(words):
+                continue
+            if process.environ().get("GROUP_RANK") == "1":
+                os.kill(process.pid, signal.SIGKILL)
+                killed += 1
+        except (psutil.Error, ProcessLookupError):
+            continue
+    return killed
+
+
+def test_a_run_that_loses_a_host_for_good_ends_on_the_other_as_on_one_computer(project: Project, lab: Lab) -> None:
+    here = replace(project, folder=project.folder / "here", words=["tracking=none", "cluster.nproc_per_node=4"])
+    hosts = replace(project, words=["tracking=none", f"cluster.ssh_config='{lab.ssh_config}'"])
+    child = hosts.start(*WORDS, "cluster=two_node")
+    wait_for_step(hosts, 20, child)
+    assert kill_ranks_of_the_second_host(hosts.only_run().name) == 1
+    said, _ = child.communicate(timeout=HANG_S)
+    assert child.returncode == 1, said
+    ended = hosts.doit(*WORDS, "cluster=pssh", "cluster.hosts=[{name: node0}]")
+    assert ended.returncode == 0, ended.stdout
+    assert "resumed from step" in ended.stdout
+    assert "bit-identical" not in ended.stdout
+    assert (hosts.result()["hosts"], hosts.result()["world_size"]) == (["node0"], 1)
+
+    whole = here.doit(*WORDS)
+    assert whole.returncode == 0, whole.stdout
+    assert here.result()["world_size"] == 4
+    for name in ("key", "weights_sha256", "metrics"):
+        assert here.result()[name] == hosts.result()[name]
+    found = replace(hosts, words=here.words).doit(*WORDS)
+    assert f"{here.result()['key']} is finished" in found.stdout
