@@ -145,6 +145,8 @@ class BatchJob:
         while now is not None and now.state == "COMPLETING" and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
             now = self._queue.show(before.id)
+        if not self.folder.path.is_dir():  # removed while the run went on, which ended the agents: the start tells it
+            return Outcome()
         if now is None or self.folder.was_left():  # the second: somebody has stopped the run
             return Outcome()
         return why_it_ended(before, now, self.folder.output(self._printed_bytes))
