@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipeline.cli.options import is_on
 from pipeline.cli.output import say
 from pipeline.cli.session import session
 from pipeline.core.errors import UsageError
@@ -13,7 +14,8 @@ def mesh() -> None:
     """Make, check or undo ssh without a password among the hosts. Raises UsageError, HostError."""
     from pipeline.cluster import mesh as hosts
 
-    check, undo = _flag("check"), _flag("undo")
+    options = session().asked.options
+    check, undo = is_on(options, "check"), is_on(options, "undo")
     if check and undo:
         raise UsageError("check=1 and undo=1 exclude each other; give one of them")
     cluster = session().config.cluster
@@ -34,10 +36,3 @@ def mesh() -> None:
             say(f"warning: {member.host}: its known_hosts has another key for {name}, which was left as it is")
     hosts.demand_all(made, checked_only=check)
     say(f"{counted(len(made.members), 'host')}, {counted(made.pairs, 'connection')} without a password: all work")
-
-
-def _flag(name: str) -> bool:
-    value = session().asked.options.get(name, "0")
-    if value not in ("0", "1"):
-        raise UsageError(f"{name}={value} must be 1 or 0")
-    return value == "1"
