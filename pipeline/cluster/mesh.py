@@ -8,13 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.cluster import launchers
+from pipeline.cluster.agent.mesh import AT_ONCE, TRY_S
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host
 from pipeline.core.tables import aligned, counted
-
-_TRY_S = 24.0  # the agent's limit of one login
-_AT_ONCE = 8  # logins that a host tries at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +150,8 @@ def _with_added(one: Member, value: Mapping[str, Any]) -> Member:
 
 def _tried(launcher: AgentLauncher, members: Sequence[Member]) -> dict[tuple[str, str], str]:
     targets = [{"label": one.host, "user": one.user, "address": one.address, "port": one.port} for one in members]
-    rounds = -(-len(members) // _AT_ONCE)
-    answers = launcher.ask({"do": "mesh_try", "targets": targets}, timeout_s=launcher.short_s + rounds * _TRY_S)
+    rounds = -(-len(members) // AT_ONCE)
+    answers = launcher.ask({"do": "mesh_try", "targets": targets}, timeout_s=launcher.short_s + rounds * TRY_S)
     values = launcher.demand("mesh", answers)
     return {
         (one.host, target): str(why)

@@ -23,6 +23,7 @@ from .wire import Json, read_json, say, write_json
 KEY, AUTHORIZED, KNOWN, RECORD = "id_ed25519", "authorized_keys", "known_hosts", "paceline-mesh.json"
 AT_ONCE = 8  # connections of one node: sshd refuses by chance from the 10th that hasn't logged in yet (MaxStartups)
 CONNECT_S = 8
+TRY_S = 3 * CONNECT_S  # of one login
 _PUBLIC = re.compile(r"(?:ssh-|ecdsa-|sk-)\S+ [A-Za-z0-9+/=]+")
 
 
@@ -229,7 +230,8 @@ def mesh_undo(_: Json) -> None:
 
 def take_back(name: str, ours: list[str]) -> int:
     """Each of these lines once, from the end; a file that then is empty goes too."""
-    lines, before = lines_of(name), len(lines_of(name))
+    lines = lines_of(name)
+    before = len(lines)
     for line in ours:
         if line in lines:
             lines.reverse()
@@ -271,11 +273,11 @@ def attempt(target: Json) -> str:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            timeout=3 * CONNECT_S,
+            timeout=TRY_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"no login within {3 * CONNECT_S} s"
+        return f"no login within {TRY_S} s"
     if done.returncode != 255:
         return ""
     said = done.stderr.decode(errors="replace").strip().splitlines()
