@@ -100,6 +100,7 @@ dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
 print("SUM", int(total), flush=True)
+dist.destroy_process_group()
 finish(rank, run)
 """
 

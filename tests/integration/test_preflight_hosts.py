@@ -154,15 +154,15 @@ def test_doit_preflight_and_a_training_refuse_with_the_same_words(project: Proje
 
 @pytest.fixture
 def slow_group() -> Iterator[Path]:
-    """A control group with a third of a core; skips the test where none can be made."""
+    """A control group with a seventh of a core; skips the test where none can be made."""
     root = Path("/sys/fs/cgroup/cpu") if Path("/sys/fs/cgroup/cpu").is_dir() else Path("/sys/fs/cgroup")
     group = root / f"paceline-slow-{os.getpid()}"
     try:
         group.mkdir()
         if (group / "cpu.max").exists():
-            (group / "cpu.max").write_text("33000 100000")
+            (group / "cpu.max").write_text("15000 100000")
         else:
-            (group / "cpu.cfs_quota_us").write_text("33000")
+            (group / "cpu.cfs_quota_us").write_text("15000")
     except OSError as error:
         if group.is_dir():
             group.rmdir()
