@@ -14,8 +14,8 @@ from pipeline.cluster.agent.job import JobNode
 from pipeline.cluster.agent.nodelist import expand
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.base import PackSource
+from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.cluster.launchers.payload import BOOTSTRAP
-from pipeline.cluster.launchers.slurm_folder import JobFolder
 from pipeline.cluster.launchers.slurm_queue import JobState, parse_job, refused, stuck, waiting, why_it_ended
 from pipeline.cluster.launchers.slurm_script import Job, script
 from pipeline.core.errors import HostError
@@ -193,7 +193,7 @@ def test_a_job_that_slurm_has_put_back_into_the_queue_goes_on(now: JobState) -> 
 
 
 def test_nodes_and_controller_speak_through_files_that_only_grow(tmp_path: Path) -> None:
-    folder = JobFolder(tmp_path / "job")
+    folder = JobFolder(tmp_path / "job", "job.sh")
     folder.make("#!/bin/bash\n", {"do": "job"}, 2)
     before = {path.name for path in folder.path.iterdir()}
     folder.order(restart=0, start={"run_id": "a-1"})
@@ -216,7 +216,7 @@ def test_nodes_and_controller_speak_through_files_that_only_grow(tmp_path: Path)
 
 
 def test_a_job_folder_that_was_removed_is_not_made_anew(tmp_path: Path) -> None:
-    folder = JobFolder(tmp_path / "job")
+    folder = JobFolder(tmp_path / "job", "job.sh")
     folder.leave()
     assert (folder.script, folder.facts(0, 1), folder.output()) == ("", [], [])
     assert not folder.path.exists()
@@ -228,7 +228,7 @@ def test_a_node_that_does_not_share_the_folder_of_runs_says_so(
     monkeypatch.setenv("SLURMD_NODENAME", "node1")
     monkeypatch.setenv("SLURM_NODEID", "1")
     with pytest.raises(SystemExit):
-        JobNode({"folder": "/no/such/runs/0123456789ab/slurm/d4e5f6"})
+        JobNode({"scheduler": "slurm_node", "folder": "/no/such/runs/0123456789ab/slurm/d4e5f6"})
     said = capsys.readouterr().err
     assert said.startswith("paceline: node1: /no/such/runs/0123456789ab/slurm/d4e5f6 isn't there; all nodes must share")
     assert "paths.runs" in said

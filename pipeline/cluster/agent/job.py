@@ -3,6 +3,7 @@
 Controller and nodes speak through files in the job's folder, which they share. All of them are made before the job is
 submitted and only ever grow: NFS shows what was appended to a file when that is opened again, but may hide a new file
 for half a minute. ``orders`` is the controller's, ``node-<number>`` each node's; a line is one JSON object.
+The request's ``scheduler`` names the module that knows which node of the job this is.
 """
 
 # Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
@@ -13,24 +14,21 @@ import contextlib
 import json
 import os
 import signal
-import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from importlib import import_module
+from typing import Any
 
-from . import nodelist
 from .node import own_node
 from .probe import interfaces, probe
 from .registry import end_attempts
 from .supervisor import Supervisor, lay_out
-from .wire import Json, in_thread, read_json
+from .wire import Json, in_thread, read_json, refuse
 
 POLL_S = 0.1
 KEEP_S = 30.0  # how long the nodes are kept after a bad end: the next attempt takes them without waiting in the queue
 SECRETS = "PACELINE_SECRETS"
-SAYS = "paceline: "
 
 
 def job(request: Json) -> None:
@@ -43,17 +41,11 @@ def job(request: Json) -> None:
         code = node.run(start, secrets)
         if code == 0:
             return
-        # after a signal from Slurm itself it decides what becomes of the job: one that has left can't be requeued
+        # after the scheduler's own signal it decides what becomes of the job: one that has left can't be requeued
         node.patience_s = patience_s if node.terminated else KEEP_S
     if code is None:
         refuse(f"{node.name}: nothing was started: the controller was not heard of for {patience_s:g} s")
     refuse(f"{node.name}: the last start ended with exit code {code}")
-
-
-def refuse(why: str) -> NoReturn:
-    """End this agent with a line that the controller finds in what the job printed."""
-    sys.stderr.write(f"{SAYS}{why}\n")
-    raise SystemExit(why)
 
 
 class JobNode:
@@ -61,9 +53,8 @@ class JobNode:
 
     def __init__(self, request: Json) -> None:
         self.request, self.folder = request, request["folder"]
-        self.name = os.environ["SLURMD_NODENAME"]
-        self.number = int(os.environ["SLURM_NODEID"])
-        self.restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        self.scheduler = import_module(f".{request['scheduler']}", __package__)
+        self.name, self.number, self.restart = self.scheduler.who()
         self.path = os.path.join(self.folder, f"node-{self.number}")
         if not os.path.isfile(self.path):
             refuse(
@@ -82,12 +73,12 @@ class JobNode:
                 file.write(json.dumps({"restart": self.restart, "now": time.time(), **fields}) + "\n")
 
     def facts(self) -> Json:
-        """What the probe tells, as a node of the job knows itself: by Slurm's name and the address the others use."""
+        """What the probe tells, by the name that the scheduler has for this node and the address others use."""
         found: Json = {}
         probe({**self.request["probe"], "local": True}, found.update)
         held = {name: address for address, name in reversed(list(interfaces().items()))}
         chosen = held.get(self.request["interface"] or "")
-        address = chosen or own_address(nodelist.expand(os.environ["SLURM_JOB_NODELIST"]), self.name)
+        address = chosen or self.scheduler.own_address()
         self.identity = f"{self.name} {address}:0 uid {os.getuid()}"
         return {**found, "host": self.name, "identity": self.identity, "address": address}
 
@@ -157,20 +148,3 @@ def supervise(supervisor: Supervisor) -> Json:
         text = pipe.read()
     answer: Json = json.loads(text) if text else {}
     return answer
-
-
-def own_address(names: list[str], own: str) -> str:
-    """The address from which this node reaches another one of the job: by its own name it may know itself as 127.0.1.1.
-
-    Raises SystemExit: the other's name says nothing here.
-    """
-    other = next((name for name in names if name != own), None)
-    if other is None:
-        return "127.0.0.1"
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(other, 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe_socket:
-            probe_socket.connect(address)  # sends nothing
-            return str(probe_socket.getsockname()[0])
-    except OSError as error:
-        refuse(f"{own}: can't reach {other} by its name ({error}); set cluster.interface")

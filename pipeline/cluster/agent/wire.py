@@ -10,8 +10,9 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+SAYS = "paceline: "
 REMOVED = "the run's folder %s was removed while the run was going on; the same command goes on with what is left"
 Json = dict[str, Any]
 token = ""
@@ -25,6 +26,12 @@ def say(**fields: Any) -> None:
     """
     sys.stdout.write(f"\n@paceline {token} {json.dumps(fields)}\n")
     sys.stdout.flush()
+
+
+def refuse(why: str) -> NoReturn:
+    """End this agent with a line that the controller finds in what the job printed."""
+    sys.stderr.write(f"{SAYS}{why}\n")
+    raise SystemExit(why)
 
 
 def write_json(path: str, value: Any) -> None:

@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster.agent.job import SAYS, SECRETS
+from pipeline.cluster.agent.job import SECRETS
+from pipeline.cluster.agent.wire import SAYS
 from pipeline.cluster.launchers.base import NOT_ENDED, Outcome
-from pipeline.cluster.launchers.slurm_folder import FOLDERS, OUTPUT, JobFolder
+from pipeline.cluster.launchers.job_folder import OUTPUT, JobFolder
 from pipeline.cluster.launchers.slurm_queue import JobState, Queue, complaints, stuck, waiting, why_it_ended
+from pipeline.cluster.launchers.slurm_script import FOLDERS, SCRIPT
 from pipeline.core.errors import HostError
 
 _LOOK_S = 0.2
@@ -30,15 +32,20 @@ class BatchJob:
     def __init__(self, queue: Queue, script: Callable[[str], str], *, name: str, run_dir: Path, nnodes: int) -> None:
         self._queue, self._script, self._name, self._run_dir, self._nnodes = queue, script, name, run_dir, nnodes
         self.state = JobState(id="")
-        self.folder = JobFolder(run_dir)
+        self.folder = JobFolder(run_dir, SCRIPT)
         self._lost = -1  # the life of the job that Slurm is about to take back
         self._printed_bytes = 0  # by the job before the newest start
         self.doing = "asking Slurm"
 
+    @property
+    def life(self) -> int:
+        """How often Slurm has put it back into the queue."""
+        return self.state.restarts
+
     def find(self, say: Callable[[str], None]) -> bool:
         """Take up the job that waits or runs for this run already; one with another script is cancelled."""
         for id_, name in self._queue.mine(self._name):
-            folder = JobFolder(self._run_dir / FOLDERS / name.removeprefix(self._name))
+            folder = JobFolder(self._run_dir / FOLDERS / name.removeprefix(self._name), SCRIPT)
             state = self._queue.show(id_)
             if state is None or state.ended:
                 continue
@@ -59,7 +66,7 @@ class BatchJob:
         """
         nonce = secrets.token_hex(3)
         text = self._script(nonce)
-        self.folder = JobFolder(self._run_dir / FOLDERS / nonce)
+        self.folder = JobFolder(self._run_dir / FOLDERS / nonce, SCRIPT)
         self.folder.make(text, {**request, "folder": str(self.folder.path)}, self._nnodes)
         output = str(self.folder.path / OUTPUT)
         id_ = self._queue.submit(text, folder=str(self._run_dir), output=output, secrets={SECRETS: json.dumps(told)})
@@ -129,10 +136,10 @@ class BatchJob:
         self._printed_bytes = self.folder.output_bytes()
         self.folder.order(restart=self.state.restarts, start=request)
 
-    def gone(self, restart: int) -> str:
+    def gone(self, life: int) -> str:
         """Why the job is no longer in that life of it; '' while it is, or while Slurm doesn't answer."""
         now = self._queue.show(self.state.id)
-        if now is None or (now.state in ("RUNNING", "SUSPENDED") and now.restarts == restart):
+        if now is None or (now.state in ("RUNNING", "SUSPENDED") and now.restarts == life):
             return ""
         said = complaints(self.folder.output(self._printed_bytes))
         return "; ".join([f"was taken away: job {now.id} is {now.state or 'over'}", *said])
@@ -169,7 +176,7 @@ def cancel_all(queue: Queue, name: str, run_dir: Path) -> dict[str, str]:
     """End all jobs of a run folder; job → what is said of one that doesn't end. Raises HostError."""
     found = queue.mine(name)
     for id_, job_name in found:
-        JobFolder(run_dir / FOLDERS / job_name.removeprefix(name)).leave()
+        JobFolder(run_dir / FOLDERS / job_name.removeprefix(name), SCRIPT).leave()
         queue.cancel(id_)
     return {f"job {id_}": why for id_, _ in found if (why := _survives(queue, id_))}
 

@@ -6,13 +6,14 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipeline.cluster.launchers.job_folder import REQUEST
 from pipeline.cluster.launchers.payload import BOOTSTRAP
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers.slurm import SlurmConfig
 
-REQUEST = "request"
-"""What every node's agent reads first, a file in the job's folder."""
+FOLDERS, SCRIPT = "slurm", "job.sh"
+"""Where in a run folder those of its jobs lie, and what holds the script there."""
 
 
 @dataclass(frozen=True, kw_only=True)

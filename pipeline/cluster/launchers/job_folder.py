@@ -12,35 +12,38 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.launchers.payload import message, new_token
-from pipeline.cluster.launchers.slurm_script import REQUEST
 from pipeline.core.files import write_atomic
 
-SCRIPT, OUTPUT, _ORDERS = "job.sh", "out", "orders"
-FOLDERS = "slurm"
-"""Where in a run folder those of its jobs lie."""
+REQUEST = "request"
+"""What every node's agent reads first, a file in the job's folder."""
+OUTPUT, _ORDERS = "out", "orders"
 
 _TAIL_BYTES = 64 << 10
 
 
 class JobFolder:
-    """One job's folder."""
+    """One job's folder.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        script_name: the file that holds what the scheduler was given.
+    """
+
+    def __init__(self, path: Path, script_name: str) -> None:
+        self.path, self._script = path, path / script_name
 
     def make(self, script: str, request: dict[str, Any], nnodes: int) -> None:
         """Everything that the job reads, and the empty files that will be written. Raises OSError."""
         self.path.mkdir(parents=True)
-        write_atomic(self.path / SCRIPT, script)
+        write_atomic(self._script, script)
         write_atomic(self.path / REQUEST, message(request, new_token()))
         for name in (_ORDERS, OUTPUT, *(f"node-{number}" for number in range(nnodes))):
             (self.path / name).touch()
 
     @property
     def script(self) -> str:
-        """The script that was submitted; '' where the folder is gone."""
+        """What the scheduler was given; '' where the folder is gone."""
         try:
-            return (self.path / SCRIPT).read_text(encoding="utf-8")
+            return self._script.read_text(encoding="utf-8")
         except OSError:
             return ""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from pipeline.cluster.agent.log_lines import Tail
 from pipeline.cluster.agent.wire import REMOVED
 from pipeline.cluster.launchers.answers import log_line, node_end
-from pipeline.cluster.launchers.slurm_folder import JobFolder
+from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.core import threads
 from pipeline.core.specs import Event, LaunchPlan, NodeLost, NodePlan
 

@@ -1,0 +1,186 @@
+"""What launchers share whose hosts a scheduler grants: one job, whose nodes share the folder of runs with us."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from pipeline.cluster import launchers
+from pipeline.cluster.launchers.agent_launcher import ENV_NAMES
+from pipeline.cluster.launchers.base import AttemptSpec, Launcher, Outcome, PackSource, Place
+from pipeline.cluster.launchers.job_folder import JobFolder
+from pipeline.cluster.launchers.job_follow import JobFollower
+from pipeline.cluster.launchers.settings import Capabilities
+from pipeline.core.errors import HostError
+from pipeline.core.specs import Cluster, Event, Host, LaunchPlan, NodeFacts
+from pipeline.keys import rank_environment
+from pipeline.runs import attempts
+
+
+class GrantedJob(Protocol):
+    """The scheduler's job that serves the attempts of one run."""
+
+    folder: JobFolder
+    doing: str
+    """What is waited for, for who waits: words that follow "still"."""
+
+    @property
+    def life(self) -> int:
+        """How often the scheduler has taken its nodes away and granted it others."""
+        ...
+
+    def facts(self) -> list[dict[str, Any]]:
+        """What the nodes have told in this life of the job, in the order of their numbers."""
+        ...
+
+    def start(self, request: dict[str, Any]) -> None:
+        """Tell all nodes to start torchrun. Raises OSError."""
+        ...
+
+    def gone(self, life: int) -> str:
+        """Why the job is no longer in that life of it; '' while it is, or while the scheduler doesn't answer."""
+        ...
+
+    def outcome(self) -> Outcome:
+        """What the scheduler has done to the job in which a start ended badly; waits until that is decided."""
+        ...
+
+    def end_start(self) -> dict[str, str]:
+        """End what runs in this life of the job; the job stays. Job → what is said of one that doesn't end it."""
+        ...
+
+
+class GrantedLauncher(Launcher):
+    """Asks a scheduler for a job; on each of its nodes an agent waits for starts, told through ``JobFolder``.
+
+    After a bad end the agents wait for another start for half a minute, so that a further attempt needn't queue again.
+    ``scheduler`` names the agent's module that knows which node of the job it is on.
+    """
+
+    scheduler: ClassVar[str]
+    _job: GrantedJob | None = None
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return launchers.capabilities(self.cluster)
+
+    @property
+    def job(self) -> GrantedJob:
+        """The job that ``grant`` has waited for."""
+        if self._job is None:
+            raise RuntimeError("no hosts were granted")
+        return self._job
+
+    @abstractmethod
+    def nobody_to_ask(self) -> HostError:
+        """For preflight: what can be told without a job. Raises HostError: it would be refused."""
+
+    @abstractmethod
+    def cancel_all(self, run_key: str, run_dir: Path) -> dict[str, str]:
+        """End all jobs of a run folder; job → what is said of one that doesn't end."""
+
+    def named(self, names: Sequence[str]) -> Cluster:
+        """The cluster with its hosts' names, which it has from now on."""
+        hosts = tuple(
+            dataclasses.replace(host, name=name) for host, name in zip(self.cluster.hosts, names, strict=True)
+        )
+        self.cluster = dataclasses.replace(self.cluster, hosts=hosts)
+        return self.cluster
+
+    def starting(self) -> str:
+        return self._job.doing if self._job is not None else f"asking {self.cluster.launcher} for hosts"
+
+    def request(self, spec: AttemptSpec, modules: Sequence[str]) -> dict[str, Any]:
+        """What every node of the job is asked first."""
+        return {
+            "do": "job",
+            "scheduler": self.scheduler,
+            "lease_s": self.cluster.lease_s,
+            "interface": self.cluster.hosts[0].interface,
+            "env_passed": rank_environment.PASSED,
+            "probe": {
+                "workdir": str(spec.run_dir),
+                "env_names": ENV_NAMES,
+                "env_families": rank_environment.FAMILIES,
+                "env_passed": rank_environment.PASSED,
+                "modules": modules,
+                "python_path": self.cluster.python_path,
+                "pack_digest": spec.pack.digest if spec.pack else "",
+                "pack_places": [str(spec.pack.path)] if spec.pack else [],
+            },
+        }
+
+    # ---------------------------------------------------------------------------- an attempt in it
+    def probe(self, pack: PackSource | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
+        if self._job is None:
+            raise self.nobody_to_ask()
+        facts = [_facts(host, value) for host, value in zip(self.cluster.hosts, self._job.facts(), strict=True)]
+        blind = [fact.host for fact in facts if pack is not None and fact.pack_path is None]
+        if pack is not None and blind:
+            raise HostError(
+                f"{', '.join(blind)}: the data pack {pack.path} isn't there; all nodes must share the folder of data",
+                hint="paths.data=<a folder on a file system that this computer and all nodes share>",
+            )
+        return facts
+
+    def place(self, host: Host, facts: NodeFacts, spec: AttemptSpec, run_id: str) -> Place:
+        number = self.cluster.hosts.index(host)
+        state_dir = spec.run_dir / "attempts" / str(spec.attempt) / f"agent-{run_id}" / f"node{number}"
+        data_dir = str(spec.pack.path) if spec.pack else ""
+        return Place(run_dir=str(spec.run_dir), data_dir=data_dir, state_dir=str(state_dir))
+
+    def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[NodeFacts], run_dir: Path) -> None:
+        """The folders are made here, where one process makes them for all nodes."""
+        if pack is not None and not (run_dir / "data").is_symlink():
+            (run_dir / "data").symlink_to(pack.path)
+        for node in plan.nodes:
+            state_dir = Path(node.state_dir)
+            state_dir.mkdir(mode=0o700, parents=True)
+            for name in ("log", "lease", "attached"):
+                (state_dir / name).touch()
+        start = {
+            "run_key": plan.run_key,
+            "run_id": plan.run_id,
+            "attempts": attempts.prefix_of(plan.run_id),
+            "lease_s": plan.lease_s,
+            "registry": str(run_dir.parent / ".agents"),
+            "nodes": [{**dataclasses.asdict(node), "peers": [], "remove": [node.state_dir]} for node in plan.nodes],
+        }
+        self.job.start(start)
+
+    def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> JobFollower:
+        life = self.job.life
+        return JobFollower(plan, self.job.folder, life, partial(self.job.gone, life), emit)
+
+    def outcome(self, plan: LaunchPlan) -> Outcome:
+        return self.job.outcome()
+
+    def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
+        if bar:  # one start, after which the job may be wanted for another
+            return self.job.end_start()
+        return self.cancel_all(run_key, run_dir)
+
+    def clean(self, plan: LaunchPlan) -> None:
+        for node in plan.nodes:
+            shutil.rmtree(Path(node.state_dir).parent, ignore_errors=True)
+
+    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
+        """The outputs lie in the run folder already."""
+        return True
+
+    def close(self) -> None:
+        """Nothing is held: a job ends by itself, or is found again."""
+
+
+def _facts(host: Host, value: dict[str, Any]) -> NodeFacts:
+    """A node's answer with what the configuration says on top."""
+    interface = host.interface or value["extra"]["interfaces"].get(value["address"])
+    return NodeFacts(**{**value, "host": host.label, "interface": interface})
