@@ -109,6 +109,8 @@ class RunningAttempt:
                 if not started:
                     self.watchers.on_launch(self.launcher.starting)
                     self.launcher.start(self.plan, self.pack, self.facts, self.run_dir)
+                    for note in self.launcher.notes():
+                        self.watchers.on_note(note)
                 self._follow()
             except BaseException:
                 self.signals.hold()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 from contextlib import closing
@@ -14,13 +15,16 @@ from pipeline import lab as labs
 from pipeline.cluster import launchers
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.launchers import packs
+from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import TrainingError
 from pipeline.core.specs import Cluster, Host, LogLine
 from pipeline.lab import Lab
+from pipeline.lab.state import uplink
 from tests.contract.stub import make
-from tests.lab_fixture import on
+from tests.lab_fixture import firewall, on
 
 pytestmark = pytest.mark.lab
 
@@ -74,30 +78,54 @@ def test_second_attempt_goes_on_from_the_first_ones_checkpoint(lab: Lab, tmp_pat
     assert on(lab, "node0", "ls ~/.cache/paceline/runs").stdout == ""
 
 
-def test_pack_is_sent_once_and_a_truncated_one_is_replaced(lab: Lab, tmp_path: Path) -> None:
-    stub = make(tmp_path, "")
-    pack = PackSource(path=stub.pack_dir, digest=stub.digest)
-    what = cluster(lab, workdir="~/packs 'n $(touch x)")
+def large_pack(folder: Path, count: int) -> PackSource:
+    """Of ``count`` times 4 kB of noise."""
+    stub = make(folder, "")
+    (stub.pack_dir / "images.bin").write_bytes(os.urandom(4000 * count))
+    (stub.pack_dir / "labels.bin").write_bytes(bytes(8 * count))
+    manifest = {"digest": stub.digest, "count": count, "channels": 1, "height": 40, "width": 100}
+    (stub.pack_dir / "manifest.json").write_text(json.dumps(manifest))
+    return PackSource(path=stub.pack_dir, digest=stub.digest)
+
+
+def sent_bytes(lab: Lab) -> int:
+    """By this computer over its cable to the lab."""
+    return int(Path(f"/sys/class/net/{uplink(lab.id)}/statistics/tx_bytes").read_text())
+
+
+def test_pack_crosses_this_computers_link_once_and_a_truncated_one_is_replaced_by_the_other_host(
+    lab: Lab, tmp_path: Path
+) -> None:
+    pack, what = large_pack(tmp_path, 2500), cluster(lab, workdir="~/packs 'n $(touch x)")
     with closing(launchers.create(what)) as launcher:
-        assert [fact.pack_path for fact in launcher.probe(pack)] == [None, None]
-
-        launcher.send_pack(pack, what.hosts)  # type: ignore[attr-defined]
+        assert isinstance(launcher, AgentLauncher)
+        facts, before = launcher.probe(pack), sent_bytes(lab)
+        assert [fact.pack_path for fact in facts] == [None, None]
+        assert packs.send(launcher, pack, facts) == []
+        assert 10e6 < sent_bytes(lab) - before < 13e6
         paths = [fact.pack_path for fact in launcher.probe(pack)]
-        assert all(path is not None and path.endswith(f"/data/{stub.digest}") for path in paths)
+        assert all(path is not None and path.endswith(f"/data/{pack.digest}") for path in paths)
 
-        on(lab, "node1", f': > ~/"packs \'n \\$(touch x)"/data/{stub.digest}/images.bin')
-        assert [fact.pack_path is None for fact in launcher.probe(pack)] == [False, True]
-        launcher.send_pack(pack, what.hosts[1:])  # type: ignore[attr-defined]
+        on(lab, "node1", f': > ~/"packs \'n \\$(touch x)"/data/{pack.digest}/images.bin')
+        facts, before = launcher.probe(pack), sent_bytes(lab)
+        assert [fact.pack_path is None for fact in facts] == [False, True]
+        assert packs.send(launcher, pack, facts) == []
+        assert sent_bytes(lab) - before < 2e6
         assert [fact.pack_path for fact in launcher.probe(pack)] == paths
 
 
-def test_who_waits_for_a_large_pack_hears_how_much_of_it_has_arrived(lab: Lab, tmp_path: Path) -> None:
-    stub = make(tmp_path, "")
-    (stub.pack_dir / "images.bin").write_bytes(bytes(4_000_000))
-    (stub.pack_dir / "labels.bin").write_bytes(bytes(8 * 1000))
-    manifest = {"digest": stub.digest, "count": 1000, "channels": 1, "height": 40, "width": 100}
-    (stub.pack_dir / "manifest.json").write_text(json.dumps(manifest))
-    pack, what = PackSource(path=stub.pack_dir, digest=stub.digest), cluster(lab)
+def test_a_host_that_no_other_can_serve_gets_this_computers_copy(lab: Lab, tmp_path: Path) -> None:
+    pack, what = large_pack(tmp_path, 100), cluster(lab)
+    with closing(launchers.create(what)) as launcher, firewall(lab, "node0", "reject with tcp reset"):
+        assert isinstance(launcher, AgentLauncher)
+        told = packs.send(launcher, pack, launcher.probe(pack))
+        paths = [fact.pack_path for fact in launcher.probe(pack)]
+    assert told == ["node1 could not get the data pack from node0 (node0: refused), so this computer sent it"]
+    assert None not in paths
+
+
+def test_who_waits_for_a_large_pack_hears_how_much_of_it_each_host_has(lab: Lab, tmp_path: Path) -> None:
+    pack, what = large_pack(tmp_path, 1000), cluster(lab)
     heard: list[str] = []
     over = threading.Event()
 
@@ -106,19 +134,21 @@ def test_who_waits_for_a_large_pack_hears_how_much_of_it_has_arrived(lab: Lab, t
             heard.append(launcher.starting())
 
     with closing(launchers.create(what)) as launcher:
-        launcher.probe(pack)
-        labs.limit(lab, "node0", 8)
+        assert isinstance(launcher, AgentLauncher)
+        facts = launcher.probe(pack)
+        labs.limit(lab, "node1", 8)
         listener = threading.Thread(target=listen)
         listener.start()
         try:
-            launcher.send_pack(pack, what.hosts[:1])  # type: ignore[attr-defined]
+            packs.send(launcher, pack, facts)
         finally:
             over.set()
             listener.join()
-            labs.restore(lab, "node0")
-        assert launcher.probe(pack)[0].pack_path is not None
+            labs.restore(lab, "node1")
     assert heard[0] == "sending code and data to the hosts and starting torchrun there"
-    told = [re.fullmatch(r"sending to 1 host: (\d\.\d) of 4\.0 MB have arrived", text) for text in heard]
+    told = [
+        re.fullmatch(r"sending the data pack on from node0: node1 (.+) of 4\.0 MB \(.+ MB/s\)", text) for text in heard
+    ]
     arrived = [float(match[1]) for match in told if match]
     assert arrived == sorted(arrived)
     assert 0 < arrived[0] < 4.0

@@ -37,6 +37,7 @@ COMMANDS = {
     "clean": "staging",
     "clear": "left",
     "put_pack": "staging",
+    "relay_pack": "relay",
     "mesh_offer": "mesh",
     "mesh_accept": "mesh",
     "mesh_try": "mesh",

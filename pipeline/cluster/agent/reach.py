@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from .node import own_node
@@ -18,6 +19,7 @@ CONNECT_S = 2.0  # the first SYN and one more after a second
 LIMIT_S = 8.0  # for the others to listen: as far as the commands to all hosts may be apart
 RETRY_S = 0.1
 BACKLOG = 256
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass
@@ -97,7 +99,7 @@ async def check(nodes: list[Json], me: int, hello: str, answer: str, slow_s: flo
     servers, taken = [], {}
     for port in nodes[me]["ports"]:
         try:
-            servers.append(await listen(one, nodes[me]["address"], port))
+            servers.append(await listen(one.serve, nodes[me]["address"], port))
         except OSError as error:
             taken[port] = error.strerror or str(error)
             one.awaited -= {(other, port) for other in others}
@@ -111,11 +113,11 @@ async def check(nodes: list[Json], me: int, hello: str, answer: str, slow_s: flo
     return {"taken": taken, "failed": [result for result in tried if result["why"]]}
 
 
-async def listen(one: Check, address: str, port: int) -> asyncio.AbstractServer:
+async def listen(serve: Serve, address: str, port: int) -> asyncio.AbstractServer:
     """At the node's address; at all of them where it is none of its own interfaces (behind a NAT)."""
     try:
-        return await asyncio.start_server(one.serve, address, port, backlog=BACKLOG)
+        return await asyncio.start_server(serve, address, port, backlog=BACKLOG)
     except OSError as error:
         if error.errno not in (errno.EADDRNOTAVAIL, None):
             raise
-        return await asyncio.start_server(one.serve, None, port, backlog=BACKLOG)
+        return await asyncio.start_server(serve, None, port, backlog=BACKLOG)

@@ -15,6 +15,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import BinaryIO
 
 from .node import own_node
@@ -150,6 +151,16 @@ class Incoming:
 
 def unpack(stream: BinaryIO, folder: str) -> None:
     """Extract a tar into ``folder``, which then appears whole or not at all."""
+    with staged(folder) as temporary, tarfile.open(fileobj=Incoming(stream), mode="r|*") as archive:  # type: ignore[call-overload]
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(temporary, filter="data")
+        else:
+            archive.extractall(temporary)
+
+
+@contextlib.contextmanager
+def staged(folder: str) -> Iterator[str]:
+    """A temporary folder that becomes ``folder`` at the end, and is removed where that isn't reached."""
     parent = os.path.dirname(folder)
     make_folder(parent)
     temporary = tempfile.mkdtemp(
@@ -157,11 +168,7 @@ def unpack(stream: BinaryIO, folder: str) -> None:
     )
     try:
         os.chmod(temporary, 0o755)
-        with tarfile.open(fileobj=Incoming(stream), mode="r|*") as archive:  # type: ignore[call-overload]
-            if hasattr(tarfile, "data_filter"):
-                archive.extractall(temporary, filter="data")
-            else:
-                archive.extractall(temporary)
+        yield temporary
         os.rename(temporary, folder)
     except OSError as error:
         if not os.path.isdir(folder):  # else somebody else put the same thing there meanwhile
@@ -173,11 +180,17 @@ def unpack(stream: BinaryIO, folder: str) -> None:
             os.rmdir(parent)
 
 
-def put_pack(request: Json) -> None:
-    """Lay the data pack from the tar on stdin at ``workdir/data/<digest>``, once, whole."""
+def pack_folder(request: Json) -> str:
+    """Where the data pack belongs; what lies there and isn't the pack is removed."""
     folder = os.path.join(os.path.expanduser(request["workdir"]), "data", request["pack_digest"])
     if os.path.isdir(folder) and not holds_pack(folder, request["pack_digest"]):
         shutil.rmtree(folder)
+    return folder
+
+
+def put_pack(request: Json) -> None:
+    """Lay the data pack from the tar on stdin at ``workdir/data/<digest>``, once, whole."""
+    folder = pack_folder(request)
     if not os.path.isdir(folder):
         unpack(sys.stdin.buffer, folder)
     if not holds_pack(folder, request["pack_digest"]):

@@ -7,16 +7,18 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
 from pipeline.cluster import encryption, launchers, networks
-from pipeline.cluster.launchers import all_pairs
+from pipeline.cluster.launchers import all_pairs, packs
+from pipeline.cluster.launchers.arriving import Transfer
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher, PackSource, Place
 from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.payload import message, new_token
 from pipeline.cluster.launchers.replies import Answer, Output, answer_in
-from pipeline.cluster.launchers.sending import append, append_run, size_bytes
+from pipeline.cluster.launchers.sending import append_run
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.cluster.launchers.streams import Streams
 from pipeline.core.errors import HostError
@@ -27,7 +29,6 @@ from pipeline.runs import attempts
 
 ENV_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DEBUG*")  # what a host has set, stays
 GPU_S = 1.0  # how long a probe waits for nvidia-smi, which takes seconds where no GPU is in use
-SENT_WITH_RUN_BYTES = 8 << 20  # a pack up to this size travels with the run, which saves a round trip
 ANSWER_S = 8.0  # what a short command takes once it is connected
 USUAL_S = 3.5  # an answer to the probe that takes longer is that of a slow login
 CONNECT_AGAIN_S = 5.0  # to a host that has answered before
@@ -39,8 +40,9 @@ class AgentLauncher(Launcher, ABC):
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._silent: set[str] = set()  # hosts that did not answer when the run had to stop
-        self._payload_bytes = 0  # of what is being sent to each host
-        self._token = ""  # of the newest request
+        self.transfer: Transfer | None = None  # what was sent last, or is under way
+        self._tokens: dict[str, str] = {}  # host label → that of the newest request
+        self._notes: list[str] = []
         self.slow_s: float | None = None  # None: no host has answered yet
 
     @property
@@ -78,20 +80,37 @@ class AgentLauncher(Launcher, ABC):
         hosts: Sequence[Host] | None = None,
         timeout_s: float | None = None,
         payload: Callable[[IO[bytes]], None] | None = None,
+        what: str = "code and data",
     ) -> dict[str, Answer]:
         """Send one request (and what ``payload`` appends to the file) to all hosts; never raises for a host.
 
         The file has no name: a request may hold secrets, and nothing of it is left when this process is killed.
+
+        Args:
+            what: the name of the payload, for who waits.
         """
-        self._token = token = new_token()
+        token, hosts = new_token(), self.cluster.hosts if hosts is None else hosts
+        labels = [host.label for host in hosts]
+        self._tokens |= dict.fromkeys(labels, token)
         with tempfile.TemporaryFile(prefix="paceline-") as stdin:
             begin = stdin.write(message({**self._local, **request}, token))
             if payload is not None:
                 payload(stdin)
+                self.transfer = Transfer.begin(what, labels, stdin.tell() - begin)
             stdin.flush()
-            self._payload_bytes = stdin.tell() - begin
-            outputs = self.exchange(stdin, self.cluster.hosts if hosts is None else hosts, timeout_s or self.short_s)
+            outputs = self.exchange(stdin, hosts, timeout_s or self.short_s)
         return {label: answer_in(output, token) for label, output in outputs.items()}
+
+    def ask_at_once(
+        self, request: dict[str, Any], *, hosts: Sequence[Host] | None = None, timeout_s: float
+    ) -> dict[str, Answer]:
+        """Like ``ask``, for hosts that wait for each other: one ``exchange`` may serve one interpreter at a time."""
+        hosts = self.cluster.hosts if hosts is None else hosts
+        pythons = dict.fromkeys(host.python for host in hosts)
+        groups = [[host for host in hosts if host.python == python] for python in pythons]
+        with ThreadPoolExecutor(len(groups)) as pool:
+            told = pool.map(lambda group: self.ask(request, hosts=group, timeout_s=timeout_s), groups)
+            return {label: answer for answers in told for label, answer in answers.items()}
 
     def demand(self, doing: str, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:
         """The values of all answers. Raises HostError that lists every host that failed and the fix."""
@@ -170,6 +189,19 @@ class AgentLauncher(Launcher, ABC):
         )
         self.demand("start", answers)
 
+    def notes(self) -> list[str]:
+        told, self._notes = self._notes, []
+        return told
+
+    def _provide(self, pack: PackSource, facts: list[NodeFacts]) -> PackSource | None:
+        """Send a large pack to the hosts that lack it; a small one is returned, to be sent with the run."""
+        lacking = any(fact.pack_path is None for fact in facts)
+        if lacking and packs.rides_with_the_run(pack, len(facts)):
+            return pack
+        if lacking:
+            self._notes += packs.send(self, pack, facts)
+        return None
+
     def _secrets(self, nodes: list[dict[str, Any]]) -> dict[str, Any]:
         """What ``start`` alone carries: the nodes with their secret variables, and what hides these in their output."""
         hosts = {host.label: host for host in self.cluster.hosts}
@@ -178,24 +210,6 @@ class AgentLauncher(Launcher, ABC):
             "nodes": [{**node, "env": {**node["env"], **hosts[node["host"]].secrets}} for node in nodes],
             "hide": rules(hidden),
         }
-
-    def _provide(self, pack: PackSource, facts: list[NodeFacts]) -> PackSource | None:
-        """Send a large pack to the hosts that lack it; a small one is returned, to be sent with the run."""
-        lacking = [host for host, fact in zip(self.cluster.hosts, facts, strict=True) if fact.pack_path is None]
-        if lacking and size_bytes(pack.path) <= SENT_WITH_RUN_BYTES:
-            return pack
-        if lacking:
-            self.send_pack(pack, lacking)
-        return None
-
-    def send_pack(self, pack: PackSource, hosts: Sequence[Host]) -> None:
-        """Lay the data pack on ``hosts``, whole or not at all. Raises HostError."""
-        request = {"do": "put_pack", "workdir": self.workdir, "pack_digest": pack.digest}
-        timeout_s = self.short_s + size_bytes(pack.path) * len(hosts) / 1e6  # at least 1 MB/s in all
-        answers = self.ask(
-            request, hosts=hosts, timeout_s=timeout_s, payload=lambda stdin: append(stdin, pack.path, ".")
-        )
-        self.demand("sending the data pack", answers)
 
     def _request(self, plan: LaunchPlan, run_dir: Path) -> dict[str, Any]:
         """What start, follow, collect and clean all carry: every node's part, found there by identity."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from pipeline.cluster import reachability
-from pipeline.core.specs import Host, NodeFacts
+from pipeline.core.specs import NodeFacts
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers.agent_launcher import AgentLauncher
-    from pipeline.cluster.launchers.replies import Answer
 
 _LISTENING_S = 10.0  # what an agent waits for the others, beyond the time of a slow login
 
@@ -26,16 +24,8 @@ def check(launcher: AgentLauncher, facts: Sequence[NodeFacts]) -> None:
         "answer": secrets.token_hex(8),
         "slow_s": launcher.slow_s or 0.0,
     }
-
-    def ask(hosts: Sequence[Host]) -> dict[str, Answer]:
-        return launcher.ask(request, hosts=hosts, timeout_s=launcher.short_s + _LISTENING_S)
-
-    hosts = launcher.cluster.hosts
-    pythons = dict.fromkeys(host.python for host in hosts)
-    groups = [[host for host in hosts if host.python == python] for python in pythons]
-    with ThreadPoolExecutor(len(groups)) as pool:  # pssh serves one interpreter at a time, and all must listen now
-        answers = {label: answer for told in pool.map(ask, groups) for label, answer in told.items()}
+    answers = launcher.ask_at_once(request, timeout_s=launcher.short_s + _LISTENING_S)
     values = launcher.demand("checking that the hosts reach each other", answers)
-    failures = reachability.unreached([values[host.label] for host in hosts])
+    failures = reachability.unreached([values[host.label] for host in launcher.cluster.hosts])
     if failures:
         raise reachability.error(failures, facts)

@@ -155,6 +155,10 @@ class Launcher(Protocol):
         """Send what is missing, start torchrun on all nodes at once. Raises HostError: some may have started."""
         ...
 
+    def notes(self) -> list[str]:
+        """What the person should know of how ``start`` did that, in lines; each is told once."""
+        return []
+
     def starting(self) -> str:
         """What ``start`` is at, for who waits (asked from another thread): words that follow "still"."""
         return "starting torchrun on the hosts"

@@ -15,6 +15,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,7 +34,6 @@ from pipeline.core import leftovers, process
 from pipeline.core.cluster import unfit_name
 from pipeline.core.errors import HostError, PacelineError, UsageError
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
-from pipeline.core.tables import counted
 
 INSTALL = {
     "Darwin": "brew install pssh",
@@ -80,7 +80,7 @@ class PsshLauncher(AgentLauncher):
                 hint=INSTALL.get(platform.system(), "install OpenSSH's client and pssh"),
             )
         self._pssh = program
-        self._outputs: Sequence[Path] = ()  # where pssh puts what each host says just now
+        self._outputs: dict[str, Path] = {}  # host label → where pssh puts what it says just now
         prefix = leftovers.prefix("paceline")
         self._sockets = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # a socket's path has to be short
         self._shared = self._sharing = self._shared_connection()
@@ -155,7 +155,7 @@ class PsshLauncher(AgentLauncher):
     ) -> dict[str, Output]:
         with tempfile.TemporaryDirectory(prefix=leftovers.of_system("pssh")) as name:
             folder = Path(name)
-            self._outputs = [folder / "out" / pssh_name(host) for host in hosts]
+            self._outputs |= {host.label: folder / "out" / pssh_name(host) for host in hosts}
             (folder / "hosts").write_text("".join(f"{pssh_name(host)}\n" for host in hosts), encoding="utf-8")
             argv = [self._pssh, "-h", str(folder / "hosts"), "-p", str(len(hosts)), "-t", str(round(timeout_s))]
             argv += ["-o", str(folder / "out"), "-e", str(folder / "err"), "-I"]
@@ -171,15 +171,14 @@ class PsshLauncher(AgentLauncher):
             return {host.label: output_of(folder, pssh_name(host), report, timeout_s) for host in hosts}
 
     def starting(self) -> str:
-        """With the bytes that have arrived, where a host has told of any yet."""
-        outputs, arrived = self._outputs, 0
-        for path in outputs:
-            with contextlib.suppress(OSError):  # not there yet, or no longer
-                arrived += received_bytes(path.read_bytes(), self._token)
-        if not arrived:
+        """With what has arrived at each host, where one has told of anything yet."""
+        transfer, arrived = self.transfer, {}
+        for label in transfer.hosts if transfer else ():
+            with contextlib.suppress(OSError, KeyError):  # not there yet, or no longer
+                arrived[label] = received_bytes(self._outputs[label].read_bytes(), self._tokens[label])
+        if transfer is None or not any(arrived.values()):
             return "sending code and data to the hosts and starting torchrun there"
-        total = self._payload_bytes * len(outputs)
-        return f"sending to {counted(len(outputs), 'host')}: {arrived / 1e6:,.1f} of {total / 1e6:,.1f} MB have arrived"
+        return transfer.text(arrived, time.monotonic())
 
     def go_alone(self) -> None:
         self._sharing = {}  # what is stuck may be the shared connection; the next probe shares it again

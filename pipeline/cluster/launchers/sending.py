@@ -11,11 +11,6 @@ from pipeline.cluster.launchers.base import PackSource
 from pipeline.runs import attempts
 
 
-def size_bytes(folder: Path) -> int:
-    """Of the files right in the folder."""
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-
-
 def append(stdin: IO[bytes], source: Path, name: str) -> None:
     """A tar of ``source`` under another name."""
     with tarfile.open(fileobj=stdin, mode="w|", dereference=True) as archive:
