@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pipeline.cli import trials
 from pipeline.cli.output import say
 from pipeline.cli.session import relative
-from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.errors import DECIDED, PacelineError, UsageError
 from pipeline.core.specs import State
 
 if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
@@ -90,7 +90,7 @@ def standing(trial: Trial, entries: Mapping[str, TrialEntry], retry_failed: bool
     if reason is None:
         return "done", str(trial.run.accepted or "")
     known = entries.get(trial.run.key.short)
-    if known is not None and known.state is State.FAILED and known.cause == "code" and not retry_failed:
+    if known is not None and known.state is State.FAILED and known.cause in DECIDED and not retry_failed:
         return "failed", f"{known.detail} (retry_failed=1 tries again)"
     if known is not None and known.state is not State.FINISHED:
         return "to run", f"{known.state} before: {known.detail}" if known.detail else f"{known.state} before"

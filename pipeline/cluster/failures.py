@@ -16,6 +16,7 @@ _ECHO = re.compile(
     re.IGNORECASE,
 )
 _EXPLAINED = re.compile(r"(?:TrainerError|ConfigError): ")  # trainers' own: the text says all
+_CONFIG = re.compile(r"(?:ConfigError|SyntaxError|IndentationError|ModuleNotFoundError): ")
 _MEMORY = re.compile(
     r"out of memory|OutOfMemoryError|MemoryError|can(?:no|')t allocate memory|\bSIGKILL\b",
     re.IGNORECASE,
@@ -49,13 +50,15 @@ def port_was_taken(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost]) ->
 
 
 def cause(ends: Mapping[str, NodeExit | NodeLost]) -> str:
-    """``host``, ``memory``, ``disk`` or ``code``, as TrainingError means them."""
+    """``host``, ``memory``, ``disk``, ``config`` or ``code``, as TrainingError means them."""
     found = first_error(ends)
     lost = any(isinstance(end, NodeLost) for end in ends.values())
     if lost and (found is None or is_echo(found[1])):
         return "host"
     if _full_disk(ends) is not None and (found is None or not _says_more(found[1])):
         return "disk"
+    if found is not None and _CONFIG.match(found[1].message):
+        return "config"
     said = found[1].message if found is not None else " ".join(e.reason for e in ends.values())
     return "memory" if _MEMORY.search(said) else "disk" if FULL_DISK.search(said) else "code"
 

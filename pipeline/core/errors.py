@@ -36,11 +36,16 @@ class HostError(PacelineError):
         self.hosts = tuple(hosts)
 
 
+DECIDED = ("code", "config")
+"""The causes of a TrainingError that would end another attempt the same way."""
+
+
 class TrainingError(PacelineError):
     """Training started and ended badly; the text names host, rank and the first error.
 
     ``cause`` is what a sweep decides by whether it tries again: ``host`` (a node was lost), ``memory`` (too
-    little of it, or something killed a rank), ``disk`` (it is full) or ``code`` (it would end the same way again).
+    little of it, or something killed a rank), ``disk`` (it is full), ``config`` (a value that can't work, code that
+    can't be read: not even a restart changes that) or ``code`` (it would end the same way again).
     ``gone`` are hosts that neither the stream from them nor a fresh connection reached at the end.
     """
 

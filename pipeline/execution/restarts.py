@@ -19,8 +19,11 @@ class Restarts:
         self._last: tuple[str, int] | None = None
 
     def after(self, error: TrainingError, *, step: int) -> None:
-        """An attempt has failed. Raises TrainingError where the next one would fail in the same way: at the same step
-        with the same message (numbers in it don't count), for a reason that is no host's."""
+        """An attempt has failed. Raises TrainingError where the next one would fail in the same way: for a value of the
+        configuration, or at the same step with the same message (numbers in it don't count), for a reason that is no
+        host's."""
+        if error.cause == "config":
+            raise error
         failure = re.sub(r"\d+", "#", error.what.partition("\n")[0]), step
         if error.cause != "host" and failure == self._last:
             raise TrainingError(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.cluster.attempt import stop_run
 from pipeline.core import threads
-from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, UsageError, os_reason
+from pipeline.core.errors import DECIDED, HostError, Killed, PacelineError, Pruned, UsageError, os_reason
 from pipeline.core.files import write_hint
 from pipeline.core.heartbeat import waiting
 from pipeline.core.signals import Interruptible, Stop
@@ -129,7 +129,7 @@ class _Conductor:
         if outcome is None:
             self.schedule.freed(start.slot)
             return
-        if start.trial.key is not None and (outcome.state is State.PRUNED or event.cause == "code"):
+        if start.trial.key is not None and (outcome.state is State.PRUNED or event.cause in DECIDED):
             self._decided[start.trial.key] = Ended(trial=start.trial, outcome=outcome, cause=event.cause)
         if outcome.state is State.PRUNED:
             self.sweep.say(f"{self._label(start)} {outcome.detail}")
@@ -237,10 +237,10 @@ class _Conductor:
         if known is not None and (known.state is State.PRUNED or was_pruned(trial.run)):
             self._note_before(trial, State.PRUNED, detail="was pruned before")
             return Ended(trial=trial, outcome=Outcome(state=State.PRUNED), before=True)
-        if known is not None and known.state is State.FAILED and known.cause == "code" and not self.sweep.retry_failed:
+        if known is not None and known.state is State.FAILED and known.cause in DECIDED and not self.sweep.retry_failed:
             self._note_before(trial, State.FAILED, known.cause, known.detail)
             outcome = Outcome(state=State.FAILED, detail=known.detail)
-            return Ended(trial=trial, outcome=outcome, cause="code", before=True)
+            return Ended(trial=trial, outcome=outcome, cause=known.cause, before=True)
         return None
 
     def _note_before(self, trial: Trial, state: State, cause: str = "", detail: str = "") -> None:

@@ -26,6 +26,7 @@ def ended(message: str, host: str = "a") -> NodeExit:
         ([NodeLost(host="b", reason="no longer answers"), ended("Connection closed by peer")], "host"),
         ([ended("TrainerError: /r/final.pt could not be written (No space left on device): needs 2 bytes")], "disk"),
         ([NodeLost(host="b", reason="no longer answers"), ended("ValueError: broken")], "code"),
+        ([NodeLost(host="b", reason="no longer answers"), ended("ConfigError: seed=-1 must be at least 0")], "config"),
     ],
 )
 def test_the_ends_of_an_attempt_tell_its_cause(ends: list[NodeExit | NodeLost], expected: str) -> None:
