@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -30,6 +31,15 @@ class Completed:
 def find(*names: str) -> str | None:
     """The path of the first program of ``names`` that PATH holds."""
     return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def allow_open_files(count: int) -> None:
+    """Let this process and its children have that many files open, as far as the machine's own limit goes; many systems
+    begin with 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 def of_this_clone(added: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -54,6 +54,23 @@ def test_thirty_two_nodes_reach_each_other_at_every_port_of_the_first() -> None:
     assert checked(all_nodes, *range(32)) == [{"taken": {}, "failed": []}] * 32
 
 
+def test_a_node_has_no_more_connections_open_than_a_process_may_have_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect, open_now, most = reach.Check.connect, 0, 0
+
+    async def counted(self: reach.Check, node: int, address: str, port: int) -> str:
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        why = await connect(self, node, address, port)
+        open_now -= 1
+        return why
+
+    monkeypatch.setattr(reach, "AT_ONCE", 2)
+    monkeypatch.setattr(reach.Check, "connect", counted)
+    assert checked(nodes(6), *range(6)) == [{"taken": {}, "failed": []}] * 6
+    assert most == 2 * 6
+
+
 def test_a_node_that_begins_late_is_refused_at_first_and_tried_again() -> None:
     assert checked(nodes(2), 0, 1, late=1) == [{"taken": {}, "failed": []}] * 2
 

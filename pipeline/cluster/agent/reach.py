@@ -19,6 +19,7 @@ CONNECT_S = 2.0  # the first SYN and one more after a second
 LIMIT_S = 8.0  # for the others to listen: as far as the commands to all hosts may be apart
 RETRY_S = 0.1
 BACKLOG = 256
+AT_ONCE = 200  # connections of one node: a process often may have no more than 1,024 open files
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -47,8 +48,9 @@ class Check:
                 await reader.read()  # the other closes first, so the port is free again at once
         writer.close()
 
-    async def tried(self, node: int, address: str, port: int) -> Json:
-        return {"node": node, "port": port, "why": await self.connect(node, address, port)}
+    async def tried(self, slots: asyncio.Semaphore, node: int, address: str, port: int) -> Json:
+        async with slots:
+            return {"node": node, "port": port, "why": await self.connect(node, address, port)}
 
     async def connect(self, node: int, address: str, port: int) -> str:
         """Why the node can't be reached at this port; empty: it can."""
@@ -93,7 +95,10 @@ def reach(request: Json) -> None:
 
 async def check(nodes: list[Json], me: int, hello: str, answer: str, slow_s: float = 0.0) -> Json:
     """Listen at the own ports and connect to those of all others, at once. ``slow_s`` is what a login may take."""
-    others = [number for number in range(len(nodes)) if number != me]
+    others = [
+        *range(me + 1, len(nodes)),
+        *range(me),
+    ]  # each begins with another one, or all would ask the first at once
     awaited = {(other, port) for other in others for port in nodes[me]["ports"]}
     one = Check(me, hello, answer, awaited, LIMIT_S + slow_s)
     servers, taken = [], {}
@@ -104,7 +109,8 @@ async def check(nodes: list[Json], me: int, hello: str, answer: str, slow_s: flo
             taken[port] = error.strerror or str(error)
             one.awaited -= {(other, port) for other in others}
     targets = [(other, nodes[other]["address"], port) for other in others for port in nodes[other]["ports"]]
-    tried = await asyncio.gather(*(one.tried(*target) for target in targets))
+    slots = asyncio.Semaphore(AT_ONCE)
+    tried = await asyncio.gather(*(one.tried(slots, *target) for target in targets))
     if one.awaited:  # a node that is late may still be refused by nobody
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(one.complete.wait(), CONNECT_S + 5 * RETRY_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import zlib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ BOOTSTRAP = (
     "sys.path=[p for p in sys.path if p];i=sys.stdin.buffer;"
     "n=next((l for l in iter(i.readline,b'')if l.strip().isdigit()),b'');"
     f"n or sys.exit('{NO_PROGRAM}');"
-    "exec(compile(i.read(int(n)),'paceline-agent','exec'))"
+    "import zlib;exec(compile(zlib.decompress(i.read(int(n))),'paceline-agent','exec'))"
 )
 """The constant program of every remote command: it reads the agent's source, then the request, from stdin. Any Python
 since 2.7 can compile it, so that one which is too old can say so.
@@ -36,10 +37,11 @@ _LOADER = "loader"
 
 @cache
 def agent_source() -> bytes:
-    """The loader's text, and behind it the call that gives it all other modules of the agent."""
+    """The loader's text, and behind it the call that gives it all other modules of the agent; compressed, as every
+    command sends it to every host."""
     texts = {path.stem: path.read_text(encoding="utf-8") for path in Path(agent.__file__).parent.glob("*.py")}
     loader = texts.pop(_LOADER)
-    return f"{loader}\n\nrun({dict(sorted(texts.items()))!r})\n".encode()
+    return zlib.compress(f"{loader}\n\nrun({dict(sorted(texts.items()))!r})\n".encode(), 9)
 
 
 def new_token() -> str:

@@ -39,6 +39,8 @@ INSTALL = {
     "Darwin": "brew install pssh",
     "Linux": "apt install pssh (Debian, Ubuntu), dnf install pssh (Fedora); not the packages of Python's index",
 }
+_AT_ONCE = 8  # ssh clients that ask or end something here
+_FILES, _FILES_OF_HOST = 512, 8  # pssh and the live streams have three pipes for each host
 _RECONNECT_TIMEOUT_S = 2.0  # a stream that breaks is tried again within streams.LOST_S
 
 # runs the first interpreter that is there, with nothing that a wrong PATH could hide; "~/" is the host's home
@@ -79,6 +81,7 @@ class PsshLauncher(AgentLauncher):
                 f"cluster.launcher=pssh needs the program {absent}, which is not in PATH={os.environ.get('PATH')}",
                 hint=INSTALL.get(platform.system(), "install OpenSSH's client and pssh"),
             )
+        process.allow_open_files(_FILES + _FILES_OF_HOST * cluster.nnodes)
         self._pssh = program
         self._outputs: dict[str, Path] = {}  # host label → where pssh puts what it says just now
         prefix = leftovers.prefix("paceline")
@@ -96,7 +99,7 @@ class PsshLauncher(AgentLauncher):
         def settings(host: Host) -> str:
             return process.run([*self._ssh(host, {}), "-G", "--", host.name]).stdout
 
-        with ThreadPoolExecutor(max_workers=8) as pool:
+        with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
             own = [re.search(r"^controlpath (?!none$)", text, re.M) for text in pool.map(settings, self.cluster.hosts)]
         if any(own):
             return {}
@@ -104,10 +107,14 @@ class PsshLauncher(AgentLauncher):
 
     def close(self) -> None:
         """End the shared connections."""
+
+        def end(host: Host) -> None:
+            with contextlib.suppress(PacelineError):  # a stuck one ends by itself: ControlPersist
+                process.run([*self._ssh(host, self._shared), "-O", "exit", "--", host.name], timeout_s=5.0)
+
         if self._shared:
-            for host in self.cluster.hosts:
-                with contextlib.suppress(PacelineError):  # a stuck one ends by itself: ControlPersist
-                    process.run([*self._ssh(host, self._shared), "-O", "exit", "--", host.name], timeout_s=5.0)
+            with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+                list(pool.map(end, self.cluster.hosts))
         shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _ssh(self, host: Host, options: Mapping[str, str]) -> list[str]:
