@@ -72,7 +72,6 @@ def node(tmp_path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         "nproc_per_node": 1,
         "argv": SLEEP,
         "env": {},
-        "peers": [],
         "remove": [],
         "run_dir": str(run_dir),
         "state_dir": str(run_dir / "state"),

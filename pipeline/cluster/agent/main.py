@@ -1,6 +1,6 @@
 """The node agent: what any launcher can run on a host, of the standard library alone (Python 3.9 or newer).
 
-It is never installed. A launcher sends the sources themselves, then one line of JSON (the request), then an
+It is never installed. A launcher sends the sources themselves, then the request, then an
 optional tar, into the standard input of ``python3 -c BOOTSTRAP``: so no value ever reaches a remote shell
 and controller and node cannot differ in version. Answers are lines ``@paceline TOKEN {json}`` with the token of the
 request, which the controller made for it; anything else on stdout is a login shell's chatter.
@@ -17,6 +17,7 @@ import contextlib
 import json
 import sys
 import tarfile
+import zlib
 from importlib import import_module
 
 from . import wire
@@ -48,7 +49,8 @@ COMMANDS = {
 
 def main() -> int:
     """Read one request from stdin and answer it. Exit code 0, or 1 with ``{"error": …}`` as the answer."""
-    request = json.loads(sys.stdin.buffer.readline())
+    size = int(sys.stdin.buffer.readline())
+    request = json.loads(zlib.decompress(sys.stdin.buffer.read(size)))
     wire.token = request.pop("token")
     try:
         module = COMMANDS[request["do"]]

@@ -11,6 +11,8 @@ import socket
 
 from .wire import Json
 
+PEERS = 16  # other nodes that one without a controller tries to reach
+
 
 def server_address(request: Json) -> tuple[str, int]:
     """Address and port on which ssh reached this node; 127.0.0.1 and 0 without ssh."""
@@ -43,6 +45,18 @@ def machine() -> str | None:
     with contextlib.suppress(OSError), open("/etc/machine-id", encoding="ascii") as file:
         parts.append(file.read().strip())
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
+
+
+def peers_of(request: Json, node: Json) -> list[tuple[str, int]]:
+    """ssh address and port of the next few nodes, as their identities tell: what an isolated node tries to reach."""
+    all_nodes = request["nodes"]
+    at = [other["identity"] for other in all_nodes].index(node["identity"])
+    found = []
+    for other in [*all_nodes[at + 1 :], *all_nodes[:at]][:PEERS]:
+        address, _, port = other["identity"].split(" ")[1].rpartition(":")
+        if port != "0":
+            found.append((address, int(port)))
+    return found
 
 
 def own_node(request: Json) -> Json:

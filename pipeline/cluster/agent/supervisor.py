@@ -21,7 +21,7 @@ from types import FrameType
 from .early_exits import EarlyExits
 from .log_lines import Tail
 from .meeting import Meeting
-from .node import own_node
+from .node import own_node, peers_of
 from .probe import from_environment
 from .processes import MARK, POLL_S, TERM_GRACE_S, end_tree, start_time
 from .rank_errors import describe, mute, printed_error, recorded_error, tellable
@@ -272,7 +272,7 @@ class Supervisor:
 
     def watch_peers(self) -> None:
         """End the run when this node is cut off: no beats, and no node that used to answer does any more."""
-        peers = [tuple(peer) for peer in self.node["peers"]]
+        peers = peers_of(self.request, self.node)
         misses, beats = 0, Silence(self.path("lease"))
         while peers:
             stale = beats.look() > BEAT_STALE_S

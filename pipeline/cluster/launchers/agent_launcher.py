@@ -31,6 +31,7 @@ ENV_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DE
 GPU_S = 1.0  # how long a probe waits for nvidia-smi, which takes seconds where no GPU is in use
 ANSWER_S = 8.0  # what a short command takes once it is connected
 USUAL_S = 3.5  # an answer to the probe that takes longer is that of a slow login
+_ROWS, _HINTS = 20, 3  # of an error: more would push its beginning off the screen
 CONNECT_AGAIN_S = 5.0  # to a host that has answered before
 
 
@@ -113,7 +114,8 @@ class AgentLauncher(Launcher, ABC):
             return {label: answer for answers in told for label, answer in answers.items()}
 
     def demand(self, doing: str, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:
-        """The values of all answers. Raises HostError that lists every host that failed and the fix."""
+        """The values of all answers. Raises HostError that lists the hosts that failed (of many the first few) and the
+        fix."""
         rows, hints = [], []
         for host in self.cluster.hosts:
             answer = answers.get(host.label)
@@ -125,7 +127,10 @@ class AgentLauncher(Launcher, ABC):
         if rows:
             head = f"{doing}: {len(rows)} of {self.cluster.nnodes} hosts can't take part"
             silent = [label for label, answer in answers.items() if answer.value is None]
-            raise HostError("\n".join([head, *rows]), hint="; then ".join(hints) or None, hosts=silent)
+            more = [f"  and {len(rows) - _ROWS} more"] if len(rows) > _ROWS else []
+            so_on = [f"and so on for {len(hints) - _HINTS} more"] if len(hints) > _HINTS else []
+            hint = "; then ".join([*hints[:_HINTS], *so_on])
+            raise HostError("\n".join([head, *rows[:_ROWS], *more]), hint=hint or None, hosts=silent)
         return {label: answer.value or {} for label, answer in answers.items()}
 
     @property
@@ -225,7 +230,6 @@ class AgentLauncher(Launcher, ABC):
             "nodes": [
                 {
                     **dataclasses.asdict(node),
-                    "peers": plan_peers(plan, node.identity),
                     "remove": [self.removed(node.run_dir, node.state_dir)],
                 }
                 for node in plan.nodes
@@ -301,13 +305,3 @@ def slowness_s(answered_s: float) -> float:
         answered_s: after which all hosts had answered the probe.
     """
     return 1.5 * answered_s if answered_s > USUAL_S else 0.0
-
-
-def plan_peers(plan: LaunchPlan, identity: str) -> list[list[Any]]:
-    """ssh address and port of every other node, as its identity tells: what an isolated node tries to reach."""
-    peers = []
-    for node in plan.nodes:
-        address, _, port = node.identity.split(" ")[1].rpartition(":")
-        if node.identity != identity and port != "0":
-            peers.append([address, int(port)])
-    return peers

@@ -152,7 +152,7 @@ class GrantedLauncher(Launcher):
             "attempts": attempts.prefix_of(plan.run_id),
             "lease_s": plan.lease_s,
             "registry": str(run_dir.parent / ".agents"),
-            "nodes": [{**dataclasses.asdict(node), "peers": [], "remove": [node.state_dir]} for node in plan.nodes],
+            "nodes": [{**dataclasses.asdict(node), "remove": [node.state_dir]} for node in plan.nodes],
         }
         self.job.start(start)
 

@@ -50,6 +50,7 @@ def new_token() -> str:
 
 
 def message(request: dict[str, Any], token: str) -> bytes:
-    """What goes into the stdin of BOOTSTRAP: length, source, one line of JSON. A tar may follow."""
-    source = agent_source()
-    return b"%s%d\n%s%s\n" % (_PREAMBLE, len(source), source, json.dumps({**request, "token": token}).encode())
+    """What goes into the stdin of BOOTSTRAP: length and source, length and request, both compressed: a request holds
+    the parts of all nodes, which hardly differ. A tar may follow."""
+    source, asked = agent_source(), zlib.compress(json.dumps({**request, "token": token}).encode())
+    return b"%s%d\n%s%d\n%s" % (_PREAMBLE, len(source), source, len(asked), asked)

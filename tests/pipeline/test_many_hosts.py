@@ -1,0 +1,42 @@
+"""What a cluster of many hosts must not do: fill the screen, or send each host what all the others know."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.cluster.agent.node import PEERS, peers_of
+from pipeline.cluster.launchers.local import LocalLauncher
+from pipeline.cluster.launchers.payload import message
+from pipeline.cluster.launchers.replies import Answer, Output
+from pipeline.core.errors import HostError
+from pipeline.core.specs import Cluster, Host
+
+NODES = [{"identity": f"host{number} 10.0.{number // 256}.{number % 256}:22 uid 0"} for number in range(1000)]
+
+
+def test_an_error_of_many_hosts_shows_the_first_ones_and_how_many_more_there_are() -> None:
+    hosts = tuple(Host(name=f"host{number}") for number in range(300))
+    launcher = LocalLauncher(Cluster(launcher="local", hosts=hosts))
+    missing = Output(code=None, note="program not found: python4")
+    with pytest.raises(HostError) as caught:
+        launcher.demand("probe", {host.label: Answer(value=None, output=missing) for host in hosts})
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "probe: 300 of 300 hosts can't take part"
+    assert lines[1].startswith("  host0: program not found")
+    assert lines[21:] == ["  and 280 more", "  try: cluster.python=null, or the path of an interpreter"]
+    assert len(caught.value.hosts) == 300
+
+
+def test_a_node_tries_the_next_few_nodes_where_it_hears_nobody() -> None:
+    found = peers_of({"nodes": NODES}, NODES[995])
+    assert len(found) == PEERS
+    assert [port for _, port in found] == [22] * PEERS
+    assert (found[0], found[4]) == (("10.0.3.228", 22), ("10.0.0.0", 22))
+    local = {"identity": "here 127.0.0.1:0 uid 0"}
+    assert peers_of({"nodes": [local]}, local) == []
+
+
+def test_a_request_with_the_parts_of_a_thousand_nodes_is_small() -> None:
+    node = {"argv": ["python3", "-m", "torch.distributed.run", "--nnodes=1000"], "env": {"A": "x" * 1000}}
+    request = {"do": "start", "nodes": [{**node, **identity} for identity in NODES]}
+    assert len(message(request, "f00d")) < 100_000
