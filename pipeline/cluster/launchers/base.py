@@ -98,6 +98,8 @@ class Launcher(Protocol):
     ``outcome`` are for hosts that a batch scheduler gives and takes away.
     """
 
+    cluster: Cluster
+
     @property
     def capabilities(self) -> Capabilities:
         """Those of its settings."""
@@ -106,7 +108,7 @@ class Launcher(Protocol):
     def grant(
         self, spec: AttemptSpec, modules: Sequence[str], say: Callable[[str], None], check: Callable[[], None]
     ) -> Cluster:
-        """Wait for the hosts of this attempt; the cluster with their names. For launchers whose hosts are granted.
+        """Wait for the hosts of this attempt; the cluster with their names. Other launchers have them already.
 
         Args:
             modules: names to look for among what is installed there, as ``probe`` has them.
@@ -116,7 +118,7 @@ class Launcher(Protocol):
         Raises:
             HostError: the hosts are refused, or can't be had.
         """
-        raise NotImplementedError
+        return self.cluster
 
     def submission(self, spec: AttemptSpec) -> str:
         """What a batch scheduler is given, as text; pure, before anything is asked for. '' for other launchers."""
