@@ -26,16 +26,12 @@ time.sleep(600)
 
 
 def test_a_stopped_rank_is_named_with_its_host_and_nothing_is_left(bench: Bench) -> None:
-    if bench.cluster.launcher == "slurm":
-        pytest.skip(
-            "the agents of a batch job don't tell the controller where ranks stand yet: cluster.stall_s is not used"
-        )
     stub = bench.stub(STOPS)
     shutil.copytree(Path(heartbeat.__file__).parent, stub.run_dir / "code" / "trainers" / "distributed")
     lines: list[LogLine] = []
     with pytest.raises(TrainingError) as caught:
         bench.run(stub, lines, stall_s=2.0)
-    host = bench.cluster.hosts[-1].label
+    host = bench.hosts[-1]
     said = re.search(
         rf"training failed on {host}: no rank has moved for (\d+) s: "
         rf"rank 1 on {host} hangs in step 3 \(loading data\): "
@@ -48,7 +44,7 @@ def test_a_stopped_rank_is_named_with_its_host_and_nothing_is_left(bench: Bench)
     assert [line.text in caught.value.what for line in lines if line.text.startswith("no rank")] == [True]
     told = json.loads((stub.run_dir / "attempts" / "1" / "ranks.json").read_text())
     assert [(row["rank"], row["host"], row["step"]) for row in told["ranks"]] == [
-        (0, bench.cluster.hosts[0].label, 3),
+        (0, bench.hosts[0], 3),
         (1, host, 3),
     ]
     assert bench.left(stub) == 0

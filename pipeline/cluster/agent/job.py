@@ -2,7 +2,8 @@
 
 Controller and nodes speak through files in the job's folder, which they share. All of them are made before the job is
 submitted and only ever grow: NFS shows what was appended to a file when that is opened again, but may hide a new file
-for half a minute. ``orders`` is the controller's, ``node-<number>`` each node's; a line is one JSON object.
+for half a minute. ``orders`` is the controller's, ``node-<number>`` each node's; a line is one JSON object. Where a
+node's ranks stand is written over and over in ``beats-<number>``, which would grow for days.
 The request's ``scheduler`` names the module that knows which node of the job this is.
 """
 
@@ -20,6 +21,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
+from .beats import read_beats
+from .look import look
 from .node import own_node
 from .probe import interfaces, probe
 from .registry import end_attempts
@@ -27,6 +30,7 @@ from .supervisor import Supervisor, lay_out
 from .wire import Json, in_thread, read_json, refuse
 
 POLL_S = 0.1
+BEAT_S = 1.0
 KEEP_S = 30.0  # how long the nodes are kept after a bad end: the next attempt takes them without waiting in the queue
 SECRETS = "PACELINE_SECRETS"
 
@@ -65,11 +69,12 @@ class JobNode:
         self.terminated = False
         self.patience_s = 0.0
         self.identity = ""
+        self.telling = threading.Lock()
 
     def tell(self, **fields: Any) -> None:
         """One line to the controller; a folder that was removed needs none."""
         if os.path.isfile(self.path):
-            with open(self.path, "a", encoding="utf-8") as file:
+            with self.telling, open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"restart": self.restart, "now": time.time(), **fields}) + "\n")
 
     def facts(self) -> Json:
@@ -121,7 +126,8 @@ class JobNode:
         if not left:
             lay_out(node)
             supervisor, over = Supervisor(request, node), threading.Event()
-            in_thread(self.listen, supervisor, over, on_error=supervisor.end)
+            in_thread(self.listen, start["run_id"], node, supervisor, over, on_error=supervisor.end)
+            in_thread(self.beat, start["run_id"], node, over, on_error=lambda _: None)
             answer = supervise(supervisor)
             over.set()
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left is to wait
@@ -133,11 +139,33 @@ class JobNode:
             self.tell(run_id=start["run_id"], exit=ended)
         return int(ended["code"])
 
-    def listen(self, supervisor: Supervisor, over: threading.Event) -> None:
-        """End the run when the controller asks for that."""
+    def listen(self, run_id: str, node: Json, supervisor: Supervisor, over: threading.Event) -> None:
+        """End the run when the controller asks for that; look at the ranks when it asks for that."""
         while not over.wait(POLL_S):
-            if self.next_order() is not None:  # nothing but an end can follow a start
+            found = self.next_order()
+            if found is None:
+                continue
+            number, order = found
+            if "look" in order:
+                self.taken = number
+                in_thread(self.look, run_id, node, order["look"], on_error=lambda _: None)
+            else:  # nothing else but an end can follow a start
                 supervisor.end("stopped")
+
+    def look(self, run_id: str, node: Json, peers: list[list[object]] | None) -> None:
+        """Tell what can be seen of the ranks from outside."""
+        seen = look(node, peers)
+        with contextlib.suppress(OSError):
+            self.tell(run_id=run_id, look=seen)
+
+    def beat(self, run_id: str, node: Json, over: threading.Event) -> None:
+        """Write where the ranks stand, once a second. A folder that was removed needs none."""
+        path = os.path.join(self.folder, f"beats-{self.number}")
+        while not over.wait(BEAT_S):
+            told = json.dumps({"run_id": run_id, "beat": time.time(), "ranks": read_beats(node)})
+            with contextlib.suppress(OSError), open(path, "r+", encoding="utf-8") as file:
+                file.write(told)
+                file.truncate()
 
 
 def supervise(supervisor: Supervisor) -> Json:

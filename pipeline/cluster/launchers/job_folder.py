@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class JobFolder:
         self.path.mkdir(parents=True)
         write_atomic(self._script, script)
         write_atomic(self.path / REQUEST, message(request, new_token()))
-        for name in (_ORDERS, OUTPUT, *(f"node-{number}" for number in range(nnodes))):
+        for name in (_ORDERS, OUTPUT, *(f"{of}-{number}" for of in ("node", "beats") for number in range(nnodes))):
             (self.path / name).touch()
 
     @property
@@ -105,7 +106,24 @@ class JobFolder:
 
     def end_of(self, number: int, run_id: str) -> dict[str, Any] | None:
         """How one node's part of a start has ended, with the node's time; None: not yet."""
-        return next((row for row in self.told(number) if row.get("run_id") == run_id), None)
+        return next((row for row in self.told(number) if row.get("run_id") == run_id and "exit" in row), None)
+
+    def beats(self, number: int, run_id: str) -> dict[str, Any] | None:
+        """Where one node's ranks of a start stood lately; None: not told, or it is just being written."""
+        try:
+            value = json.loads((self.path / f"beats-{number}").read_bytes())
+        except (OSError, ValueError):
+            return None
+        return value if isinstance(value, dict) and value.get("run_id") == run_id else None
+
+    def look(self, restart: int, peers: Sequence[tuple[str, int]] | None) -> None:
+        """Ask all nodes how their ranks are."""
+        with contextlib.suppress(OSError):
+            self.order(restart=restart, look=peers)
+
+    def looks(self, number: int, run_id: str) -> list[dict[str, Any]]:
+        """One node's answers to that, in a start."""
+        return [row["look"] for row in self.told(number) if row.get("run_id") == run_id and "look" in row]
 
     def output(self, start_bytes: int = 0) -> list[str]:
         """The last lines of what the job has printed from ``start_bytes`` on."""

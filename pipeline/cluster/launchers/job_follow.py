@@ -8,10 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline.cluster.agent.log_lines import Tail
 from pipeline.cluster.agent.wire import REMOVED
 from pipeline.cluster.launchers.answers import log_line, node_end
+from pipeline.cluster.launchers.beat_answers import node_beat, node_look
 from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.core import threads
 from pipeline.core.specs import Event, LaunchPlan, NodeLost, NodePlan
@@ -40,6 +42,8 @@ class JobFollower:
         self._plan, self._folder, self._restart, self._gone, self._emit = plan, folder, restart, gone, emit
         self._closing = threading.Event()
         self._tails = {node.node_rank: Tail(f"{node.state_dir}/log") for node in plan.nodes}
+        self._beats: dict[int, float] = {}  # node rank → the node's time of the newest one
+        self._looks = {node.node_rank: len(folder.looks(node.node_rank, plan.run_id)) for node in plan.nodes}
         threads.start(self._follow, name="follow the job", on_error=self._failed)
 
     def stop(self) -> None:
@@ -50,7 +54,7 @@ class JobFollower:
         """Rank 0 sees the controller's wish itself: it lies in the folder that they share."""
 
     def look(self, peers: Sequence[tuple[str, int]] | None = ()) -> None:
-        """Nobody looks at the ranks of a job: their beats would make its files grow for days."""
+        self._folder.look(self._restart, peers)
 
     def close(self) -> None:
         """No more events."""
@@ -69,6 +73,7 @@ class JobFollower:
                 for node in alive.values():
                     with contextlib.suppress(OSError):
                         os.utime(f"{node.state_dir}/lease")
+                    self._beat(node)
             if alive and now - asked >= _ASK_S:
                 before, why = why, self._gone()
                 asked = time.monotonic()
@@ -88,6 +93,21 @@ class JobFollower:
             self._emit(NodeLost(host=node.host, reason=REMOVED % node.run_dir))
             return True
         return ended is not None
+
+    def _beat(self, node: NodePlan) -> None:
+        """Pass on where the ranks of a node stand, and its answers to looks at them."""
+        told = self._folder.beats(node.node_rank, self._plan.run_id)
+        if told is not None and told.get("beat") != self._beats.get(node.node_rank):
+            self._beats[node.node_rank] = told["beat"]
+            self._tell(node_beat, node, told)
+        looks = self._folder.looks(node.node_rank, self._plan.run_id)
+        for look in looks[self._looks[node.node_rank] :]:
+            self._tell(node_look, node, look)
+        self._looks[node.node_rank] = len(looks)
+
+    def _tell(self, read: Callable[[str, dict[str, Any]], Event], node: NodePlan, value: dict[str, Any]) -> None:
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # a file that somebody has damaged
+            self._emit(read(node.host, value))
 
     def _failed(self, why: str) -> None:
         for node in self._plan.nodes:
