@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.specs import LogLine
 from tests.contract.conftest import Bench, slurm_bench
 from tests.contract.stub import RUN_TO_END, SLEEP, Stub
+from tests.integration.commands import Project
 from tests.slurm_fixture import Slurm
 from tests.waiting import wait_until
 
@@ -172,3 +174,18 @@ def _carries(pid: int, text: str) -> bool:
         return text.encode() in Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return False
+
+
+@pytest.mark.long
+def test_a_sweep_submits_a_job_for_each_trial_side_by_side_and_finishes_all(slurm: Slurm, tmp_path: Path) -> None:
+    project = Project(tmp_path, words=["cluster=slurm", "cluster.device=cpu", "experiment=quickstart"])
+    words = ("sweep", "seed=1,2,3", "sweep.slots=2", "trainer.max_steps=2", "tracking=none")
+    swept = project.doit(*words)
+    assert swept.returncode == 0, swept.stdout
+    states = [folder / "result.json" for folder in project.run_folders()]
+    assert [path.exists() for path in states] == [True] * 3
+    hosts = {tuple(json.loads((path.parent / "provenance.json").read_text())["hosts"]) for path in states}
+    assert hosts <= {(name,) for name in slurm.nodes}
+    assert slurm.jobs() == []
+    again = project.doit(*words)
+    assert "3 of 3" in again.stdout, again.stdout
