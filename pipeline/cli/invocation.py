@@ -21,18 +21,20 @@ HELP_WORDS = frozenset({"-h", "--help", "help", "info", "--version"})
 class Invocation(NamedTuple):
     """A command line, sorted. ``verb`` is None for doit's own commands and for a bare `doit`.
 
-    ``again``: doit's own option -a, to do again what is finished.
+    ``again``: doit's own option -a, to do again what is finished. ``paths`` are the bare words behind a verb that takes
+    files and folders.
     """
 
     verb: str | None
     overrides: tuple[str, ...] = ()
     options: Mapping[str, str] = MappingProxyType({})
     again: bool = False
+    paths: tuple[str, ...] = ()
 
 
 def is_override(word: str) -> bool:
     """``key=value``, ``+key=value``, ``~key``: whatever doit must not take for a task or an option."""
-    return word.startswith("~") or ("=" in word and not word.startswith("-"))
+    return word.startswith("~") or ("=" in word and not word.startswith(("-", "/", "./", "../")))
 
 
 def typed_runs_dir(argv: Sequence[str]) -> str:
@@ -69,7 +71,9 @@ def parse(argv: Sequence[str]) -> Invocation:
         close = nearest(name, own)
         meant = f"did you mean {close}={value}? " if close else ""
         raise UsageError(f"doit {verb} takes no {name!r}; {meant}valid: {', '.join(own)}")
-    return Invocation(verb=verb, overrides=overrides, options=options, again=not _AGAIN.isdisjoint(argv))
+    paths = tuple(words[words.index(verb) + 1 :]) if VERBS[verb].takes_paths else ()
+    again = not _AGAIN.isdisjoint(argv)
+    return Invocation(verb=verb, overrides=overrides, options=options, again=again, paths=paths)
 
 
 def _option(word: str, verb: str) -> str:

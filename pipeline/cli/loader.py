@@ -74,9 +74,10 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
     def load_tasks(self, cmd: Any, pos_args: list[str]) -> Any:
         """Compose for a verb that takes overrides, then load dodo.py's tasks.
 
-        ``pos_args`` is doit's own list of task names: a bare ``~key`` is taken out of it.
+        ``pos_args`` is doit's own list of task names: a bare ``~key`` is taken out of it, and so are paths.
         """
-        pos_args[:] = [word for word in pos_args if not invocation.is_override(word)]
+        verb, paths = self._invocation.verb, self._invocation.paths
+        pos_args[:] = [verb] if verb and paths else [word for word in pos_args if not invocation.is_override(word)]
         tasks = super().load_tasks(cmd, pos_args)
         if cmd.name in ("info", "strace"):  # the two of doit's commands that don't look
             check_tasks_exist({task.name: task for task in tasks}, pos_args)

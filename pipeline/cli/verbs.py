@@ -30,6 +30,7 @@ class Verb(NamedTuple):
         is_done: a function there that says whether there is nothing to do; '': there always is.
         after: verbs whose tasks come first, unless ``run=KEY`` names a run that exists already.
         answers: its output is all that is wanted, without a line of doit's.
+        takes_paths: whether bare words behind it are files and folders.
     """
 
     summary: str
@@ -44,6 +45,7 @@ class Verb(NamedTuple):
     is_done: str = ""
     after: tuple[str, ...] = ()
     answers: bool = False
+    takes_paths: bool = False
 
 
 _RUN = Option("KEY", "the run, by its key or the beginning of it; without it the overrides say which")
@@ -304,6 +306,26 @@ VERBS: Mapping[str, Verb] = {
             "undo": Option("1", "remove exactly what it added"),
         },
         examples=("mesh cluster=two_node", "mesh cluster=pssh cluster.hostfile=hosts.txt check=1"),
+        shares_batch=False,
+        shows_groups=False,
+    ),
+    "sync": Verb(
+        module="pipeline.cli.syncing",
+        takes_paths=True,
+        summary="bring the data pack, files and folders to all hosts ahead of a run",
+        details="With the words of a training it brings what that would send; PATH … are files and folders of this "
+        "computer (relative to the project), which rsync brings to cluster.workdir/folders/NAME. Then each host hashes "
+        "what it has. Nothing is removed there unless asked.",
+        options={
+            "to": Option("FOLDER", "an absolute folder on the hosts, in place of cluster.workdir/folders"),
+            "check": Option("1", "only tell what differs; change nothing"),
+            "delete": Option("1", "remove there what a folder doesn't have here"),
+            "data": Option("0", "without the data pack"),
+        },
+        examples=(
+            "sync cluster=two_node experiment=quickstart",
+            "sync cluster=two_node data=0 to=/data/shared notebooks ./lists/train.txt",
+        ),
         shares_batch=False,
         shows_groups=False,
     ),

@@ -39,6 +39,8 @@ COMMANDS = {
     "clear": "left",
     "put_pack": "staging",
     "relay_pack": "relay",
+    "compare_trees": "trees",
+    "make_places": "trees",
     "mesh_offer": "mesh",
     "mesh_accept": "mesh",
     "mesh_try": "mesh",

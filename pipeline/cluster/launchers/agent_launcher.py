@@ -59,6 +59,11 @@ class AgentLauncher(Launcher, ABC):
     def stream_argv(self, host: Host) -> list[str]:
         """The command of a live agent on one host."""
 
+    def remote_shell(self, host: Host) -> list[str]:
+        """The command that reaches the host, up to its name, for programs that bring their own remote command (rsync);
+        empty: there is none."""
+        return []
+
     def go_alone(self) -> None:
         """Called when a connection broke or hangs: later commands open connections of their own."""
 

@@ -24,7 +24,7 @@ SLOWEST_BYTES_PER_S = 1e6  # a transfer that is slower is given up
 _LISTENING_S = 10.0  # what an agent waits for the others, beyond the time of a slow login
 _BRANCHES = 2  # nodes to which each node passes the pack on
 _WHAT = "the data pack"
-_NOT_SENT = "stamps.json"  # says which files need not be hashed again on this computer
+NOT_SENT = "stamps.json"  # says which files need not be hashed again on this computer
 
 
 def size_bytes(folder: Path) -> int:
@@ -122,7 +122,7 @@ def tree(nodes: Sequence[NodeFacts]) -> list[dict[str, Any]]:
 
 def _files(pack: PackSource) -> list[dict[str, Any]]:
     """Name, size and digest of each file that makes the pack."""
-    paths = sorted(path for path in pack.path.iterdir() if path.is_file() and path.name != _NOT_SENT)
+    paths = sorted(path for path in pack.path.iterdir() if path.is_file() and path.name != NOT_SENT)
     manifest = json.loads((pack.path / "manifest.json").read_text(encoding="utf-8"))
     known = manifest.get("sha256", {})
     return [

@@ -193,6 +193,12 @@ class PsshLauncher(AgentLauncher):
     def stream_argv(self, host: Host) -> list[str]:
         return [*self._ssh(host, self._options()), "--", host.name, remote_command(host.python)]
 
+    def remote_shell(self, host: Host) -> list[str]:
+        options = self._options()
+        if "ControlMaster" in options:  # one that became the shared connection would hold rsync's output open
+            options["ControlMaster"] = "no"
+        return self._ssh(host, options)
+
     def explain(self, host: Host, answer: Answer) -> tuple[str, str | None]:
         first = self.slow_s is None
         return explain(host, answer, self.cluster.ssh_config, connect_s=self._connect_s, is_setting=first)

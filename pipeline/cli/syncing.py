@@ -1,0 +1,127 @@
+"""`doit sync`: what it prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from pipeline.cli.options import is_on
+from pipeline.cli.output import say
+from pipeline.cli.session import ROOT, session
+from pipeline.core.errors import HostError, UsageError
+from pipeline.core.heartbeat import Heartbeat
+from pipeline.core.tables import counted, file_size
+
+if TYPE_CHECKING:
+    from pipeline.cluster.launchers.agent_launcher import AgentLauncher
+    from pipeline.cluster.launchers.base import PackSource
+    from pipeline.cluster.sync import Folder, Found
+
+
+def sync() -> None:
+    """Bring data pack, files and folders to the hosts, or tell what differs there. Raises UsageError, HostError."""
+    from pipeline.cluster import sync as hosts
+
+    asked = session().asked
+    check, delete = is_on(asked.options, "check"), is_on(asked.options, "delete")
+    if delete and not asked.paths:
+        raise UsageError("delete=1 is about folders, and none is named", hint="doit sync cluster=… delete=1 PATH")
+    cluster = session().config.cluster
+    with closing(hosts.remote(cluster)) as launcher:
+        named = hosts.folders(asked.paths, to=asked.options.get("to"), workdir=launcher.workdir, root=ROOT)
+        if not is_on({"data": "1", **asked.options}, "data"):
+            pack = None
+            if not named:
+                raise UsageError("data=0 leaves nothing to bring: name files or folders")
+        else:
+            pack = _pack(fetches=not check)
+        with Heartbeat(say) as heartbeat:
+            heartbeat.doing("asking the hosts")
+            found = (_compared if check else _brought)(launcher, pack, named, delete, heartbeat)
+    for one in found:
+        say(line(one, removed=delete))
+    _demand_equal(found, checked_only=check, delete=delete)
+
+
+def _pack(*, fetches: bool) -> PackSource | None:
+    """The data pack, fetched where it isn't here; None where it isn't to be fetched."""
+    from pipeline.cli import commands
+    from pipeline.cluster.launchers.base import PackSource
+
+    current = session()
+    if current.pack is None and fetches:
+        commands.fetch()
+    if current.pack is None:
+        say("the data pack isn't here yet: doit fetch, or doit sync without check=1")
+        return None
+    return PackSource(path=current.pack.path.resolve(), digest=current.pack.digest)
+
+
+def _compared(
+    launcher: AgentLauncher, pack: PackSource | None, named: Sequence[Folder], delete: bool, heartbeat: Heartbeat
+) -> list[Found]:
+    from pipeline.cluster import sync as hosts
+
+    facts = launcher.probe(pack)
+    heartbeat.doing("comparing what the hosts have")
+    found = hosts.compare_pack(launcher, pack, facts) if pack is not None else []
+    return found + (hosts.compare(launcher, list(map(hosts.tree_of, named))) if named else [])
+
+
+def _brought(
+    launcher: AgentLauncher, pack: PackSource | None, named: Sequence[Folder], delete: bool, heartbeat: Heartbeat
+) -> list[Found]:
+    from pipeline.cluster import sync as hosts
+    from pipeline.cluster.launchers import packs
+
+    facts = launcher.probe(pack)
+    found: list[Found] = []
+    if pack is not None:
+        heartbeat.doing(launcher.starting)
+        if any(fact.pack_path is None for fact in facts):
+            for note in packs.send(launcher, pack, facts):
+                heartbeat(note)
+            facts = launcher.probe(pack)
+        heartbeat.doing("hashing the data pack")
+        found += hosts.compare_pack(launcher, pack, facts)
+    if named:
+        found += hosts.bring(launcher, named, delete=delete, heartbeat=heartbeat)
+    return found
+
+
+def line(found: Found, *, removed: bool) -> str:
+    """What one host has of one folder."""
+    count = len(found.tree.files)
+    whole = f"{counted(count, 'file')}, {file_size(found.tree.total_bytes)}"
+    where = f"{found.host}: {found.tree.name} in {found.place}"
+    more = ""
+    if found.more:
+        more = f"; {counted(found.more, 'file')} more there ({_names(found.more_named, found.more)})"
+        more += "" if removed else ", which delete=1 would remove"
+    if not found.differ:
+        return f"{where}: ok, {whole}, sha256 {found.sha256[:16]}{more}"
+    if found.absent == count:
+        return f"{where}: absent, {whole}{more}"
+    if found.named == (".",):  # a single file
+        return f"{where}: another one, {whole}"
+    return f"{where}: {found.differ} of {whole} differ ({_names(found.named, found.differ)}){more}"
+
+
+def _names(shown: Sequence[str], count: int) -> str:
+    return ", ".join(name if name.isprintable() else repr(name) for name in shown) + (
+        ", …" if count > len(shown) else ""
+    )
+
+
+def _demand_equal(found: Sequence[Found], *, checked_only: bool, delete: bool) -> None:
+    """Raises HostError where a host lacks something, or has more than ``delete`` allows."""
+    other = [one for one in found if one.differ or (delete and one.more and not one.tree.name.startswith("data pack"))]
+    if not other:
+        return
+    hosts: Mapping[str, None] = dict.fromkeys(one.host for one in other)
+    if checked_only:
+        what = f"{', '.join(hosts)}: not everything is there as it is here"
+        raise HostError(what, hint="the same command without check=1 brings it")
+    what = f"{', '.join(hosts)}: what was brought isn't what is here any more"
+    raise HostError(what, hint="the same command, while nothing changes these files here or there")

@@ -1,0 +1,9 @@
+"""Files and data packs brought to all hosts ahead of a run, and how what lies there differs from what is here.
+
+``folders`` says what goes where, ``rsync`` moves it, ``bring`` and ``compare`` are what `doit sync` calls.
+"""
+
+from pipeline.cluster.sync.bringing import Found, Tree, bring, compare, compare_pack, remote, tree_of
+from pipeline.cluster.sync.folders import Folder, folders
+
+__all__ = ["Folder", "Found", "Tree", "bring", "compare", "compare_pack", "folders", "remote", "tree_of"]

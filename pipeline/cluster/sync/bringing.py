@@ -1,0 +1,203 @@
+"""What `doit sync` does: compare by digests, send what differs, compare again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.cluster import launchers
+from pipeline.cluster.agent import trees
+from pipeline.cluster.launchers.agent_launcher import AgentLauncher
+from pipeline.cluster.launchers.arriving import Transfer
+from pipeline.cluster.launchers.base import PackSource
+from pipeline.cluster.launchers.packs import NOT_SENT
+from pipeline.cluster.sync import rsync
+from pipeline.cluster.sync.folders import Folder
+from pipeline.core.errors import HostError, UsageError
+from pipeline.core.heartbeat import Heartbeat
+from pipeline.core.specs import Cluster, Host, NodeFacts
+
+_HASHED_BYTES_PER_S = 20e6  # a host that is slower is given up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree:
+    """What the hosts are to have: the files here, by name below ``place``."""
+
+    name: str
+    place: str
+    files: Mapping[str, trees.Entry]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(size for _, size, _ in self.files.values())
+
+    @property
+    def sha256(self) -> str:
+        return trees.tree_digest(self.files)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What one host has of one tree.
+
+    ``differ`` files are absent or otherwise (``absent`` of them aren't there), ``more`` are there alone; ``named`` and
+    ``more_named`` are some of their names. ``sha256`` is the digest of the wanted names there.
+    """
+
+    host: str
+    tree: Tree
+    place: str
+    differ: int
+    absent: int
+    named: tuple[str, ...]
+    more: int
+    more_named: tuple[str, ...]
+    sha256: str
+
+
+def remote(cluster: Cluster) -> AgentLauncher:
+    """The launcher of hosts that have files of their own; close it afterwards. Raises UsageError, HostError."""
+    launcher = launchers.create(cluster)
+    if isinstance(launcher, AgentLauncher) and launcher.remote_shell(cluster.hosts[0]):
+        return launcher
+    launcher.close()
+    raise UsageError(
+        f"doit sync brings files to hosts that ssh reaches; with cluster.launcher={cluster.launcher} the ranks read "
+        "them here, or on a file system that all share",
+        hint="cluster=pssh cluster.hostfile=FILE, or cluster=two_node after doit lab hosts=2",
+    )
+
+
+def tree_of(folder: Folder) -> Tree:
+    """Raises UsageError: a file can't be read."""
+    try:
+        files = trees.listing(str(folder.source))
+    except OSError as error:
+        raise UsageError(f"{error.filename or folder.source} can't be read: {error.strerror}") from error
+    except SystemExit as error:
+        raise UsageError(f"{error}, so it can't be brought to the hosts") from error
+    return Tree(name=folder.name, place=folder.place, files=files)
+
+
+def compare(launcher: AgentLauncher, wanted: Sequence[Tree], hosts: Sequence[Host] | None = None) -> list[Found]:
+    """What each host has of each tree. Raises HostError: a host can't be asked, or can't read what it has."""
+    request: dict[str, Any] = {
+        "do": "compare_trees",
+        "trees": [{"place": tree.place, "files": tree.files} for tree in wanted],
+    }
+    timeout_s = launcher.short_s + sum(tree.total_bytes for tree in wanted) / _HASHED_BYTES_PER_S
+    hosts = launcher.cluster.hosts if hosts is None else hosts
+    values = launcher.demand("comparing", launcher.ask(request, hosts=hosts, timeout_s=timeout_s))
+    return [
+        _found(host.label, tree, told)
+        for host in hosts
+        for tree, told in zip(wanted, values[host.label]["trees"], strict=True)
+    ]
+
+
+def _found(host: str, tree: Tree, told: Mapping[str, Any]) -> Found:
+    named, more_named = tuple(told["named"]), tuple(told["more_named"])
+    counts = {name: int(told[name]) for name in ("differ", "absent", "more")}
+    return Found(
+        host=host,
+        tree=tree,
+        place=str(told["place"]),
+        named=named,
+        more_named=more_named,
+        sha256=str(told["sha256"]),
+        **counts,
+    )
+
+
+def compare_pack(launcher: AgentLauncher, pack: PackSource, facts: Sequence[NodeFacts]) -> list[Found]:
+    """What each host has of a data pack, where the probe found it. Raises HostError."""
+    listed = trees.listing(str(pack.path))
+    files = {name: entry for name, entry in listed.items() if name != NOT_SENT}
+    found: list[Found] = []
+    for place in dict.fromkeys(fact.pack_path for fact in facts):
+        there = {fact.host for fact in facts if fact.pack_path == place}
+        path = place or f"{launcher.workdir}/data/{pack.digest}"
+        tree = Tree(name=f"data pack {pack.digest[:12]}", place=path, files=files)
+        hosts = [host for host in launcher.cluster.hosts if host.label in there]
+        found += [replace(one, more=0) for one in compare(launcher, [tree], hosts)]  # notes of this computer's pack
+    return found
+
+
+def bring(launcher: AgentLauncher, folders: Sequence[Folder], *, delete: bool, heartbeat: Heartbeat) -> list[Found]:
+    """Send to each host what differs there; what it has afterwards.
+
+    Args:
+        delete: also remove there what a folder doesn't have here.
+        heartbeat: told what is being waited for, and in a line how fast each host was sent how much.
+
+    Raises:
+        UsageError: a file here can't be read.
+        HostError: a host can't be asked, has no rsync, or has no room.
+    """
+    heartbeat.doing("hashing the files here")
+    wanted = [tree_of(folder) for folder in folders]
+    heartbeat.doing("comparing what the hosts have")
+    before = compare(launcher, wanted)
+    stale = {(found.host, found.place) for found in before if found.differ or (delete and found.more)}
+    if not stale:
+        return before
+    copies = _copies(launcher, folders, stale)
+    progress = _Progress(copies, {tree.name: tree.total_bytes for tree in wanted})
+    heartbeat.doing(progress.text)
+    failures = rsync.copy_all(copies, delete=delete, on_bytes=progress.on_bytes)
+    heartbeat(progress.text())
+    if failures:
+        rows = [f"  {host}: {why}" for host, why in failures.items()]
+        raise HostError("\n".join(["not everything could be brought:", *rows]), hint="the same command, which goes on")
+    heartbeat.doing("hashing what the hosts have")
+    return compare(launcher, wanted)
+
+
+def _copies(
+    launcher: AgentLauncher, folders: Sequence[Folder], stale: AbstractSet[tuple[str, str]]
+) -> list[rsync.Copy]:
+    """One for each host and place of ``stale``, whose folder there is made. Raises HostError."""
+    labels = {label for label, _ in stale}
+    hosts = [host for host in launcher.cluster.hosts if host.label in labels]
+    places = _places(launcher, folders, hosts)
+    return [
+        rsync.Copy(host=host, folder=folder, place=place, shell=launcher.remote_shell(host))
+        for host in hosts
+        for folder, place in zip(folders, places[host.label], strict=True)
+        if (host.label, place) in stale
+    ]
+
+
+def _places(launcher: AgentLauncher, folders: Sequence[Folder], hosts: Sequence[Host]) -> dict[str, list[str]]:
+    """Where each of ``folders`` belongs on each host, made. Raises HostError: also where there is no rsync."""
+    request = {"do": "make_places", "places": [{"place": one.place, "is_file": one.is_file} for one in folders]}
+    values = launcher.demand("making room", launcher.ask(request, hosts=hosts))
+    lacking = [host.label for host in hosts if not values[host.label]["rsync"]]
+    if lacking:
+        raise HostError(
+            f"{', '.join(lacking)}: there is no rsync, which brings files and folders",
+            hint="there: sudo apt-get install rsync (Debian, Ubuntu), or sudo dnf install rsync (Fedora)",
+        )
+    return {host.label: list(values[host.label]["places"]) for host in hosts}
+
+
+class _Progress:
+    """How far each host is with the folder that is on its way there."""
+
+    def __init__(self, copies: Sequence[rsync.Copy], total_bytes: Mapping[str, int]) -> None:
+        labels = list(dict.fromkeys(copy.host.label for copy in copies))
+        each = {
+            label: sum(total_bytes[copy.folder.name] for copy in copies if copy.host.label == label) for label in labels
+        }
+        self._transfer = Transfer.begin("files", labels, max(each.values(), default=0))
+        self._bytes: dict[str, dict[str, int]] = {label: {} for label in labels}
+
+    def on_bytes(self, host: str, name: str, count_bytes: int) -> None:
+        self._bytes[host][name] = count_bytes
+
+    def text(self) -> str:
+        return self._transfer.text({host: sum(of.values()) for host, of in self._bytes.items()}, time.monotonic())

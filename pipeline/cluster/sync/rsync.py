@@ -1,0 +1,152 @@
+"""rsync to several hosts at once, over the ssh connections that the launcher has."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import selectors
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from subprocess import Popen
+
+from pipeline.cluster.agent.trees import PARTIAL
+from pipeline.cluster.sync.folders import Folder
+from pipeline.core import process
+from pipeline.core.errors import HostError
+from pipeline.core.specs import Host
+
+AT_ONCE = 8
+_SILENT_S = 60  # rsync's own limit for a connection that moves nothing
+_INSTALL = {
+    "Darwin": "brew install rsync",
+    "Linux": "sudo apt-get install rsync (Debian, Ubuntu), or sudo dnf install rsync (Fedora)",
+}
+_PROGRESS = re.compile(rb"([\d,]+)\s+\d+%\s+\S+/s")
+_LONGEST_ERROR = 600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """One folder for one host. ``shell`` is the command that reaches it, ``place`` the absolute path there."""
+
+    host: Host
+    folder: Folder
+    place: str
+    shell: Sequence[str]
+
+    def argv(self, *, delete: bool) -> list[str]:
+        """No shell reads the source or the place: both may hold any mark."""
+        into = "" if self.folder.is_file else "/"
+        name = f"[{self.host.name}]" if ":" in self.host.name else self.host.name
+        argv = [_program(), "--recursive", "--links", "--perms", "--times", "--checksum", "--protect-args"]
+        argv += [f"--timeout={_SILENT_S}", f"--partial-dir={PARTIAL}", "--info=progress2", "--outbuf=N"]
+        argv += ["--delete"] if delete and not self.folder.is_file else []
+        source, place = f"{self.folder.source}{into}", f"{name}:{self.place}{into}"
+        return [*argv, "-e", " ".join(map(_quoted, self.shell)), "--", source, place]
+
+
+def _quoted(word: str) -> str:
+    """As rsync reads the words of -e: in quotes, a quote inside is doubled."""
+    return "'" + word.replace("'", "''") + "'"
+
+
+@cache
+def _program() -> str:
+    """Raises HostError: there is no rsync here, or one without what is needed."""
+    program = process.find("rsync")
+    hint = _INSTALL.get(platform.system(), "install rsync 3.1 or newer")
+    if program is None:
+        raise HostError("doit sync needs rsync on this computer, and PATH has none", hint=hint)
+    told = process.run([program, "--version"]).stdout
+    version = re.match(r"rsync +version (\d+)\.(\d+)", told)
+    if version is None or (int(version[1]), int(version[2])) < (3, 1):
+        raise HostError(f"doit sync needs rsync 3.1 or newer; {program} is {told.strip()[:60]!r}", hint=hint)
+    return program
+
+
+class _Running:
+    def __init__(self, copy: Copy, child: Popen[bytes]) -> None:
+        self.copy, self.child, self.said, self.failed = copy, child, b"", b""
+        self.open = 2  # pipes
+
+
+def copy_all(copies: Iterable[Copy], *, delete: bool, on_bytes: Callable[[str, str, int], None]) -> dict[str, str]:
+    """Run them, at most ``AT_ONCE``; host label → how its first failure was told. Nothing runs any more afterwards.
+
+    Args:
+        on_bytes: host label, name of the folder, and bytes of it that have been gone through.
+
+    Raises:
+        HostError: there is no rsync here.
+    """
+    waiting, failures = deque(copies), dict[str, str]()
+    with _Pool() as pool:
+        while waiting or pool.running:
+            while waiting and len(pool.running) < AT_ONCE:
+                copy = waiting.popleft()
+                if copy.host.label not in failures:
+                    pool.begin(copy, delete=delete)
+            for one in pool.ended(on_bytes):
+                if one.child.returncode != 0:
+                    failures.setdefault(one.copy.host.label, _failure(one))
+    return failures
+
+
+class _Pool:
+    """rsync processes with their output; whatever ends the ``with`` block ends them."""
+
+    def __init__(self) -> None:
+        self.running: list[_Running] = []
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> _Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self.running:
+            one.child.terminate()
+        for one in self.running:
+            one.child.wait()
+        self._selector.close()
+
+    def begin(self, copy: Copy, *, delete: bool) -> None:
+        child = process.stream(copy.argv(delete=delete))
+        one = _Running(copy, child)
+        self.running.append(one)
+        if child.stdin is not None:
+            child.stdin.close()
+        for pipe in (child.stdout, child.stderr):
+            if pipe is not None:
+                self._selector.register(pipe, selectors.EVENT_READ, one)
+
+    def ended(self, on_bytes: Callable[[str, str, int], None]) -> list[_Running]:
+        """Wait for news; those that have ended."""
+        for key, _ in self._selector.select():
+            one: _Running = key.data
+            data = os.read(key.fd, 1 << 16)
+            if not data:
+                self._selector.unregister(key.fileobj)
+                one.open -= 1
+            elif one.child.stdout is not None and key.fd == one.child.stdout.fileno():
+                one.said = (one.said + data)[-4096:]
+                for told in _PROGRESS.findall(one.said)[-1:]:
+                    on_bytes(one.copy.host.label, one.copy.folder.name, int(told.replace(b",", b"")))
+            else:
+                one.failed = (one.failed + data)[-4096:]
+        over = [one for one in self.running if one.open == 0]
+        for one in over:
+            one.child.wait()
+            self.running.remove(one)
+        return over
+
+
+def _failure(one: _Running) -> str:
+    """rsync's own words, without the lines that every failure has."""
+    said = one.failed.decode(errors="replace")
+    if "is your shell clean" in said or "unexpected tag" in said:
+        return "its login prints something, which rsync takes for an answer: `ssh HOST true` must print nothing"
+    lines = [line for line in said.splitlines() if line.strip() and "rsync error: some files" not in line]
+    return f"rsync ended with code {one.child.returncode}: {'; '.join(lines)[-_LONGEST_ERROR:]}"
