@@ -22,6 +22,7 @@ CONFIG_NAME = "config"
 HYDRA_VERSION_BASE = "1.3"
 _OPEN = (  # mappings whose names are the user's own, or torch's
     "cluster.env.", "cluster.environment.", "cluster.environment={", "optimizer.arguments.", "optimizer.arguments={",
+    "cluster.node_selector.", "cluster.node_selector={", "cluster.labels.", "cluster.labels={",
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.running import Watchers
 from pipeline.core.specs import Cluster, Host, LaunchPlan, LogLine
 from tests.contract.stub import Stub, make
+from tests.kubernetes_fixture import FakeCluster
 from tests.lab_fixture import on
 from tests.slurm_fixture import Slurm
 
@@ -74,6 +75,15 @@ def slurm_bench(slurm: Slurm, folder: Path, env: dict[str, str]) -> Bench:
     return Bench(cluster=cluster, folder=folder, count=count_here, shares_run_dir=True, labels=slurm.nodes)
 
 
+def kubernetes_bench(kubernetes: FakeCluster, folder: Path, env: dict[str, str], **change: object) -> Bench:
+    """Two pods of the test's cluster. They see this machine's files and processes."""
+    hosts = tuple(Host(name=f"granted{number}", python=sys.executable, env=env) for number in range(2))
+    given = {"nnodes": 2, "image": "image", "pvc": "claim", "mount_path": str(folder), "run_as_user": 0}
+    settings = LAUNCHERS.settings("kubernetes")(**{**given, **change})
+    cluster = Cluster(launcher="kubernetes", hosts=hosts, device="cpu", settings=settings)
+    return Bench(cluster=cluster, folder=folder, count=count_here, shares_run_dir=True, labels=("pod0", "pod1"))
+
+
 def count_here(text: str) -> int:
     """Processes of this machine whose environment holds ``text``."""
     found = 0
@@ -89,6 +99,7 @@ _PARAMS = [
     "local",
     pytest.param("pssh", marks=pytest.mark.lab),
     pytest.param("slurm", marks=[pytest.mark.lab, pytest.mark.long]),
+    pytest.param("kubernetes", marks=[pytest.mark.lab, pytest.mark.long]),
 ]
 
 
@@ -107,6 +118,8 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
         )
     if request.param == "slurm":
         return slurm_bench(request.getfixturevalue("slurm"), folder, env)
+    if request.param == "kubernetes":
+        return kubernetes_bench(request.getfixturevalue("kubernetes"), folder, env)
     lab = request.getfixturevalue("lab")
     hosts = tuple(Host(name=host.name, env=env) for host in lab.hosts)
     cluster = Cluster(

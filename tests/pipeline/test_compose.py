@@ -25,7 +25,7 @@ GROUPS = {
     "model": ["small_cnn", "whitened_cnn", "resnet18", "resnet50"],
     "optimizer": ["sgd", "adam", "muon", "airbench_muon", "torch"],
     "schedule": ["constant", "step", "one_cycle", "triangle"],
-    "cluster": ["local", "pssh", "slurm", "two_node"],
+    "cluster": ["kubernetes", "local", "pssh", "slurm", "two_node"],
     "tracking": ["mlflow", "none"],
     "experiment": ["quickstart"],
 }

@@ -8,7 +8,7 @@ The request's ``scheduler`` names the module that knows which node of the job th
 """
 
 # Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
-# ruff: noqa: PTH113, PTH118, PTH123
+# ruff: noqa: PTH113, PTH118, PTH123, PTH202
 from __future__ import annotations
 
 import contextlib
@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from .beats import read_beats
 from .look import look
@@ -32,24 +32,32 @@ from .wire import Json, in_thread, read_json, refuse
 POLL_S = 0.1
 BEAT_S = 1.0
 KEEP_S = 30.0  # how long the nodes are kept after a bad end: the next attempt takes them without waiting in the queue
-SECRETS = "PACELINE_SECRETS"
 
 
 def job(request: Json) -> None:
     """Until the controller lets this node go, a start ends well, or nobody has anything to do for it."""
-    secrets = json.loads(os.environ.pop(SECRETS, "{}"))
     node = JobNode(request)
+    secrets = node.scheduler.secrets(request)
+    if not node.scheduler.REQUEUES:
+        signal.signal(signal.SIGTERM, leave)  # the first process of a container is not ended by it otherwise
     node.tell(facts=node.facts())
     code, patience_s = None, float(request["lease_s"])
     for start in node.starts(patience_s):
         code = node.run(start, secrets)
         if code == 0:
             return
+        if node.terminated and not node.scheduler.REQUEUES:
+            leave()
         # after the scheduler's own signal it decides what becomes of the job: one that has left can't be requeued
         node.patience_s = patience_s if node.terminated else KEEP_S
     if code is None:
         refuse(f"{node.name}: nothing was started: the controller was not heard of for {patience_s:g} s")
     refuse(f"{node.name}: the last start ended with exit code {code}")
+
+
+def leave(*_: Any) -> NoReturn:
+    """End this agent where the scheduler wants its node back."""
+    refuse("ended by SIGTERM")
 
 
 class JobNode:
@@ -65,6 +73,8 @@ class JobNode:
                 f"{self.name}: {self.folder} isn't there; all nodes must share the folder of runs: "
                 "set paths.runs to one on a file system that they share"
             )
+        if os.path.getsize(self.path) and not self.scheduler.REQUEUES:
+            refuse(f"{self.name}: this node of the job was started a second time, and is not taken up again")
         self.taken = 0
         self.terminated = False
         self.patience_s = 0.0
@@ -136,7 +146,9 @@ class JobNode:
         if ended is None:
             ended = {"code": 1, "reason": answer.get("error", "the node agent ended"), "errors": [], "tail": []}
         with contextlib.suppress(OSError):
-            self.tell(run_id=start["run_id"], exit=ended)
+            self.tell(run_id=start["run_id"], exit=ended, terminated=self.terminated)
+        if not self.scheduler.REQUEUES:
+            signal.signal(signal.SIGTERM, leave)
         return int(ended["code"])
 
     def listen(self, run_id: str, node: Json, supervisor: Supervisor, over: threading.Event) -> None:

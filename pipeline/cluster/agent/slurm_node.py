@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 
 from . import nodelist
-from .wire import refuse
+from .wire import Json, refuse
+
+SECRETS = "PACELINE_SECRETS"
+REQUEUES = True
+"""A job that was preempted is put back into the queue, if its agents leave that to Slurm."""
 
 
 def who() -> tuple[str, int, int]:
     """This node's name, its number among the job's nodes, and how often Slurm has put the job back into the queue."""
     environ = os.environ
     return environ["SLURMD_NODENAME"], int(environ["SLURM_NODEID"]), int(environ.get("SLURM_RESTART_COUNT", "0"))
+
+
+def secrets(request: Json) -> Json:
+    """The ranks' secret variables, and what hides these in their output: they travel in the job's environment."""
+    value: Json = json.loads(os.environ.pop(SECRETS, "{}"))
+    return value
 
 
 def own_address() -> str:

@@ -55,7 +55,7 @@ class ClusterConfig:
     A launcher's module derives its settings from this class, and adds what it alone can be told.
 
     Attributes:
-        launcher: how hosts are reached: local, pssh or slurm.
+        launcher: how hosts are reached: local, pssh, slurm or kubernetes.
         hosts: the nodes, in the order of their ranks; rank 0 is on the first.
         hostfile: replaces hosts: a file with one `user@host:port slots=N` a line.
         nproc_per_node: ranks of each host that names no number itself; auto (local alone): its GPUs, or 2 CPU ranks.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster.agent.job import SECRETS
+from pipeline.cluster.agent.slurm_node import SECRETS
 from pipeline.cluster.agent.wire import SAYS
 from pipeline.cluster.launchers.base import NOT_ENDED, Outcome
 from pipeline.cluster.launchers.job_folder import OUTPUT, JobFolder

@@ -1,0 +1,208 @@
+"""The cluster's API through its official client: what is asked of it, and what its refusals mean."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipeline.cluster.launchers.kubernetes_errors import RefusalError, refused
+from pipeline.cluster.launchers.kubernetes_manifest import JOB, KINDS, RUN, Kind, Manifest
+from pipeline.core.errors import HostError, suggestion
+from trainers.core.installer import install
+
+Object = dict[str, Any]
+T = TypeVar("T")
+
+_READ_S = 30.0
+_LOG_LINES = 20
+
+
+class Api:
+    """One namespace of one cluster, and one kind of job in it.
+
+    Args:
+        context: of kubectl's configuration; None: its current one, or the cluster around this pod.
+        namespace: None: the context's.
+        connect_s: how long the server may take to be reached.
+    """
+
+    def __init__(self, kind: str, *, context: str | None, namespace: str | None, connect_s: float) -> None:
+        self.kind: Kind = KINDS[kind]
+        self._context, self._timeout = context, (connect_s, _READ_S)
+        client, own = _connected(context)
+        self.namespace = namespace or own
+        from kubernetes.client import CoreV1Api, CustomObjectsApi
+
+        self._core, self._custom = CoreV1Api(client), CustomObjectsApi(client)
+        self._server = client.configuration.host
+
+    @property
+    def kubectl(self) -> str:
+        """How a person's command for this namespace begins."""
+        context = f" --context {self._context}" if self._context else ""
+        return f"kubectl{context} -n {self.namespace}"
+
+    # -------------------------------------------------------------------------------------- jobs
+    def create(self, manifest: Manifest, *, dry_run: bool = False) -> None:
+        """Raises HostError: it is refused. ``dry_run``: everything but that it is kept."""
+        kind = self.kind
+        options: Object = {"field_validation": "Strict", **({"dry_run": "All"} if dry_run else {})}
+        create = self._custom.create_namespaced_custom_object
+        self._do(lambda: create(*self._place(kind), manifest, _request_timeout=self._timeout, **options))
+
+    def get(self, name: str) -> Object | None:
+        """The job; None: there is none of that name. Raises HostError."""
+        get = self._custom.get_namespaced_custom_object
+        try:
+            found: Object = self._do(lambda: get(*self._place(self.kind), name, _request_timeout=self._timeout))
+        except RefusalError as error:
+            if error.status == 404:
+                return None
+            raise
+        return found
+
+    def jobs(self, run: str) -> list[Object]:
+        """The jobs that are labelled for this run, the newest last. Raises HostError."""
+        listed = self._custom.list_namespaced_custom_object
+        selector = f"{RUN}={run}"
+        answer: Object = self._do(
+            lambda: listed(*self._place(self.kind), label_selector=selector, _request_timeout=self._timeout)
+        )
+        return sorted(answer["items"], key=lambda job: str(job["metadata"].get("creationTimestamp")))
+
+    def delete(self, name: str) -> None:
+        """Let the API end a job and its pods; one that is gone is no error. Raises HostError."""
+        delete = self._custom.delete_namespaced_custom_object
+        try:
+            self._do(
+                lambda: delete(
+                    *self._place(self.kind), name, propagation_policy="Background", _request_timeout=self._timeout
+                )
+            )
+        except RefusalError as error:
+            if error.status != 404:
+                raise
+
+    def _place(self, kind: Kind) -> tuple[str, str, str, str]:
+        return kind.group, kind.version, self.namespace, kind.plural
+
+    # -------------------------------------------------------------------------------- what it makes
+    def pods(self, job: str) -> list[Object]:
+        """A job's pods. Raises HostError."""
+        listed, selector = self._core.list_namespaced_pod, f"{JOB}={job}"
+        return self._items(lambda: listed(self.namespace, label_selector=selector, **self._raw()))
+
+    def warnings(self, job: str) -> list[str]:
+        """What the API's events complain of in a job and what it made, the newest last; [] where they can't be read."""
+        listed = self._core.list_namespaced_event
+        try:
+            rows = self._items(lambda: listed(self.namespace, field_selector="type=Warning", **self._raw()))
+        except HostError:
+            return []
+        mine = [row for row in rows if (row["involvedObject"].get("name") or "").startswith(job)]
+        mine.sort(key=lambda row: str(row.get("lastTimestamp") or row.get("eventTime") or ""))
+        return [f"{row.get('reason')}: {' '.join((row.get('message') or '').split())}" for row in mine]
+
+    def log(self, pod: str) -> list[str]:
+        """The last lines that a pod has printed; [] where they can't be read."""
+        read = self._core.read_namespaced_pod_log
+        try:
+            answer = self._do(lambda: read(pod, self.namespace, tail_lines=_LOG_LINES, **self._raw()))
+        except HostError:
+            return []
+        return [line for line in bytes(answer.data).decode(errors="replace").splitlines() if line.strip()]
+
+    def claim(self, name: str) -> Object:
+        """A volume claim. Raises RefusalError: there is none, or it can't be read."""
+        read = self._core.read_namespaced_persistent_volume_claim
+        answer: Object = json.loads(self._do(lambda: read(name, self.namespace, **self._raw())).data)
+        return answer
+
+    def served(self) -> list[str]:
+        """The names for ``cluster.kind=`` of which the cluster knows the resource; [] where it doesn't tell."""
+        from kubernetes.client import ApisApi
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            answer = json.loads(ApisApi(self._core.api_client).get_api_versions(**self._raw()).data)
+        except (ApiException, HTTPError, ValueError):
+            return []
+        known = {version["groupVersion"] for group in answer["groups"] for version in group["versions"]}
+        return [name for name, kind in KINDS.items() if kind.api_version in known]
+
+    def _raw(self) -> Object:
+        """The answer as it came: the client's models refuse what a newer server has."""
+        return {"_preload_content": False, "_request_timeout": self._timeout}
+
+    def _items(self, ask: Callable[[], Any]) -> list[Object]:
+        items: list[Object] = json.loads(self._do(ask).data)["items"]
+        return items
+
+    def _do(self, ask: Callable[[], T]) -> T:
+        """Raises RefusalError, HostError: the server can't be reached."""
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            return ask()
+        except ApiException as error:
+            raise refused(
+                int(error.status or 0), str(error.reason), error.body, self.kind, self.kubectl, self.served
+            ) from error
+        except HTTPError as error:
+            raise HostError(
+                f"the cluster's API server {self._server} can't be reached: {_reason(error)}",
+                hint=f"{self.kubectl} get pods shows whether it answers; cluster.context= names another cluster",
+            ) from error
+
+
+def _reason(error: Exception) -> str:
+    """urllib3 hides what happened behind the address and the number of tries."""
+    return str(getattr(error, "reason", None) or error).rpartition(">: ")[2]
+
+
+def _connected(context: str | None) -> tuple[Any, str]:
+    """A client and the namespace that its configuration names. Raises HostError."""
+    try:
+        from kubernetes import client, config
+    except ImportError as error:
+        raise HostError(
+            f"cluster.launcher=kubernetes needs the package kubernetes, which is not installed here ({error})",
+            hint=install("kubernetes"),
+        ) from error
+    settings = client.Configuration()
+    settings.retries = 1
+    files = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
+    if not any(Path(file).expanduser().is_file() for file in files.split(os.pathsep)):
+        if "KUBERNETES_SERVICE_HOST" not in os.environ or context is not None:
+            raise HostError(
+                f"kubectl's configuration {files} isn't there, so no cluster is known",
+                hint="your cluster's login command writes it; KUBECONFIG=<file> names another one",
+            )
+        config.load_incluster_config(client_configuration=settings)
+        return client.ApiClient(settings), _own_namespace()
+    try:
+        known, current = config.list_kube_config_contexts(files)
+        rows = {row["name"]: row["context"] for row in known}
+        if context is not None and context not in rows:
+            raise HostError(f"cluster.context={context} is not in {files}; {suggestion(context, rows)}")
+        config.load_kube_config(files, context=context, client_configuration=settings)
+    except HostError:
+        raise
+    except Exception as error:  # the loader lets whatever a damaged file causes through
+        said = " ".join(str(error).split())
+        raise HostError(f"kubectl's configuration {files} can't be used: {said}", hint="kubectl config view") from error
+    chosen = rows[context] if context is not None else current["context"]
+    return client.ApiClient(settings), chosen.get("namespace") or "default"
+
+
+def _own_namespace() -> str:
+    """That of the pod around this process."""
+    try:
+        return Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace").read_text(encoding="utf-8").strip()
+    except OSError:
+        return "default"

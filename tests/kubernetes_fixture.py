@@ -1,0 +1,343 @@
+"""The fixture ``kubernetes``: a server with the API's paths, whose pods are processes of this machine.
+
+Each container is the first process of a process-id namespace of its own, as in a real pod: SIGTERM ends it only if it
+asks for that. All see this machine's files, which stands for the volume, and its loopback interface.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from tests.kubernetes_operators import Object, Wanted, pods_of
+from tests.waiting import wait_until
+
+KINDS = {"jobs": "Job", "jobsets": "JobSet", "trainjobs": "TrainJob", "pytorchjobs": "PyTorchJob"}
+GROUPS = ("batch/v1", "jobset.x-k8s.io/v1alpha2", "trainer.kubeflow.org/v1alpha1", "kubeflow.org/v1")
+NAMESPACE = "lab"
+GRACE_S = 5.0  # instead of what the pods say: a test doesn't wait for a minute
+_APART = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--")
+_DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
+
+
+class RefusedError(Exception):
+    """What the server answers instead: a Status."""
+
+    def __init__(self, code: int, reason: str, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = {"kind": "Status", "code": code, "reason": reason, "message": message, "details": details}
+
+
+@dataclass
+class FakeCluster:
+    """One cluster with a namespace. ``groups`` are the APIs that it serves; ``unschedulable`` and ``unpulled`` keep new
+    pods from running; ``refusal`` answers the next manifests."""
+
+    folder: Path
+    groups: list[str] = field(default_factory=lambda: list(GROUPS))
+    secrets: dict[str, dict[str, str]] = field(default_factory=dict)
+    events: list[Object] = field(default_factory=list)
+    unschedulable: str = ""
+    unpulled: str = ""
+    refusal: RefusedError | None = None
+    jobs: dict[str, Object] = field(default_factory=dict)
+    pods: dict[str, Object] = field(default_factory=dict)
+    made: list[Object] = field(default_factory=list)
+    lock: Any = field(default_factory=threading.RLock)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    # ------------------------------------------------------------------------------------------- what a test does
+    def evict(self, pod: str, reason: str = "EvictionByEvictionAPI", message: str = "Eviction API: evicting") -> None:
+        """As a drained node or a more important pod does."""
+        with self.lock:
+            value = self.pods[pod]
+            value["status"]["conditions"] = [{**_DISRUPTED, "reason": reason, "message": message}]
+            self._delete_pod(value)
+
+    def kill(self, pod: str, reason: str) -> None:
+        """SIGKILL to a container, which ends for ``reason``."""
+        with self.lock:
+            self.pods[pod]["killed"] = reason
+        os.kill(self._first(pod), signal.SIGKILL)
+
+    def _first(self, pod: str) -> int:
+        """The container's first process, as it is seen from here."""
+        parent = self.processes[pod].pid
+        return int(Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0])
+
+    # ----------------------------------------------------------------------------------------------- the API's verbs
+    def create(self, plural: str, job: Object, *, keep: bool) -> Object:
+        with self.lock:
+            if self.refusal is not None:
+                raise self.refusal
+            name = job["metadata"]["name"]
+            if name in self.jobs:
+                raise RefusedError(409, "AlreadyExists", f'{plural} "{name}" already exists', name=name, kind=plural)
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            made = {**job, "status": {"conditions": []}}
+            made["metadata"] = {**job["metadata"], "uid": f"uid-{len(self.made)}", "creationTimestamp": now}
+            if keep:
+                self.jobs[name] = made
+                self.made.append(job)
+                for wanted in pods_of(job):
+                    self._create_pod(name, wanted)
+            return made
+
+    def delete(self, name: str) -> Object:
+        with self.lock:
+            job = self.jobs.pop(name)
+            for pod in self._pods_of(name):
+                self._delete_pod(pod)
+            return job
+
+    def _pods_of(self, job: str) -> list[Object]:
+        return [pod for pod in list(self.pods.values()) if pod["job"] == job]
+
+    # ------------------------------------------------------------------------------------------------- its kubelet
+    def _create_pod(self, job: str, wanted: Wanted) -> None:
+        status: Object = {"phase": "Pending", "conditions": []}
+        pod: Object = {
+            "metadata": {"name": wanted.name, "uid": f"uid-{wanted.name}", "labels": wanted.labels},
+            "spec": {"containers": [wanted.container]},
+            "status": status,
+            "job": job,
+        }
+        self.pods[wanted.name] = pod
+        if self.unschedulable:
+            row = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": self.unschedulable}
+            status["conditions"] = [row]
+            return
+        pod["spec"]["nodeName"] = f"machine{len(self._pods_of(job)) - 1}"
+        if self.unpulled:
+            waiting = {"reason": "ImagePullBackOff", "message": self.unpulled}
+            status["containerStatuses"] = [{"state": {"waiting": waiting}}]
+            return
+        self._run(pod, wanted)
+
+    def _run(self, pod: Object, wanted: Wanted) -> None:
+        name = wanted.name
+        environ = {"PATH": os.environ["PATH"], **wanted.environ}
+        fields = {"metadata.name": name, "status.podIP": "127.0.0.1"}
+        for row in wanted.container["env"]:
+            source = row.get("valueFrom") or {}
+            if "fieldRef" in source:
+                environ[row["name"]] = fields[source["fieldRef"]["fieldPath"]]
+            elif "secretKeyRef" in source:
+                place = source["secretKeyRef"]
+                environ[row["name"]] = self.secrets[place["name"]][place["key"]]
+            else:
+                environ[row["name"]] = row["value"]
+        argv = [_expanded(word, environ) for word in wanted.container["command"]]
+        with (self.folder / f"{name}.log").open("wb") as log:
+            child = subprocess.Popen(
+                [*_APART, *argv], env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self.processes[name] = child
+        pod["status"].update(phase="Running", podIP="127.0.0.1")
+        threading.Thread(target=self._watch, args=(pod, child), daemon=True).start()
+
+    def _watch(self, pod: Object, child: subprocess.Popen[bytes]) -> None:
+        code = child.wait()
+        with self.lock:
+            status, name = pod["status"], pod["metadata"]["name"]
+            reason = pod.get("killed") or ("Error" if code else "Completed")
+            message = "\n".join(self.log(name)[-4:]) if code else ""
+            ended = {"exitCode": 137 if "killed" in pod else code, "reason": reason, "message": message}
+            status["containerStatuses"] = [{"state": {"terminated": ended}}]
+            status["phase"] = "Failed" if code else "Succeeded"
+            if "deletionTimestamp" in pod["metadata"]:
+                self.pods.pop(name, None)
+            self._judge(pod["job"])
+
+    def _judge(self, name: str) -> None:
+        """The Job controller: one failed pod ends the job, which takes the others with it."""
+        job, phases = self.jobs.get(name), [pod["status"]["phase"] for pod in self._pods_of(name)]
+        if job is None or job["status"]["conditions"]:
+            return
+        if "Failed" in phases or len(phases) < len(pods_of(job)):
+            row = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": "Job has failed"}
+            job["status"]["conditions"] = [row]
+            for pod in self._pods_of(name):
+                if pod["status"]["phase"] == "Running":
+                    self._delete_pod(pod)
+        elif set(phases) == {"Succeeded"}:
+            job["status"]["conditions"] = [{"type": "Complete", "status": "True"}]
+
+    def _delete_pod(self, pod: Object) -> None:
+        name = pod["metadata"]["name"]
+        if name not in self.processes or pod["status"]["phase"] in ("Failed", "Succeeded"):
+            self.pods.pop(name, None)
+        elif "deletionTimestamp" not in pod["metadata"]:
+            pod["metadata"]["deletionTimestamp"] = "now"
+            threading.Thread(target=self._end, args=(name,), daemon=True).start()
+
+    def _end(self, name: str) -> None:
+        child = self.processes[name]
+        for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+            with contextlib.suppress(OSError, IndexError):
+                os.kill(self._first(name), number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(wait_s)
+                return
+
+    def log(self, pod: str) -> list[str]:
+        return (self.folder / f"{pod}.log").read_text(errors="replace").splitlines()
+
+    def end_all(self) -> None:
+        """No job, pod or process is left."""
+        with self.lock:
+            self.unschedulable = self.unpulled = ""
+            for name in list(self.jobs):
+                self.delete(name)
+            for pod in list(self.pods.values()):
+                self._delete_pod(pod)
+        wait_until(lambda: all(child.poll() is not None for child in self.processes.values()))
+
+
+def _expanded(word: str, environ: dict[str, str]) -> str:
+    """What the API makes of ``$(NAME)`` and ``$$`` in a command."""
+
+    def one(found: re.Match[str]) -> str:
+        return "$" if found[0] == "$$" else environ.get(found[1], found[0])
+
+    return re.sub(r"\$\$|\$\(([A-Za-z_][\w.-]*)\)", one, word)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    cluster: FakeCluster
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing: the test's output is its own."""
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self._answer(lambda parts, query: self._post(parts, query, body))
+
+    def do_DELETE(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self._answer(self._delete)
+
+    def _answer(self, act: Any) -> None:
+        address = urllib.parse.urlsplit(self.path)
+        query = {name: values[0] for name, values in urllib.parse.parse_qs(address.query).items()}
+        code, kind = 200, "application/json"
+        try:
+            with self.cluster.lock:
+                value = act(address.path.strip("/").split("/"), query)
+                text = value if isinstance(value, str) else json.dumps(value)
+        except RefusedError as error:
+            code, text = error.code, json.dumps(error.status)
+        if not text.startswith(("{", "[")):
+            kind = "text/plain"
+        data = text.encode()
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _get(self, parts: list[str], query: dict[str, str]) -> Any:
+        match parts:
+            case ["apis"]:
+                groups = [{"versions": [{"groupVersion": name}]} for name in self.cluster.groups]
+                return {"kind": "APIGroupList", "groups": groups}
+            case ["api", "v1", "namespaces", _, "pods", name, "log"]:
+                return "\n".join(self.cluster.log(name)) + "\n"
+            case ["api", "v1", "namespaces", _, "pods"]:
+                return self._list(self.cluster.pods.values(), query)
+            case ["api", "v1", "namespaces", _, "events"]:
+                assert query["fieldSelector"] == "type=Warning"
+                return {"items": self.cluster.events}
+            case ["apis", group, version, "namespaces", _, plural]:
+                self._refuse_unknown(group, version)
+                mine = [job for job in self.cluster.jobs.values() if job["kind"] == KINDS[plural]]
+                return self._list(mine, query)
+            case ["apis", group, version, "namespaces", _, plural, name]:
+                self._refuse_unknown(group, version)
+                return self._named(plural, name)
+        raise RefusedError(404, "NotFound", "the server could not find the requested resource")
+
+    def _post(self, parts: list[str], query: dict[str, str], body: Object) -> Any:
+        _, group, version, _, namespace, plural = parts
+        self._refuse_unknown(group, version)
+        if namespace != NAMESPACE:
+            raise RefusedError(
+                404, "NotFound", f'namespaces "{namespace}" not found', name=namespace, kind="namespaces"
+            )
+        assert query["fieldValidation"] == "Strict", "else a field that an older operator doesn't know is dropped"
+        return self.cluster.create(plural, body, keep="dryRun" not in query)
+
+    def _delete(self, parts: list[str], query: dict[str, str]) -> Any:
+        _, group, version, _, _, plural, name = parts
+        self._refuse_unknown(group, version)
+        self._named(plural, name)
+        assert query["propagationPolicy"] == "Background", "else the pods of a Job would be left"
+        return self.cluster.delete(name)
+
+    def _named(self, plural: str, name: str) -> Object:
+        if name not in self.cluster.jobs:
+            raise RefusedError(404, "NotFound", f'{plural} "{name}" not found', name=name, kind=plural)
+        return self.cluster.jobs[name]
+
+    def _refuse_unknown(self, group: str, version: str) -> None:
+        if f"{group}/{version}" not in self.cluster.groups:
+            raise RefusedError(404, "NotFound", "the server could not find the requested resource")
+
+    def _list(self, objects: Any, query: dict[str, str]) -> Object:
+        name, _, value = query["labelSelector"].partition("=")
+        return {"items": [item for item in objects if item["metadata"].get("labels", {}).get(name) == value]}
+
+
+@pytest.fixture
+def kubernetes(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    """A cluster that this process's commands speak to. No pod of the test is left."""
+    pytest.importorskip("kubernetes")
+    with tempfile.TemporaryDirectory(prefix="paceline-kubernetes-") as folder:
+        cluster = FakeCluster(Path(folder))
+        handler = type("Handler", (_Handler,), {"cluster": cluster})
+        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            path = Path(folder) / "config"
+            path.write_text(kubeconfig(f"http://127.0.0.1:{server.server_port}"))
+            monkeypatch.setenv("KUBECONFIG", str(path))
+            monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+            try:
+                yield cluster
+            finally:
+                cluster.end_all()
+                server.shutdown()
+
+
+def kubeconfig(server: str) -> str:
+    """kubectl's configuration with one context."""
+    value = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "clusters": [{"name": "here", "cluster": {"server": server}}],
+        "users": [{"name": "me", "user": {"token": "t"}}],
+        "contexts": [{"name": "test", "context": {"cluster": "here", "user": "me", "namespace": NAMESPACE}}],
+    }
+    text: str = yaml.safe_dump(value)
+    return text

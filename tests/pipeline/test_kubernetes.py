@@ -1,0 +1,345 @@
+"""Kubernetes as data: manifests, what the API tells of pods, and what its refusals mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from pipeline.cluster.agent import kubernetes_pod
+from pipeline.cluster.launchers import LAUNCHERS
+from pipeline.cluster.launchers.kubernetes_errors import refused
+from pipeline.cluster.launchers.kubernetes_manifest import KINDS, Manifest, PodJob, manifest, text
+from pipeline.cluster.launchers.kubernetes_pods import Pod, helps, is_over, parse, waiting, why_it_ended
+from pipeline.cluster.launchers.payload import BOOTSTRAP
+from pipeline.core.errors import UsageError
+from tests.kubernetes_operators import pods_of
+from tests.pipeline.test_planning import planned
+from trainers.core.config import ConfigError
+
+GOLDEN = Path(__file__).parent / "golden"
+SETTINGS = LAUNCHERS.settings("kubernetes")
+NEEDED = {"image": "registry.local/torch:2.9", "pvc": "shared", "mount_path": "/shared"}
+FULL = {
+    "cpu": "8",
+    "memory": "64Gi",
+    "shm_size": "8Gi",
+    "env_from": ["wandb/API_TOKEN"],
+    "service_account": "trainer",
+    "node_selector": {"gpu": "a100"},
+    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "registry_logins": ["registry"],
+    "labels": {"kueue.x-k8s.io/queue-name": "gpus"},
+}
+
+
+def job(**change: Any) -> PodJob:
+    """Two nodes with four ranks each, in a folder that a shell could take apart."""
+    return PodJob(
+        name="paceline-0123456789ab-d4e5f6",
+        run="0123456789ab-1a2b3c",
+        folder="/shared/it's a $(touch x) run",
+        python="python3",
+        nnodes=2,
+        nproc_per_node=4,
+        gpus=4,
+        uid=1000,
+        gid=100,
+        settings=SETTINGS(**{**NEEDED, "nnodes": 2, **change}),
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_manifest_is_the_one_that_was_read_by_a_person(kind: str) -> None:
+    made = manifest(job(kind=kind, **FULL))
+    shown = yaml.safe_load(text(made).replace("$$", "$"))
+    for words in (value for value in _lists(shown) if value[:2] == ["sh", "-c"]):
+        assert words[-1] == BOOTSTRAP
+        words[-1] = "BOOTSTRAP"
+    assert text(shown) == (GOLDEN / f"kubernetes_{kind}.yaml").read_text()
+
+
+def _lists(value: Any) -> list[list[Any]]:
+    """All lists in a document."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [*([value] if isinstance(value, list) else []), *(found for item in inner for found in _lists(item))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [
+        ("job", "IoK8sApiBatchV1Job"),
+        ("jobset", "JobsetV1alpha2JobSet"),
+        ("trainjob", "TrainerV1alpha1TrainJob"),
+    ],
+)
+@pytest.mark.parametrize("change", [{}, FULL], ids=["plain", "full"])
+def test_a_manifest_has_only_fields_and_types_of_the_published_schemas(
+    kind: str, model: str, change: dict[str, Any]
+) -> None:
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    made = manifest(job(kind=kind, **change))
+    assert _same(getattr(models, model), made)
+
+
+def test_a_pytorchjob_has_the_fields_of_its_operator_and_pods_of_the_published_schema() -> None:
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    spec = manifest(job(kind="pytorchjob", **FULL))["spec"]
+    assert spec.keys() == {"nprocPerNode", "runPolicy", "pytorchReplicaSpecs"}
+    assert spec["runPolicy"].keys() <= {"backoffLimit", "cleanPodPolicy", "ttlSecondsAfterFinished"}
+    assert [(name, replica["replicas"]) for name, replica in spec["pytorchReplicaSpecs"].items()] == [
+        ("Master", 1),
+        ("Worker", 1),
+    ]
+    for replica in spec["pytorchReplicaSpecs"].values():
+        assert replica.keys() == {"replicas", "restartPolicy", "template"}
+        assert _same(models.IoK8sApiCoreV1PodTemplateSpec, replica["template"])
+
+
+def _same(model: Any, value: Manifest) -> bool:
+    """Whether nothing is lost on the way through the model, as a field that it doesn't know would be."""
+    read = model.from_dict(json.loads(json.dumps(value)))
+    kept: Manifest = read.to_dict()
+    return kept == value
+
+
+def test_a_field_that_the_schema_does_not_know_would_be_seen() -> None:
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    made = manifest(job(kind="trainjob"))
+    made["spec"]["trainer"]["secretEnv"] = "x"
+    assert not _same(models.TrainerV1alpha1TrainJob, made)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_are_valid_dns_labels_also_those_of_the_pods(kind: str) -> None:
+    settings = SETTINGS(**NEEDED, kind=kind, nnodes=1000)
+    made = manifest(dataclasses.replace(job(), nnodes=1000, settings=settings))
+    names = [made["metadata"]["name"], *(pod.name for pod in pods_of(made))]
+    assert len(names) == 1001
+    assert max(map(len, names)) <= 60, "three more characters are the API's"
+    assert all(name.replace("-", "a").isalnum() and name == name.lower() and name[0].isalpha() for name in names)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pod_knows_its_number_by_what_its_operator_sets(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = []
+    for pod in pods_of(manifest(job(kind=kind))):
+        with monkeypatch.context() as environ:
+            for name, value in {**pod.environ, "PACELINE_POD_NAME": pod.name}.items():
+                environ.setenv(name, value)
+            numbers.append(kubernetes_pod.who()[1])
+    assert numbers == [0, 1]
+
+
+def test_root_is_asked_for_by_name() -> None:
+    made = manifest(dataclasses.replace(job(), uid=0))
+    assert made["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"] is False
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kind": "trainjobs"}, r"cluster\.kind='trainjobs' is not an option; did you mean trainjob\?"),
+        ({"image": None}, r"cluster\.image is not set, and pods need it: a container image"),
+        ({"pvc": None}, r"cluster\.pvc is not set"),
+        ({"mount_path": "shared"}, r"cluster\.mount_path=shared must be an absolute path"),
+        ({"memory": "64 GB"}, r"cluster\.memory='64 GB' is no quantity of Kubernetes"),
+        ({"env_from": ["TOKEN=abc"]}, r"cluster\.env_from: 'TOKEN=abc' must be SECRET/NAME"),
+    ],
+)
+def test_what_no_manifest_can_be_made_of_is_refused_by_name(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        SETTINGS(**{**NEEDED, **change})
+
+
+WORDS = ("cluster=kubernetes", "cluster.image=torch", "cluster.pvc=shared", "cluster.run_as_user=1000")
+
+
+def test_a_plan_shows_the_manifest_before_the_commands_of_nodes_without_names(tmp_path: Path) -> None:
+    plan = planned(tmp_path, *WORDS, f"cluster.mount_path={tmp_path}", "cluster.nnodes=2", "cluster.kind=trainjob")
+    shown = yaml.safe_load(plan.launch.submission)
+    assert (shown["kind"], shown["spec"]["trainer"]["numNodes"]) == ("TrainJob", 2)
+    assert [node.host for node in plan.launch.nodes] == ["granted0", "granted1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("cluster.mount_path=/shared",), r"paths\.runs is .*, which is not on the volume that pods mount"),
+        (
+            ("cluster.mount_path=/", "cluster.env.API_TOKEN=abcdef123"),
+            r"cluster\.env holds secrets \(API_TOKEN\).*cluster\.env_from=\[mine/API_TOKEN\]",
+        ),
+    ],
+)
+def test_what_pods_can_not_have_is_refused_in_the_plan(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        planned(tmp_path, *WORDS, *words)
+
+
+# ------------------------------------------------------------------------------------------ what the API tells of pods
+def told(name: str = "a-0", *, phase: str = "Running", gone: bool = False, **status: Any) -> Pod:
+    """A pod as the API tells it."""
+    meta = {"name": name, "uid": f"uid-{name}", **({"deletionTimestamp": "now"} if gone else {})}
+    return parse({"metadata": meta, "spec": {"nodeName": "gpu7"}, "status": {"phase": phase, **status}})
+
+
+def ended(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]:
+    """The statuses of a container that has ended."""
+    state = {"terminated": {"exitCode": code, "reason": reason, "message": message}}
+    return {"phase": "Failed", "containerStatuses": [{"state": state}]}
+
+
+def held(reason: str, message: str) -> dict[str, Any]:
+    """The statuses of a pod whose container can't begin."""
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"phase": "Pending", "containerStatuses": [{"state": state}]}
+
+
+def unscheduled(message: str) -> dict[str, Any]:
+    row = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {"phase": "Pending", "conditions": [row]}
+
+
+A1 = "pod a-1 on gpu7"
+BUSY = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+
+
+@pytest.mark.parametrize(
+    ("pods", "warnings", "words", "hint"),
+    [
+        ([told(), told("a-1", **unscheduled(BUSY))], [], f"1 of 2 pods run; {A1}: Unschedulable: {BUSY}", ""),
+        (
+            [told(**held("ImagePullBackOff", 'Back-off pulling image "torhc"'))],
+            [],
+            '0 of 2 pods run; pod a-0 on gpu7: ImagePullBackOff: Back-off pulling image "torhc"',
+            "cluster.image=",
+        ),
+        ([told(**held("ContainerCreating", ""))], [], "0 of 2 pods run, 1 were made", ""),
+        (
+            [],
+            ["FailedCreate: pods \"a-0\" is forbidden: exceeded quota: gpus"],
+            '0 of 2 pods run, 0 were made: FailedCreate: pods "a-0" is forbidden: exceeded quota: gpus',
+            "cluster.gpus=",
+        ),
+        ([told(**unscheduled('persistentvolumeclaim "x" not found'))], [], 'persistentvolumeclaim "x"', "cluster.pvc="),
+        ([told(), told("a-1")], [], "all 2 pods run; their agents have not answered yet", ""),
+    ],
+)  # fmt: skip
+def test_a_waiting_job_tells_why_and_what_would_let_it_start(
+    pods: list[Pod], warnings: list[str], words: str, hint: str
+) -> None:
+    said = waiting(pods, 2, warnings)
+    assert words in said
+    assert hint in helps(said)
+    assert bool(hint) == bool(helps(said))
+
+
+PREEMPTED = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "b"}
+
+
+@pytest.mark.parametrize(
+    ("now", "text", "cause", "again"),
+    [
+        ([told(), told("a-1")], "", "", False),
+        (
+            [told(gone=True), told("a-1", conditions=[PREEMPTED])],
+            f"pod1, {A1}, was taken away (PreemptionByScheduler: b)",
+            "",
+            True,
+        ),
+        ([told()], f"pod1, {A1}, was taken away (it was deleted)", "", True),
+        (
+            [told(), told("a-1", phase="Failed", reason="Evicted", message="The node was low on resource: memory.")],
+            "was taken away (Evicted: The node was low on resource: memory.)",
+            "",
+            True,
+        ),
+        (
+            [told(gone=True, **ended(1)), told("a-1", **ended(137, "OOMKilled"))],
+            f"pod1, {A1}, was out of memory",
+            "memory",
+            False,
+        ),
+        (
+            [told(gone=True), told("a-1", **ended(1, message="x\npaceline: a-1: no"))],
+            f"pod1, {A1}, ended with exit code 1 (Error): paceline: a-1: no",
+            "host",
+            False,
+        ),
+    ],
+)  # fmt: skip
+def test_what_became_of_pods_is_named_by_who_went_first(now: list[Pod], text: str, cause: str, again: bool) -> None:
+    outcome = why_it_ended([told(), told("a-1")], now, {"a-0": "pod0", "a-1": "pod1"})
+    assert text in outcome.text
+    assert bool(text) == bool(outcome.text)
+    assert (outcome.cause, outcome.again) == (cause, again)
+
+
+@pytest.mark.parametrize(
+    ("condition", "over"), [("Complete", True), ("Succeeded", True), ("Failed", True), ("Suspended", False)]
+)
+def test_the_end_of_a_job_of_any_kind_is_known(condition: str, over: bool) -> None:
+    row = {"type": condition, "status": "True"}
+    assert is_over({"metadata": {}, "status": {"conditions": [row]}}) == over
+    assert not is_over({"metadata": {}, "status": {"conditions": [{**row, "status": "False"}]}})
+
+
+# ------------------------------------------------------------------------------------------------------- its refusals
+def status(code: int, message: str, **details: Any) -> tuple[int, str]:
+    return code, json.dumps({"kind": "Status", "code": code, "message": message, "details": details})
+
+
+INVALID = [{"field": "spec.template.spec.containers[0].image", "message": "Required value"}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "what", "hint"),
+    [
+        (status(401, "Unauthorized"), "doesn't know who this is (401)", "kubectl -n lab get pods"),
+        (
+            status(403, 'jobs.batch is forbidden: User "me" cannot create resource "jobs"', name="", kind="jobs"),
+            'the cluster\'s API refuses it: jobs.batch is forbidden: User "me" cannot create resource "jobs"',
+            "kubectl -n lab auth can-i create trainjobs.trainer.kubeflow.org",
+        ),
+        (status(403, "exceeded quota: gpus"), "exceeded quota: gpus", "cluster.gpus="),
+        (
+            status(404, 'namespaces "x" not found', name="x", kind="namespaces"),
+            'the cluster has no such namespace: namespaces "x" not found',
+            "cluster.namespace=",
+        ),
+        (
+            (404, "404 page not found\n"),
+            "the cluster doesn't know TrainJob (trainer.kubeflow.org/v1alpha1): its operator isn't installed there",
+            "cluster.kind=job or cluster.kind=jobset, which it knows",
+        ),
+        (
+            status(422, "Job is invalid", causes=INVALID),
+            "refuses the manifest: spec.template.spec.containers[0].image: Required value",
+            "cluster.image",
+        ),
+        (
+            status(400, 'strict decoding error: unknown field "spec.runtimePatches"'),
+            'the TrainJob of this cluster is another version: strict decoding error: unknown field "spec.runtime',
+            "cluster.kind=job works on every cluster",
+        ),
+        ((503, ""), "the cluster's API answers 503: Service Unavailable", ""),
+    ],
+)  # fmt: skip
+def test_a_refusal_is_the_apis_own_word_and_what_helps(answer: tuple[int, str], what: str, hint: str) -> None:
+    code, body = answer
+    error = refused(code, "Service Unavailable", body, KINDS["trainjob"], "kubectl -n lab", lambda: ["job", "jobset"])
+    assert what in error.what
+    assert hint in (error.hint or "")
+    assert error.status == code
+
+
+def test_a_pod_hides_the_values_that_it_has_from_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("API_TOKEN", 'xyzzy"0123')
+    told = kubernetes_pod.secrets({"env_from": ["API_TOKEN", "ABSENT"], "hide": [["form", "***"]]})
+    assert told["env"] == {"API_TOKEN": 'xyzzy"0123'}
+    assert {pattern for pattern, _ in told["hide"]} == {'xyzzy"0123', 'xyzzy\\\\"0123', "xyzzy%220123", "form"}
