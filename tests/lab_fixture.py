@@ -31,6 +31,12 @@ def require_lab() -> None:
         pytest.skip(reason.what)
 
 
+def require_mpirun() -> None:
+    """Skip the test where there is no Open MPI."""
+    if shutil.which("mpirun") is None:
+        pytest.skip("needs mpirun: apt-get install openmpi-bin")
+
+
 @contextmanager
 def firewall(lab: Lab, host: str, verdict: str) -> Iterator[None]:
     """The host lets new TCP connections to its ssh server through; others that come over eth0 meet ``verdict``

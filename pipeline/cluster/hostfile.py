@@ -1,4 +1,4 @@
-"""Hostfiles: one ``user@host:port slots=N`` a line, as mpirun and pssh users know them."""
+"""Hostfiles: one ``user@host:port slots=N`` a line for ssh; those of MPI, with ``host slots=N`` or ``host:N``."""
 
 from __future__ import annotations
 
@@ -41,6 +41,49 @@ def parse(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, ...]
     if not hosts:
         raise UsageError(f"{source} names no host; {_FORM}")
     return tuple(hosts)
+
+
+_MPI_FORM = "a line is host [slots=N] [max_slots=N], or host:N"
+
+
+def parse_mpi(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, ...]:
+    """The same of a hostfile that Open MPI or MPICH reads.
+
+    A host that stands on several lines has the slots of all of them (one each where none are said), as in the files
+    that batch systems write. Raises UsageError.
+    """
+    slots: dict[str, list[int | None]] = {}
+    for number, raw in enumerate(text.splitlines(), start=1):
+        words = raw.partition("#")[0].split()
+        if words:
+            name, count = _mpi_line(words, f"{source}:{number}")
+            slots.setdefault(name, []).append(count)
+    if not slots:
+        raise UsageError(f"{source} names no host; {_MPI_FORM}")
+    return tuple(Host(name=name, nproc_per_node=_added(counts, default_slots)) for name, counts in slots.items())
+
+
+def _added(counts: list[int | None], default_slots: int) -> int:
+    if counts == [None]:
+        return default_slots
+    return sum(1 if count is None else count for count in counts)
+
+
+def _mpi_line(words: list[str], where: str) -> tuple[str, int | None]:
+    """Name and slots (None: not said)."""
+    name, colon, text = words[0].partition(":")
+    if why := unfit_name(Host(name=name)):
+        raise UsageError(f"{where}: {words[0]!r} {why}; {_MPI_FORM}, and a user's name stands in ~/.ssh/config")
+    slots = _number(text, f"{where}: slots", 1, None) if colon else None
+    for word in words[1:]:
+        key, equals, value = word.partition("=")
+        if key not in ("slots", "max_slots", "max-slots") or not equals:
+            raise UsageError(f"{where}: {word!r} is not understood; {_MPI_FORM}")
+        count = _number(value, f"{where}: {key}", 1, None)
+        slots = count if key == "slots" else slots
+        if key != "slots" and slots is not None and slots > count:
+            raise UsageError(f"{where}: slots={slots} is more than {word}")
+    return name, slots
 
 
 def _host(words: list[str], where: str, default_slots: int) -> Host:

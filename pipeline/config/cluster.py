@@ -162,7 +162,9 @@ def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]
             raise UsageError(f"cluster.hostfile={raw['hostfile']} can't be read: {os_reason(error)}") from error
         except UnicodeDecodeError as error:
             raise UsageError(f"cluster.hostfile={raw['hostfile']} is not a text file: {error}") from error
-        parsed = hostfile.parse(text, str(raw["hostfile"]), default_slots=nproc)
+        of_mpi = LAUNCHERS.settings(raw["launcher"]).capabilities.hostfile_of_mpi
+        parse = hostfile.parse_mpi if of_mpi else hostfile.parse
+        parsed = parse(text, str(raw["hostfile"]), default_slots=nproc)
         return [dataclasses.asdict(host) for host in parsed]
     if not raw["hosts"]:
         raise UsageError(

@@ -21,7 +21,7 @@ from pipeline.cluster.running import Watchers
 from pipeline.core.specs import Cluster, Host, LaunchPlan, LogLine
 from tests.contract.stub import Stub, make
 from tests.kubernetes_fixture import FakeCluster
-from tests.lab_fixture import on
+from tests.lab_fixture import on, require_mpirun
 from tests.slurm_fixture import Slurm
 
 HOSTILE = "a 'b' \"c\" $(touch x) `id`; \\ \n#ü|&"
@@ -98,6 +98,7 @@ def count_here(text: str) -> int:
 _PARAMS = [
     "local",
     pytest.param("pssh", marks=pytest.mark.lab),
+    pytest.param("mpi", marks=[pytest.mark.lab, pytest.mark.long]),
     pytest.param("slurm", marks=[pytest.mark.lab, pytest.mark.long]),
     pytest.param("kubernetes", marks=[pytest.mark.lab, pytest.mark.long]),
 ]
@@ -122,13 +123,16 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
         return kubernetes_bench(request.getfixturevalue("kubernetes"), folder, env)
     lab = request.getfixturevalue("lab")
     hosts = tuple(Host(name=host.name, env=env) for host in lab.hosts)
+    if request.param == "mpi":
+        require_mpirun()
     cluster = Cluster(
-        launcher="pssh",
+        launcher=request.param,
         hosts=hosts,
         ssh_config=str(lab.ssh_config),
         connect_timeout_s=30.0,
         workdir="~/it's a $HOME",
         device="cpu",
+        settings=LAUNCHERS.settings(request.param)(),
     )
 
     # lab hosts have process-id namespaces of their own, which the machine around them sees into

@@ -132,7 +132,9 @@ def test_signal_ends_every_process_and_says_killed(bench: Bench, numbers: tuple[
         assert attempt.stdout is not None
         ups = 0
         while ups < 2:
-            ups += attempt.stdout.readline().endswith("| up\n")
+            line = attempt.stdout.readline()
+            assert line, "it ended before both ranks were up"
+            ups += line.endswith("| up\n")
         for number in numbers:
             os.killpg(attempt.pid, number)
             time.sleep(0.3)

@@ -22,6 +22,26 @@ def server_address(request: Json) -> tuple[str, int]:
     return parts[2].partition("%")[0], int(parts[3])
 
 
+def address_and_port(request: Json) -> tuple[str, int]:
+    """Where the other nodes find this one: its ssh server, or its address alone where nobody came over ssh."""
+    address, port = server_address(request)
+    return (address if port else address_towards(request.get("names", [])) or address), port
+
+
+def address_towards(names: list[str]) -> str | None:
+    """The address from which this node reaches another one of ``names``; None: there is none, or no name says
+    anything here."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            family, kind, _, _, address = socket.getaddrinfo(name, 1, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind) as probe_socket:
+                probe_socket.connect(address)  # sends nothing
+                own = str(probe_socket.getsockname()[0])
+            if own != address[0]:
+                return own
+    return None
+
+
 def identity(request: Json) -> str:
     """Equal for two names of one node: host name, ssh server's address and port, user id. A batch job knows its own."""
     if "identity" in request:

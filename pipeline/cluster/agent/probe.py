@@ -19,7 +19,7 @@ from collections.abc import Callable
 from .certificates import certificates
 from .checks import facts
 from .left import look_after
-from .node import identity, machine, server_address
+from .node import address_and_port, identity, machine
 from .processes import LINUX
 from .processors import count_cpus, count_gpus
 from .staging import free_bytes, holds_pack
@@ -242,7 +242,7 @@ def software(names: list[str], python_path: list[str]) -> Json:
 def probe(request: Json, tell: Callable[..., object] = say) -> None:
     """One JSON with what the launch depends on; the field names are those of NodeFacts."""
     began = time.time()
-    address, port = server_address(request)
+    address, port = address_and_port(request)
     holding, ports = interfaces(), free_ports(4)
     workdir = os.path.expanduser(request["workdir"])
     unused = look_after(request, workdir)

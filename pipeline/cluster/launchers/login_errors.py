@@ -73,7 +73,7 @@ def explain(host: Host, output: Output, ssh: str) -> tuple[str, str]:
         ssh: the ssh command that a person would type to reach the host.
     """
     said = "\n".join([output.stdout.decode(errors="replace"), output.stderr])
-    found = too_old(output) or _interpreter(host, output, ssh)
+    found = of_interpreter(host, output, ssh)
     if found:
         return found
     for known in _KNOWN:
@@ -86,6 +86,11 @@ def explain(host: Host, output: Output, ssh: str) -> tuple[str, str]:
     if output.code == 0:
         what += ": an `exit` in a start file, or a ForceCommand in its sshd_config"
     return what + quoted(output, host.secrets.values()), f"{ssh} echo ok, which must print ok; see {_START_FILES}"
+
+
+def of_interpreter(host: Host, output: Output, ssh: str) -> tuple[str, str] | None:
+    """What is wrong with the host's Python; None where nothing was said of it."""
+    return too_old(output) or _interpreter(host, output, ssh)
 
 
 def too_old(output: Output) -> tuple[str, str] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 import zlib
 from functools import cache
 from pathlib import Path
@@ -28,11 +29,26 @@ since 2.7 can compile it, so that one which is too old can say so.
 The working directory leaves sys.path first, or a stray ``json.py`` in someone's home would be imported. Interpreters
 run it with ``-E``: PYTHON… variables of a shell don't reach the ranks, so the probe must not see by them either."""
 
+# runs the first interpreter that is there, with nothing that a wrong PATH could hide; "~/" is the host's home
+_FIND_PYTHON = (
+    'b=$1; shift; w=; for p; do case $p in "~/"*) p=$HOME/${p#??};; esac; '
+    'q=$(command -v "$p" 2>/dev/null); [ -f "$q" ] && [ -x "$q" ] && exec "$q" -E -c "$b"; '
+    'case $p in */*) if [ -d "$p" ]; then w="$w; $p is a folder"; '
+    'elif [ -e "$p" ]; then w="$w; $p is not executable"; fi;; esac; done; '
+    'echo "paceline: no interpreter $*$w; PATH=$PATH" >&2; exit 127'
+)
+
 _PREAMBLE = b"\n" * 16 + f"echo {TAKEN_FOR_COMMANDS}; exit 97\n".encode()
 """What BOOTSTRAP skips. The empty lines are for a login script that reads answers to its questions (``read``), the
 command is for a shell that a login script has started in its own place (``exec zsh``): it ends there."""
 
 _LOADER = "loader"
+
+
+def agent_argv(python: str | None) -> list[str]:
+    """The command of an agent on another host. Without a configured interpreter: the controller's, else python3."""
+    candidates = [python] if python else [sys.executable, "python3"]
+    return ["/bin/sh", "-c", _FIND_PYTHON, "sh", BOOTSTRAP, *candidates]
 
 
 @cache

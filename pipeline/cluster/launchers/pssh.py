@@ -13,7 +13,6 @@ import platform
 import re
 import shlex
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -22,18 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.answers import received_bytes
-from pipeline.cluster.launchers.base import AttemptSpec, PackSource, Place
-from pipeline.cluster.launchers.collect import receive
-from pipeline.cluster.launchers.payload import BOOTSTRAP
+from pipeline.cluster.launchers.base import PackSource
+from pipeline.cluster.launchers.payload import agent_argv
+from pipeline.cluster.launchers.remote_launcher import RemoteLauncher
 from pipeline.cluster.launchers.replies import Answer, Output
 from pipeline.cluster.launchers.settings import ClusterConfig
 from pipeline.cluster.launchers.ssh_errors import explain
 from pipeline.core import leftovers, process
 from pipeline.core.cluster import unfit_name
 from pipeline.core.errors import HostError, PacelineError, UsageError
-from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
+from pipeline.core.specs import Cluster, Host, NodeFacts
 
 INSTALL = {
     "Darwin": "brew install pssh",
@@ -43,15 +41,6 @@ _AT_ONCE = 8  # ssh clients that ask or end something here
 _FILES, _FILES_OF_HOST = 512, 8  # pssh and the live streams have three pipes for each host
 _RECONNECT_TIMEOUT_S = 2.0  # a stream that breaks is tried again within streams.LOST_S
 
-# runs the first interpreter that is there, with nothing that a wrong PATH could hide; "~/" is the host's home
-_FIND_PYTHON = (
-    'b=$1; shift; w=; for p; do case $p in "~/"*) p=$HOME/${p#??};; esac; '
-    'q=$(command -v "$p" 2>/dev/null); [ -f "$q" ] && [ -x "$q" ] && exec "$q" -E -c "$b"; '
-    'case $p in */*) if [ -d "$p" ]; then w="$w; $p is a folder"; '
-    'elif [ -e "$p" ]; then w="$w; $p is not executable"; fi;; esac; done; '
-    'echo "paceline: no interpreter $*$w; PATH=$PATH" >&2; exit 127'
-)
-
 
 @dataclass(kw_only=True)
 class PsshConfig(ClusterConfig):
@@ -60,7 +49,7 @@ class PsshConfig(ClusterConfig):
     launcher: str = "pssh"
 
 
-class PsshLauncher(AgentLauncher):
+class PsshLauncher(RemoteLauncher):
     """Needs pssh and ssh here, and on the hosts an ssh server and Python; no shared file system."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -203,25 +192,6 @@ class PsshLauncher(AgentLauncher):
         first = self.slow_s is None
         return explain(host, answer, self.cluster.ssh_config, connect_s=self._connect_s, is_setting=first)
 
-    # ------------------------------------------------------------------------ where things lie
-    def place(self, host: Host, facts: NodeFacts, spec: AttemptSpec, run_id: str) -> Place:
-        """A folder for each run id and node: homes are often shared over NFS."""
-        workdir = self.workdir
-        if workdir == "~" or workdir.startswith("~/"):
-            workdir = facts.home + workdir[1:]
-        node_dir = f"{workdir}/runs/{run_id}/node{self.cluster.hosts.index(host)}"
-        data_dir = facts.pack_path or (f"{workdir}/data/{spec.pack.digest}" if spec.pack else "")
-        return Place(run_dir=node_dir, data_dir=data_dir, state_dir=f"{node_dir}/agent")
-
-    def registry(self, run_dir: Path) -> str:
-        return f"{self.workdir}/agents"
-
-    # -------------------------------------------------------------------------------- outputs
-    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
-        host = next(host for host in self.cluster.hosts if host.label == plan.nodes[0].host)
-        request = self._request(plan, run_dir)
-        return receive(self.connection(host), request, run_dir, final=final, outputs=plan.outputs)
-
 
 def pssh_name(host: Host) -> str:
     """One line of pssh's host file. pssh splits at the last colon, so an IPv6 address needs its port."""
@@ -231,9 +201,8 @@ def pssh_name(host: Host) -> str:
 
 
 def remote_command(python: str | None) -> str:
-    """What the remote login shell is given. Without a configured interpreter: the controller's, else python3."""
-    candidates = [python] if python else [sys.executable, "python3"]
-    return shlex.join(["exec", "/bin/sh", "-c", _FIND_PYTHON, "sh", BOOTSTRAP, *candidates])
+    """What the remote login shell is given."""
+    return shlex.join(["exec", *agent_argv(python)])
 
 
 def output_of(folder: Path, name: str, report: str, timeout_s: float) -> Output:

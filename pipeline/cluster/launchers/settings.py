@@ -15,12 +15,14 @@ class Capabilities:
     ``shares_run_dir``: nodes see the controller's run folder, so nothing is sent or collected. ``is_this_computer``:
     its only host is this computer, so it is configured without hosts, and what this process knows (GPUs, cores, the
     interpreter) is known of the host before it is asked. ``hosts_are_granted``: a batch scheduler chooses the hosts
-    when an attempt asks for them, so ``nnodes`` of its settings stands for ``hosts``.
+    when an attempt asks for them, so ``nnodes`` of its settings stands for ``hosts``. ``hostfile_of_mpi``: in its
+    hostfile ``host:4`` are slots, and a host may stand on several lines.
     """
 
     shares_run_dir: bool = False
     is_this_computer: bool = False
     hosts_are_granted: bool = False
+    hostfile_of_mpi: bool = False
 
 
 @dataclass(kw_only=True)
@@ -55,7 +57,7 @@ class ClusterConfig:
     A launcher's module derives its settings from this class, and adds what it alone can be told.
 
     Attributes:
-        launcher: how hosts are reached: local, pssh, slurm or kubernetes.
+        launcher: how hosts are reached: local, pssh, mpi, slurm or kubernetes.
         hosts: the nodes, in the order of their ranks; rank 0 is on the first.
         hostfile: replaces hosts: a file with one `user@host:port slots=N` a line.
         nproc_per_node: ranks of each host that names no number itself; auto (local alone): its GPUs, or 2 CPU ranks.

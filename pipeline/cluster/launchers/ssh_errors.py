@@ -38,7 +38,7 @@ def explain(
         said = login_errors.quoted(answer.output, host.secrets.values())
         return f"{answer.output.note}{setting}{said}", slow or f"{ssh} true"
     if answer.output.code == SSH_FAILED:
-        found = _of_ssh(host, answer.output, ssh_config)
+        found = of_ssh(host, answer.output, ssh_config)
         if found:
             return found
         late = _SLOW.findall(answer.output.stderr)
@@ -57,7 +57,7 @@ def _told(error: str, ssh: str) -> tuple[str, str]:
     return error[-600:], f"{ssh} true"
 
 
-def _of_ssh(host: Host, output: Output, ssh_config: str | None) -> tuple[str, str] | None:
+def of_ssh(host: Host, output: Output, ssh_config: str | None) -> tuple[str, str] | None:
     """What ssh has said of a connection that it could not make; None where these aren't its words."""
     ssh, said = ssh_words(host, ssh_config), output.stderr
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in said or "Host key verification failed" in said:

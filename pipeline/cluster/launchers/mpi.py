@@ -1,0 +1,188 @@
+"""Hosts that Open MPI's mpirun reaches, by ssh, a scheduler's daemon or whatever it was configured with."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shlex
+import shutil
+import socket
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+from pipeline.cluster.launchers import mpi_command
+from pipeline.cluster.launchers.base import AttemptSpec
+from pipeline.cluster.launchers.connection import Connection
+from pipeline.cluster.launchers.payload import agent_argv
+from pipeline.cluster.launchers.remote_launcher import RemoteLauncher
+from pipeline.cluster.launchers.replies import Answer, Output
+from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
+from pipeline.core import leftovers, process
+from pipeline.core.errors import HostError, PacelineError, UsageError
+from pipeline.core.specs import Cluster, Host
+from trainers.core.config import ConfigError
+
+INSTALL = "apt install openmpi-bin (Debian, Ubuntu), dnf install openmpi (Fedora), or module load openmpi"
+_TRIES = 3
+_STARTS_S = 5.0  # mpirun and its daemon on a host that is busy; alone they take half a second
+_SUBNET = re.compile(r"\d+(\.\d+){3}/\d+")
+_PLAIN = re.compile(r"[\w./+-]+")  # what mpirun, which splits ssh's arguments at spaces, passes on as it is
+
+
+@dataclass(kw_only=True)
+class MpiConfig(ClusterConfig):
+    """What mpirun is told.
+
+    Attributes:
+        mpirun: further options of mpirun, such as [--prefix, /opt/openmpi].
+        btl_tcp_if_include: network of mpirun's own connections: an interface that this computer and all hosts have, or
+            a subnet such as 10.0.0.0/24; null: mpirun chooses.
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(hostfile_of_mpi=True)
+
+    launcher: str = "mpi"
+    mpirun: list[str] = field(default_factory=list)
+    btl_tcp_if_include: str | None = None
+
+    def __post_init__(self) -> None:
+        network = self.btl_tcp_if_include
+        if network is not None and not re.fullmatch(r"[\w.:/@,-]+", network):
+            raise ConfigError(
+                f"cluster.btl_tcp_if_include={network!r} is neither an interface nor a subnet such as 10.0.0.0/24"
+            )
+        if self.mpirun and not self.mpirun[0].startswith("-"):
+            raise ConfigError(
+                f"cluster.mpirun: {self.mpirun[0]!r} is no option of mpirun; write [--prefix,/opt/openmpi]"
+            )
+
+
+class MpiLauncher(RemoteLauncher):
+    """One mpirun a host and command: one for all would end all hosts' processes when it loses a host, and nobody
+    could be asked to stop any more."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        for host in cluster.hosts:
+            if why := unfit_for_mpirun(host):
+                raise UsageError(f"cluster.hosts: {host.label!r} {why}")
+        if cluster.ssh_config and not Path(cluster.ssh_config).is_file():
+            raise UsageError(
+                f"cluster.ssh_config={cluster.ssh_config} does not exist",
+                hint="cluster.ssh_config=null, which takes your own ~/.ssh/config",
+            )
+        self._program = _open_mpi()
+        self._refuse_absent_interface()
+        self._folder = Path(tempfile.mkdtemp(prefix=leftovers.prefix("paceline"), dir="/tmp"))  # a path without spaces
+        self._ssh_config = self._passed_on(cluster.ssh_config)
+
+    def _refuse_absent_interface(self) -> None:
+        network = self.cluster.settings.btl_tcp_if_include
+        here = [name for _, name in socket.if_nameindex()]
+        for name in (network or "").split(","):
+            if name and not _SUBNET.fullmatch(name) and name not in here:
+                raise UsageError(
+                    f"cluster.btl_tcp_if_include={network}: this computer has no interface {name}; it has "
+                    f"{', '.join(here)}",
+                    hint="cluster.btl_tcp_if_include=<a subnet that this computer and all hosts have, such as "
+                    "10.0.0.0/24>, or null",
+                )
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ------------------------------------------------------------------------- reaching hosts
+    @property
+    def _local(self) -> dict[str, Any]:
+        """A host that wasn't reached over ssh knows its address by the way to the others."""
+        return {"local": False, "names": [host.name for host in self.cluster.hosts]}
+
+    def _mpirun(self, program: str, tmp: str, ssh_config: str | None) -> mpi_command.Mpirun:
+        args = ("-F", ssh_config, "-o", "BatchMode=yes", "-o", "ConnectTimeout=10") if ssh_config else ()
+        settings = self.cluster.settings
+        return mpi_command.Mpirun(
+            program=program,
+            tmp=tmp,
+            as_root=os.geteuid() == 0,
+            ssh_args=args,
+            network=settings.btl_tcp_if_include,
+            options=settings.mpirun,
+        )
+
+    def submission(self, spec: AttemptSpec) -> str:
+        """The command that reaches each host; nothing was looked for."""
+        command = self._mpirun("mpirun", "<a folder of its own>", self.cluster.ssh_config).command
+        rows = [f"{shlex.join(command(host, []))} <node agent of {host.label}>" for host in self.cluster.hosts]
+        return "\n".join(rows) + "\n"
+
+    def connection(self, host: Host) -> Connection:
+        """mpirun starts a daemon there first: a further connection takes longer than one of ssh."""
+        connection = super().connection(host)
+        return dataclasses.replace(connection, slow_s=max(connection.slow_s, _STARTS_S))
+
+    def stream_argv(self, host: Host) -> list[str]:
+        tmp = tempfile.mkdtemp(dir=self._folder)
+        return self._mpirun(self._program, tmp, self._ssh_config).command(host, agent_argv(host.python))
+
+    def _passed_on(self, ssh_config: str | None) -> str | None:
+        """The file under a name that mpirun passes on whole."""
+        if ssh_config is None or _PLAIN.fullmatch(ssh_config):
+            return ssh_config
+        link = self._folder / "ssh_config"
+        link.symlink_to(Path(ssh_config).absolute())
+        return str(link)
+
+    def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
+        with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
+            outputs = pool.map(lambda host: self._ask(host, stdin, timeout_s), hosts)
+            return {host.label: output for host, output in zip(hosts, outputs, strict=True)}
+
+    def _ask(self, host: Host, stdin: IO[bytes], timeout_s: float) -> Output:
+        for _ in range(_TRIES):
+            output = _run(self.stream_argv(host), stdin, timeout_s)
+            if not mpi_command.began_beside_another(output):
+                break
+        return output
+
+    def explain(self, host: Host, answer: Answer) -> tuple[str, str | None]:
+        network = self.cluster.settings.btl_tcp_if_include
+        return mpi_command.explain(host, answer, ssh_config=self.cluster.ssh_config, network=network)
+
+
+def _run(argv: Sequence[str], stdin: IO[bytes], timeout_s: float) -> Output:
+    """One command to its end. The file is opened anew: each of several readers has a position of its own."""
+    try:
+        with Path(f"/proc/self/fd/{stdin.fileno()}").open("rb") as own:
+            done = process.run_apart(argv, stdin=own, timeout_s=timeout_s)
+    except PacelineError as error:
+        late = "still running" in error.what
+        return Output(code=None, note=f"it hadn't answered after {timeout_s:g} s" if late else error.what)
+    return Output(stdout=done.stdout.encode(), stderr=done.stderr, code=done.code)
+
+
+def unfit_for_mpirun(host: Host) -> str:
+    """Why mpirun can't be given the host, as words behind its name; '': it can."""
+    if host.user or host.port:
+        return "has a user or a port, which mpirun doesn't take: set User and Port for it in ~/.ssh/config"
+    if ":" in host.name or "," in host.name or host.name.startswith("-"):
+        return "can't be a host of mpirun: give it a name in ~/.ssh/config or /etc/hosts"
+    return ""
+
+
+def _open_mpi() -> str:
+    """The program. Raises HostError: there is none, or another MPI's."""
+    program = process.find("mpirun")
+    if program is None:
+        raise HostError(
+            f"cluster.launcher=mpi needs the program mpirun, which is not in PATH={os.environ.get('PATH')}",
+            hint=INSTALL,
+        )
+    said = process.run([program, "--version"], timeout_s=20.0)
+    if why := mpi_command.refused(said.stdout + said.stderr):
+        raise HostError(f"cluster.launcher=mpi needs Open MPI's mpirun; {program} {why}", hint=INSTALL)
+    return program
