@@ -23,7 +23,7 @@ from pipeline.lab import Lab
 WORDS = ("experiment=quickstart", "trainer.epochs=8", "trainer.checkpoint_every_steps=10")
 SWEEP = ("seed=range(3)", "sweep.slots=1")
 SWEEP_TRIALS = 3
-LONGEST_S = 240.0  # of one command; who takes longer hangs
+LONGEST_S = 400.0  # of one command; who takes longer hangs
 SILENT_S = 15.0
 QUIET_S = 25.0  # by then what a dead controller left has ended by itself
 POLL_S = 0.01
