@@ -6,58 +6,27 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pipeline.cluster import earlier
-from pipeline.cluster.attempt import attach_attempt, run_attempt
-from pipeline.cluster.hosts import Hosts
-from pipeline.cluster.launchers.base import AttemptSpec
-from pipeline.cluster.running import Watchers, nothing
 from pipeline.core import leftovers, process, threads
-from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, TrainingError, UsageError, os_reason
+from pipeline.core.errors import Killed, PacelineError, Pruned, TrainingError, os_reason
 from pipeline.core.files import write_atomic, write_hint, write_json
 from pipeline.core.heartbeat import Heartbeat
-from pipeline.core.signals import Interruptible, Stop
-from pipeline.core.specs import PRUNE, PRUNED, Cluster, LaunchPlan, NodeFacts, State
+from pipeline.core.signals import Interruptible
+from pipeline.core.specs import PRUNE, PRUNED, State
 from pipeline.evaluation import report_key
+from pipeline.execution.attempting import attach, left_running, run_attempts
 from pipeline.execution.configured_run import Run
-from pipeline.execution.located import ENTRY
-from pipeline.execution.restarts import Restarts
+from pipeline.execution.work import RunServices, Say, Work, note
 from pipeline.keys import rank_environment
 from pipeline.keys.import_closure import matches
-from pipeline.runs import acceptance, checkpoints, journal, provenance, rank_beats
-from pipeline.runs import status as progress
+from pipeline.runs import acceptance, journal, provenance
 from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
-from pipeline.runs.lock import RunLock, locked
+from pipeline.runs.lock import locked
 from pipeline.runs.result import Result, changed
 from pipeline.tracking.client import Recorder
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunServices:
-    """What a run is given by its caller: a single run has helper processes of its own, a sweep's trials share them.
-
-    ``evaluate`` makes the report of a run folder, by the project's code (raises PacelineError); ``on_trained`` is
-    called when the hosts are free again, before outputs, report and record are complete (never where another command
-    has finished the run meanwhile); ``code`` are the files that
-    the snapshot is copied from (None: the run's own); ``hosts``, ``stop`` and ``threads_per_rank`` are those of
-    run_attempt.
-    """
-
-    evaluate: Callable[[RunFolder, Path], None]
-    recorder: Callable[[Run], Recorder]
-    provenance: Callable[[Run, Sequence[str], float, Say], tuple[provenance.Provenance, bytes]]
-    on_trained: Callable[[], None] | None = None
-    code: Mapping[str, Path] | None = None
-    hosts: Hosts | None = None
-    stop: Stop | None = None
-    threads_per_rank: Sequence[int] = ()
 
 
 def alone(threads_per_rank: Sequence[int] = ()) -> RunServices:
@@ -103,20 +72,6 @@ def _folder_errors_explained(run: Run) -> Iterator[None]:
         ) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Work:
-    """One command's work on one run, behind the run's lock; ``started`` in unix seconds."""
-
-    run: Run
-    lock: RunLock
-    recorder: Recorder
-    argv: Sequence[str]
-    say: Heartbeat
-    services: RunServices
-    started: float
-    attached: tuple[LaunchPlan, Cluster] | None
-
-
 def _train_alone(run: Run, *, argv: Sequence[str], say: Heartbeat, services: RunServices, attach: bool) -> Result:
     """Hold the lock of the run's key, and train unless another command has finished the run meanwhile."""
     say.doing(f"waiting for the command that trains {run.key.short}")
@@ -126,7 +81,7 @@ def _train_alone(run: Run, *, argv: Sequence[str], say: Heartbeat, services: Run
         else:
             leftovers.remove([run.config.data_dir, *run.folder.path.glob("attempts/*")])
             _finish(
-                _Work(
+                Work(
                     run=run,
                     lock=lock,
                     recorder=services.recorder(run),
@@ -134,7 +89,7 @@ def _train_alone(run: Run, *, argv: Sequence[str], say: Heartbeat, services: Run
                     say=say,
                     services=services,
                     started=time.time(),
-                    attached=_left_running(run) if attach else None,
+                    attached=left_running(run) if attach else None,
                 )
             )
     result, _ = acceptance.standing(run.folder)
@@ -143,7 +98,7 @@ def _train_alone(run: Run, *, argv: Sequence[str], say: Heartbeat, services: Run
     return result
 
 
-def _finish(work: _Work) -> None:
+def _finish(work: Work) -> None:
     """Bring the run to result.json. Whatever ends that early stands in the journal and in the record."""
     with Interruptible(work.services.stop) as signals:
         try:
@@ -163,7 +118,7 @@ def _finish(work: _Work) -> None:
             raise
 
 
-def _launch_unless_done(work: _Work) -> None:
+def _launch_unless_done(work: Work) -> None:
     """Train; where an earlier command has, only restore the files that describe the run."""
     run, services = work.run, work.services
     if run.folder.training_done(run.key):
@@ -172,16 +127,16 @@ def _launch_unless_done(work: _Work) -> None:
             services.on_trained()
         return
     if work.attached is not None:
-        _attach(work, *work.attached)
+        attach(work, *work.attached)
         _leave_if_pruned(run, work.recorder, work.say)
         return
     work.say.doing("noting where the run comes from")
     _lay_out(work)
-    _attempts(work)
+    run_attempts(work)
     _leave_if_pruned(run, work.recorder, work.say)
 
 
-def _complete(work: _Work, signals: Interruptible) -> None:
+def _complete(work: Work, signals: Interruptible) -> None:
     """What follows the training: report, last state, record, result.json."""
     run, say = work.run, work.say
     work.lock.check()
@@ -194,7 +149,7 @@ def _complete(work: _Work, signals: Interruptible) -> None:
     work.lock.check()
     run.folder.refuse_incomplete()
     number = journal.attempts(run.folder.journal)
-    _note(run, State.FINISHED, number)
+    note(run, State.FINISHED, number)
     say.doing("recording in MLflow")
     mlflow_run_id = work.recorder.finish(say)
     signals.hold()  # what is left takes a moment, and is the end of it
@@ -210,7 +165,7 @@ def _complete(work: _Work, signals: Interruptible) -> None:
     signals.left = f"; run {run.key.short} is finished"
 
 
-def _note_end(work: _Work, error: BaseException) -> None:
+def _note_end(work: Work, error: BaseException) -> None:
     """Note in the journal and in MLflow how the run ended. A full disk must not hide what went wrong."""
     work.say.doing("recording how it ended")
     run = work.run
@@ -219,7 +174,7 @@ def _note_end(work: _Work, error: BaseException) -> None:
         if number == 0 or work.lock.lost():  # nothing was started; or the folder may be another command's by now
             return
         state = State.KILLED if isinstance(error, Killed | KeyboardInterrupt) else State.FAILED
-        _note(run, state, number, _reason(error))
+        note(run, state, number, _reason(error))
         work.recorder.finish(work.say)
 
 
@@ -257,7 +212,7 @@ def _duration_s(run: Run, started: float) -> float:
     return finished - started + (before[-1] - before[0] if before else 0.0)
 
 
-def _lay_out(work: _Work) -> None:
+def _lay_out(work: Work) -> None:
     run = work.run
     if (accepted := run.accepted) is not None:  # what holds no longer, or is proven by this training
         acceptance.withdraw(run.folder, accepted)
@@ -299,149 +254,10 @@ def _leave_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
     if pruned is None:
         return
     detail = f"after epoch {pruned['epoch']}, step {pruned['step']}"
-    _note(run, State.PRUNED, journal.attempts(run.folder.journal), detail)
+    note(run, State.PRUNED, journal.attempts(run.folder.journal), detail)
     recorder.finish(say)
     hint = "doit train with the same configuration goes on from there"
     raise Pruned(f"PRUNED {run.key.short} {detail}", hint=hint)
-
-
-def _left_running(run: Run) -> tuple[LaunchPlan, Cluster]:
-    """The newest attempt and the hosts it is on. Raises UsageError: nothing of it is under way, or on other hosts."""
-    cluster, plan = run.config.cluster, earlier.left(run.folder.path)
-    if plan is None:
-        raise UsageError(f"nothing of run {run.key.short} is under way", hint="doit train with the same words")
-    known = {host.label: host for host in (*cluster.hosts, *cluster.spares)}
-    unknown = [node.host for node in plan.nodes if node.host not in known]
-    if unknown:
-        raise UsageError(
-            f"the attempt that is under way is on {', '.join(unknown)}, which cluster.hosts doesn't name",
-            hint="doit attach with the words of the command that has started it",
-        )
-    return plan, replace(cluster, hosts=tuple(known[node.host] for node in plan.nodes))
-
-
-def _attach(work: _Work, plan: LaunchPlan, cluster: Cluster) -> None:
-    """Take up an attempt where it is."""
-    work.say(f"attached to attempt {plan.attempt} on {', '.join(node.host for node in plan.nodes)}")
-    watchers = _watchers(work, plan.attempt, notes=False)
-    attach_attempt(plan, _spec(work, plan.attempt), closing(Hosts(cluster)), watchers, work.services.stop)
-
-
-def _attempts(work: _Work) -> None:
-    """Attempt after attempt, each from the last checkpoint, until one ends well or none is left."""
-    run, say = work.run, work.say
-    first = journal.attempts(run.folder.journal) + 1
-    last = first + run.config.cluster.max_restarts
-    restarts = Restarts(run.config.cluster)
-    for number in range(first, last + 1):
-        work.lock.check()
-        _note(run, State.PLANNED, number)
-        try:
-            _attempt(work, number, restarts, notes=number == first)
-            return
-        except HostError as error:
-            raise _or_without_it(error, run) from error
-        except TrainingError as error:
-            gone = work.lock.lost() or not (run.folder.path / "config.json").exists()
-            if number == last or gone:
-                raise
-            restarts.after(error, step=_last_step(run, number))
-            _note(run, State.FAILED, number, error.what)
-            lines = [str(error), *restarts.replace(error.gone)]
-            say("\n".join([*lines, f"attempt {number} failed; starting attempt {number + 1} of {last} {_from(run)}"]))
-
-
-def _attempt(work: _Work, number: int, restarts: Restarts, *, notes: bool) -> None:
-    """One attempt; where a restart finds further hosts silent, spares take their places. Raises HostError without."""
-    services, watchers = work.services, _watchers(work, number, notes=notes)
-    while True:
-        work.say.doing("asking the hosts")
-        way = nullcontext(services.hosts) if services.hosts is not None else closing(Hosts(restarts.cluster))
-        try:
-            run_attempt(_spec(work, number), way, watchers, services.stop)
-            return
-        except HostError as error:
-            lines = restarts.replace(error.hosts) if restarts.begun and services.hosts is None else []
-            if not lines:
-                raise
-            work.say("\n".join([error.what, *lines]))
-
-
-def _from(run: Run) -> str:
-    step = checkpoints.newest_step(run.folder.path)
-    return f"from the checkpoint of step {step}" if step else "from the beginning: there is no checkpoint yet"
-
-
-def _last_step(run: Run, number: int) -> int:
-    """The last step of which anything was heard in an attempt."""
-    told, _ = rank_beats.read(run.folder.path / "attempts" / str(number))
-    return max((row.step for row in told), default=0)
-
-
-def _or_without_it(error: HostError, run: Run) -> HostError:
-    """With trainer.shards a run needs none of the hosts that it began on."""
-    shards, cluster = run.config.train.trainer.shards, run.config.cluster
-    if not shards or cluster.nnodes == 1:
-        return error
-    without = (
-        f"the same words with other hosts: trainer.shards={shards} gives the same weights on any 1, 2, 4, … ranks up "
-        f"to {shards}, and the run goes on from its last checkpoint"
-    )
-    return HostError(error.what, hint=f"{error.hint}; or {without}" if error.hint else without)
-
-
-def _spec(work: _Work, number: int) -> AttemptSpec:
-    run = work.run
-    return AttemptSpec(
-        run_dir=run.folder.path.resolve(),
-        run_key=run.key.short,
-        attempt=number,
-        trainer=ENTRY,
-        pack=run.pack_source,
-        threads_per_rank=work.services.threads_per_rank,
-        versions=run.key.parts["environment"],
-    )
-
-
-def _watchers(work: _Work, number: int, *, notes: bool) -> Watchers:
-    """``notes``: say what is remarkable about the hosts (once a run)."""
-    say = work.say
-    return Watchers(
-        on_line=lambda line: say(f"{line.host}:{'-' if line.rank is None else line.rank} | {line.text}"),
-        on_note=say if notes else nothing,
-        on_job=say,
-        on_facts=partial(_on_facts, work),
-        on_launch=say.doing,
-        on_start=partial(_on_start, work, number),
-        on_end=partial(_on_end, say, work.services),
-    )
-
-
-def _on_start(work: _Work, number: int) -> None:
-    _note(work.run, State.RUNNING, number)
-    work.recorder.start()
-    work.say.doing(partial(progress.under_way, work.run.folder))
-
-
-def _on_end(say: Heartbeat, services: RunServices) -> None:
-    say.doing("bringing the results here")
-    if services.on_trained is not None:
-        services.on_trained()
-
-
-def _on_facts(work: _Work, facts: Sequence[NodeFacts]) -> None:
-    """Write which hosts these are, and what each has installed, into provenance.json."""
-    work.lock.check()
-    folder = work.run.folder
-    known = folder.read_json("provenance.json") or {}
-    told = {fact.host: provenance.environment(fact) for fact in facts}
-    hosts = [fact.host for fact in facts]  # a scheduler's have their names only now
-    write_json(folder.path / "provenance.json", {**known, "hosts": hosts, "environments": told})
-
-
-def _note(run: Run, state: State, attempt: int, detail: str = "") -> None:
-    entry = journal.Entry(state=state, attempt=attempt, time=time.time(), detail=run.config.hide(detail))
-    journal.append(run.folder.journal, entry)
 
 
 def evaluate_in_child(folder: RunFolder, root: Path) -> None:

@@ -16,6 +16,7 @@ from pipeline.core.signals import Stop
 from pipeline.core.specs import Cluster
 from pipeline.execution import complete as training
 from pipeline.execution.configured_run import Run
+from pipeline.execution.work import RunServices
 from pipeline.keys.import_closure import matches
 from pipeline.runs import provenance
 from pipeline.sweep import slots as placing
@@ -50,9 +51,9 @@ class Shared:
             return run
         return dataclasses.replace(run, config=placing.placed(run.config, self._slots[slot]))
 
-    def services(self, run: Run, slot: int, on_trained: Callable[[], None], stop: Stop) -> training.RunServices:
+    def services(self, run: Run, slot: int, on_trained: Callable[[], None], stop: Stop) -> RunServices:
         """For a run on the hosts of ``slot``."""
-        return training.RunServices(
+        return RunServices(
             evaluate=self._reports().evaluate,
             recorder=self.records(run).recorder,
             provenance=self._provenance,

@@ -37,7 +37,7 @@ def examined(cluster: Cluster, *, deep: bool = False) -> Report:
 def of_node1(report: Report) -> dict[str, str]:
     """What isn't ok on node1: name of the check → its line."""
     wrong = [check for check in report.all_checks if check.host == "node1" and check.state != State.OK]
-    return {check.name: f"{check.state}: {check.seen} (wanted: {check.wanted}); {check.mend}" for check in wrong}
+    return {check.name: f"{check.state}: {check.seen} (wanted: {check.wanted}); {check.hint}" for check in wrong}
 
 
 def told(lab: Lab, host: str, command: str) -> None:

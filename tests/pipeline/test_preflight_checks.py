@@ -425,7 +425,7 @@ def test_a_folder_that_the_first_host_cannot_write_is_named_and_nobody_else_is_a
 
 
 def check(host: str, state: State = State.WARNING, seen: str = "1") -> Check:
-    return Check(host=host, name="x", state=state, seen=seen, wanted="2", mend="do it")
+    return Check(host=host, name="x", state=state, seen=seen, wanted="2", hint="do it")
 
 
 def test_hosts_with_the_same_fault_share_a_line() -> None:
@@ -448,18 +448,18 @@ def test_failures_are_refused_with_every_host_and_warnings_are_not() -> None:
 
 def test_the_report_shows_refusals_of_the_plan_as_failed_checks_too() -> None:
     error = HostError(
-        "the cluster can't run this:\n  node1: python has no torch; install it\n  torch differs", hint="mend"
+        "the cluster can't run this:\n  node1: python has no torch; install it\n  torch differs", hint="hint"
     )
     report = Report(facts=[facts(0), facts(1)], checks=[check("node0")], refusals=[error])
     value = json.loads(preflight.as_json(report))
     assert value["ok"] is False
-    assert [(row["host"], row["name"], row["state"], row["seen"], row["mend"]) for row in value["checks"]] == [
-        ("node1", "run", "failed", "python has no torch; install it", "mend"),
-        (None, "run", "failed", "torch differs", "mend"),
+    assert [(row["host"], row["name"], row["state"], row["seen"], row["hint"]) for row in value["checks"]] == [
+        ("node1", "run", "failed", "python has no torch; install it", "hint"),
+        (None, "run", "failed", "torch differs", "hint"),
         ("node0", "x", "warning", "1", "do it"),
     ]
     assert [row["host"] for row in value["hosts"]] == ["node0", "node1"]
-    with pytest.raises(HostError, match=r"no torch; install it\n  torch differs\n  try: mend"):
+    with pytest.raises(HostError, match=r"no torch; install it\n  torch differs\n  try: hint"):
         report.refuse()
 
 

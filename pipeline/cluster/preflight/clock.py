@@ -10,7 +10,7 @@ from pipeline.core.specs import Cluster, NodeFacts
 
 TOLERATED_S = 2.0
 _C10D_S = 15.0  # torch's c10d store drops a node whose last beat looks older: 3 beats of 5 s (dynamic_rendezvous.py)
-_MEND = "sudo chronyc makestep there, or sudo timedatectl set-ntp true"
+_HINT = "sudo chronyc makestep there, or sudo timedatectl set-ntp true"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +54,9 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts], closer: Mapping[str, Ma
     if len(offsets) > 1 and _here_is_wrong(list(offsets.values())):
         ahead = sorted(found.ahead_s for found in offsets.values())[len(offsets) // 2]
         seen = f"this computer's is {_apart(-ahead)} those of all hosts, which agree"
-        mend = _MEND.replace(" there", " here")
+        hint = _HINT.replace(" there", " here")
         wanted = f"within {TOLERATED_S:g} s"
-        yield Check(host=ALL, name="clock", state=State.WARNING, seen=seen, wanted=wanted, mend=mend)
+        yield Check(host=ALL, name="clock", state=State.WARNING, seen=seen, wanted=wanted, hint=hint)
         return
     for host, measured in offsets.items():
         yield _judged(cluster, host, measured)
@@ -80,7 +80,7 @@ def _judged(cluster: Cluster, host: str, found: Offset) -> Check:
         state=State.FAILED if ends else State.WARNING,
         seen=f"{seen}{why}",
         wanted=f"within {limit_s:g} s",
-        mend=_MEND,
+        hint=_HINT,
     )
 
 

@@ -129,9 +129,9 @@ def _look_closer(cluster: Cluster, launcher: Launcher, runs_dir: Path | None) ->
     answers = launcher.ask({"do": "examine", "gpu_s": _GPU_S if cluster.device == "cuda" else 0.0})
     answered = time.time()
     values = {host: answer.value for host, answer in answers.items() if answer.value and answer.error is None}
-    mend = "doit preflight deep=1 again; what it says of ssh"
+    hint = "doit preflight deep=1 again; what it says of ssh"
     silent = [
-        Check(host=host, name="agent", state=State.FAILED, seen=str(answer.error), wanted="an answer", mend=mend)
+        Check(host=host, name="agent", state=State.FAILED, seen=str(answer.error), wanted="an answer", hint=hint)
         for host, answer in answers.items()
         if host not in values
     ]

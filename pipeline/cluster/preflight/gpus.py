@@ -106,7 +106,7 @@ def unanswered(cluster: Cluster, said: Mapping[str, Mapping[str, str] | None], w
                 state=State.WARNING,
                 seen="nvidia-smi isn't on the login's PATH" if absent else late,
                 wanted="an answer",
-                mend="install NVIDIA's utils for the driver"
+                hint="install NVIDIA's utils for the driver"
                 if absent
                 else "sudo dmesg | grep -i xid there; sudo nvidia-smi -pm 1 keeps the driver loaded",
             )
@@ -127,10 +127,10 @@ def checks(
         for host, fact in zip(cluster.hosts, facts, strict=True)
     }
     models = {host: _models(found) for host, found in gpus.items() if found}
-    yield from compared("GPU model", models, state=State.WARNING, mend="the slowest GPU sets the pace of all")
+    yield from compared("GPU model", models, state=State.WARNING, hint="the slowest GPU sets the pace of all")
     sizes = {host: [gpu.memory_mib for gpu in found if gpu.memory_mib] for host, found in gpus.items()}
     least = {host: f"{min(found)} MiB" for host, found in sizes.items() if found}
-    yield from compared("GPU memory", least, state=State.WARNING, mend="the smallest memory limits the batch of all")
+    yield from compared("GPU memory", least, state=State.WARNING, hint="the smallest memory limits the batch of all")
     for host, found in gpus.items():
         for gpu in found:
             yield from _judged(host, gpu)
@@ -160,7 +160,7 @@ def _judged(host: str, gpu: Gpu) -> Iterator[Check]:
             state=State.FAILED if bad else State.OK,
             seen=f"{which}: {errors} since its driver was loaded",
             wanted="0" if bad else "",
-            mend=f"sudo nvidia-smi --gpu-reset -i {gpu.index} there, or others by CUDA_VISIBLE_DEVICES in "
+            hint=f"sudo nvidia-smi --gpu-reset -i {gpu.index} there, or others by CUDA_VISIBLE_DEVICES in "
             "cluster.hosts[].env"
             if bad
             else "",
@@ -170,7 +170,7 @@ def _judged(host: str, gpu: Gpu) -> Iterator[Check]:
         name="GPU clocks",
         state=State.WARNING if gpu.slowed_by else State.OK,
         seen=f"{which} is slowed down by {' and '.join(gpu.slowed_by)}" if gpu.slowed_by else f"{which} runs freely",
-        mend=f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {gpu.index} there" if gpu.slowed_by else "",
+        hint=f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {gpu.index} there" if gpu.slowed_by else "",
     )
     names = [f"{process.program} (pid {process.pid}{_holding(process)})" for process in gpu.processes]
     yield Check(
@@ -178,7 +178,7 @@ def _judged(host: str, gpu: Gpu) -> Iterator[Check]:
         name="GPU processes",
         state=State.WARNING if names else State.OK,
         seen=f"{which} is used by {', '.join(names)}" if names else f"{which} is free",
-        mend=f"ps -fp {','.join(str(process.pid) for process in gpu.processes)} there shows whose" if names else "",
+        hint=f"ps -fp {','.join(str(process.pid) for process in gpu.processes)} there shows whose" if names else "",
     )
 
 

@@ -31,7 +31,7 @@ class Check:
         name: what was checked, one of docs/troubleshooting.md's.
         seen: the value there, in words.
         wanted: the value that would do; may be empty where ``seen`` says it.
-        mend: the command or override that mends it; empty where the check is ok.
+        hint: the command or override that mends it; empty where the check is ok.
     """
 
     host: str
@@ -39,22 +39,22 @@ class Check:
     state: State
     seen: str
     wanted: str = ""
-    mend: str = ""
+    hint: str = ""
 
 
 def lines(checks: Iterable[Check]) -> list[str]:
     """A line for each thing that was found, with all hosts where it was found equal."""
     hosts: dict[tuple[str, str, str, str], list[str]] = {}
     for check in checks:
-        hosts.setdefault((check.name, check.seen, check.wanted, check.mend), []).append(check.host)
+        hosts.setdefault((check.name, check.seen, check.wanted, check.hint), []).append(check.host)
     return [_line(labels, *what) for what, labels in hosts.items()]
 
 
-def _line(hosts: Sequence[str], name: str, seen: str, wanted: str, mend: str) -> str:
+def _line(hosts: Sequence[str], name: str, seen: str, wanted: str, hint: str) -> str:
     where = ", ".join(host for host in hosts[:_NAMED] if host != ALL)
     more = f" and {len(hosts) - _NAMED} more" if len(hosts) > _NAMED else ""
     head = f"{where}{more}: " if where else ""
-    return f"{head}{name}: {seen}{f' (wanted: {wanted})' if wanted else ''}{f'; {mend}' if mend else ''}"
+    return f"{head}{name}: {seen}{f' (wanted: {wanted})' if wanted else ''}{f'; {hint}' if hint else ''}"
 
 
 def of_state(checks: Iterable[Check], state: State) -> list[Check]:
@@ -84,12 +84,12 @@ def from_error(error: HostError, name: str, labels: Iterable[str]) -> list[Check
         named = bool(separator) and known.issuperset(hosts)
         for host in hosts if named else [ALL]:
             seen = what if named else line.strip()
-            found.append(Check(host=host, name=name, state=State.FAILED, seen=seen, mend=error.hint or ""))
+            found.append(Check(host=host, name=name, state=State.FAILED, seen=seen, hint=error.hint or ""))
     return found
 
 
 def compared(
-    name: str, values: Mapping[str, str], *, state: State, mend: str, where: Mapping[str, str] | None = None
+    name: str, values: Mapping[str, str], *, state: State, hint: str, where: Mapping[str, str] | None = None
 ) -> list[Check]:
     """Whether all hosts have the same. What most have is wanted, of two as frequent ones the first host's.
 
@@ -107,6 +107,6 @@ def compared(
     return [
         Check(host=host, name=name, state=State.OK, seen=shown[host])
         if value == wanted
-        else Check(host=host, name=name, state=state, seen=shown[host], wanted=f"{wanted}, {who}", mend=mend)
+        else Check(host=host, name=name, state=state, seen=shown[host], wanted=f"{wanted}, {who}", hint=hint)
         for host, value in values.items()
     ]

@@ -10,7 +10,7 @@ from pipeline.cluster.preflight.judgement import Check, State, compared
 from pipeline.core.specs import Cluster, NodeFacts
 from pipeline.core.tables import counted
 
-_PORT_MENDS = {
+_PORT_HINTS = {
     "INIT": "start the fabric's subnet manager (opensm)",
     "ARMED": "start the fabric's subnet manager (opensm)",
     "Polling": "check its cable and the switch's port",
@@ -30,11 +30,11 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
     for host, link in links.items():
         yield _up(host, link["state"], where[host])
     mtus = {host: str(link["mtu"]) for host, link in links.items() if link["mtu"]}
-    mend = "sudo ip link set dev INTERFACE mtu N: what is larger than the smallest on the way gets lost"
-    yield from compared("MTU", mtus, state=State.WARNING, mend=mend, where=where)
+    hint = "sudo ip link set dev INTERFACE mtu N: what is larger than the smallest on the way gets lost"
+    yield from compared("MTU", mtus, state=State.WARNING, hint=hint, where=where)
     speeds = {host: f"{link['speed_mbit']} Mbit/s" for host, link in links.items() if link["speed_mbit"]}
-    mend = "check its cable and the switch's port (ethtool INTERFACE): the slowest link sets the pace of all"
-    yield from compared("link speed", speeds, state=State.WARNING, mend=mend, where=where)
+    hint = "check its cable and the switch's port (ethtool INTERFACE): the slowest link sets the pace of all"
+    yield from compared("link speed", speeds, state=State.WARNING, hint=hint, where=where)
     yield from _infiniband(facts)
 
 
@@ -51,7 +51,7 @@ def _own_name(fact: NodeFacts) -> Iterator[Check]:
             state=State.WARNING,
             seen=f"{fact.hostname} isn't resolved within {name['slow_s']:g} s, for which torchrun waits several times",
             wanted=f"{fact.address} at once",
-            mend=_in_hosts(fact),
+            hint=_in_hosts(fact),
         )
         return
     addresses = name["addresses"]
@@ -66,7 +66,7 @@ def _own_name(fact: NodeFacts) -> Iterator[Check]:
         state=State.WARNING if told else State.FAILED,
         seen=f"{fact.hostname} is {', '.join(addresses) or 'not resolved'} there",
         wanted=f"{fact.address}, where the other hosts reach it",
-        mend=_in_hosts(fact) + ("" if told else ", or cluster.interface="),
+        hint=_in_hosts(fact) + ("" if told else ", or cluster.interface="),
     )
 
 
@@ -92,7 +92,7 @@ def _up(host: str, state: str, where: str) -> Check:
         state=State.OK if is_up else State.WARNING,
         seen=f"{state}{where}",
         wanted="" if is_up else "up",
-        mend="" if is_up else "sudo ip link set dev INTERFACE up there, or another one by cluster.hosts[].interface",
+        hint="" if is_up else "sudo ip link set dev INTERFACE up there, or another one by cluster.hosts[].interface",
     )
 
 
@@ -107,21 +107,21 @@ def _infiniband(facts: Sequence[NodeFacts]) -> Iterator[Check]:
             active[fact.host] = counted(len(running), "active port")
         if running:
             rates[fact.host] = min(port["rate"] for port in running)
-    mend = "ibstatus on both hosts shows the difference"
-    yield from compared("InfiniBand", active, state=State.WARNING, mend=mend)
-    yield from compared("InfiniBand rate", rates, state=State.WARNING, mend=mend)
+    hint = "ibstatus on both hosts shows the difference"
+    yield from compared("InfiniBand", active, state=State.WARNING, hint=hint)
+    yield from compared("InfiniBand rate", rates, state=State.WARNING, hint=hint)
 
 
 def _port(host: str, port: Mapping[str, Any]) -> Check:
     name = f"{port['device']} port {port['port']}"
     netdev = f", {port['netdev']}" if port["netdev"] else ""
     is_active = port["state"] == "ACTIVE"
-    mend = _PORT_MENDS.get(port["state"]) or _PORT_MENDS.get(port["phys_state"], "ibstatus there")
+    hint = _PORT_HINTS.get(port["state"]) or _PORT_HINTS.get(port["phys_state"], "ibstatus there")
     return Check(
         host=host,
         name="InfiniBand",
         state=State.OK if is_active else State.WARNING,
         seen=f"{name} is {port['state']} ({port['phys_state']}), {port['rate']}, {port['link_layer']}{netdev}",
         wanted="" if is_active else "ACTIVE",
-        mend="" if is_active else mend,
+        hint="" if is_active else hint,
     )

@@ -50,7 +50,7 @@ def _hosts(checks: Sequence[Check], state: State) -> str:
 
 
 def as_json(report: Report) -> str:
-    """``{"ok": …, "hosts": [facts], "checks": [{"host", "name", "state", "seen", "wanted", "mend"}]}``."""
+    """``{"ok": …, "hosts": [facts], "checks": [{"host", "name", "state", "seen", "wanted", "hint"}]}``."""
     checks = report.all_checks
     value = {
         "ok": report.is_ok,

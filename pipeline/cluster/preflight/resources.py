@@ -42,7 +42,7 @@ def _cores(host: Host, fact: NodeFacts, system: dict[str, Any]) -> Check:
             state=State.WARNING,
             seen=f"its control group allows {allowed:g} of {counted(fact.cpus, 'core')} to {ranks}",
             wanted=f"{fact.cpus}, for which the ranks take threads",
-            mend="a larger limit (docker run --cpus=…, systemctl set-property … CPUQuota=…), or threads_per_rank=",
+            hint="a larger limit (docker run --cpus=…, systemctl set-property … CPUQuota=…), or threads_per_rank=",
         )
     few = fact.cpus < host.nproc_per_node
     return Check(
@@ -51,7 +51,7 @@ def _cores(host: Host, fact: NodeFacts, system: dict[str, Any]) -> Check:
         state=State.WARNING if few else State.OK,
         seen=f"{counted(fact.cpus, 'core')} for {ranks}",
         wanted="one for each rank" if few else "",
-        mend="a smaller nproc_per_node" if few else "",
+        hint="a smaller nproc_per_node" if few else "",
     )
 
 
@@ -72,17 +72,17 @@ def _memory(host: Host, fact: NodeFacts, system: dict[str, Any]) -> Check:
 
 def _disk(cluster: Cluster, fact: NodeFacts) -> Check:
     folder = cluster.workdir or "~/.cache/paceline"
-    mend = "make room there, or cluster.workdir= a folder on another disk"
-    return _at_least(fact.host, "disk", fact.disk_free_bytes, DISK, f"free for {folder}", mend)
+    hint = "make room there, or cluster.workdir= a folder on another disk"
+    return _at_least(fact.host, "disk", fact.disk_free_bytes, DISK, f"free for {folder}", hint)
 
 
 def _shared_memory(cluster: Cluster, host: Host, found: dict[str, int]) -> Check:
     wanted = _SHARED_CUDA if cluster.device == "cuda" and host.nproc_per_node > 1 else _SHARED_CPU
-    mend = "sudo mount -o remount,size=8G /dev/shm there; of a container: docker run --shm-size=8g"
-    return _at_least(host.label, "shared memory", found["free_bytes"], wanted, "free in /dev/shm", mend)
+    hint = "sudo mount -o remount,size=8G /dev/shm there; of a container: docker run --shm-size=8g"
+    return _at_least(host.label, "shared memory", found["free_bytes"], wanted, "free in /dev/shm", hint)
 
 
-def _at_least(host: str, name: str, found: int, wanted: int, what: str, mend: str) -> Check:
+def _at_least(host: str, name: str, found: int, wanted: int, what: str, hint: str) -> Check:
     few = found < wanted
     return Check(
         host=host,
@@ -90,7 +90,7 @@ def _at_least(host: str, name: str, found: int, wanted: int, what: str, mend: st
         state=State.WARNING if few else State.OK,
         seen=f"{_gib(found)} {what}",
         wanted=f"at least {_gib(wanted)}" if few else "",
-        mend=mend if few else "",
+        hint=hint if few else "",
     )
 
 
@@ -106,7 +106,7 @@ def _open_files(cluster: Cluster, host: str, soft: int | None, hard: int | None)
         state=State.FAILED if soft < least else State.WARNING,
         seen=f"a process of the login may have {soft:,}",
         wanted=f"at least {enough:,} for {counted(cluster.world_size, 'rank')}",
-        mend=f"ulimit -n {min(hard or _FILES, _FILES)} in the login's start file there"
+        hint=f"ulimit -n {min(hard or _FILES, _FILES)} in the login's start file there"
         if hard is None or hard >= enough
         else f"echo '* - nofile {_FILES}' | sudo tee -a {_LIMITS} there",
     )
@@ -125,7 +125,7 @@ def _locked_memory(cluster: Cluster, host: Host, system: dict[str, Any]) -> Iter
         state=State.FAILED if few else State.OK,
         seen=f"a process of the login may lock {soft >> 10:,} KiB" if soft is not None else "no limit",
         wanted="no limit, as NCCL registers its buffers with InfiniBand" if few else "",
-        mend=f"echo '* - memlock unlimited' | sudo tee -a {_LIMITS} there (docker run --ulimit memlock=-1), "
+        hint=f"echo '* - memlock unlimited' | sudo tee -a {_LIMITS} there (docker run --ulimit memlock=-1), "
         "or ++cluster.env={NCCL_IB_DISABLE: '1'}"
         if few
         else "",

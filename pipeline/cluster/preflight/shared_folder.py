@@ -60,5 +60,5 @@ def _seen_by(host: Host, answer: Answer | None, first: Host, folder: str) -> Ite
 
 
 def _failed(host: str, seen: str, wanted: str) -> Check:
-    mend = "mount the same file system on every host, or name another folder (cluster.rendezvous_dir=, paths.runs=)"
-    return Check(host=host, name=_NAME, state=State.FAILED, seen=seen, wanted=wanted, mend=mend)
+    hint = "mount the same file system on every host, or name another folder (cluster.rendezvous_dir=, paths.runs=)"
+    return Check(host=host, name=_NAME, state=State.FAILED, seen=seen, wanted=wanted, hint=hint)

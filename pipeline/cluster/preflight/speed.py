@@ -91,4 +91,4 @@ def _host(figure: Figure) -> str:
 def _slow(figure: Figure, state: State, wanted: str) -> Check:
     pair = "" if len(figure.hosts) == 1 else f"{' – '.join(figure.hosts)}: "
     seen = f"{pair}{figure.shown(figure.per_s)} ({figure.on})"
-    return Check(host=_host(figure), name=figure.what, state=state, seen=seen, wanted=wanted, mend=_LOOK)
+    return Check(host=_host(figure), name=figure.what, state=state, seen=seen, wanted=wanted, hint=_LOOK)

@@ -19,15 +19,15 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
     """Of GPU software only where the ranks use GPUs."""
     install = "install the same version everywhere, or set cluster.python"
     pythons = {fact.host: ".".join(fact.python_version.split(".")[:2]) for fact in facts}
-    yield from compared("Python", pythons, state=State.WARNING, mend=install)
+    yield from compared("Python", pythons, state=State.WARNING, hint=install)
     if cluster.device != "cuda":
         return
     nccl = {fact.host: version for fact in facts if (version := _nccl(fact))}
-    yield from compared("NCCL", nccl, state=State.FAILED, mend=f"NCCL refuses ranks of another version: {install}")
+    yield from compared("NCCL", nccl, state=State.FAILED, hint=f"NCCL refuses ranks of another version: {install}")
     cuda = {fact.host: fact.extra["torch_cuda"] for fact in facts if fact.extra.get("torch_cuda")}
-    yield from compared("CUDA", cuda, state=State.WARNING, mend=f"torch was built with it: {install}")
+    yield from compared("CUDA", cuda, state=State.WARNING, hint=f"torch was built with it: {install}")
     drivers = {fact.host: driver for fact in facts if (driver := fact.extra.get("hardware", {}).get("gpu_driver"))}
-    yield from compared("GPU driver", drivers, state=State.WARNING, mend="install the same driver everywhere")
+    yield from compared("GPU driver", drivers, state=State.WARNING, hint="install the same driver everywhere")
     for host in drivers.keys() & cuda.keys():
         yield from _driver_too_old(host, drivers[host], cuda[host])
 
@@ -47,5 +47,5 @@ def _driver_too_old(host: str, driver: str, cuda: str) -> Iterator[Check]:
             state=State.WARNING,  # with NVIDIA's package for forward compatibility it may do all the same
             seen=f"{driver}, and torch was built with CUDA {cuda}",
             wanted=f"{oldest} or newer",
-            mend="install a newer driver, or a torch for an older CUDA",
+            hint="install a newer driver, or a torch for an older CUDA",
         )

@@ -1,0 +1,158 @@
+"""The attempts of a run: one after another until one ends well, or the one that is under way already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from functools import partial
+
+from pipeline.cluster import earlier
+from pipeline.cluster.attempt import attach_attempt, run_attempt
+from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.launchers.base import AttemptSpec
+from pipeline.cluster.running import Watchers, nothing
+from pipeline.core.errors import HostError, TrainingError, UsageError
+from pipeline.core.files import write_json
+from pipeline.core.heartbeat import Heartbeat
+from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts, State
+from pipeline.execution.configured_run import Run
+from pipeline.execution.located import ENTRY
+from pipeline.execution.restarts import Restarts
+from pipeline.execution.work import RunServices, Work, note
+from pipeline.runs import checkpoints, journal, provenance, rank_beats
+from pipeline.runs import status as progress
+
+
+def left_running(run: Run) -> tuple[LaunchPlan, Cluster]:
+    """The newest attempt and the hosts it is on. Raises UsageError: nothing of it is under way, or on other hosts."""
+    cluster, plan = run.config.cluster, earlier.left(run.folder.path)
+    if plan is None:
+        raise UsageError(f"nothing of run {run.key.short} is under way", hint="doit train with the same words")
+    known = {host.label: host for host in (*cluster.hosts, *cluster.spares)}
+    unknown = [node.host for node in plan.nodes if node.host not in known]
+    if unknown:
+        raise UsageError(
+            f"the attempt that is under way is on {', '.join(unknown)}, which cluster.hosts doesn't name",
+            hint="doit attach with the words of the command that has started it",
+        )
+    return plan, replace(cluster, hosts=tuple(known[node.host] for node in plan.nodes))
+
+
+def attach(work: Work, plan: LaunchPlan, cluster: Cluster) -> None:
+    """Take up an attempt where it is."""
+    work.say(f"attached to attempt {plan.attempt} on {', '.join(node.host for node in plan.nodes)}")
+    watchers = _watchers(work, plan.attempt, notes=False)
+    attach_attempt(plan, _spec(work, plan.attempt), closing(Hosts(cluster)), watchers, work.services.stop)
+
+
+def run_attempts(work: Work) -> None:
+    """Attempt after attempt, each from the last checkpoint, until one ends well or none is left."""
+    run, say = work.run, work.say
+    first = journal.attempts(run.folder.journal) + 1
+    last = first + run.config.cluster.max_restarts
+    restarts = Restarts(run.config.cluster)
+    for number in range(first, last + 1):
+        work.lock.check()
+        note(run, State.PLANNED, number)
+        try:
+            _attempt(work, number, restarts, notes=number == first)
+            return
+        except HostError as error:
+            raise _or_without_it(error, run) from error
+        except TrainingError as error:
+            gone = work.lock.lost() or not (run.folder.path / "config.json").exists()
+            if number == last or gone:
+                raise
+            restarts.after(error, step=_last_step(run, number))
+            note(run, State.FAILED, number, error.what)
+            lines = [str(error), *restarts.replace(error.gone)]
+            say("\n".join([*lines, f"attempt {number} failed; starting attempt {number + 1} of {last} {_from(run)}"]))
+
+
+def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool) -> None:
+    """One attempt; where a restart finds further hosts silent, spares take their places. Raises HostError without."""
+    services, watchers = work.services, _watchers(work, number, notes=notes)
+    while True:
+        work.say.doing("asking the hosts")
+        way = nullcontext(services.hosts) if services.hosts is not None else closing(Hosts(restarts.cluster))
+        try:
+            run_attempt(_spec(work, number), way, watchers, services.stop)
+            return
+        except HostError as error:
+            lines = restarts.replace(error.hosts) if restarts.begun and services.hosts is None else []
+            if not lines:
+                raise
+            work.say("\n".join([error.what, *lines]))
+
+
+def _from(run: Run) -> str:
+    step = checkpoints.newest_step(run.folder.path)
+    return f"from the checkpoint of step {step}" if step else "from the beginning: there is no checkpoint yet"
+
+
+def _last_step(run: Run, number: int) -> int:
+    """The last step of which anything was heard in an attempt."""
+    told, _ = rank_beats.read(run.folder.path / "attempts" / str(number))
+    return max((row.step for row in told), default=0)
+
+
+def _or_without_it(error: HostError, run: Run) -> HostError:
+    """With trainer.shards a run needs none of the hosts that it began on."""
+    shards, cluster = run.config.train.trainer.shards, run.config.cluster
+    if not shards or cluster.nnodes == 1:
+        return error
+    without = (
+        f"the same words with other hosts: trainer.shards={shards} gives the same weights on any 1, 2, 4, … ranks up "
+        f"to {shards}, and the run goes on from its last checkpoint"
+    )
+    return HostError(error.what, hint=f"{error.hint}; or {without}" if error.hint else without)
+
+
+def _spec(work: Work, number: int) -> AttemptSpec:
+    run = work.run
+    return AttemptSpec(
+        run_dir=run.folder.path.resolve(),
+        run_key=run.key.short,
+        attempt=number,
+        trainer=ENTRY,
+        pack=run.pack_source,
+        threads_per_rank=work.services.threads_per_rank,
+        versions=run.key.parts["environment"],
+    )
+
+
+def _watchers(work: Work, number: int, *, notes: bool) -> Watchers:
+    """``notes``: say what is remarkable about the hosts (once a run)."""
+    say = work.say
+    return Watchers(
+        on_line=lambda line: say(f"{line.host}:{'-' if line.rank is None else line.rank} | {line.text}"),
+        on_note=say if notes else nothing,
+        on_job=say,
+        on_facts=partial(_on_facts, work),
+        on_launch=say.doing,
+        on_start=partial(_on_start, work, number),
+        on_end=partial(_on_end, say, work.services),
+    )
+
+
+def _on_start(work: Work, number: int) -> None:
+    note(work.run, State.RUNNING, number)
+    work.recorder.start()
+    work.say.doing(partial(progress.under_way, work.run.folder))
+
+
+def _on_end(say: Heartbeat, services: RunServices) -> None:
+    say.doing("bringing the results here")
+    if services.on_trained is not None:
+        services.on_trained()
+
+
+def _on_facts(work: Work, facts: Sequence[NodeFacts]) -> None:
+    """Write which hosts these are, and what each has installed, into provenance.json."""
+    work.lock.check()
+    folder = work.run.folder
+    known = folder.read_json("provenance.json") or {}
+    told = {fact.host: provenance.environment(fact) for fact in facts}
+    hosts = [fact.host for fact in facts]  # a scheduler's have their names only now
+    write_json(folder.path / "provenance.json", {**known, "hosts": hosts, "environments": told})

@@ -1,0 +1,61 @@
+"""One command's work on one run, and what its caller gives it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.cluster.hosts import Hosts
+from pipeline.core.heartbeat import Heartbeat
+from pipeline.core.signals import Stop
+from pipeline.core.specs import Cluster, LaunchPlan, State
+from pipeline.execution.configured_run import Run
+from pipeline.runs import journal, provenance
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.lock import RunLock
+from pipeline.tracking.client import Recorder
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunServices:
+    """What a run is given by its caller: a single run has helper processes of its own, a sweep's trials share them.
+
+    ``evaluate`` makes the report of a run folder, by the project's code (raises PacelineError); ``on_trained`` is
+    called when the hosts are free again, before outputs, report and record are complete (never where another command
+    has finished the run meanwhile); ``code`` are the files that
+    the snapshot is copied from (None: the run's own); ``hosts``, ``stop`` and ``threads_per_rank`` are those of
+    run_attempt.
+    """
+
+    evaluate: Callable[[RunFolder, Path], None]
+    recorder: Callable[[Run], Recorder]
+    provenance: Callable[[Run, Sequence[str], float, Say], tuple[provenance.Provenance, bytes]]
+    on_trained: Callable[[], None] | None = None
+    code: Mapping[str, Path] | None = None
+    hosts: Hosts | None = None
+    stop: Stop | None = None
+    threads_per_rank: Sequence[int] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One command's work on one run, behind the run's lock; ``started`` in unix seconds."""
+
+    run: Run
+    lock: RunLock
+    recorder: Recorder
+    argv: Sequence[str]
+    say: Heartbeat
+    services: RunServices
+    started: float
+    attached: tuple[LaunchPlan, Cluster] | None
+
+
+def note(run: Run, state: State, attempt: int, detail: str = "") -> None:
+    """A line in the run's journal. Raises OSError."""
+    entry = journal.Entry(state=state, attempt=attempt, time=time.time(), detail=run.config.hide(detail))
+    journal.append(run.folder.journal, entry)
