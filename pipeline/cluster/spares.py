@@ -1,11 +1,12 @@
-"""Spare hosts: who takes the place, and the ranks, of a host that is gone. Pure."""
+"""Who takes the place, and the ranks, of a host that is gone: a spare, or all that are left, with fewer ranks. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from pipeline.core.cluster import Cluster, Host
+from pipeline.core.tables import counted
 
 
 def replace(cluster: Cluster, gone: Collection[str]) -> tuple[Cluster, list[str]] | None:
@@ -26,6 +27,24 @@ def replace(cluster: Cluster, gone: Collection[str]) -> tuple[Cluster, list[str]
         hosts[place] = spare
         lines.append(f"{spare.label} takes the place of {host.label}, as node {place}")
     return dataclasses.replace(cluster, hosts=tuple(hosts), spares=tuple(spares)), lines
+
+
+def shrink(cluster: Cluster, gone: Collection[str], fits: Callable[[int], bool]) -> tuple[Cluster, list[str]] | None:
+    """The cluster with as many of the other hosts as can go on without those that are gone, at least ``min_nodes``, and
+    a line that says so; None where that isn't allowed. Hosts that aren't needed become spares.
+
+    Args:
+        fits: whether a number of ranks can take the run over.
+    """
+    left = [host for host in cluster.hosts if host.label not in gone]
+    for count in range(len(left), max(cluster.min_nodes, 1) - 1, -1):
+        hosts, idle = left[:count], left[count:]
+        ranks = sum(host.nproc_per_node for host in hosts)
+        if cluster.min_nodes and fits(ranks):
+            spares = (*(spare for spare in cluster.spares if spare.label not in gone), *idle)
+            line = f"going on without {', '.join(gone)}: {counted(count, 'node')}, {counted(ranks, 'rank')}"
+            return dataclasses.replace(cluster, hosts=tuple(hosts), spares=spares), [line]
+    return None
 
 
 def _alike(spare: Host, host: Host) -> bool:

@@ -37,6 +37,8 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     _refuse_unset(raw.get("secrets") or [], hosts)
     spares = tuple(_host(entry, raw, nproc, secrets) for entry in raw["spares"])
     _refuse_spares(spares, here)
+    if raw["min_nodes"] > len(hosts):
+        raise UsageError(f"cluster.min_nodes={raw['min_nodes']} is more than the {len(hosts)} of cluster.hosts")
     _refuse_duplicates((*hosts, *spares))
     ssh_config = raw["ssh_config"]
     return Cluster(
@@ -54,6 +56,7 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
         environment={str(name): str(version) for name, version in (raw.get("environment") or {}).items()},
         device=device,
         spares=spares,
+        min_nodes=raw["min_nodes"],
         checkpoint_fetch_s=raw["checkpoint_fetch_s"],
         **_tls(raw),
         settings=typed(settings, without_secrets({"cluster": raw})["cluster"]),
@@ -69,6 +72,7 @@ def _check_numbers(raw: Mapping[str, Any]) -> None:
         ("stall_s", 5.0),
         ("checkpoint_fetch_s", 0.0),
         ("max_restarts", 0),
+        ("min_nodes", 0),
     ):
         if not least <= raw[name] < math.inf:
             raise UsageError(f"cluster.{name}={raw[name]:g} must be a finite number from {least:g}")

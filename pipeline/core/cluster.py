@@ -64,7 +64,7 @@ class Cluster:
     CPU, and a host with GPUs is refused, since the key couldn't know of them. ``tls_certificate``, ``tls_key`` and
     ``tls_ca`` are files on the hosts with which gloo encrypts (None: it doesn't). ``settings`` is the whole section,
     as the launcher's own settings class. ``spares`` take the places of hosts that
-    are gone.
+    are gone; where none is left, ``min_nodes`` of the others may be enough (0: they aren't).
     """
 
     launcher: str
@@ -85,6 +85,7 @@ class Cluster:
     tls_ca: str | None = None
     settings: Any = None
     spares: tuple[Host, ...] = ()
+    min_nodes: int = 0
     checkpoint_fetch_s: float = 60.0
 
     @property

@@ -51,7 +51,7 @@ def run_attempts(work: Work) -> None:
     run, say = work.run, work.say
     first = journal.attempts(run.folder.journal) + 1
     last = first + run.config.cluster.max_restarts
-    restarts = Restarts(run.config.cluster)
+    restarts = Restarts(run.config.cluster, shards=run.config.train.trainer.shards)
     for number in range(first, last + 1):
         work.lock.check()
         note(run, State.PLANNED, number)

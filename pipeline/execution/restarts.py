@@ -13,8 +13,8 @@ from pipeline.core.errors import TrainingError
 class Restarts:
     """The attempts of one command: the cluster as it is by now, and how the last attempt ended."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: Cluster, *, shards: int = 0) -> None:
+        self.cluster, self.shards = cluster, shards
         self.begun = False
         self._last: tuple[str, int] | None = None
 
@@ -34,9 +34,11 @@ class Restarts:
         self._last, self.begun = failure, True
 
     def replace(self, gone: Sequence[str]) -> list[str]:
-        """Let spares take the places of the hosts ``gone``; a line for each. None where there are too few: the same
-        hosts are asked again."""
+        """Let spares take the places of the hosts ``gone``, or go on without them where trainer.shards and
+        cluster.min_nodes allow; lines that say so. None where nothing does: the same hosts are asked again."""
         replaced = spares.replace(self.cluster, gone) if gone else None
+        if replaced is None and gone and self.shards:
+            replaced = spares.shrink(self.cluster, gone, lambda ranks: self.shards % ranks == 0)
         if replaced is None:
             return []
         self.cluster, lines = replaced

@@ -9,7 +9,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from pipeline.lab import Lab
+from pipeline.lab import Lab, cut, restore
 from tests.integration.commands import Project, wait_for_step
 from tests.waiting import HANG_S
 
@@ -32,6 +32,23 @@ def kill_ranks_of_the_second_host(key: str) -> int:
         except (psutil.Error, ProcessLookupError):
             continue
     return killed
+
+
+def test_one_command_goes_on_without_a_host_that_is_gone(project: Project, lab: Lab) -> None:
+    here = replace(project, folder=project.folder / "here", words=["tracking=none", "cluster.nproc_per_node=1"])
+    hosts = replace(project, words=["tracking=none", f"cluster.ssh_config='{lab.ssh_config}'"])
+    child = hosts.start(*WORDS, "cluster=two_node", "cluster.max_restarts=1", "cluster.min_nodes=1")
+    try:
+        wait_for_step(hosts, 20, child)
+        cut(lab, "node1")
+        said, _ = child.communicate(timeout=HANG_S)
+    finally:
+        child.kill()
+        restore(lab, "node1")
+    assert child.returncode == 0, said
+    assert "going on without node1: 1 node, 1 rank" in said
+    assert here.doit(*WORDS).returncode == 0
+    assert here.result()["weights_sha256"] == hosts.result()["weights_sha256"]
 
 
 def test_a_run_that_loses_a_host_for_good_ends_on_the_other_as_on_one_computer(project: Project, lab: Lab) -> None:

@@ -41,6 +41,18 @@ def test_a_spare_with_the_same_ranks_and_variables_takes_the_place_of_a_host_tha
     assert spares.replace(CLUSTER, ["a", "c"]) is None, "a spare that is gone itself is none"
 
 
+def test_without_a_spare_the_hosts_that_are_left_go_on_where_shards_and_min_nodes_allow() -> None:
+    hosts = tuple(Host(name=name, nproc_per_node=2) for name in "abcd")
+    cluster = Cluster(launcher="pssh", hosts=hosts, min_nodes=2)
+    restarts = Restarts(cluster, shards=8)
+    assert restarts.replace(["a"]) == ["going on without a: 2 nodes, 4 ranks"], "6 ranks can't share 8 parts"
+    assert [host.name for host in restarts.cluster.hosts] == ["b", "c"]
+    assert [host.name for host in restarts.cluster.spares] == ["d"]
+    assert restarts.replace(["b"]) == ["d takes the place of b, as node 0"]
+    assert restarts.replace(["d"]) == [], "one node is fewer than min_nodes"
+    assert Restarts(cluster).replace(["a"]) == [], "without shards other ranks are another run"
+
+
 def failed(text: str, cause: str = "code") -> TrainingError:
     return TrainingError(text, cause=cause)
 
@@ -94,6 +106,10 @@ def test_spares_are_read_as_hosts_are_and_are_no_part_of_the_key() -> None:
         configured("cluster.spares=[{name: node1}]")
     with pytest.raises(UsageError, match=r"cluster\.stall_s=1 must be a finite number from 5"):
         configured("cluster.stall_s=1")
+    with pytest.raises(UsageError, match=r"cluster\.min_nodes=1 needs trainer\.shards"):
+        configured("cluster.min_nodes=1")
+    with pytest.raises(UsageError, match=r"cluster\.min_nodes=3 is more than the 2 of cluster\.hosts"):
+        configured("cluster.min_nodes=3", "trainer.shards=8")
 
 
 def plan(*identities: str) -> LaunchPlan:

@@ -80,6 +80,8 @@ class ClusterConfig:
         stall_s: when no rank has moved for this long (or for ten times what steps have taken), the rank that holds the
             others up is named and the run ended.
         spares: hosts as in hosts, of which one takes the place of a host that is gone when the run is started again.
+        min_nodes: with trainer.shards, a run that has lost hosts and has no spare left is started again with as few of
+            the others as this; 0: with all of them or not at all.
         checkpoint_fetch_s: how often at most new checkpoints are brought here while a run goes on; 0: at its end alone.
         max_restarts: further attempts, from the last checkpoint, when a run fails.
     """
@@ -108,5 +110,6 @@ class ClusterConfig:
     collective_timeout_s: float = 600.0
     stall_s: float = 300.0
     spares: list[HostConfig] = field(default_factory=list)
+    min_nodes: int = 0
     checkpoint_fetch_s: float = 60.0
     max_restarts: int = 0
