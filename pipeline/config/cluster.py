@@ -36,9 +36,7 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     _check_places(raw["workdir"], hosts)
     _refuse_unset(raw.get("secrets") or [], hosts)
     spares = tuple(_host(entry, raw, nproc, secrets) for entry in raw["spares"])
-    _refuse_spares(spares, here)
-    if raw["min_nodes"] > len(hosts):
-        raise UsageError(f"cluster.min_nodes={raw['min_nodes']} is more than the {len(hosts)} of cluster.hosts")
+    _check_restarts(spares, here, raw["min_nodes"], len(hosts))
     _refuse_duplicates((*hosts, *spares))
     ssh_config = raw["ssh_config"]
     return Cluster(
@@ -221,9 +219,11 @@ def _refuse_unset(names: list[str], hosts: tuple[Host, ...]) -> None:
             )
 
 
-def _refuse_spares(spares: tuple[Host, ...], here: bool) -> None:
+def _check_restarts(spares: tuple[Host, ...], here: bool, min_nodes: int, nnodes: int) -> None:
     if spares and here:
         raise UsageError("cluster.spares needs a launcher that reaches other hosts; use cluster=pssh")
+    if min_nodes > nnodes:
+        raise UsageError(f"cluster.min_nodes={min_nodes} is more than the {nnodes} of cluster.hosts")
 
 
 def _refuse_duplicates(hosts: tuple[Host, ...]) -> None:
