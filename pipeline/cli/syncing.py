@@ -27,21 +27,36 @@ def sync() -> None:
     check, delete = is_on(asked.options, "check"), is_on(asked.options, "delete")
     if delete and not asked.paths:
         raise UsageError("delete=1 is about folders, and none is named", hint="doit sync cluster=… delete=1 PATH")
-    cluster = session().config.cluster
-    with closing(hosts.remote(cluster)) as launcher:
+    with closing(hosts.remote(session().config.cluster)) as launcher:
         named = hosts.folders(asked.paths, to=asked.options.get("to"), workdir=launcher.workdir, root=ROOT)
-        if not is_on({"data": "1", **asked.options}, "data"):
-            pack = None
-            if not named:
-                raise UsageError("data=0 leaves nothing to bring: name files or folders")
-        else:
-            pack = _pack(fetches=not check)
+        wants_pack = is_on({"data": "1", **asked.options}, "data")
+        if not (wants_pack or named or launcher.environment):
+            raise UsageError("data=0 leaves nothing to bring: name files or folders")
+        pack = _pack(fetches=not check) if wants_pack else None
         with Heartbeat(say) as heartbeat:
+            lacking = _environments(launcher, check, heartbeat) if launcher.environment else []
             heartbeat.doing("asking the hosts")
             found = (_compared if check else _brought)(launcher, pack, named, delete, heartbeat)
     for one in found:
         say(line(one, removed=delete))
-    _demand_equal(found, checked_only=check, delete=delete)
+    _demand_equal(found, lacking, checked_only=check, delete=delete)
+
+
+def _environments(launcher: AgentLauncher, check: bool, heartbeat: Heartbeat) -> list[str]:
+    """Make those that are missing, unless only to ``check``; the hosts that have none then."""
+    from pipeline.cluster import sync as hosts
+    from pipeline.cluster.launchers import environments
+
+    what = launcher.environment
+    assert what is not None
+    found = environments.find(launcher, what) if check else hosts.ensure(launcher, what, heartbeat)
+    for one in found:
+        state = "absent" if one.python is None else f"ok, Python {one.python_version}"
+        heartbeat(f"{one.host}: environment of {what.lock.name} in {one.place}: {state}")
+    lacking = [one.host for one in found if one.python is None]
+    if lacking:
+        launcher.environment = None  # what else the hosts have is asked of their own interpreter
+    return lacking
 
 
 def _pack(*, fetches: bool) -> PackSource | None:
@@ -114,12 +129,16 @@ def _names(shown: Sequence[str], count: int) -> str:
     )
 
 
-def _demand_equal(found: Sequence[Found], *, checked_only: bool, delete: bool) -> None:
-    """Raises HostError where a host lacks something, or has more than ``delete`` allows."""
-    other = [one for one in found if one.differ or (delete and one.more and not one.tree.name.startswith("data pack"))]
-    if not other:
+def _demand_equal(found: Sequence[Found], lacking: Sequence[str], *, checked_only: bool, delete: bool) -> None:
+    """Raises HostError where a host lacks something, or has more than ``delete`` allows.
+
+    Args:
+        lacking: hosts that have no environment.
+    """
+    other = [one.host for one in found if one.differ or (delete and one.more)]
+    hosts: Mapping[str, None] = dict.fromkeys([*lacking, *other])
+    if not hosts:
         return
-    hosts: Mapping[str, None] = dict.fromkeys(one.host for one in other)
     if checked_only:
         what = f"{', '.join(hosts)}: not everything is there as it is here"
         raise HostError(what, hint="the same command without check=1 brings it")

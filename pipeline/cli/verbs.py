@@ -312,8 +312,9 @@ VERBS: Mapping[str, Verb] = {
     "sync": Verb(
         module="pipeline.cli.syncing",
         takes_paths=True,
-        summary="bring the data pack, files and folders to all hosts ahead of a run",
-        details="With the words of a training it brings what that would send; PATH … are files and folders of this "
+        summary="bring environment, data pack, files and folders to all hosts ahead of a run",
+        details="With the words of a training it brings what that would send, and with cluster.environment_from=lock "
+        "it makes the environment of requirements.lock on hosts that lack it; PATH … are files and folders of this "
         "computer (relative to the project), which rsync brings to cluster.workdir/folders/NAME. Then each host hashes "
         "what it has. Nothing is removed there unless asked.",
         options={

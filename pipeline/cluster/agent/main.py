@@ -39,6 +39,8 @@ COMMANDS = {
     "clear": "left",
     "put_pack": "staging",
     "relay_pack": "relay",
+    "find_environment": "environments",
+    "make_environment": "environments",
     "compare_trees": "trees",
     "make_places": "trees",
     "mesh_offer": "mesh",

@@ -16,6 +16,7 @@ from pipeline.cluster.launchers import all_pairs, packs
 from pipeline.cluster.launchers.arriving import Transfer
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher, PackSource, Place
 from pipeline.cluster.launchers.connection import Connection
+from pipeline.cluster.launchers.environments import Wanted
 from pipeline.cluster.launchers.payload import message, new_token
 from pipeline.cluster.launchers.replies import Answer, Output, answer_in
 from pipeline.cluster.launchers.sending import append_run
@@ -44,6 +45,7 @@ class AgentLauncher(Launcher, ABC):
         self.transfer: Transfer | None = None  # what was sent last, or is under way
         self._tokens: dict[str, str] = {}  # host label → that of the newest request
         self._notes: list[str] = []
+        self.environment: Wanted | None = None  # what hosts that get their environment from here are to have
         self.slow_s: float | None = None  # None: no host has answered yet
 
     @property
@@ -58,6 +60,14 @@ class AgentLauncher(Launcher, ABC):
     @abstractmethod
     def stream_argv(self, host: Host) -> list[str]:
         """The command of a live agent on one host."""
+
+    def python_of(self, host: Host) -> str | None:
+        """The interpreter that is asked for there; None: what is found."""
+        return host.python
+
+    def arrived(self, labels: Sequence[str]) -> dict[str, int]:
+        """How much the hosts of ``labels`` have told to have of what the newest request brings; those that told."""
+        return {}
 
     def remote_shell(self, host: Host) -> list[str]:
         """The command that reaches the host, up to its name, for programs that bring their own remote command (rsync);
@@ -112,8 +122,8 @@ class AgentLauncher(Launcher, ABC):
     ) -> dict[str, Answer]:
         """Like ``ask``, for hosts that wait for each other: one ``exchange`` may serve one interpreter at a time."""
         hosts = self.cluster.hosts if hosts is None else hosts
-        pythons = dict.fromkeys(host.python for host in hosts)
-        groups = [[host for host in hosts if host.python == python] for python in pythons]
+        pythons = dict.fromkeys(map(self.python_of, hosts))
+        groups = [[host for host in hosts if self.python_of(host) == python] for python in pythons]
         with ThreadPoolExecutor(len(groups)) as pool:
             told = pool.map(lambda group: self.ask(request, hosts=group, timeout_s=timeout_s), groups)
             return {label: answer for answers in told for label, answer in answers.items()}

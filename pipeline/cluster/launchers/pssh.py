@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from pipeline.cluster.launchers import environments
 from pipeline.cluster.launchers.answers import received_bytes
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.launchers.payload import agent_argv
@@ -44,9 +45,17 @@ _RECONNECT_TIMEOUT_S = 2.0  # a stream that breaks is tried again within streams
 
 @dataclass(kw_only=True)
 class PsshConfig(ClusterConfig):
-    """Nothing more to set."""
+    """Hosts that may get their environment from here.
+
+    Attributes:
+        environment_from: lock (requirements.lock) or the path of another lock file, of which `doit sync` makes an
+            environment on each host that runs then use; null: the hosts have one.
+        wheelhouse: folder of wheels on this computer, from which it is made where hosts have no network.
+    """
 
     launcher: str = "pssh"
+    environment_from: str | None = None
+    wheelhouse: str | None = None
 
 
 class PsshLauncher(RemoteLauncher):
@@ -71,6 +80,11 @@ class PsshLauncher(RemoteLauncher):
                 hint=INSTALL.get(platform.system(), "install OpenSSH's client and pssh"),
             )
         process.allow_open_files(_FILES + _FILES_OF_HOST * cluster.nnodes)
+        settings = cluster.settings
+        self.environment = (
+            environments.wanted(settings.environment_from, settings.wheelhouse) if settings is not None else None
+        )
+        self._pythons: dict[str, str] = {}  # host label → the interpreter of its environment
         self._pssh = program
         self._outputs: dict[str, Path] = {}  # host label → where pssh puts what it says just now
         prefix = leftovers.prefix("paceline")
@@ -116,7 +130,12 @@ class PsshLauncher(RemoteLauncher):
 
     def probe(self, pack: PackSource | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
         self._sharing = self._shared
+        if self.environment is not None and not self._pythons:
+            self._pythons = environments.interpreters(self, self.environment)
         return super().probe(pack, modules)
+
+    def python_of(self, host: Host) -> str | None:
+        return self._pythons.get(host.label, host.python)
 
     @property
     def _connect_s(self) -> float:
@@ -141,8 +160,8 @@ class PsshLauncher(RemoteLauncher):
     def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
         """One pssh for all hosts (one after the other for each distinct interpreter, as pssh has one command)."""
         outputs: dict[str, Output] = {}
-        for python in dict.fromkeys(host.python for host in hosts):
-            group = [host for host in hosts if host.python == python]
+        for python in dict.fromkeys(map(self.python_of, hosts)):
+            group = [host for host in hosts if self.python_of(host) == python]
             outputs.update(self._pssh_run(stdin, group, python, timeout_s))
         return outputs
 
@@ -166,21 +185,25 @@ class PsshLauncher(RemoteLauncher):
             report = done.stdout + done.stderr
             return {host.label: output_of(folder, pssh_name(host), report, timeout_s) for host in hosts}
 
+    def arrived(self, labels: Sequence[str]) -> dict[str, int]:
+        told = {}
+        for label in labels:
+            with contextlib.suppress(OSError, KeyError):  # not there yet, or no longer
+                told[label] = received_bytes(self._outputs[label].read_bytes(), self._tokens[label])
+        return told
+
     def starting(self) -> str:
         """With what has arrived at each host, where one has told of anything yet."""
-        transfer, arrived = self.transfer, {}
-        for label in transfer.hosts if transfer else ():
-            with contextlib.suppress(OSError, KeyError):  # not there yet, or no longer
-                arrived[label] = received_bytes(self._outputs[label].read_bytes(), self._tokens[label])
-        if transfer is None or not any(arrived.values()):
+        arrived = self.arrived(self.transfer.hosts) if self.transfer is not None else {}
+        if self.transfer is None or not any(arrived.values()):
             return "sending code and data to the hosts and starting torchrun there"
-        return transfer.text(arrived, time.monotonic())
+        return self.transfer.text(arrived, time.monotonic())
 
     def go_alone(self) -> None:
         self._sharing = {}  # what is stuck may be the shared connection; the next probe shares it again
 
     def stream_argv(self, host: Host) -> list[str]:
-        return [*self._ssh(host, self._options()), "--", host.name, remote_command(host.python)]
+        return [*self._ssh(host, self._options()), "--", host.name, remote_command(self.python_of(host))]
 
     def remote_shell(self, host: Host) -> list[str]:
         options = self._options()

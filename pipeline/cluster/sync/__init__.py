@@ -4,6 +4,7 @@
 """
 
 from pipeline.cluster.sync.bringing import Found, Tree, bring, compare, compare_pack, remote, tree_of
+from pipeline.cluster.sync.environments import ensure
 from pipeline.cluster.sync.folders import Folder, folders
 
-__all__ = ["Folder", "Found", "Tree", "bring", "compare", "compare_pack", "folders", "remote", "tree_of"]
+__all__ = ["Folder", "Found", "Tree", "bring", "compare", "compare_pack", "ensure", "folders", "remote", "tree_of"]

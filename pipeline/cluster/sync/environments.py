@@ -1,0 +1,73 @@
+"""The environment of a lock file, made on the hosts that lack it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pipeline.cluster.launchers import environments
+from pipeline.cluster.launchers.agent_launcher import AgentLauncher
+from pipeline.cluster.launchers.environments import Environment, Wanted
+from pipeline.cluster.launchers.replies import Answer
+from pipeline.cluster.launchers.ssh_errors import ssh_words
+from pipeline.cluster.sync import bringing
+from pipeline.cluster.sync.folders import Folder
+from pipeline.core.errors import HostError
+from pipeline.core.heartbeat import Heartbeat
+
+_LONGEST_S = 7200.0
+
+
+def ensure(launcher: AgentLauncher, what: Wanted, heartbeat: Heartbeat) -> list[Environment]:
+    """The environments of all hosts, made where they are missing (whole or not at all).
+
+    Raises:
+        HostError: names the hosts that failed, the installer's last lines, and the command that repeats it.
+    """
+    heartbeat.doing("looking for the environment")
+    found = environments.find(launcher, what)
+    lacking = [one.host for one in found if one.python is None]
+    if not lacking:
+        return found
+    wheelhouse = None
+    if what.wheelhouse is not None:
+        wheelhouse = f"{launcher.workdir}/wheelhouse"
+        folder = Folder(name="wheelhouse", source=what.wheelhouse.resolve(), place=wheelhouse)
+        bringing.bring(launcher, [folder], delete=False, heartbeat=heartbeat)
+    _make(launcher, what, wheelhouse, lacking, heartbeat)
+    return environments.find(launcher, what)
+
+
+def _make(
+    launcher: AgentLauncher, what: Wanted, wheelhouse: str | None, lacking: Sequence[str], heartbeat: Heartbeat
+) -> None:
+    count = len(re.findall(r"^[A-Za-z0-9]", what.text, re.MULTILINE))  # also those of other systems
+
+    def so_far() -> str:
+        arrived = launcher.arrived(lacking)
+        each = ", ".join(f"{label} {arrived.get(label, 0)}" for label in lacking)
+        return f"making the environment, of at most {count} packages: {each}"
+
+    heartbeat.doing(so_far)
+    hosts = [host for host in launcher.cluster.hosts if host.label in lacking]
+    request = {"do": "make_environment", "workdir": launcher.workdir, "wheelhouse": wheelhouse, "lock": what.text}
+    answers = launcher.ask({**request, **what.request}, hosts=hosts, timeout_s=_LONGEST_S)
+    _refuse_failed(launcher, answers)
+
+
+def _refuse_failed(launcher: AgentLauncher, answers: dict[str, Answer]) -> None:
+    """Raises HostError."""
+    rows, hints = [], []
+    for host in launcher.cluster.hosts:
+        answer = answers.get(host.label)
+        if answer is None or answer.error is None:
+            continue
+        why, hint = launcher.explain(host, answer)
+        if answer.value is not None and "repeat" in answer.value:
+            repeat = str(answer.value["repeat"]).replace("'", "'\\''")
+            why, hint = str(answer.told), f"{ssh_words(host, launcher.cluster.ssh_config)} '{repeat}'"
+        rows.append(f"  {host.label}: {why}")
+        hints.extend([hint] if hint else [])
+    if rows:
+        what = f"the environment could not be made on {len(rows)} of {launcher.cluster.nnodes} hosts"
+        raise HostError("\n".join([what, *rows]), hint=hints[0] if hints else None)
