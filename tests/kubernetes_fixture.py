@@ -47,8 +47,8 @@ class RefusedError(Exception):
 
 @dataclass
 class FakeCluster:
-    """One cluster with a namespace. ``groups`` are the APIs that it serves; ``unschedulable`` and ``unpulled`` keep new
-    pods from running; ``refusal`` answers the next manifests."""
+    """One cluster with a namespace. ``groups`` are the APIs that it serves; ``unschedulable`` keeps a job's pods but
+    the first from running, ``unpulled`` all of them; ``refusal`` answers the next manifests."""
 
     folder: Path
     groups: list[str] = field(default_factory=lambda: list(GROUPS))
@@ -120,7 +120,7 @@ class FakeCluster:
             "job": job,
         }
         self.pods[wanted.name] = pod
-        if self.unschedulable:
+        if self.unschedulable and len(self._pods_of(job)) > 1:
             row = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": self.unschedulable}
             status["conditions"] = [row]
             return

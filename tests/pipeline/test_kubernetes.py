@@ -11,6 +11,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from pipeline.cluster.agent import kubernetes_pod
+from pipeline.cluster.agent.job import JobNode
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.kubernetes_errors import refused
 from pipeline.cluster.launchers.kubernetes_manifest import KINDS, Manifest, PodJob, manifest, text
@@ -133,6 +134,22 @@ def test_a_pod_knows_its_number_by_what_its_operator_sets(kind: str, monkeypatch
                 environ.setenv(name, value)
             numbers.append(kubernetes_pod.who()[1])
     assert numbers == [0, 1]
+
+
+def test_a_container_that_is_started_a_second_time_takes_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"PACELINE_POD_NAME": "a-1", "PET_NODE_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    request = {"scheduler": "kubernetes_pod", "folder": str(tmp_path)}
+    (tmp_path / "node-1").touch()
+    assert JobNode(request).number == 1
+    (tmp_path / "node-1").write_text("{}\n")
+    with pytest.raises(SystemExit):
+        JobNode(request)
+    assert capsys.readouterr().err == (
+        "paceline: a-1: this node of the job was started a second time, and is not taken up again\n"
+    )
 
 
 def test_root_is_asked_for_by_name() -> None:

@@ -138,7 +138,12 @@ class GrantedLauncher(Launcher):
         return Place(run_dir=str(spec.run_dir), data_dir=data_dir, state_dir=str(state_dir))
 
     def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[NodeFacts], run_dir: Path) -> None:
-        """The folders are made here, where one process makes them for all nodes."""
+        """The folders are made here, where one process makes them for all nodes.
+
+        What ranks of an earlier start have printed goes, which a killed command has left: it may hold secrets.
+        """
+        for printed in run_dir.glob("attempts/*/agent-*/node*/ranks"):
+            shutil.rmtree(printed, ignore_errors=True)
         if pack is not None and not (run_dir / "data").is_symlink():
             (run_dir / "data").symlink_to(pack.path)
         for node in plan.nodes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -44,7 +46,7 @@ class PodsJob:
         self.name = ""
         self.folder = JobFolder(run_dir, MANIFEST)
         self.doing = "asking Kubernetes"
-        self._pods: list[Pod] = []  # as they ran the newest start
+        self._pods: dict[str, Pod] = {}  # all that were there since the newest start, as they were seen last
 
     def find(self, say: Callable[[str], None]) -> bool:
         """Take up the job that waits or runs for this run already; others are deleted. Raises HostError."""
@@ -67,7 +69,7 @@ class PodsJob:
         folder = JobFolder(self._run_dir / FOLDERS / nonce, MANIFEST)
         folder.make(text(manifest), {**request, "folder": str(folder.path)}, self._nnodes)
         self._api.create(manifest)
-        self.name, self.folder = manifest["metadata"]["name"], folder
+        self.name, self.folder, self._pods = manifest["metadata"]["name"], folder, {}
         say(
             f"{self._title()} was created; {self._api.kubectl} get pods -l paceline/job={self.name} shows its pods, "
             f"{self._api.kubectl} delete {self._api.kind.name.lower()} {self.name} ends it"
@@ -113,7 +115,8 @@ class PodsJob:
 
     def _labels(self) -> dict[str, str]:
         """A pod's name → what its node is called in this run."""
-        return {fact["host"]: f"pod{number}" for number, fact in enumerate(self.facts())}
+        facts = self.facts()
+        return {fact["host"]: f"pod{number}" for number, fact in enumerate(facts) if len(facts) == self._nnodes}
 
     def _look(self, name: str) -> list[Pod]:
         return [parse(pod) for pod in self._api.pods(name)]
@@ -134,9 +137,9 @@ class PodsJob:
                 f"{self._title()} was deleted before the run began",
                 hint=f"the same command creates another one; {self._api.kubectl} get events shows who may have done it",
             )
-        if not is_over(job) and not _broken(pods):
+        outcome = self._judged(pods)
+        if not is_over(job) and not _broken(pods) and not outcome.text:
             return None
-        outcome = why_it_ended(pods, pods, {})
         if outcome.again and not job["metadata"].get("deletionTimestamp"):
             release(self._api, self.folder, self.name)
             return outcome
@@ -150,7 +153,7 @@ class PodsJob:
 
     def start(self, request: dict[str, Any]) -> None:
         """Tell all nodes to start torchrun. Raises OSError, HostError."""
-        self._pods = self._look(self.name)
+        self._pods = {pod.uid: pod for pod in self._look(self.name)}
         self.folder.order(restart=self.life, start=request)
 
     def gone(self, life: int) -> str:
@@ -161,7 +164,27 @@ class PodsJob:
             return ""
         if job is None or job["metadata"].get("deletionTimestamp"):
             return f"was taken away: {self._title()} was deleted"
-        return why_it_ended(self._pods, pods, self._labels()).text
+        return self._judged(pods).text
+
+    def _judged(self, now: Sequence[Pod]) -> Outcome:
+        """What became of the pods; why one is taken off its node is remembered, as it may soon be gone.
+
+        The pod that ended first comes first: it has taken the others with it.
+        """
+        self._pods |= {pod.uid: pod for pod in now}
+        ended = self._end_times()
+        known = sorted(self._pods.values(), key=lambda pod: ended.get(pod.name, math.inf))
+        return why_it_ended(known, now, self._labels())
+
+    def _end_times(self) -> dict[str, float]:
+        """A pod's name → when the newest start ended there, by its own clock."""
+        names, ends = [fact["host"] for fact in self.facts()], self._ends()
+        return {name: float(end["now"]) for name, end in zip(names, ends, strict=False) if end is not None}
+
+    def _ends(self) -> list[dict[str, Any] | None]:
+        """How each node has told that the newest start ended; None: not yet."""
+        started = [order["start"]["run_id"] for order in self.folder.orders() if "start" in order]
+        return [self.folder.end_of(number, started[-1]) for number in range(self._nnodes)] if started else []
 
     def outcome(self) -> Outcome:
         """What became of the job in which a start ended badly; waits until the API knows what took a node away."""
@@ -183,15 +206,13 @@ class PodsJob:
             job = self._api.get(self.name)
             if job is None or job["metadata"].get("deletionTimestamp"):
                 return Outcome(text=f"{self._title()} was deleted", hint="the same command creates another one")
-            return why_it_ended(self._pods, self._look(self.name), self._labels())
+            return self._judged(self._look(self.name))
         except HostError as error:
             return Outcome(text=error.what)
 
     def _lost_nodes(self) -> bool:
         """Whether a node has not told how its newest start ended, or was ended by a signal from outside."""
-        started = [order["start"]["run_id"] for order in self.folder.orders() if "start" in order]
-        ends = [self.folder.end_of(number, started[-1]) for number in range(self._nnodes)] if started else []
-        return any(end is None or end.get("terminated") for end in ends)
+        return any(end is None or end.get("terminated") for end in self._ends())
 
     def ended_well(self, run_id: str) -> bool:
         """Whether all nodes have told that a start ended well."""
@@ -249,7 +270,7 @@ def _broken(pods: Sequence[Pod]) -> bool:
 
 
 def _early_hint(said: Sequence[str], outcome: Outcome) -> str | None:
-    if any("open" in line and "request" in line for line in said):
+    if any(re.search(r"(cannot|can't) open|/request: No such file", line) for line in said):
         return "cluster.pvc= the volume that holds paths.runs, cluster.mount_path= where it is mounted on this computer"
     if any("not found" in line or "No such file" in line for line in said):
         return "cluster.python=<an interpreter that the image has>"

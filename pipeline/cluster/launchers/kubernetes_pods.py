@@ -148,15 +148,15 @@ def why_it_ended(before: Sequence[Pod], now: Sequence[Pod], labels: Mapping[str,
     A job that fails for one pod takes the others with it, so who was only deleted comes last.
 
     Args:
-        before: the pods as they ran that start.
+        before: the pods as they were seen last.
         labels: a pod's name → what its node is called in this run.
     """
     found = {pod.uid: pod for pod in now}
     gone = [old for old in before if old.uid not in found]
     pods = [found[old.uid] for old in before if old.uid in found]
-    deleted = [*(pod for pod in pods if pod.leaving), *gone]
+    deleted = [*gone, *(pod for pod in pods if pod.leaving)]
     for judged in (
-        *(_taken_away(pod, pod.taken, labels) for pod in pods if pod.taken),
+        *(_taken_away(pod, pod.taken, labels) for pod in [*pods, *gone] if pod.taken),
         *(_ended_badly(pod, labels) for pod in pods if pod.code and not pod.leaving),
         *(_taken_away(pod, "it was deleted", labels) for pod in deleted),
     ):

@@ -1,0 +1,253 @@
+"""What Kubernetes does to a run, and a run to Kubernetes: real agents in pods of the test's cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.cluster import launchers
+from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.launchers.kubernetes_manifest import KINDS
+from pipeline.cluster.running import Watchers
+from pipeline.core.errors import HostError, TrainingError
+from pipeline.core.specs import LogLine
+from tests.contract.conftest import Bench, kubernetes_bench
+from tests.contract.stub import RUN_TO_END, SLEEP, Stub
+from tests.kubernetes_fixture import FakeCluster, RefusedError, kubeconfig
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture
+def bench(kubernetes: FakeCluster, tmp_path: Path) -> Bench:
+    return kubernetes_bench(kubernetes, tmp_path, {"OMP_NUM_THREADS": "1"})
+
+
+def settings(bench: Bench, **change: Any) -> Bench:
+    """The same with other settings of Kubernetes."""
+    return replace(bench, cluster=replace(bench.cluster, settings=replace(bench.cluster.settings, **change)))
+
+
+def run(bench: Bench, stub: Stub, lines: list[LogLine] | None = None) -> list[str]:
+    """One attempt to its end; what was said of the job."""
+    said: list[str] = []
+    watchers = Watchers(on_line=(lines if lines is not None else []).append, on_job=said.append)
+    run_attempt(stub.spec(), closing(Hosts(bench.cluster)), watchers)
+    return said
+
+
+class WhenUp(list[LogLine]):
+    """Calls once, when both ranks are up."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        super().__init__()
+        self.call, self.up = call, 0
+
+    def append(self, line: LogLine) -> None:
+        self.up += line.text == "up"
+        if self.up == 2 and line.text == "up":
+            self.call()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_runs_to_the_end_and_leaves_no_job(kubernetes: FakeCluster, bench: Bench, kind: str) -> None:
+    stub = bench.stub(RUN_TO_END, stand_in=True)
+    lines: list[LogLine] = []
+    said = run(settings(bench, kind=kind), stub, lines)
+    (made,) = kubernetes.made
+    name = made["metadata"]["name"]
+    assert said[0].startswith(f"{KINDS[kind].name} {name} was created; kubectl -n lab get pods -l paceline/job={name}")
+    assert said[1].startswith(f"pod0 is {name}-")
+    assert " on machine1" in said[1]
+    assert {(line.host, line.text) for line in lines} >= {("pod0", "hello from 0 of 2"), ("pod1", "hello from 1 of 2")}
+    assert (stub.run_dir / "checkpoints" / "final.pt").exists()
+    assert kubernetes.jobs == {}
+    assert bench.left(stub) == 0
+
+
+def refusals(bench: Bench) -> HostError:
+    """What an attempt is refused with, before anything runs."""
+    with pytest.raises(HostError) as caught:
+        run(bench, bench.stub(RUN_TO_END, stand_in=True))
+    return caught.value
+
+
+def test_an_operator_that_is_not_installed_is_told_with_the_kinds_that_work(
+    kubernetes: FakeCluster, bench: Bench
+) -> None:
+    kubernetes.groups.remove("trainer.kubeflow.org/v1alpha1")
+    kubernetes.groups.remove("kubeflow.org/v1")
+    error = refusals(settings(bench, kind="trainjob"))
+    assert error.what == (
+        "the cluster doesn't know TrainJob (trainer.kubeflow.org/v1alpha1): its operator isn't installed there"
+    )
+    assert error.hint == "cluster.kind=job or cluster.kind=jobset, which it knows"
+
+
+def test_a_namespace_that_is_not_there_is_told(bench: Bench) -> None:
+    error = refusals(settings(bench, namespace="nowhere"))
+    assert error.what == 'the cluster has no such namespace: namespaces "nowhere" not found'
+    assert error.hint == "cluster.namespace=; kubectl get namespaces"
+
+
+def test_a_refused_manifest_is_one_message_with_the_field(kubernetes: FakeCluster, bench: Bench) -> None:
+    cause = {"field": "spec.template.spec.containers[0].image", "message": "Required value"}
+    kubernetes.refusal = RefusedError(422, "Invalid", "Job is invalid", causes=[cause])
+    error = refusals(bench)
+    assert error.what == (
+        "the cluster's API refuses the manifest: spec.template.spec.containers[0].image: Required value"
+    )
+    assert error.hint == "cluster.image"
+
+
+def test_no_configuration_another_context_and_a_silent_server_are_told(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = refusals(settings(bench, context="tset"))
+    assert f"cluster.context=tset is not in {os.environ['KUBECONFIG']}; did you mean test? valid: test" in error.what
+    path = tmp_path / "config"
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    assert refusals_again(bench).what == f"kubectl's configuration {path} isn't there, so no cluster is known"
+    path.write_text("{")
+    assert f"kubectl's configuration {path} can't be used" in refusals_again(bench).what
+    path.write_text(kubeconfig("http://127.0.0.1:9"))
+    error = refusals_again(bench)
+    assert error.what.startswith("the cluster's API server http://127.0.0.1:9 can't be reached: ")
+    assert "refused" in error.what
+
+
+def refusals_again(bench: Bench) -> HostError:
+    """The same for a run folder that is laid out already."""
+    launcher = launchers.create(bench.cluster)
+    with pytest.raises(HostError) as caught, closing(launcher):
+        launcher.probe(None)
+    return caught.value
+
+
+def test_preflight_tells_what_can_be_told_without_a_job_and_makes_none(kubernetes: FakeCluster, bench: Bench) -> None:
+    assert "namespace lab would take this Job" in refusals_again(bench).what
+    kubernetes.refusal = RefusedError(403, "Forbidden", "jobs.batch is forbidden")
+    assert refusals_again(bench).what == "the cluster's API refuses it: jobs.batch is forbidden"
+    assert kubernetes.made == []
+
+
+def test_an_interpreter_that_the_image_lacks_is_told_with_the_field(kubernetes: FakeCluster, bench: Bench) -> None:
+    hosts = tuple(replace(host, python="/no/such/python") for host in bench.cluster.hosts)
+    error = refusals(replace(bench, cluster=replace(bench.cluster, hosts=hosts)))
+    assert "ended before the run began: pod paceline-" in error.what
+    assert "/no/such/python: not found" in error.what
+    assert error.hint == "cluster.python=<an interpreter that the image has>"
+    assert kubernetes.jobs == {}
+
+
+def test_a_pod_that_can_not_start_says_why_and_a_signal_deletes_the_job(kubernetes: FakeCluster, bench: Bench) -> None:
+    kubernetes.unpulled = 'Back-off pulling image "image"'
+    with bench.spawn(bench.stub(SLEEP, stand_in=True)) as attempt:
+        assert attempt.stdout is not None
+        said = attempt.stdout.readline() + attempt.stdout.readline()
+        attempt.send_signal(signal.SIGINT)
+        rest = attempt.stdout.read()
+    assert 'on machine0: ImagePullBackOff: Back-off pulling image "image"; cluster.image=' in said
+    assert "KILLED stopped by SIGINT" in rest
+    assert len(kubernetes.made) == 1
+    assert kubernetes.jobs == {}
+
+
+RESUMED = """
+print('up', flush=True)
+if pathlib.Path('went-on').exists():
+    finish(rank, run)
+else:
+    time.sleep(600)
+"""
+
+
+def test_an_evicted_pod_is_another_job_in_which_the_run_goes_on(kubernetes: FakeCluster, bench: Bench) -> None:
+    stub = bench.stub(RESUMED, stand_in=True)
+
+    def evict() -> None:
+        (stub.run_dir / "went-on").touch()
+        kubernetes.evict(next(name for name in kubernetes.pods if "-1-" in name))
+
+    said = run(bench, stub, WhenUp(evict))
+    told = next(text for text in said if "taken away" in text)
+    assert re.match(r"pod1, pod paceline-\S+ on machine1, was taken away \(.+\); another job takes the place", told)
+    assert len(kubernetes.made) == 2
+    assert (stub.run_dir / "checkpoints" / "final.pt").exists()
+    assert kubernetes.jobs == {}
+    assert bench.left(stub) == 0
+
+
+def test_a_pod_that_is_preempted_while_it_waits_for_others_leaves_and_another_job_is_made(
+    kubernetes: FakeCluster, bench: Bench
+) -> None:
+    kubernetes.unschedulable = "0/3 nodes are available"
+    evicted: list[str] = []
+    said: list[str] = []
+
+    def preempt() -> None:
+        if not evicted and (told := list(folder.glob("kubernetes/*/node-0"))) and told[0].stat().st_size:
+            kubernetes.unschedulable = ""
+            evicted.extend(name for name in kubernetes.processes)
+            kubernetes.evict(evicted[0], "PreemptionByScheduler", "for a critical pod")
+
+    stub = bench.stub(RUN_TO_END, stand_in=True)
+    folder = stub.run_dir
+    with closing(launchers.create(bench.cluster)) as launcher:
+        launcher.grant(stub.spec(), (), said.append, preempt)
+    assert re.fullmatch(r"pod \S+ on machine0 was taken away \(.+\); another job is created", said[1])
+    assert "paceline: ended by SIGTERM" in kubernetes.log(evicted[0]), (
+        "the first process of a container has to ask for it"
+    )
+    assert [job["metadata"]["name"] in evicted[0] for job in kubernetes.made] == [True, False]
+
+
+def test_a_pod_without_memory_and_a_job_that_somebody_deleted_are_named(kubernetes: FakeCluster, bench: Bench) -> None:
+    stub = bench.stub(SLEEP, stand_in=True)
+    with pytest.raises(TrainingError, match=r"pod1, pod \S+ on machine1, was out of memory \(OOMKilled\)") as caught:
+        run(bench, stub, WhenUp(lambda: kubernetes.kill(_second(kubernetes), "OOMKilled")))
+    assert (caught.value.cause, (caught.value.hint or "").partition("=")[0]) == ("memory", "cluster.memory")
+    with pytest.raises(TrainingError, match=r"Job paceline-\S+ was deleted"):
+        run(bench, stub, WhenUp(lambda: kubernetes.delete(next(iter(kubernetes.jobs)))))
+    assert bench.left(stub) == 0
+
+
+def _second(kubernetes: FakeCluster) -> str:
+    return next(name for name in kubernetes.pods if "-1-" in name)
+
+
+TOKEN = "xyzzy-0123456789"
+
+
+def test_a_controller_that_was_killed_finds_its_job_again_and_no_file_holds_its_secrets(
+    kubernetes: FakeCluster, bench: Bench
+) -> None:
+    kubernetes.secrets["mine"] = {"API_TOKEN": TOKEN}
+    bench = settings(bench, env_from=["mine/API_TOKEN"])
+    program = "print(os.environ['API_TOKEN'], flush=True); (run / f'is-{rank}').write_text(os.environ['API_TOKEN'][:5])"
+    stub = bench.stub(program + RESUMED, stand_in=True)
+    with bench.spawn(stub) as attempt:
+        assert attempt.stdout is not None
+        while not attempt.stdout.readline().endswith("| up\n"):
+            pass
+        os.kill(attempt.pid, signal.SIGKILL)
+    (name,) = kubernetes.jobs
+    (stub.run_dir / "went-on").touch()
+    said = run(bench, stub)
+    assert said[0] == f"Job {name} of this run is there already; going on with it"
+    assert len(kubernetes.made) == 1
+    assert TOKEN not in str(kubernetes.made)
+    assert [(stub.run_dir / f"is-{rank}").read_text() for rank in (0, 1)] == [TOKEN[:5]] * 2
+    files = [path for path in stub.run_dir.rglob("*") if path.is_file()]
+    assert not [path for path in files if TOKEN.encode() in path.read_bytes()]
+    assert any(b"***" in path.read_bytes() for path in files)
+    assert bench.left(stub) == 0
