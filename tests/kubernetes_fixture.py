@@ -53,6 +53,7 @@ class FakeCluster:
     folder: Path
     groups: list[str] = field(default_factory=lambda: list(GROUPS))
     secrets: dict[str, dict[str, str]] = field(default_factory=dict)
+    claims: dict[str, Object] = field(default_factory=dict)
     events: list[Object] = field(default_factory=list)
     unschedulable: str = ""
     unpulled: str = ""
@@ -269,6 +270,8 @@ class _Handler(BaseHTTPRequestHandler):
             case ["api", "v1", "namespaces", _, "events"]:
                 assert query["fieldSelector"] == "type=Warning"
                 return {"items": self.cluster.events}
+            case ["api", "v1", "namespaces", _, "persistentvolumeclaims", name] if name in self.cluster.claims:
+                return self.cluster.claims[name]
             case ["apis", group, version, "namespaces", _, plural]:
                 self._refuse_unknown(group, version)
                 mine = [job for job in self.cluster.jobs.values() if job["kind"] == KINDS[plural]]

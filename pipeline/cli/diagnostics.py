@@ -41,6 +41,9 @@ def preflight() -> None:
         if not report.is_ok:
             raise PacelineError("")  # all is said
         return
+    if not report.facts:
+        _tell_rehearsal(report)
+        return
     say(checks.table(report.facts))
     if measures or is_on(options, "deep"):
         say(f"\n{checks.summary(report.all_checks)}\n")
@@ -48,6 +51,13 @@ def preflight() -> None:
         say(line)
     report.refuse()
     say(f"{counted(len(report.facts), 'host')} can take part")
+
+
+def _tell_rehearsal(report: Report) -> None:
+    """What a scheduler says of hosts that it would grant."""
+    for check in report.checks:
+        say(check.seen)
+    say("the nodes are known when a job runs; doit train asks each of them before it starts anything there")
 
 
 def _measured(report: Report, *, saves: bool, say: Callable[[str], None]) -> Report:

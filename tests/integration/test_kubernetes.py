@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster import launchers
+from pipeline.cluster import launchers, preflight
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.kubernetes_manifest import KINDS
@@ -129,15 +129,31 @@ def refusals_again(bench: Bench) -> HostError:
     """The same for a run folder that is laid out already."""
     launcher = launchers.create(bench.cluster)
     with pytest.raises(HostError) as caught, closing(launcher):
-        launcher.probe(None)
+        launcher.rehearse()
     return caught.value
 
 
-def test_preflight_tells_what_can_be_told_without_a_job_and_makes_none(kubernetes: FakeCluster, bench: Bench) -> None:
-    assert "namespace lab would take this Job" in refusals_again(bench).what
+def test_preflight_tells_what_can_be_told_without_a_job_and_makes_none(
+    kubernetes: FakeCluster, bench: Bench, tmp_path: Path
+) -> None:
+    kubernetes.claims["claim"] = {"spec": {"accessModes": ["ReadWriteOnce"]}, "status": {"phase": "Bound"}}
+    assert [check.seen for check in preflight.examine(bench.cluster, global_batch_size=8).checks] == [
+        "namespace lab would take such a Job",
+        "cluster.pvc=claim: Bound, ReadWriteOnce; pods on several nodes can't share it, which takes ReadWriteMany",
+        f"cluster.mount_path={tmp_path} is there and can be written",
+    ]
     kubernetes.refusal = RefusedError(403, "Forbidden", "jobs.batch is forbidden")
-    assert refusals_again(bench).what == "the cluster's API refuses it: jobs.batch is forbidden"
+    assert preflight_refuses(bench) == "the cluster's API refuses it: jobs.batch is forbidden"
+    kubernetes.refusal = None
+    assert preflight_refuses(settings(bench, pvc="other")) == "cluster.pvc=other is not in namespace lab"
+    assert "/absent isn't there on this computer" in preflight_refuses(settings(bench, mount_path="/absent"))
     assert kubernetes.made == []
+
+
+def preflight_refuses(bench: Bench) -> str:
+    with pytest.raises(HostError) as caught:
+        preflight.examine(bench.cluster, global_batch_size=8)
+    return caught.value.what
 
 
 def test_an_interpreter_that_the_image_lacks_is_told_with_the_field(kubernetes: FakeCluster, bench: Bench) -> None:

@@ -124,6 +124,13 @@ class Launcher(Protocol):
         """What a batch scheduler is given, as text; pure, before anything is asked for. '' for other launchers."""
         return ""
 
+    def rehearse(self) -> list[str]:
+        """What can be told of hosts that a scheduler would grant, a line each, without asking for any.
+
+        Raises HostError: they would be refused.
+        """
+        return []
+
     def probe(self, pack: PackSource | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
         """Facts of every host, in the cluster's order; ``modules`` are names to look for among what is installed there.
 

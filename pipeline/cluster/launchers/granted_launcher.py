@@ -80,10 +80,6 @@ class GrantedLauncher(Launcher):
         return self._job
 
     @abstractmethod
-    def nobody_to_ask(self) -> HostError:
-        """For preflight: what can be told without a job. Raises HostError: it would be refused."""
-
-    @abstractmethod
     def cancel_all(self, run_key: str, run_dir: Path) -> dict[str, str]:
         """End all jobs of a run folder; job → what is said of one that doesn't end."""
 
@@ -121,7 +117,10 @@ class GrantedLauncher(Launcher):
     # ---------------------------------------------------------------------------- an attempt in it
     def probe(self, pack: PackSource | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
         if self._job is None:
-            raise self.nobody_to_ask()
+            raise HostError(
+                f"{self.cluster.launcher} names the nodes only when a job runs, so none can be asked now",
+                hint="doit preflight tells what can be told without a job",
+            )
         facts = [_facts(host, value) for host, value in zip(self.cluster.hosts, self._job.facts(), strict=True)]
         blind = [fact.host for fact in facts if pack is not None and fact.pack_path is None]
         if pack is not None and blind:

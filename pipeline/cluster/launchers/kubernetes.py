@@ -15,6 +15,7 @@ from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
 from pipeline.cluster.launchers.kubernetes_api import Api
 from pipeline.cluster.launchers.kubernetes_job import PodsJob, folder_of, release, vanish
 from pipeline.cluster.launchers.kubernetes_manifest import FOLDERS, Manifest, PodJob, manifest, text
+from pipeline.cluster.launchers.kubernetes_pods import claimed
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.core.errors import HostError, PacelineError, UsageError, suggestion
 from pipeline.core.redact import rules
@@ -160,14 +161,15 @@ class KubernetesLauncher(GrantedLauncher):
         say(job.described())
         return self.named([f"pod{number}" for number in range(self.cluster.nnodes)])
 
-    def nobody_to_ask(self) -> HostError:
-        settings = self.cluster.settings
+    def rehearse(self) -> list[str]:
+        settings, kind = self.cluster.settings, self.api.kind
         self.api.create(self._manifest("preflight", Path(settings.mount_path), "rehearsal"), dry_run=True)
-        return HostError(
-            f"Kubernetes names the nodes only when pods run, so none can be asked now; namespace {self.api.namespace} "
-            f"would take this {self.api.kind.name}",
-            hint="doit train asks each pod before it starts anything there",
-        )
+        _refuse_absent(settings.mount_path)
+        return [
+            f"namespace {self.api.namespace} would take such a {kind.name}",
+            f"cluster.pvc={settings.pvc}: {claimed(self.api.claim(settings.pvc), self.cluster.nnodes)}",
+            f"cluster.mount_path={settings.mount_path} is there and can be written",
+        ]
 
     def cancel_all(self, run_key: str, run_dir: Path) -> dict[str, str]:
         try:
@@ -200,6 +202,14 @@ def _refuse_elsewhere(name: str, path: Path, mount_path: str) -> None:
         raise UsageError(
             f"{name} is {path}, which is not on the volume that pods mount at cluster.mount_path={mount_path}; "
             f"mount the volume there on this computer too, and set {name} to a folder below it"
+        )
+
+
+def _refuse_absent(mount_path: str) -> None:
+    if not os.access(mount_path, os.W_OK | os.X_OK):
+        raise HostError(
+            f"cluster.mount_path={mount_path} isn't there on this computer, or can't be written",
+            hint="mount the volume there; this command and the pods speak through it",
         )
 
 

@@ -115,10 +115,20 @@ class Api:
             return []
         return [line for line in bytes(answer.data).decode(errors="replace").splitlines() if line.strip()]
 
-    def claim(self, name: str) -> Object:
-        """A volume claim. Raises RefusalError: there is none, or it can't be read."""
+    def claim(self, name: str) -> Object | None:
+        """A volume claim; None: it may not be read. Raises HostError: there is none of that name."""
         read = self._core.read_namespaced_persistent_volume_claim
-        answer: Object = json.loads(self._do(lambda: read(name, self.namespace, **self._raw())).data)
+        try:
+            answer: Object = json.loads(self._do(lambda: read(name, self.namespace, **self._raw())).data)
+        except RefusalError as error:
+            if error.status == 403:
+                return None
+            if error.status != 404:
+                raise
+            raise HostError(
+                f"cluster.pvc={name} is not in namespace {self.namespace}",
+                hint=f"{self.kubectl} get pvc shows the claims that are",
+            ) from error
         return answer
 
     def served(self) -> list[str]:

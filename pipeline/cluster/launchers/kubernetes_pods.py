@@ -136,6 +136,16 @@ def conditions(job: Mapping[str, Any]) -> dict[str, str]:
     return {row["type"]: _words(row) for row in rows if row["status"] == "True"}
 
 
+def claimed(claim: Mapping[str, Any] | None, nnodes: int) -> str:
+    """How a volume claim is, and whether pods on several nodes may share it; None: it could not be read."""
+    if claim is None:
+        return "may not be looked at"
+    modes = (claim.get("spec") or {}).get("accessModes") or []
+    alone = nnodes > 1 and "ReadWriteMany" not in modes
+    held = "; pods on several nodes can't share it, which takes ReadWriteMany" if alone else ""
+    return f"{(claim.get('status') or {}).get('phase') or 'not bound'}, {', '.join(modes)}{held}"
+
+
 def is_over(job: Mapping[str, Any]) -> bool:
     """Whether nothing more becomes of a job of any kind."""
     ends = ("Complete", "Completed", "Succeeded", "Failed", "FailureTarget")

@@ -120,12 +120,9 @@ class SlurmLauncher(GrantedLauncher):
         hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in self.cluster.hosts))
         return {"env": dict(self.cluster.hosts[0].secrets), "hide": rules(hidden)}
 
-    def nobody_to_ask(self) -> HostError:
+    def rehearse(self) -> list[str]:
         words = self._queue.rehearse(self._script("preflight", Path.cwd(), "rehearsal"))
-        return HostError(
-            f"Slurm names the nodes only when a job runs, so none can be asked now; it would take this one: {words}",
-            hint="doit train asks each node before it starts anything there",
-        )
+        return [f"Slurm would take such a job: {words}"]
 
     def cancel_all(self, run_key: str, run_dir: Path) -> dict[str, str]:
         try:
