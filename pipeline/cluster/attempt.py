@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster import earlier, host_versions, launchers, leftover, lost_hosts, preflight, rank_threads
+from pipeline.cluster import earlier, host_versions, launchers, leftover, lost_hosts, occupancy, preflight, rank_threads
 from pipeline.cluster.failures import cause, failure_text, first_error, is_echo, port_was_taken
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec, Outcome
@@ -91,6 +91,12 @@ def _run_once(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: Inte
     if hosts.launcher.capabilities.hosts_are_granted:
         watchers.on_launch(hosts.launcher.starting)
     hosts.grant(spec, host_versions.asked(spec.versions), watchers.on_job, signals.check)
+    with occupancy.places(hosts, spec, watchers, signals.check) as watchers:
+        return _run_on_hosts(spec, hosts, watchers, signals)
+
+
+def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: Interruptible) -> RunningAttempt:
+    """The same, on hosts that this run may have."""
     facts = _fit_hosts(spec, hosts)
     watchers.on_facts(facts)
     if spec.outputs.resume and not hosts.launcher.capabilities.shares_run_dir:

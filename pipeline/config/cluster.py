@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.launchers import LAUNCHERS
+from pipeline.cluster.launchers.settings import POLICIES
 from pipeline.cluster.plan import visible_gpus
 from pipeline.config.values import encodable, typed
 from pipeline.core.cluster import Cluster, Host, unfit_name
@@ -56,9 +57,16 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
         spares=spares,
         min_nodes=raw["min_nodes"],
         checkpoint_fetch_s=raw["checkpoint_fetch_s"],
+        when_busy=_one_of("when_busy", raw["when_busy"], POLICIES),
         **_tls(raw),
         settings=typed(settings, without_secrets({"cluster": raw})["cluster"]),
     )
+
+
+def _one_of(name: str, value: str, options: Sequence[str]) -> str:
+    if value not in options:
+        raise UsageError(f"cluster.{name}={value!r} is not an option; {suggestion(value, options)}")
+    return value
 
 
 def _check_numbers(raw: Mapping[str, Any]) -> None:

@@ -65,6 +65,7 @@ class Cluster:
     ``tls_ca`` are files on the hosts with which gloo encrypts (None: it doesn't). ``settings`` is the whole section,
     as the launcher's own settings class. ``spares`` take the places of hosts that
     are gone; where none is left, ``min_nodes`` of the others may be enough (0: they aren't).
+    ``when_busy`` is refuse, wait, share, or auto: refuse on GPUs, else share.
     """
 
     launcher: str
@@ -87,6 +88,7 @@ class Cluster:
     spares: tuple[Host, ...] = ()
     min_nodes: int = 0
     checkpoint_fetch_s: float = 60.0
+    when_busy: str = "auto"
 
     @property
     def nnodes(self) -> int:

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 
+from .claims import seen
 from .processors import gpu_state
 from .wire import Json, in_thread, say
 
@@ -38,6 +39,7 @@ def facts(gpu_s: float) -> Json:
         "links": links(),
         "infiniband": infiniband(),
         "gpus": gpus,
+        "claims": seen(),
     }
     resolved.wait(NAME_S)
     return {**read, "own_name": dict(name) if resolved.is_set() else {"slow_s": NAME_S}}

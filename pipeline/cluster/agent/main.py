@@ -32,6 +32,7 @@ COMMANDS = {
     "start": "supervisor",
     "job": "job",
     "follow": "follow",
+    "hold": "claims",
     "stop": "registry",
     "status": "registry",
     "collect": "staging",

@@ -1,6 +1,6 @@
 """CPUs and GPUs that this process may use: asked on hosts by the agent, and here by the controller."""
 
-# ruff: noqa: PTH123, PTH207
+# ruff: noqa: PTH116, PTH123, PTH207
 from __future__ import annotations
 
 import contextlib
@@ -10,6 +10,8 @@ import re
 import shutil
 import subprocess
 import time
+
+from .claims import user_name
 
 GPU_FIELDS = "index,uuid,name,memory.total,memory.used,ecc.errors.uncorrected.volatile.total"
 _SMI_QUERIES = {
@@ -59,7 +61,26 @@ def gpu_state(limit_s: float) -> dict[str, str] | None:
             said[name], _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
+    said["owners"] = "\n".join(map(owner, re.findall(r"^[^,]*, *(\d+),", said.get("processes", ""), re.MULTILINE)))
     return said
+
+
+def owner(pid: str) -> str:
+    """``pid, user, unix seconds of its start, PACELINE_NODE``; empty where it isn't told (another container's)."""
+    try:
+        user = os.stat(f"/proc/{pid}").st_uid
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        with open("/proc/stat", encoding="ascii") as file:
+            boot = next(int(line.split()[1]) for line in file if line.startswith("btime"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return ""
+    mark = b""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environ:  # of one's own processes
+        found = re.search(rb"(?:^|\0)PACELINE_NODE=([^\0]*)", environ.read())
+        mark = found.group(1) if found else b""
+    started = boot + ticks / os.sysconf("SC_CLK_TCK")
+    return f"{pid}, {user_name(user)}, {started:.0f}, {mark.decode(errors='replace')}"
 
 
 def count_cpus() -> int:

@@ -18,6 +18,7 @@ import time
 import traceback
 from types import FrameType
 
+from .claims import Claim, claim_for_run
 from .early_exits import EarlyExits
 from .log_lines import Tail
 from .meeting import Meeting
@@ -50,6 +51,7 @@ def start(request: Json) -> None:
     left = end_attempts(request)
     if left:
         raise SystemExit(f"an earlier attempt of this run cannot be ended: processes {sorted(left)}")
+    claim = claim_for_run(node.get("claim"))  # held by the processes that are forked from this one
     for _, entry in before:
         remove_ours(entry["remove"])
     if request["stage"]:
@@ -63,7 +65,7 @@ def start(request: Json) -> None:
         os.close(told)
         os.setsid()
         if os.fork() == 0:
-            supervise_forever(request, node, tell)
+            supervise_forever(request, node, tell, claim)
         os._exit(0)
     os.close(tell)
     os.wait()
@@ -80,7 +82,7 @@ def lay_out(node: Json) -> None:
     touch(os.path.join(node["state_dir"], "lease"))
 
 
-def supervise_forever(request: Json, node: Json, tell: int) -> None:
+def supervise_forever(request: Json, node: Json, tell: int, claim: Claim | None) -> None:
     """The daemon's whole life; never returns into the caller's stack."""
     code = 1
     try:
@@ -96,6 +98,8 @@ def supervise_forever(request: Json, node: Json, tell: int) -> None:
         traceback.print_exc()
         sys.stderr.flush()
     finally:
+        if claim is not None:
+            claim.release()
         os._exit(code)
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.cluster import encryption, launchers, networks
-from pipeline.cluster.launchers import all_pairs, packs
+from pipeline.cluster.agent.claims import BUSY
+from pipeline.cluster.launchers import all_pairs, claims, packs
 from pipeline.cluster.launchers.arriving import Transfer
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher, PackSource, Place
 from pipeline.cluster.launchers.connection import Connection
@@ -137,6 +138,7 @@ class AgentLauncher(Launcher, ABC):
             if answer is None or answer.error is None:
                 continue
             why, hint = self.explain(host, answer)
+            hint = claims.WHEN_BUSY if BUSY in (answer.told or "") else hint
             rows.append(f"  {host.label}: {why}")
             hints.extend([hint] if hint and hint not in hints else [])
         if rows:
@@ -201,6 +203,7 @@ class AgentLauncher(Launcher, ABC):
         rides = self._provide(pack, facts) if pack is not None else None
         request = {**self._request(plan, run_dir), "do": "start", "pack_digest": pack.digest if pack else ""}
         request |= self._secrets(request["nodes"])
+        request["nodes"] = self._with_claims(plan, request["nodes"], run_dir)
         stage = not self.capabilities.shares_run_dir
         answers = self.ask(
             {**request, "stage": stage},
@@ -208,6 +211,12 @@ class AgentLauncher(Launcher, ABC):
             payload=(lambda stdin: append_run(stdin, run_dir, rides)) if stage else None,
         )
         self.demand("start", answers)
+
+    def _with_claims(self, plan: LaunchPlan, nodes: list[dict[str, Any]], run_dir: Path) -> list[dict[str, Any]]:
+        """Each node with what the run claims there."""
+        hosts = {host.label: host for host in self.cluster.hosts}
+        prefix, what = attempts.prefix_of(plan.run_id), claims.title(run_dir, plan.run_key)
+        return [{**node, "claim": claims.claim(self.cluster, hosts[node["host"]], prefix, what)} for node in nodes]
 
     def notes(self) -> list[str]:
         told, self._notes = self._notes, []

@@ -7,6 +7,9 @@ from typing import Any, ClassVar
 
 MISSING: Any = "???"  # OmegaConf's own mark; importing it from there takes 0.1 s, which a finished run has no use for
 
+POLICIES = ("auto", "refuse", "wait", "share")
+"""What ``cluster.when_busy`` may say."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
@@ -83,6 +86,8 @@ class ClusterConfig:
         min_nodes: with trainer.shards, a run that has lost hosts and has no spare left is started again with as few of
             the others as this; 0: with all of them or not at all.
         checkpoint_fetch_s: how often at most new checkpoints are brought here while a run goes on; 0: at its end alone.
+        when_busy: what happens where somebody else computes: refuse, wait (in order, for other runs), share, or auto:
+            refuse on GPUs, share on processors.
         max_restarts: further attempts, from the last checkpoint, when a run fails.
     """
 
@@ -112,4 +117,5 @@ class ClusterConfig:
     spares: list[HostConfig] = field(default_factory=list)
     min_nodes: int = 0
     checkpoint_fetch_s: float = 60.0
+    when_busy: str = "auto"
     max_restarts: int = 0

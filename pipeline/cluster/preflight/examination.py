@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.cluster import host_versions, launchers, leftover, plan
 from pipeline.cluster.connecting import connected
 from pipeline.cluster.launchers.base import Launcher
-from pipeline.cluster.preflight import clock, gpus, network, resources, shared_folder, versions
+from pipeline.cluster.preflight import clock, gpus, network, occupation, resources, shared_folder, versions
 from pipeline.cluster.preflight.judgement import ALL, Check, State, from_error, refuse
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, NodeFacts
@@ -124,7 +124,8 @@ def examine(
         except HostError as error:
             refusals.append(error)
         closer = _look_closer(cluster, launcher, runs_dir) if deep else None
-    return Report(facts=facts, checks=judge(cluster, facts, closer), refusals=refusals)
+    checks = [*judge(cluster, facts, closer), *occupation.checks(cluster, facts)]
+    return Report(facts=facts, checks=checks, refusals=refusals)
 
 
 def _rehearsed(launcher: Launcher) -> Report:

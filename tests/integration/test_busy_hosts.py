@@ -1,0 +1,110 @@
+"""Two runs on the same lab hosts, of two controllers: the second is refused, or waits until the first has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.running import Watchers
+from pipeline.core.errors import HostError
+from pipeline.core.specs import Cluster, Host
+from pipeline.lab import Lab
+from tests.contract.conftest import Bench, count_here
+from tests.contract.stub import RUN_TO_END, SLEEP
+from tests.lab_fixture import on
+from tests.waiting import HANG_S, wait_until
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture
+def bench(lab: Lab, tmp_path: Path) -> Bench:
+    hosts = tuple(Host(name=host.name, env={"OMP_NUM_THREADS": "1"}) for host in lab.hosts)
+    cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), device="cpu")
+    return Bench(cluster=cluster, folder=tmp_path, count=count_here, shares_run_dir=False)
+
+
+def part(bench: Bench, name: str, when_busy: str, *, turned: bool = False) -> Bench:
+    """The same hosts in a folder of its own; ``turned``: listed the other way round."""
+    folder = bench.folder / name
+    folder.mkdir()
+    hosts = bench.cluster.hosts[::-1] if turned else bench.cluster.hosts
+    return replace(bench, folder=folder, cluster=replace(bench.cluster, hosts=hosts, when_busy=when_busy))
+
+
+@contextlib.contextmanager
+def running(bench: Bench) -> Iterator[int]:
+    """A run whose ranks are up, in a controller of its own; its process id."""
+    stub = bench.stub(SLEEP, stand_in=True)
+    with bench.spawn(stub) as attempt:
+        try:
+            assert attempt.stdout is not None
+            ups = 0
+            while ups < 2:
+                line = attempt.stdout.readline()
+                assert line, "it ended before both ranks were up"
+                ups += line.endswith("| up\n")
+            yield attempt.pid
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(attempt.pid, signal.SIGINT)
+            attempt.stdout.read()  # type: ignore[union-attr]
+
+
+def claims(lab: Lab, host: str) -> str:
+    """What stands in all claims there."""
+    return on(lab, host, "cat /tmp/paceline-claims/* 2>/dev/null").stdout
+
+
+def test_the_second_run_is_refused_with_who_and_since_when_or_waits_and_then_runs(bench: Bench, lab: Lab) -> None:
+    refused, waits = part(bench, "refused", "refuse"), part(bench, "waits", "wait", turned=True)
+    said: list[str] = []
+    with running(part(bench, "first", "share")) as controller:
+        stub = refused.stub(RUN_TO_END, stand_in=True)
+        with pytest.raises(HostError) as caught:
+            refused.run(stub)
+        who = r"root's run [0-9a-f]{12} has its processors since \d\d:\d\d"
+        told = rf"2 of 2 hosts are busy:\n  node0 is busy: {who}\n  node1 is busy: {who}"
+        assert re.fullmatch(told, caught.value.what)
+        assert caught.value.hint is not None
+        assert caught.value.hint.startswith("cluster.when_busy=wait takes its turn")
+
+        def on_job(text: str) -> None:
+            said.append(text)
+            os.killpg(controller, signal.SIGINT)
+
+        stub = waits.stub(RUN_TO_END, stand_in=True)
+        watchers = Watchers(on_line=lambda _: None, on_job=on_job)
+        run_attempt(stub.spec(), closing(Hosts(waits.cluster)), watchers)
+    assert re.fullmatch(rf"waiting for node[01]: {who}", said[0])
+    assert (stub.run_dir / "checkpoints" / "final.pt").read_bytes() == b"weights of final"
+    for host in lab.hosts:
+        assert claims(lab, host.name) == "", "a claim is left"
+
+
+def test_a_waiting_run_that_is_stopped_leaves_the_queue(bench: Bench, lab: Lab) -> None:
+    waits = part(bench, "waits", "wait")
+    with running(part(bench, "first", "share")):
+        stub = waits.stub(SLEEP, stand_in=True)
+        with waits.spawn(stub) as attempt:
+            assert attempt.stdout is not None
+            kill = threading.Timer(HANG_S, attempt.kill)
+            kill.start()
+            line = next(line for line in attempt.stdout if line.startswith("waiting for"))
+            assert "has its processors since" in line
+            os.killpg(attempt.pid, signal.SIGINT)
+            assert "KILLED stopped by SIGINT" in attempt.stdout.read()
+            kill.cancel()
+        wait_until(lambda: not any('"waits"' in claims(lab, host.name) for host in lab.hosts))
+        assert [claims(lab, host.name).count('"attempts"') for host in lab.hosts] == [1, 1], "of the first run"
