@@ -70,7 +70,7 @@ def skips():
 PATCHES = (
     ("trainers/training/step.py", "HEARTBEAT.enter(Phase.LOADING)\n", "        fault.strike('loading')\n"),
     ("trainers/training/step.py", "HEARTBEAT.enter(Phase.COMPUTING)\n", "        fault.strike('computing')\n"),
-    ("trainers/training/step.py", "        rank = self.node.ranks.rank\n", "        fault.step = step\n"),
+    ("trainers/training/step.py", "            self.grad_scaler.begin()\n", "        fault.step = step\n"),
     ("trainers/training/step.py", "from __future__ import annotations\n", "from trainers import fault\n"),
     ("trainers/distributed/process_group.py", "from __future__ import annotations\n", "from trainers import fault\n"),
     (
