@@ -21,6 +21,7 @@ OF_HOSTS = ("slow link", "dropped link", "stopped", "disk")
 """The kinds for which the host is to blame, not the code: the same run may end well there another time."""
 
 _IN_COLLECTIVE = "/torch/distributed/"
+_UNREAD_FROM = 16 << 10
 _DROPPED_FROM = 3  # times that the kernel has sent the same bytes again in vain: 1.5 s at least
 
 
@@ -112,12 +113,23 @@ def _verdict(culprit: RankLook, kind: str, looks: Sequence[RankLook], idle_s: fl
 
 
 def _link(looks: Sequence[RankLook], hosts: Mapping[str, str], head: str) -> Verdict | None:
-    """The connection on which bytes wait: between which hosts, and which of them has most of these connections."""
-    pairs = [
+    """The connection on which bytes wait: between which hosts, and which of them has most of these connections. Where
+    the other side has many that it hasn't read, its process is slow (its cores are busy with something else), not the
+    connection."""
+    ways = [
         (look, hosts.get(item.peer, item.peer), item)
         for look in looks
         for item in look.sockets
         if hosts.get(item.peer) != look.host
+    ]
+    unread = Counter[tuple[str, str]]()
+    for look, peer, item in ways:
+        unread[peer, look.host] += item.unread_bytes
+    pairs = [
+        (look, peer, item)
+        for look, peer, item in ways
+        if item.sent_again >= _DROPPED_FROM
+        or ((item.unsent_bytes or item.sent_again) and unread[look.host, peer] < _UNREAD_FROM)
     ]
     if not pairs:
         return None

@@ -40,11 +40,13 @@ class RankBeat:
 
 @dataclass(frozen=True, kw_only=True)
 class Socket:
-    """A connection to another host on which something waits to be sent, or is sent for another time."""
+    """A connection to another host on which something waits to be sent, is sent for another time, or has come and
+    waits for its process to read it."""
 
     peer: str
     unsent_bytes: int
     sent_again: int
+    unread_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.stalls import OF_HOSTS, judge, stall_text
+from pipeline.cluster.stalls import OF_HOSTS, judge, slow_network, stall_text
 from pipeline.core.beats import COMPUTING, LOADING, PHASES, UPDATING, WAITING, RankBeat, RankLook, Socket
 from trainers.distributed.heartbeat import Phase
 
@@ -109,6 +109,15 @@ def test_the_rank_that_holds_the_others_up_is_named_with_its_kind(case: str) -> 
     if number is not None:
         assert verdict.host == f"node{number}"
     assert judge(looks[::-1], HOSTS, 300.0) == verdict, "in whatever order the hosts have answered"
+
+
+def test_a_connection_whose_other_side_does_not_read_is_not_the_one_to_blame() -> None:
+    unread = (Socket(peer="10.0.0.1", unsent_bytes=0, sent_again=0, unread_bytes=60_000),)
+    looks = [rank(0, sockets=unread), rank(1, sockets=to(0))]
+    assert slow_network(looks, HOSTS, 0.9, 2.0) is None
+    assert judge(looks, HOSTS, 300.0).kind == "collective"
+    dropped = [rank(0, sockets=unread), rank(1, sockets=to(0, 5))]
+    assert judge(dropped, HOSTS, 300.0).kind == "dropped link"
 
 
 def test_many_ranks_are_counted_and_a_stack_shows_the_own_line_first() -> None:

@@ -115,7 +115,8 @@ def _py_spy(pid: int) -> list[str]:
 
 
 def _sockets(pid: int) -> list[Json]:
-    """The TCP connections of a process to other hosts on which something waits to be sent, or is sent again."""
+    """The TCP connections of a process to other hosts on which something waits to be sent, is sent again, or has come
+    and isn't read."""
     inodes = set()
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
@@ -127,9 +128,10 @@ def _sockets(pid: int) -> list[Json]:
             for fields in (line.split() for line in file.readlines()[1:]):
                 if fields[3] != _ESTABLISHED or f"socket:[{fields[9]}]" not in inodes:
                     continue
-                unsent, again = int(fields[4].partition(":")[0], 16), int(fields[6], 16)
-                if unsent or again:
-                    rows.append({"peer": _address(fields[2]), "unsent_bytes": unsent, "sent_again": again})
+                (unsent, unread), again = (int(part, 16) for part in fields[4].split(":")), int(fields[6], 16)
+                if unsent or again or unread:
+                    waits = {"unsent_bytes": unsent, "sent_again": again, "unread_bytes": unread}
+                    rows.append({"peer": _address(fields[2]), **waits})
     return rows
 
 

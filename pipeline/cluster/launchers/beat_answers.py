@@ -36,7 +36,9 @@ def _beat(row: Mapping[str, Any]) -> RankBeat:
 
 def _look(host: str, row: Mapping[str, Any]) -> RankLook:
     sockets = tuple(
-        Socket(peer=str(item["peer"]), unsent_bytes=int(item["unsent_bytes"]), sent_again=int(item["sent_again"]))
+        Socket(
+            peer=str(item["peer"]), **{name: int(item[name]) for name in ("unsent_bytes", "sent_again", "unread_bytes")}
+        )
         for item in row["sockets"]
     )
     return RankLook(
