@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,51 +52,7 @@ if __name__ == "__main__":
     main(config)
 '''
 
-STAND_IN = '''
-"""torchrun as the node agent sees it: ranks in sessions of their own, their output in files, all ended with one."""
-import os, pathlib, signal, subprocess, sys, time
-
-options, argv = {}, sys.argv[1:]
-while argv[0].startswith("--"):
-    name, _, options[name] = argv.pop(0).partition("=")
-nnodes, nproc, node = (int(options[name]) for name in ("--nnodes", "--nproc-per-node", "--node-rank"))
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-    signal.signal(number, lambda *_: sys.exit(1))
-
-def start(local_rank):
-    folder = pathlib.Path(options["--log-dir"], options["--rdzv-id"], "attempt_0", str(local_rank))
-    folder.mkdir(parents=True)
-    env = {"RANK": str(node * nproc + local_rank), "WORLD_SIZE": str(nnodes * nproc)}
-    outputs = [(folder / name).open("wb") for name in ("stdout.log", "stderr.log")]
-    command = [sys.executable, *argv]
-    return subprocess.Popen(
-        command, env=os.environ | env, stdout=outputs[0], stderr=outputs[1], start_new_session=True
-    )
-
-def alive():
-    return [rank for rank in ranks if rank.poll() is None]
-
-def leave_after_a_failure():
-    for local_rank, rank in enumerate(ranks):
-        if rank.poll():
-            sys.exit(f"failed (exitcode: {rank.returncode}) local_rank: {local_rank} (pid: {rank.pid})")
-
-ranks = []
-try:
-    for local_rank in range(nproc):
-        ranks.append(start(local_rank))
-    while alive():
-        leave_after_a_failure()
-        time.sleep(0.05)
-    leave_after_a_failure()
-finally:
-    for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
-        for rank in ranks:
-            end(rank)
-        until = time.monotonic() + float(os.environ["PET_SHUTDOWN_TIMEOUT"])
-        while alive() and time.monotonic() < until:
-            time.sleep(0.05)
-'''
+STAND_IN = Path(__file__).resolve().parents[1] / "stand_ins" / "torchrun" / "torch"
 
 RUN_TO_END = "finish(rank, run)"
 SLEEP = "print('up', flush=True); time.sleep(600)"
@@ -132,11 +89,7 @@ def make(folder: Path, program: str, *, record: bool = False, stand_in: bool = F
     (trainers / "__init__.py").write_text("")
     (trainers / "classifier.py").write_text(TRAINER)
     if stand_in:  # the run's code comes first on the path, and nothing else of torch is imported
-        distributed = run_dir / "code" / "torch" / "distributed"
-        distributed.mkdir(parents=True)
-        for path in (distributed.parent / "__init__.py", distributed / "__init__.py"):
-            path.touch()
-        (distributed / "run.py").write_text(STAND_IN)
+        shutil.copytree(STAND_IN, run_dir / "code" / "torch", ignore=shutil.ignore_patterns("__pycache__"))
     config = {
         "program": program,
         "record": record,

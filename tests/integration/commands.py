@@ -18,21 +18,24 @@ from typing import Any
 import psutil
 
 from pipeline import tracking
+from tests.integration.light import light_python
 from tests.waiting import HANG_S, busy, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 ALONE = ("cluster.nproc_per_node=1", "++cluster.env.OMP_NUM_THREADS=1")
 """One rank with one thread: threads of a rank wait for each other without pause, on cores that other tests want."""
 
-_DOIT = [sys.executable, "-m", "doit"]
-
 
 @dataclass
 class Project:
-    """The checkout's code with runs, data and tracking in ``folder``; ``words`` are added to every call."""
+    """The checkout's code with runs, data and tracking in ``folder``; ``words`` are added to every call.
+
+    ``whole``: torchrun on this computer is torch's own, the report that of scikit-learn; else stand-ins are (light.py).
+    """
 
     folder: Path
     words: list[str] = field(default_factory=list)
+    whole: bool = False
 
     @property
     def overrides(self) -> list[str]:
@@ -40,7 +43,8 @@ class Project:
         return [*where, f"tracking.uri='sqlite:///{self.folder}/mlflow.db'", *self.words]
 
     def argv(self, *words: str) -> list[str]:
-        return [*_DOIT, *words[:1], *self.overrides, *words[1:]]
+        python = sys.executable if self.whole else light_python()
+        return [python, "-m", "doit", *words[:1], *self.overrides, *words[1:]]
 
     def doit(self, *words: str, timeout_s: float = HANG_S) -> subprocess.CompletedProcess[str]:
         """Run to its end; stdout and stderr together in ``stdout``."""

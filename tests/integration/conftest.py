@@ -49,10 +49,10 @@ def fetched(shared: Path) -> Path:
 
 
 @pytest.fixture
-def project(tmp_path: Path, fetched: Path) -> Project:
-    """A project in the test's folder that has the quickstart's data already."""
+def project(tmp_path: Path, fetched: Path, request: pytest.FixtureRequest) -> Project:
+    """A project in the test's folder that has the quickstart's data already. No stand-ins in the long tests."""
     shutil.copytree(fetched, tmp_path / "data")
-    return Project(tmp_path)
+    return Project(tmp_path, whole=request.node.get_closest_marker("long") is not None)
 
 
 @pytest.fixture(scope="session")

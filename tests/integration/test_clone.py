@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.commands import ALONE, ROOT
+from tests.integration.light import light_python
 from tests.integration.test_provenance import Checkout, copied
 from tests.waiting import HANG_S
 
@@ -100,7 +101,7 @@ def test_the_mend_trains_the_clones_own_code_with_children_of_the_same_package(
     """From another working folder, where ``python -m pipeline.…`` would find the environment's package."""
     shutil.copytree(fetched, second.root / "data", dirs_exist_ok=True)
     (second.root / "pipeline/evaluation/report.py").write_text("raise SystemExit('this is the second clone')\n")
-    done = call([DOIT, "-d", str(tmp_path), "train", *WORDS], second.root, second.root)
+    done = call([light_python(), "-m", "doit", "-d", str(tmp_path), "train", *WORDS], second.root, second.root)
     assert done.returncode == 1
     assert "failed: this is the second clone" in done.stdout, done.stdout
     (folder,) = (path.parent for path in second.root.glob("runs/*/key.json"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,7 @@ def test_a_rank_sees_the_snapshot_and_nothing_else_of_the_project(tmp_path: Path
 def test_a_rank_that_ends_early_is_named_whatever_its_exit_code(
     tmp_path: Path, fetched: Path, ranks: int, end: str, said: str
 ) -> None:
-    checkout = copied(tmp_path / "project", fetched)
+    checkout = replace(copied(tmp_path / "project", fetched), whole=True)
     model = checkout.root / "trainers" / "models" / "small_cnn.py"
     mute = "class Mute(Exception):\n    def __str__(self) -> str:\n        raise ValueError\n"
     model.write_text(f"{model.read_text()}\n\nimport os, sys\n{mute}\n{end}\n")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.commands import ALONE, ROOT, Project
+from tests.integration.light import STAND_INS
 
 LAUNCHER = """
 from dataclasses import dataclass
@@ -111,7 +112,8 @@ def python(tmp_path: Path) -> Path:
     python = tmp_path / "env/bin/python"
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    (Path(site) / "parent.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    layer = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})"
+    (Path(site) / "parent.pth").write_text(f"{layer}\n{STAND_INS}\nimport light_start\n")
     return python
 
 

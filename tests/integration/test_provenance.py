@@ -19,6 +19,7 @@ from pipeline.core import documents
 from pipeline.core.files import sha256_file
 from pipeline.runs import result as results
 from tests.integration.commands import ALONE, ROOT
+from tests.integration.light import light_python
 from tests.waiting import HANG_S
 
 A = ("experiment=quickstart", "trainer.max_steps=2", *ALONE, "tracking=none")
@@ -36,9 +37,10 @@ SOURCES = (
 
 @dataclass(frozen=True)
 class Checkout:
-    """A copy of the project in a repository of its own, so that a test may edit it."""
+    """A copy of the project in a repository of its own, so that a test may edit it. ``whole``: as for a Project."""
 
     root: Path
+    whole: bool = False
 
     def doit(self, *words: str, code: int = 0) -> str:
         """Both outputs of a command that must end with ``code``."""
@@ -49,7 +51,7 @@ class Checkout:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "doit", *words],
+            [sys.executable if self.whole else light_python(), "-m", "doit", *words],
             cwd=self.root,
             env={**os.environ, "PYTHONPATH": str(self.root)},
             stdout=subprocess.PIPE,

@@ -30,7 +30,7 @@ LONG = ("experiment=quickstart", "trainer.epochs=400", *ALONE, "tracking=none")
 
 
 def test_the_quickstart_reaches_its_accuracy_and_is_not_run_twice(tmp_path: Path, database: Path) -> None:
-    project = Project(tmp_path)  # with nothing in it but tables, which take seconds to make
+    project = Project(tmp_path, whole=True)  # with nothing in it but tables, which take seconds to make
     shutil.copy(database, tmp_path)
     first = project.doit("train", "experiment=quickstart")
     assert first.returncode == 0, first.stdout
@@ -106,6 +106,7 @@ def test_a_lost_report_is_made_again_without_training(finished: Project) -> None
 def test_a_signal_ends_every_process_and_says_killed_and_the_same_command_resumes(
     project: Project, number: signal.Signals
 ) -> None:
+    project.whole = True
     child = project.start("train", *LONG)
     wait_for_step(project, 20, child)
     output, took_s = interrupt(child, number)
@@ -131,6 +132,7 @@ def test_stop_from_another_terminal_ends_the_run(project: Project) -> None:
 def test_killed_outright_the_same_command_finishes_with_the_weights_of_an_undisturbed_run(
     project: Project, finished: Project
 ) -> None:
+    project.whole = True
     child = project.start("train", *FINISHED)
     wait_for_step(project, 40, child)
     interrupt(child, signal.SIGKILL)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.commands import ROOT
+from tests.integration.light import light_python
 from tests.integration.test_clone import DOIT, WORDS, call
 from tests.integration.test_provenance import Checkout, copied
 from tests.waiting import HANG_S
@@ -77,7 +78,8 @@ def test_an_unforeseen_error_is_one_line_and_a_file(project: Checkout, name: str
 
 def test_an_unforeseen_error_in_a_child_names_its_file_too(project: Checkout) -> None:
     broken(project, "pipeline/evaluation/report.py", "def _report(")
-    done = call([DOIT, "train", *WORDS, "paths.runs=else/where"], project.root, project.root)
+    words = ("train", *WORDS, "paths.runs=else/where")
+    done = call([light_python(), "-m", "doit", *words], project.root, project.root)
     assert done.returncode == 1
     found = re.search(rf"the evaluation report of \w+ failed: {LINE}", done.stdout)
     assert found is not None, done.stdout

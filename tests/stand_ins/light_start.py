@@ -1,0 +1,17 @@
+"""Imported whenever the interpreter of tests/integration/light.py starts: what stands in for what.
+
+Two of a small run's processes spend seconds on imports, though few tests are about what they do: torchrun, and the
+evaluation report with scikit-learn and matplotlib.
+"""
+
+import sys
+
+_ASKED = sys.orig_argv[1:3]
+if _ASKED == ["-m", "torch.distributed.run"]:
+    from pathlib import Path  # here: most processes need none of this
+
+    sys.path.insert(0, str(Path(__file__).parent / "torchrun"))
+elif _ASKED == ["-m", "pipeline.evaluation.report"]:
+    import report_libraries  # type: ignore[import-not-found]  # beside this file, whose folder is on the path
+
+    report_libraries.install()
