@@ -75,7 +75,9 @@ def test_the_wish_to_prune_reaches_rank_0_and_its_checkpoint_comes_back_without_
 
 
 def test_first_error_is_shown_with_host_rank_and_traceback_and_all_are_down(bench: Bench) -> None:
-    stub = bench.stub("if rank == 1: raise ValueError('boom in rank 1')\ntime.sleep(600)", record=True)
+    by_torch = bench.cluster.launcher == "local"  # elsewhere the traceback on the rank's stderr tells
+    program = "if rank == 1: raise ValueError('boom in rank 1')\ntime.sleep(600)"
+    stub = bench.stub(program, record=by_torch, stand_in=not by_torch)
     with pytest.raises(TrainingError) as caught:
         bench.run(stub)
     host = bench.hosts[-1]
@@ -87,7 +89,8 @@ def test_first_error_is_shown_with_host_rank_and_traceback_and_all_are_down(benc
 
 
 def test_killed_rank_is_named_and_nothing_is_left(bench: Bench) -> None:
-    stub = bench.stub("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)")
+    program = "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)"
+    stub = bench.stub(program, stand_in=bench.cluster.launcher == "pssh")  # with torchrun: the other launchers
     with pytest.raises(TrainingError, match=r"rank 1: ended with signal 9 \(SIGKILL\)"):
         bench.run(stub)
     assert bench.left(stub) == 0

@@ -43,6 +43,7 @@ def test_a_pack_that_rots_here_is_made_again(project: Project, verb: str) -> Non
 
 
 @pytest.mark.lab
+@pytest.mark.long
 def test_a_pack_that_rotted_on_a_host_is_sent_again_by_the_next_attempt(project: Project, lab: Lab) -> None:
     project.words = ["cluster=two_node", "cluster.hosts=[{name: node1}]", f"cluster.ssh_config='{lab.ssh_config}'"]
     (pack,) = (project.folder / "data").glob("digits-*")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -64,7 +63,8 @@ def test_hosts_differ_in_machine_and_boot_id(lab: Lab) -> None:
 
 
 def test_python_on_the_hosts_is_this_one_and_has_torch(lab: Lab) -> None:
-    done = on(lab, "node1", "python3 -c 'import sys, torch; print(sys.prefix)'")
+    found = 'import importlib.util, sys; assert importlib.util.find_spec("torch"); print(sys.prefix)'
+    done = on(lab, "node1", f"python3 -c '{found}'")
     assert done.stdout.strip() == sys.prefix, done.stderr
 
 
@@ -85,6 +85,7 @@ def test_another_key_is_refused(lab: Lab, tmp_path: Path) -> None:
     assert "Permission denied (publickey)" in done.stderr
 
 
+@pytest.mark.long  # a training on two hosts reduces too: test_two_node.py
 def test_gloo_reduces_across_the_hosts(lab: Lab) -> None:
     script = (
         "import sys, torch, torch.distributed as d;"

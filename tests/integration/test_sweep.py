@@ -50,7 +50,6 @@ def weights(project: Project) -> dict[str, str]:
 
 def test_a_sweep_with_a_bad_value_finishes_the_rest_and_is_not_run_twice(recording: Project) -> None:
     project = recording
-    project.whole = True
     words = (*TINY, "optimizer.lr=1e38,0.1,0.10", *ALONE, "sweep.slots=1")
     planned = project.doit("sweep", *words, "dry_run=1")
     assert planned.returncode == 0, planned.stdout

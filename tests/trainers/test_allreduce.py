@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,24 +10,21 @@ import pytest
 import torch
 
 from tests.trainers.ranks import call_on_ranks, next_port
-from tests.trainers.tiny_runs import ROOT
-from tests.waiting import HANG_S
 from trainers.core.errors import TrainerError
 from trainers.measuring.allreduce import Settings, main, message_sizes, run, size_bytes
 from trainers.measuring.bandwidth import Timing, count_wrong, fill
 from trainers.measuring.hardware import peak_flop_per_s
 
 
-def launch(*words: str) -> subprocess.CompletedProcess[str]:
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", *torchrun, "trainers.measuring.allreduce", *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False)
+def command_line_of_this_rank(folder: Path) -> None:
+    next_port()
+    words = ["--max-bytes", "64K", "--iterations", "3", "--output", str(folder / "out.json")]
+    sys.argv = ["trainers.measuring.allreduce", *words]
+    main()
 
 
 def test_two_ranks_say_who_they_are_and_add_up_right(tmp_path: Path) -> None:
-    done = launch("--max-bytes", "64K", "--iterations", "3", "--output", str(tmp_path / "out.json"))
-    assert done.returncode == 0, done.stderr
+    out, _ = call_on_ranks("tests.trainers.test_allreduce:command_line_of_this_rank", tmp_path)
     result = json.loads((tmp_path / "out.json").read_text())
     assert [(card["rank"], card["node_rank"], card["device"][:3]) for card in result["ranks"]] == [
         (0, 0, "cpu"),
@@ -41,7 +36,7 @@ def test_two_ranks_say_who_they_are_and_add_up_right(tmp_path: Path) -> None:
         assert 0 < row["min_s"] <= row["median_s"] <= row["max_s"]
         assert row["n"] == 3
         assert row["bus_bytes_per_s"] == pytest.approx(row["size_bytes"] / row["median_s"])  # 2(n−1)/n is 1 for two
-    assert "rank 1  node 0" in done.stdout
+    assert "rank 1  node 0" in out
 
 
 def measure_on_this_rank(folder: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.trainers.ranks import call_on_ranks
 from tests.trainers.test_torchrun import wait_for_step
-from tests.trainers.tiny_runs import MakeRun, finish, metrics_lines, read_summary, start
+from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary, start
 from tests.waiting import HANG_S
 from trainers.training.session import run
 
@@ -62,7 +62,7 @@ def test_a_rank_alone_saves_its_step_and_dies_of_the_signal(make_run: MakeRun) -
     assert process.returncode == -signal.SIGTERM
     assert "stopped by SIGTERM after step" in out
     assert "Traceback" not in err
-    finish(start(run_dir))
+    run(run_dir / "config.json")
     assert read_summary(run_dir)["state"] == "FINISHED"
 
 

@@ -1,47 +1,59 @@
 """Two real ranks over gloo."""
 
+import os
+import signal
+import sys
 from pathlib import Path
+from unittest.mock import patch
 
-import psutil
 import pytest
 import torch
 
-from tests.trainers.ranks import call_on_ranks
-from tests.trainers.tiny_runs import MakeRun, finish, metrics_lines, read_summary, start
+from tests.trainers.ranks import call_on_ranks, next_port
+from tests.trainers.test_pruned import train_on_this_rank
+from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary, start
 from tests.waiting import HANG_S, wait_until
+from trainers import classifier
 from trainers.core.options import load
 from trainers.data.augment import normaliser
 from trainers.data.pack import open_pack
 from trainers.distributed.process_group import Node, Ranks
 from trainers.models import ImageShape, build
 from trainers.training.evaluation import Evaluator
+from trainers.training.loop import Trainer
 from trainers.training.session import run
 
 SETTINGS = {"trainer__epochs": 30, "trainer__checkpoint_every_steps": 3}
 
 
-def kill_tree(pid: int) -> None:
-    """SIGKILL for a launch and its ranks: what a lost node looks like."""
-    root = psutil.Process(pid)
-    for process in [root, *root.children(recursive=True)]:
-        process.kill()
+TRAIN = "tests.trainers.test_pruned:train_on_this_rank"
+
+
+def train_until_killed(run_dir: Path) -> None:
+    """SIGKILL for all ranks: what a lost node looks like."""
+    original = Trainer._one_step
+
+    def killed(self: Trainer, *arguments: object) -> object:
+        if self.step == 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(self, *arguments)  # type: ignore[arg-type]
+
+    with patch.object(Trainer, "_one_step", killed):
+        train_on_this_rank(run_dir)
 
 
 def test_two_ranks_train_evaluate_exactly_and_survive_a_kill(make_run: MakeRun) -> None:
     whole, broken = make_run("whole", **SETTINGS), make_run("broken", **SETTINGS)
-    out, err = finish(start(whole, ranks=2))
+    out, other = call_on_ranks(TRAIN, whole)
     assert "2 ranks on 1 node: cpu, gloo, fp32; batch 12 (6 a rank), 5 steps an epoch, 150 steps" in out
-    assert "Traceback" not in err
+    assert "Traceback" not in out + other
     wanted = read_summary(whole)
     assert (wanted["state"], wanted["world_size"], wanted["nnodes"], wanted["steps"]) == ("FINISHED", 2, 1, 150)
     check_evaluation_alone(whole, wanted["metrics"]["test/accuracy"])
 
-    process = start(broken, ranks=2)
-    wait_for_step(broken, 8)
-    kill_tree(process.pid)
-    process.communicate(timeout=HANG_S)
+    call_on_ranks("tests.trainers.test_torchrun:train_until_killed", broken, fails=True)
     assert not (broken / "summary.json").exists()
-    call_on_ranks("tests.trainers.test_pruned:train_on_this_rank", broken)
+    call_on_ranks(TRAIN, broken)
     assert read_summary(broken)["weights_sha256"] == wanted["weights_sha256"]
     assert [line["step"] for line in metrics_lines(broken)] == [line["step"] for line in metrics_lines(whole)]
 
@@ -71,7 +83,7 @@ def test_two_ranks_follow_the_same_path_as_one(make_run: MakeRun, accumulate: in
     alone = make_run("alone", **settings)
     pair = make_run("pair", trainer__accumulate_steps=accumulate, **settings)
     run(alone / "config.json")
-    call_on_ranks("tests.trainers.test_pruned:train_on_this_rank", pair)
+    call_on_ranks(TRAIN, pair)
     losses = [
         [line["metrics"]["train/loss"] for line in metrics_lines(run_dir) if "train/loss" in line["metrics"]]
         for run_dir in (alone, pair)
@@ -79,10 +91,24 @@ def test_two_ranks_follow_the_same_path_as_one(make_run: MakeRun, accumulate: in
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
-def test_a_rank_that_cannot_start_says_why_once(make_run: MakeRun) -> None:
+NOT_DIVIDED = "paceline: error: trainer.global_batch_size=9 does not divide among 2 ranks; nearest good values: 8, 10"
+
+
+def command_line_of_this_rank(run_dir: Path) -> None:
+    next_port()
+    sys.argv = ["trainers.classifier", "--config", str(run_dir / "config.json")]
+    classifier.main()
+
+
+def test_ranks_that_cannot_start_say_why_once(make_run: MakeRun) -> None:
     run_dir = make_run(trainer__global_batch_size=9)
-    process = start(run_dir, ranks=2)
+    printed = call_on_ranks("tests.trainers.test_torchrun:command_line_of_this_rank", run_dir, fails=True)
+    assert "".join(printed).count(NOT_DIVIDED) == 1
+
+
+@pytest.mark.long
+def test_what_a_rank_says_is_not_repeated_by_torchrun(make_run: MakeRun) -> None:
+    process = start(make_run(trainer__global_batch_size=9), ranks=2)
     _, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
-    text = "paceline: error: trainer.global_batch_size=9 does not divide among 2 ranks; nearest good values: 8, 10"
-    assert err.count(text) == 1
+    assert err.count(NOT_DIVIDED) == 1

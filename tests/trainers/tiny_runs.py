@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from pipeline.core import documents
-from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
 MakeRun = Callable[..., Path]
@@ -88,13 +87,6 @@ def start(run_dir: Path, *, ranks: int = 0) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """stdout and stderr of a launch that must have ended well."""
-    out, err = process.communicate(timeout=HANG_S)
-    assert process.returncode == 0, err
-    return out, err
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
