@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest_plugins = ["tests.lab_fixture", "tests.slurm_fixture", "tests.kubernetes_fixture"]
+pytest_plugins = ["tests.shared_fixture", "tests.lab_fixture", "tests.slurm_fixture", "tests.kubernetes_fixture"]
 
 # a background job ignores Ctrl-C, what nohup starts ignores SIGHUP, and so would every command that a test starts
 signal.signal(signal.SIGINT, signal.default_int_handler)

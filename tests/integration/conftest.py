@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pipeline import tracking
-from pipeline.core.locks import held
-from tests.integration.commands import ALONE, ROOT, Project
-from tests.waiting import HANG_S
+from tests.integration.commands import ALONE, Project
+from tests.shared_fixture import made_once
 
 FINISHED = ("experiment=quickstart", "trainer.epochs=10", *ALONE, "tracking=none")
 """How the run of ``finished`` was made."""
-
-
-@pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that all workers of this call of pytest share."""
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-
-
-def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
-    """``folder`` with what ``make`` puts there, by the first worker that asks for it."""
-    made = Path(f"{folder}.made")
-    with held(Path(f"{folder}.lock")):
-        if not made.exists():
-            folder.mkdir()
-            make(folder)
-            made.touch()
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -53,17 +30,6 @@ def project(tmp_path: Path, fetched: Path, request: pytest.FixtureRequest) -> Pr
     """A project in the test's folder that has the quickstart's data already. No stand-ins in the long tests."""
     shutil.copytree(fetched, tmp_path / "data")
     return Project(tmp_path, whole=request.node.get_closest_marker("long") is not None)
-
-
-@pytest.fixture(scope="session")
-def database(shared: Path) -> Path:
-    """An MLflow database that has its tables, to copy: making them takes seconds."""
-
-    def prepare(folder: Path) -> None:
-        command = tracking.prepare_command(f"sqlite:///{folder}/mlflow.db")
-        subprocess.run(command, cwd=ROOT, check=True, timeout=HANG_S)
-
-    return made_once(shared / "database", prepare) / "mlflow.db"
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def _dealt(rng: random.Random, most: int) -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most", [1, 2, 3])
+@pytest.mark.parametrize("most", [*(pytest.param(most, marks=pytest.mark.long) for most in (1, 2)), 3])
 def test_composes_what_hydra_main_composes(most: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(compose, "explain", lambda *_: UsageError("refused"))  # the wording has tests of its own

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
+import shutil
 import socket
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
 from pipeline import tracking
+from pipeline.core import process
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import sha256_bytes
 from pipeline.reproduction import from_mlflow, recipe
+from pipeline.tracking.__main__ import main
 from tests.pipeline import finished_folder
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
@@ -41,8 +49,18 @@ def recorded_run(place: Path, uri: str, *, patch: bytes = PATCH, ended: bool = T
     return run_id
 
 
-def test_a_recipe_comes_back_from_the_record_and_what_lacks_is_said(tmp_path: Path) -> None:
-    store.prepare(tmp_path / "mlflow.db")
+def in_this_process(argv: Sequence[str], **_: object) -> process.Completed:
+    """Stands for ``process.run``: the command that fetches a record, without the import of mlflow."""
+    stderr, of_a_process = io.StringIO(), ("pipeline.tracking.__main__._step_back", "pipeline.core.unexpected.install")
+    with contextlib.redirect_stderr(stderr), patch(of_a_process[0]), patch(of_a_process[1]):
+        code = main([*argv[3:]])
+    return process.Completed(argv=tuple(argv), code=code, stdout="", stderr=stderr.getvalue())
+
+
+def test_a_recipe_comes_back_from_the_record_and_what_lacks_is_said(
+    tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(database, tmp_path)
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     runs = tmp_path / "runs"
 
@@ -53,6 +71,8 @@ def test_a_recipe_comes_back_from_the_record_and_what_lacks_is_said(tmp_path: Pa
     assert (made_of.patch, made_of.commit) == (PATCH, "c0ffee" * 6 + "abcd")
     assert (made_of.result["weights_sha256"], made_of.result["mlflow_run_id"]) == ("ab" * 32, run_id)
 
+    children = SimpleNamespace(run=in_this_process, of_this_clone=process.of_this_clone)
+    monkeypatch.setattr(from_mlflow, "process", children)
     secret = recorded_run(tmp_path / "secret", uri, patch=b"+ https://me:hunter2@host/x\n")
     back = from_mlflow.fetched(secret, uri, tmp_path / "secret", runs_dir=runs)
     with pytest.raises(PacelineError, match=r"missing: the uncommitted[^!]*MLflow keeps no patch that has a login"):

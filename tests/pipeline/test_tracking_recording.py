@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,9 @@ from tests.waiting import HANG_S, wait_until
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def fresh_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    database = tmp_path_factory.mktemp("store") / "mlflow.db"
-    store.prepare(database)
-    return database
-
-
 @pytest.fixture
-def uri(tmp_path: Path, fresh_database: Path) -> str:
-    shutil.copy(fresh_database, tmp_path / "mlflow.db")
+def uri(tmp_path: Path, database: Path) -> str:
+    shutil.copy(database, tmp_path / "mlflow.db")
     return tracking.absolute_uri(None, tmp_path)
 
 
@@ -50,6 +44,7 @@ def finished(tmp_path: Path, **more: Any) -> Path:
     return run
 
 
+@pytest.mark.long
 def test_a_recorder_that_is_killed_while_it_makes_the_tables_leaves_no_database_that_nobody_can_open(
     tmp_path: Path,
 ) -> None:
@@ -207,14 +202,12 @@ def test_a_deleted_run_is_recorded_anew(tmp_path: Path, uri: str) -> None:
     assert len(store.history(uri, str(second.run_id))) == 20
 
 
-def test_asked_to_check_it_finds_out_that_the_store_is_a_new_one(
-    tmp_path: Path, uri: str, fresh_database: Path
-) -> None:
+def test_asked_to_check_it_finds_out_that_the_store_is_a_new_one(tmp_path: Path, uri: str, database: Path) -> None:
     run = finished(tmp_path)
     first = tracking.record(run, uri, EXPERIMENT)
     assert tracking.record(run, uri, EXPERIMENT, check=True).run_id == first.run_id
     assert len(store.history(uri, str(first.run_id))) == 20
-    shutil.copy(fresh_database, tmp_path / "mlflow.db")
+    shutil.copy(database, tmp_path / "mlflow.db")
     again = tracking.record(run, uri, EXPERIMENT, check=True)
     assert (again.state, [found.info.run_id for found in store.runs(uri)]) == (DONE, [again.run_id])
     assert len(store.history(uri, str(again.run_id))) == 20
@@ -249,15 +242,15 @@ def test_the_follower_records_while_training_goes_on_and_ends_with_it(tmp_path: 
 def test_the_follower_of_a_removed_folder_leaves_what_stands_there_now_alone(tmp_path: Path, uri: str) -> None:
     run = folder.started(tmp_path)
     folder.metrics(run, range(5))
-    follower = store.spawn(run, uri, follow=True, env=dict(os.environ))
+    follower = threading.Thread(target=tracking.record, args=(run, uri, EXPERIMENT), kwargs={"follow": True})
+    follower.start()
     try:
         wait_until(lambda: bool(store.runs(uri)))
-        run.rename(tmp_path / "removed")
-        folder.started(tmp_path)
-        _, err = follower.communicate(timeout=HANG_S)
     finally:
-        follower.kill()
-    assert follower.returncode == 0, err
+        run.rename(tmp_path / "removed")  # which ends it
+    folder.started(tmp_path)
+    follower.join(HANG_S)
+    assert not follower.is_alive()
     assert not (run / "tracking.json").exists()
 
 
@@ -293,14 +286,15 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
-def test_four_recorders_at_once_share_a_fresh_database(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_recorders_that_begin_at_once_share_a_fresh_database(tmp_path: Path, count: int) -> None:
     uri = tracking.absolute_uri(None, tmp_path)
-    folders = [finished(tmp_path / str(number), key=f"{number:012x}") for number in range(4)]
+    folders = [finished(tmp_path / str(number), key=f"{number:012x}") for number in range(count)]
     recorders = [store.spawn(run, uri, follow=False, env=dict(os.environ)) for run in folders]
     for recorder in recorders:
         _, err = recorder.communicate(timeout=HANG_S)
         assert recorder.returncode == 0, err
-    assert sorted(run.data.tags["paceline.run_key"] for run in store.runs(uri)) == [f"{n:012x}" for n in range(4)]
+    assert sorted(run.data.tags["paceline.run_key"] for run in store.runs(uri)) == [f"{n:012x}" for n in range(count)]
     assert all(len(store.history(uri, run.info.run_id)) == 20 for run in store.runs(uri))
 
 

@@ -6,9 +6,14 @@ import base64
 import contextlib
 import json
 import os
+import re
+import shutil
+import signal
 import socket
+import socketserver
+import subprocess
+import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,8 +22,6 @@ from pathlib import Path
 import pytest
 
 from pipeline import tracking
-from pipeline.core import process
-from pipeline.tracking import ui
 from pipeline.tracking.state import DONE, PENDING
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
@@ -118,44 +121,97 @@ def test_user_and_password_reach_the_server_and_nothing_else_and_a_refusal_says_
 
 
 @contextlib.contextmanager
-def mlflow_server(database: Path, port: int) -> Iterator[str]:
-    argv, env, url = ui.ui_command(f"sqlite:///{database}", port=port)
-    server = process.background(argv, env={**os.environ, **env}, log=database.parent / "server.log")
+def page(database: Path) -> Iterator[int]:
+    """`doit ui` for a database, as long as that is wanted: the port of its server."""
+    code = (
+        f"from pipeline.tracking import ui; ui.serve('sqlite:///{database}', 'paceline', port=0, "
+        "say=lambda text: print(text, flush=True))"
+    )
+    command = subprocess.Popen([sys.executable, "-c", code], cwd=store.ROOT, stdout=subprocess.PIPE, text=True)
+    assert command.stdout
     try:
-        until = time.monotonic() + HANG_S
-        while server.poll() is None and time.monotonic() < until:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=60):
-                break
-            time.sleep(0.2)
-        yield url
+        lines = (line for line in command.stdout if not line.startswith("still "))  # where the machine is busy
+        assert "Ctrl-C ends it" in next(lines)
+        ready = re.fullmatch(r"ready: (http://127\.0\.0\.1:(\d+))", next(lines).strip())
+        assert ready
+        with urllib.request.urlopen(ready[1], timeout=HANG_S) as shown:
+            assert b"MLflow" in shown.read()
+        yield int(ready[2])
+        command.send_signal(signal.SIGTERM)  # Ctrl-C takes the same way out
+        out, _ = command.communicate(timeout=HANG_S)
     finally:
-        ui.stop(server)
+        command.kill()
+    assert out == "the MLflow UI has ended\n"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(ready[2])), timeout=HANG_S).close()
 
 
-def test_a_server_that_goes_and_comes_back_has_everything_once(tmp_path: Path) -> None:
+class _Forwarding(socketserver.ThreadingTCPServer):
+    allow_reuse_address = daemon_threads = True
+
+    def __init__(self, port: int, to: int) -> None:
+        super().__init__(("127.0.0.1", port), _Forward)
+        self.to = to
+        self.open: list[socket.socket] = []
+
+
+class _Forward(socketserver.BaseRequestHandler):
+    server: _Forwarding
+
+    def handle(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.server.to)) as there:
+            self.server.open += [self.request, there]
+            back = threading.Thread(target=_pump, args=(there, self.request), daemon=True)
+            back.start()
+            _pump(self.request, there)
+            back.join()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+
+
+@contextlib.contextmanager
+def forwarded(port: int, to: int) -> Iterator[None]:
+    """Connections to ``port`` go on to the server at ``to``; afterwards they are cut and nobody listens there."""
+    with _Forwarding(port, to) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield
+        server.shutdown()
+    for connection in server.open:
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def test_the_page_is_a_server_that_goes_and_comes_back_and_has_everything_once(tmp_path: Path, database: Path) -> None:
     run = folder.started(tmp_path)
     folder.metrics(run, range(5))
-    store.prepare(tmp_path / "mlflow.db")
+    shutil.copy(database, tmp_path)
     port = free_port()
-    with mlflow_server(tmp_path / "mlflow.db", port) as uri:
-        assert tracking.record(run, uri, EXPERIMENT).state == "recording"
-        follower = store.spawn(run, uri, follow=True, env=dict(os.environ))
-        folder.metrics(run, range(5, 10))
-        wait_until(lambda: '"train/loss": 9' in (run / "tracking.json").read_text(), follower)
-    folder.metrics(run, range(10, 20))
-    folder.end(run)
-    _, err = follower.communicate(timeout=HANG_S)
-    assert follower.returncode == 1
-    assert "Connection refused" in err
+    uri = f"http://127.0.0.1:{port}"
+    with page(tmp_path / "mlflow.db") as served:
+        with forwarded(port, served):
+            assert tracking.record(run, uri, EXPERIMENT).state == "recording"
+            follower = store.spawn(run, uri, follow=True, env=dict(os.environ))
+            folder.metrics(run, range(5, 10))
+            wait_until(lambda: '"train/loss": 9' in (run / "tracking.json").read_text(), follower)
+        folder.metrics(run, range(10, 20))
+        folder.end(run)
+        _, err = follower.communicate(timeout=HANG_S)
+        assert follower.returncode == 1
+        assert "Connection refused" in err
 
-    with mlflow_server(tmp_path / "mlflow.db", port):
-        recorded = tracking.record(run, uri, EXPERIMENT)
-        assert recorded.state == DONE
-        (only,) = store.runs(uri)
-        assert (only.info.run_id, only.info.status) == (recorded.run_id, "FINISHED")
-        assert len(store.history(uri, only.info.run_id)) == 20
-        assert "checkpoints/final.pt" in store.artifacts(uri, only.info.run_id, "checkpoints")
-        (run / "tracking.json").unlink()
-        assert tracking.record(run, uri, EXPERIMENT).run_id == recorded.run_id
-        assert len(store.runs(uri)) == 1
-        assert len(store.history(uri, only.info.run_id)) == 20
+        with forwarded(port, served):
+            recorded = tracking.record(run, uri, EXPERIMENT)
+            assert recorded.state == DONE
+            (only,) = store.runs(uri)
+            assert (only.info.run_id, only.info.status) == (recorded.run_id, "FINISHED")
+            assert len(store.history(uri, only.info.run_id)) == 20
+            assert "checkpoints/final.pt" in store.artifacts(uri, only.info.run_id, "checkpoints")
+            (run / "tracking.json").unlink()
+            assert tracking.record(run, uri, EXPERIMENT).run_id == recorded.run_id
+            assert len(store.runs(uri)) == 1
+            assert len(store.history(uri, only.info.run_id)) == 20

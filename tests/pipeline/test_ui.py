@@ -1,22 +1,16 @@
+"""The server of `doit ui`; a real one is used in test_tracking_servers.py."""
+
 from __future__ import annotations
 
-import re
-import signal
 import socket
-import subprocess
-import sys
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 from pipeline.core.errors import PacelineError
 from pipeline.tracking import ui
-from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_the_server_is_light_and_shows_the_store() -> None:
@@ -62,26 +56,3 @@ def test_a_store_that_cannot_be_opened_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_text("this is no database" * 100)
     with pytest.raises(PacelineError, match=r"mlflow\.db cannot be opened"):
         ui.serve(f"sqlite:///{tmp_path}/mlflow.db", "paceline")
-
-
-def test_the_page_is_up_when_its_address_is_shown_and_ends_with_the_command(tmp_path: Path) -> None:
-    code = (
-        f"from pipeline.tracking import ui; ui.serve('sqlite:///{tmp_path}/mlflow.db', 'paceline', port=0, "
-        "say=lambda text: print(text, flush=True))"
-    )
-    command = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert command.stdout
-    try:
-        lines = (line for line in command.stdout if not line.startswith("still "))  # where the machine is busy
-        assert "Ctrl-C ends it" in next(lines)
-        ready = re.fullmatch(r"ready: (http://127\.0\.0\.1:(\d+))", next(lines).strip())
-        assert ready
-        with urllib.request.urlopen(ready[1], timeout=HANG_S) as page:
-            assert b"MLflow" in page.read()
-        command.send_signal(signal.SIGTERM)  # Ctrl-C takes the same way out
-        out, _ = command.communicate(timeout=HANG_S)
-    finally:
-        command.kill()
-    assert out == "the MLflow UI has ended\n"
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", int(ready[2])), timeout=5).close()
