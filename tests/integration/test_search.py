@@ -27,6 +27,8 @@ SEARCH = [
     "optimizer.lr=0.03,0.1,1e-7",
 ]
 
+GOOD = (*SEARCH, "search.n_trials=2")  # so that both are told before the bad rate is trained
+
 
 def sweep_folder(project: Project) -> Path:
     (folder,) = (path.parent for path in (project.folder / "runs" / "sweeps").glob("*/sweep.json"))
@@ -65,24 +67,8 @@ def agreed(project: Project) -> dict[int, str]:
     return last
 
 
-def test_a_killed_search_goes_on_and_prunes_the_bad_rate_and_all_three_stores_agree(recording: Project) -> None:
-    project = recording
-    first = (*SEARCH, "search.n_trials=2")  # so that both are told before the bad rate is trained
-    child = project.start("sweep", *first)
-    try:
-        wait_until(lambda: sum(entry["state"] == "RUNNING" for entry in journal(project)) >= 2, child)
-        child.send_signal(signal.SIGKILL)
-        child.communicate(timeout=HANG_S)
-        resumed = project.doit("sweep", *first)
-        assert resumed.returncode == 0, resumed.stdout
-        done = project.doit("sweep", *SEARCH)
-        assert done.returncode == 0, done.stdout
-        assert "search=grid, 3 trials of which 2 have begun, 1 at a time, pruner median" in done.stdout
-        assert "2 finished, 1 pruned, 0 failed" in done.stdout
-    finally:
-        for process in processes_of(project.folder):
-            process.kill()
-
+def check_pruned(project: Project) -> None:
+    """The bad rate alone was pruned; its run, and all three stores, say so."""
     folder = sweep_folder(project)
     trials = json.loads((folder / "sweep.json").read_text())["trials"]
     assert [item["number"] for item in trials] == [0, 1, 2]
@@ -95,8 +81,38 @@ def test_a_killed_search_goes_on_and_prunes_the_bad_rate_and_all_three_stores_ag
 
     again = project.doit("sweep", *SEARCH)
     assert (again.returncode, "0 run just now" in again.stdout) == (0, True), again.stdout
-    last = agreed(project)  # now: `doit sweep` waits 30 s for its recorders, and records later what they have missed
+    last = agreed(project)  # now: `doit sweep` waits a while for its recorders, and records later what they have missed
     assert {number for number, state in last.items() if state == "PRUNED"} == {bad["number"]}
+
+
+def test_a_search_prunes_the_bad_rate_and_all_three_stores_agree(recording: Project) -> None:
+    first = recording.doit("sweep", *GOOD)
+    assert first.returncode == 0, first.stdout
+    done = recording.doit("sweep", *SEARCH)
+    assert done.returncode == 0, done.stdout
+    assert "search=grid, 3 trials of which 2 have begun, 1 at a time, pruner median" in done.stdout
+    assert "2 finished, 1 pruned, 0 failed" in done.stdout
+    check_pruned(recording)
+
+
+@pytest.mark.long
+def test_a_killed_search_goes_on_and_prunes_the_bad_rate_and_all_three_stores_agree(recording: Project) -> None:
+    project = recording
+    child = project.start("sweep", *GOOD)
+    try:
+        wait_until(lambda: sum(entry["state"] == "RUNNING" for entry in journal(project)) >= 2, child)
+        child.send_signal(signal.SIGKILL)
+        child.communicate(timeout=HANG_S)
+        resumed = project.doit("sweep", *GOOD)
+        assert resumed.returncode == 0, resumed.stdout
+        done = project.doit("sweep", *SEARCH)
+        assert done.returncode == 0, done.stdout
+        assert "search=grid, 3 trials of which 2 have begun, 1 at a time, pruner median" in done.stdout
+        assert "2 finished, 1 pruned, 0 failed" in done.stdout
+    finally:
+        for process in processes_of(project.folder):
+            process.kill()
+    check_pruned(project)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_secrets_reach_the_ranks_and_stand_nowhere_else(
     while child.poll() is None:
         shown = [line for line in command_lines(but=typed) if any(text in line for text in texts)]
         assert not shown
-        time.sleep(0.05)
+        time.sleep(0.1)
     output = child.communicate()[0]
     assert child.returncode == 0, output
     given = (named, f"http://bob:{password}@127.0.0.1:9", read, listed)

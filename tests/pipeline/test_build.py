@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from pipeline.config.build import RunConfig, build
-from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import UsageError
 from pipeline.core.options import ROOT
 from pipeline.execution.located import sources
+from tests.pipeline.composed import composed
 
 
 def configured(*overrides: str, root: Path = Path("/project"), gpus: int = 0) -> RunConfig:
-    return build(resolve(compose_config(overrides)), overrides, root=root, local_gpus=gpus)
+    return build(composed(overrides), overrides, root=root, local_gpus=gpus)
 
 
 def test_auto_is_all_gpus_or_two_cpu_ranks() -> None:
@@ -142,7 +142,7 @@ def test_auto_may_need_the_code_of_either_strategy_and_the_others_their_own() ->
     ],
 )
 def test_a_variable_that_no_process_can_have_is_refused(env: dict[str, Any], said: str) -> None:
-    resolved = resolve(compose_config(["cluster=local"]))
+    resolved = composed(["cluster=local"])
     resolved["cluster"]["env"] = env
     with pytest.raises(UsageError, match=said):
         build(resolved, (), root=Path("/"), local_gpus=0)
@@ -155,7 +155,7 @@ def test_a_variable_that_no_process_can_have_is_refused(env: dict[str, Any], sai
 
 def test_numbers_and_booleans_are_variables_in_pythons_spelling() -> None:
     words = ["++cluster.env={A: true, B: 1e-3, C: 007, D: 'two\nlines'}"]
-    built = build(resolve(compose_config(words)), (), root=Path("/"), local_gpus=0)
+    built = build(composed(words), (), root=Path("/"), local_gpus=0)
     assert built.cluster.hosts[0].env == {"A": "True", "B": "0.001", "C": "007", "D": "two\nlines"}
 
 
@@ -164,7 +164,7 @@ def test_numbers_and_booleans_are_variables_in_pythons_spelling() -> None:
 )
 def test_a_control_character_in_a_value_is_refused_with_its_field(word: str) -> None:
     with pytest.raises(UsageError, match=rf"{word.partition('=')[0]}='.*' holds a control character"):
-        build(resolve(compose_config([word])), (word,), root=Path("/"), local_gpus=0)
+        build(composed([word]), (word,), root=Path("/"), local_gpus=0)
 
 
 @pytest.mark.parametrize("word", ["optimizer.lr=inf", "optimizer.lr=1e400", "optimizer.weight_decay=nan"])

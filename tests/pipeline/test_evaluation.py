@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import struct
 import subprocess
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import PacelineError
-from pipeline.evaluation.report import evaluate, format_report
+from pipeline.evaluation.report import evaluate, format_report, serve
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,6 +48,22 @@ def test_a_class_that_never_occurs_has_zero_support(tmp_path: Path) -> None:
 def test_equal_class_names_are_kept_apart(tmp_path: Path) -> None:
     report = evaluate(run_folder(tmp_path, classes=["a", "b", "a"]), {})
     assert list(report["per_class"]) == ["a (0)", "b", "a (2)"]
+
+
+def test_the_trials_of_a_sweep_are_answered_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_folder(tmp_path)
+    asked = [{"id": 1, "run_dir": str(run), "made_of": {"a": 1}}, {"id": 2, "run_dir": f"{run}/no", "made_of": {}}]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{json.dumps(line)}\n" for line in asked)))
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # put back afterwards
+    monkeypatch.setattr("os.nice", lambda _: 0)
+    assert serve() == 0
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert first == {"id": 1, "error": None}
+    assert "predictions.json is missing" in second["error"]
+    assert json.loads((run / "evaluation" / "report.json").read_text())["made_of"] == {"a": 1}
+    assert (run / "evaluation" / "confusion_matrix.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("count", [2, 10, 120])

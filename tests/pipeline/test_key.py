@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from pipeline.config.build import RunConfig, build
-from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import UsageError
 from pipeline.execution.located import of_hosts
 from pipeline.keys.content_key import ContentKey, canonical_config, content_key
 from pipeline.keys.installed import version
+from tests.pipeline.composed import composed
 
 ENVIRONMENT = {"python": "3.11.7", "torch": "2.15.0"}
 
 
 def configured(*overrides: str, local_gpus: int = 0) -> RunConfig:
-    return build(resolve(compose_config(overrides)), overrides, root=Path("/project"), local_gpus=local_gpus)
+    return build(composed(overrides), overrides, root=Path("/project"), local_gpus=local_gpus)
 
 
 def key_of(*overrides: str, **parts: Any) -> ContentKey:

@@ -139,7 +139,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project."""
     root = tmp_path_factory.mktemp("project")
     for name in ("conf", "pipeline", "trainers", "hydra_plugins"):
-        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, root / name)  # with compiled code: each command would compile it anew
     return root
 
 

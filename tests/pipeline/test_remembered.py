@@ -9,10 +9,10 @@ import pytest
 
 from pipeline.config import build
 from pipeline.config.basis import Basis
-from pipeline.config.compose import compose_config, resolve
 from pipeline.config.remembered import OPTION_FOLDERS, BuiltBasis, Composition
 from pipeline.config.schema import OPTIONS
 from tests.integration.commands import ROOT
+from tests.pipeline.composed import composed
 
 EDITED = [
     "conf/experiment/quickstart.yaml",
@@ -33,12 +33,12 @@ def project(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     for name in ("pipeline", "trainers"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    Composition(tmp_path, WORDS).keep(resolve(compose_config(WORDS)))
+    Composition(tmp_path, WORDS).keep(composed(WORDS))
     return tmp_path
 
 
 def test_what_is_remembered_is_what_hydra_composes(project: Path) -> None:
-    assert Composition(project, WORDS).recall() == resolve(compose_config(WORDS))
+    assert Composition(project, WORDS).recall() == composed(WORDS)
     assert Composition(project, WORDS[::-1]).recall() is None
     assert Composition(project, ()).recall() is None
 
@@ -107,7 +107,7 @@ def test_a_file_behind_a_symbolic_link_and_a_plugin_of_hydra_are_looked_at(proje
 
 
 def _built(project: Path, words: tuple[str, ...], *, gpus: int = 0) -> Basis:
-    return build.build(resolve(compose_config(words)), words, root=project, local_gpus=gpus).basis
+    return build.build(composed(words), words, root=project, local_gpus=gpus).basis
 
 
 def test_what_a_composition_was_built_to_is_remembered_for_this_computer(project: Path) -> None:
@@ -125,7 +125,7 @@ def test_what_a_composition_was_built_to_is_remembered_for_this_computer(project
 def test_other_hosts_in_the_hostfile_are_another_basis(project: Path) -> None:
     (project / "hosts").write_text("a slots=1\nb slots=1\n")
     words = ("cluster=pssh", "cluster.hostfile=hosts")
-    Composition(project, words).keep(resolve(compose_config(words)))
+    Composition(project, words).keep(composed(words))
     BuiltBasis(Composition(project, words), project, 0).keep(_built(project, words))
     found = BuiltBasis(Composition(project, words), project, 0).recall()
     assert found is not None
@@ -138,7 +138,7 @@ def test_other_hosts_in_the_hostfile_are_another_basis(project: Path) -> None:
 
 def test_nothing_is_remembered_of_what_has_a_secret(project: Path) -> None:
     words = (*WORDS, "++cluster.env.API_TOKEN=abcdefgh1234")
-    resolved = resolve(compose_config(words))
+    resolved = composed(words)
     Composition(project, words).keep(resolved)
     BuiltBasis(Composition(project, words), project, 0).keep(_built(project, words))
     assert BuiltBasis(Composition(project, words), project, 0).recall() is None
@@ -159,7 +159,7 @@ def test_a_torn_file_costs_one_composition(project: Path) -> None:
 @pytest.mark.parametrize("word", ["paths.runs=else/where", "paths.runs='else where'", 'paths.runs="/tmp/x y"'])
 def test_a_composition_is_remembered_with_the_runs_it_leads_to(project: Path, tmp_path: Path, word: str) -> None:
     words = (*WORDS, word.replace("/tmp", str(tmp_path)))
-    resolved = resolve(compose_config(words))
+    resolved = composed(words)
     Composition(project, words).keep(resolved)
     assert Composition(project, words).recall() == resolved
     assert (project / resolved["paths"]["runs"] / ".paceline" / "composed.json").exists()
@@ -179,7 +179,7 @@ def test_a_basis_is_built_anew_where_files_of_this_computer_decide(project: Path
     for before in (None, b"some"):
         if before is not None:
             (tmp_path / "mine.npz").write_bytes(before)
-        Composition(project, words).keep(resolve(compose_config(words)))
+        Composition(project, words).keep(composed(words))
         built = _built(project, words)
         assert (built.inputs is None) == (before is None)
         BuiltBasis(Composition(project, words), project, 0).keep(built)

@@ -186,6 +186,7 @@ def test_comments_docstrings_and_a_formatter_run_change_no_file_of_the_closure(p
     assert closures(project) == before
 
 
+@pytest.mark.long
 def test_one_constant_in_any_file_changes_every_closure_that_has_it_and_no_other(project: Path) -> None:
     before = closures(project)
     missed = []

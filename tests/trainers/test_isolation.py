@@ -51,7 +51,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for folder in (tree, code, site, layer / "wheel-1.0.dist-info", top / "mine"):
         folder.mkdir(parents=True)
     for folder in (tree, code):
-        shutil.copytree(ROOT / "trainers", folder / "trainers", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "trainers", folder / "trainers")
     (code / "trainers" / "probe.py").write_text(PROBE)
     for path in (tree / "trainers/unseen.py", tree / "beside.py", top / "mine/theirs.py", layer / "wheel.py"):
         path.touch()
