@@ -12,7 +12,7 @@ from pipeline import tracking
 from pipeline.config.build import RunConfig
 from pipeline.core import process
 
-_PATIENCE_S = 30.0  # the recorder gives up by itself after about 10 s; this bounds a stuck one
+_PATIENCE_S = 120.0  # the recorder gives up by itself, sooner (recorder.py); this bounds one that is stuck
 LOG = "recorder.log"
 
 

@@ -23,7 +23,7 @@ _POLL_S = 1.0
 _LOOK_S = 0.2  # how often the journal's size is looked at between two polls: the end is noticed soon
 _HEAD_START_S = 15.0  # importing mlflow takes 1–3 s of a core; until the first metrics that core belongs to the ranks
 _MAX_BACKOFF_S = 30.0
-_TAIL_S = 25.0  # for a store that answers, but slowly: `doit train` waits no longer than this
+_TAIL_S = 60.0  # for a store that answers, but slowly, or a busy computer: `doit train` waits no longer than this
 _WAIT_S = 15.0  # for another process that is recording the same run
 _FOLLOWER_WAIT_S = 90.0  # the follower of the attempt before may still be at its tail
 

@@ -86,7 +86,7 @@ class Project:
 
 
 def see_recorded(project: Project) -> None:
-    """Every finished run is in MLflow. `doit train` doesn't wait for a recorder that gets no processor for 30 s."""
+    """Every finished run is in MLflow. `doit train` doesn't wait for a recorder that gets no processor for minutes."""
     for folder in project.run_folders():
         result = folder / "result.json"
         if result.exists() and json.loads(result.read_text())["mlflow_run_id"] is None:

@@ -11,7 +11,7 @@ from pipeline.config.compose import compose_config, resolve
 
 
 def composed(words: Sequence[str]) -> dict[str, Any]:
-    """``resolve(compose_config(words))``, composed once a test process: not for words that a test's environment decides."""
+    """``resolve(compose_config(words))``, made once a test process: not for words that read the environment."""
     return copy.deepcopy(_composed(tuple(words)))
 
 

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from pipeline.cluster import launchers
 from pipeline.cluster.launchers import streams
 from pipeline.cluster.launchers.connection import Connection
+from pipeline.cluster.launchers.local import LocalLauncher
 from pipeline.cluster.launchers.streams import Streams
 from pipeline.core import threads
-from pipeline.core.specs import Event, LogLine, NodeExit, NodeLost
+from pipeline.core.specs import Cluster, Event, Host, LogLine, NodeExit, NodeLost
 from tests.waiting import HANG_S
 
 
@@ -62,12 +64,14 @@ def followed(tmp_path: Path, body: str) -> list[Event]:
     """What is heard of a node that does ``body`` on the first of its connections."""
     flag = tmp_path / "was here"
     program = NODE.format(once="1", flag=str(flag), body=f"if first:\n    log(at, 20); at = 20\n    {body}")
-    return hear(program)
+    return hear(program, slow_s=HANG_S)
 
 
-def hear(program: str, wound: Callable[[Streams], None] = lambda _: None) -> list[Event]:
+def hear(
+    program: str, wound: Callable[[Streams], None] = lambda _: None, *, slow_s: float = 0.0, silent_s: float = 0.0
+) -> list[Event]:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    node = Connection(host="node0", argv=[sys.executable, "-c", program])
+    node = Connection(host="node0", argv=[sys.executable, "-c", program], slow_s=slow_s, silent_s=silent_s)
     following = Streams([node], lambda at: json.dumps(at).encode() + b"\n", events.put, 0, "f00d")
     try:
         wound(following)
@@ -101,6 +105,21 @@ def test_a_broken_stream_is_taken_up_again_and_every_line_comes_once(
     heard = followed(tmp_path, body)
     assert [line.text for line in heard if isinstance(line, LogLine)] == [str(number) for number in range(50)]
     assert heard[-1] == NodeExit(host="node0", code=0)
+
+
+def test_an_agent_of_this_computer_that_gets_no_processor_for_a_while_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_SILENT_S", 0.2)
+    monkeypatch.setattr(streams, "LOST_S", 0.4)
+    here = Host(name="localhost")
+    launcher = launchers.create(Cluster(launcher="local", hosts=(here,)))
+    assert isinstance(launcher, LocalLauncher)
+    limit_s = launcher.connection(here).silent_s
+    assert limit_s >= 60
+    program = NODE.format(once="", flag=str(tmp_path / "no"), body="log(0, 20); time.sleep(3); at = 20")
+    heard = hear(program, silent_s=limit_s)  # a second connection would begin with line 0 again
+    assert [line.text for line in heard if isinstance(line, LogLine)] == [str(number) for number in range(50)]
 
 
 def test_a_node_that_never_answers_sensibly_is_lost_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +172,6 @@ print("@paceline f00d " + json.dumps({"exit": end, "now": 0}), flush=True)
             if child is not None:
                 child.kill()
 
-    heard = hear(program, wound=wound)
+    heard = hear(program, wound=wound, slow_s=HANG_S)
     assert [line.text.split()[0] for line in heard if isinstance(line, LogLine)] == [str(n) for n in range(3000)]
     assert heard[-1] == NodeExit(host="node0", code=0)

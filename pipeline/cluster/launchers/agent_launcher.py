@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from pipeline.cluster import encryption, launchers, networks
 from pipeline.cluster.agent.claims import BUSY
@@ -39,6 +39,9 @@ CONNECT_AGAIN_S = 5.0  # to a host that has answered before
 
 class AgentLauncher(Launcher, ABC):
     """The verbs of ``Launcher`` on top of two ways to reach hosts: ``exchange`` and ``stream_argv``."""
+
+    silent_s: ClassVar[float] = 0.0
+    """How long a live agent may say nothing before it counts as lost; 0: as long as ssh takes to notice a lost host."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -283,7 +286,8 @@ class AgentLauncher(Launcher, ABC):
             self.go_alone()
             return self.stream_argv(host)
 
-        return Connection(host=host.label, argv=self.stream_argv(host), again=again, slow_s=self.slow_s or 0.0)
+        argv, slow_s = self.stream_argv(host), self.slow_s or 0.0
+        return Connection(host=host.label, argv=argv, again=again, slow_s=slow_s, silent_s=self.silent_s)
 
     def stop(self, run_key: str, run_dir: Path, *, bar: str = "") -> dict[str, str]:
         self.go_alone()

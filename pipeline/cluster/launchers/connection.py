@@ -10,12 +10,13 @@ from dataclasses import dataclass
 class Connection:
     """``host`` is its label, ``argv`` the command of a live agent there. ``again`` makes the command of a further
     connection, after one broke or hung (None: the same). ``slow_s`` is how long the connection may
-    take until it answers, where the usual limits won't do."""
+    take until it answers, ``silent_s`` how long the agent may say nothing at any time: more than the usual limits."""
 
     host: str
     argv: list[str]
     again: Callable[[], list[str]] | None = None
     slow_s: float = 0.0
+    silent_s: float = 0.0
 
     def retry(self) -> list[str]:
         """The command of a further connection."""

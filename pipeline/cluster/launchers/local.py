@@ -18,6 +18,8 @@ from pipeline.core import process
 from pipeline.core.errors import PacelineError
 from pipeline.core.specs import Host, LaunchPlan, NodeFacts
 
+_STARVED_S = 60.0
+
 
 @dataclass(kw_only=True)
 class LocalConfig(ClusterConfig):
@@ -29,7 +31,13 @@ class LocalConfig(ClusterConfig):
 
 
 class LocalLauncher(AgentLauncher):
-    """Runs in the run folder itself; the agent's files lie in ``attempts/N`` until the attempt is over."""
+    """Runs in the run folder itself; the agent's files lie in ``attempts/N`` until the attempt is over.
+
+    Between it and its agents lies no network: one that has ended is noticed at once, and one that says nothing gets no
+    processor, for as long as others want them all.
+    """
+
+    silent_s = _STARVED_S
 
     def _argv(self, host: Host) -> list[str]:
         return [str(Path(host.python or sys.executable).expanduser()), "-E", "-c", BOOTSTRAP]
@@ -38,7 +46,7 @@ class LocalLauncher(AgentLauncher):
         outputs = {}
         for host in hosts:
             try:
-                done = process.run_apart(self._argv(host), stdin=stdin, timeout_s=timeout_s)
+                done = process.run_apart(self._argv(host), stdin=stdin, timeout_s=timeout_s + _STARVED_S)
             except PacelineError as error:
                 outputs[host.label] = Output(code=None, note=error.what)
                 continue

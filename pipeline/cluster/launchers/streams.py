@@ -124,7 +124,7 @@ class _Stream:
                 self._said = threads.described(error)
             finally:
                 self._hang_up()
-            if self._lost_s > max(LOST_S, _SILENT_S + self._connection.slow_s):
+            if self._lost_s > max(LOST_S, _SILENT_S + self._connection.slow_s, self._connection.silent_s):
                 break
             self._closing.wait(_RETRY_S)
             self._argv = self._connection.retry()
@@ -192,7 +192,9 @@ class _Stream:
         self._silent_s += passed_s
         self._lost_s += passed_s
         child = self._child
-        limit_s = _SILENT_S if self._answered else max(_SILENT_S, self._connection.slow_s)
+        limit_s = max(_SILENT_S, self._connection.silent_s)
+        if not self._answered:
+            limit_s = max(limit_s, self._connection.slow_s)
         if self._silent_s > limit_s and child is not None:
             self._said = self._said or f"nothing was heard for {limit_s:.0f} s"
             child.kill()  # also ends one that is stopped
