@@ -28,7 +28,7 @@ from pipeline.runs.folder import RunFolder
 from pipeline.tracking.client import Recorder
 
 _REPORT_S = 300.0
-_RECORD_S = 60.0  # the recorder gives up by itself; this bounds a stuck one
+_RECORD_S = 180.0  # the recorder gives up by itself; this bounds a stuck one
 _AT_ONCE = 8
 _END_S = 60.0  # what other commands' runs are still told of this sweep
 

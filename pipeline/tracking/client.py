@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from pipeline import tracking
 from pipeline.config.build import RunConfig
 from pipeline.core import process
 
-_PATIENCE_S = 120.0  # the recorder gives up by itself, sooner (recorder.py); this bounds one that is stuck
+_PATIENCE_S = 120.0  # the recorder gives up by itself, sooner (recorder.py); this bounds one that does nothing
+_BUSY_S = 600.0  # where it does something and others want the processors: it lets all of them go first
+_LOOK_S = 5.0
 LOG = "recorder.log"
 
 
@@ -91,10 +94,24 @@ class Recorder:
 
 def _wait(child: subprocess.Popen[bytes]) -> bool:
     """Whether it ended by itself (True) or had to be ended."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(timeout=_PATIENCE_S)
-    if child.poll() is not None:
-        return True
+    began = moved = time.monotonic()
+    known = 0.0
+    while (now := time.monotonic()) - moved < _PATIENCE_S and now - began < _BUSY_S:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=_LOOK_S)
+            return True
+        used_s = _processor_s(child.pid)
+        if used_s > known:
+            known, moved = used_s, time.monotonic()
     child.kill()
     child.wait()
     return False
+
+
+def _processor_s(pid: int) -> float:
+    """Processor time of a process so far; 0 where the system has no /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

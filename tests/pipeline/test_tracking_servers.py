@@ -14,6 +14,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +23,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import tracking
+from pipeline.tracking import client
 from pipeline.tracking.state import DONE, PENDING
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
@@ -215,3 +217,23 @@ def test_the_page_is_a_server_that_goes_and_comes_back_and_has_everything_once(t
             assert tracking.record(run, uri, EXPERIMENT).run_id == recorded.run_id
             assert len(store.runs(uri)) == 1
             assert len(store.history(uri, only.info.run_id)) == 20
+
+
+WORKS = "import time\nwhile time.process_time() < 1.0: pass"
+
+
+@pytest.mark.parametrize(("program", "ends"), [(WORKS, True), ("import time; time.sleep(600)", False)])
+def test_a_recorder_is_waited_for_as_long_as_it_does_something(
+    monkeypatch: pytest.MonkeyPatch, program: str, ends: bool
+) -> None:
+    monkeypatch.setattr(client, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(client, "_LOOK_S", 0.05)
+    monkeypatch.setattr(client, "_processor_s", lambda pid: time.monotonic() if ends else 0.0)
+    child = subprocess.Popen([sys.executable, "-c", program])
+    assert client._wait(child) == ends
+    assert (child.returncode == 0) == ends
+
+
+def test_the_processor_time_of_a_process_is_known() -> None:
+    assert 0 < client._processor_s(os.getpid()) <= time.process_time() + 0.02
+    assert client._processor_s(2**22 + 1) == 0.0
