@@ -75,7 +75,7 @@ def test_the_wish_to_prune_reaches_rank_0_and_its_checkpoint_comes_back_without_
 
 
 def test_first_error_is_shown_with_host_rank_and_traceback_and_all_are_down(bench: Bench) -> None:
-    by_torch = bench.cluster.launcher == "local"  # elsewhere the traceback on the rank's stderr tells
+    by_torch = bench.cluster.launcher != "pssh"  # there the traceback on the rank's stderr tells
     program = "if rank == 1: raise ValueError('boom in rank 1')\ntime.sleep(600)"
     stub = bench.stub(program, record=by_torch, stand_in=not by_torch)
     with pytest.raises(TrainingError) as caught:
