@@ -14,9 +14,9 @@ train: $(STAMP)
 test-fast: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not long" --timeout 60
 
-# Before each push: every promise of the README at least once, with real runs.
+# Before each push: every promise of the README at least once, with real runs. Four at a time, as tests wait too.
 test: $(STAMP)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 3 --dist worksteal -m "not long"
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 4 --dist worksteal -m "not long"
 
 # Before a release, and after a change of what they test: faults at many moments, searches and sweeps of many trainings.
 test-long: $(STAMP)

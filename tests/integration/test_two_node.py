@@ -85,6 +85,7 @@ def test_a_signal_while_the_outputs_are_brought_here_stands_in_the_journal(proje
     assert project.states()[-1] == "FINISHED"
 
 
+@pytest.mark.long  # of every launcher with a stub: tests/contract
 def test_a_killed_rank_ends_the_other_host_and_the_message_names_it(project: Project, lab: Lab) -> None:
     child = project.start("train", "experiment=quickstart", "trainer.epochs=400")
     wait_for_step(project, 20, child)
