@@ -20,7 +20,7 @@ test: $(STAMP)
 
 # Before a release, and after a change of what they test: faults at many moments, searches and sweeps of many trainings.
 test-long: $(STAMP)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 3 --dist worksteal -m long
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 4 --dist worksteal -m long
 
 check: lint types contracts
 
