@@ -40,7 +40,7 @@ def places(hosts: Hosts, spec: AttemptSpec, watchers: Watchers, check: Callable[
         yield watchers
         return
     queue = _Queue(launcher, hosts, spec, watchers, check)
-    if policy == claims.REFUSE:
+    if policy == claims.REFUSE and not spec.is_restart:
         occupation.refuse(queue.others(), hosts.cluster.nnodes)
         yield watchers
         return

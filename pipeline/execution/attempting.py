@@ -77,7 +77,7 @@ def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool) -> Non
         work.say.doing("asking the hosts")
         way = nullcontext(services.hosts) if services.hosts is not None else closing(Hosts(restarts.cluster))
         try:
-            run_attempt(_spec(work, number), way, watchers, services.stop)
+            run_attempt(_spec(work, number, is_restart=restarts.begun), way, watchers, services.stop)
             return
         except HostError as error:
             lines = restarts.replace(error.hosts) if restarts.begun and services.hosts is None else []
@@ -109,7 +109,7 @@ def _or_without_it(error: HostError, run: Run) -> HostError:
     return HostError(error.what, hint=f"{error.hint}; or {without}" if error.hint else without)
 
 
-def _spec(work: Work, number: int) -> AttemptSpec:
+def _spec(work: Work, number: int, *, is_restart: bool = False) -> AttemptSpec:
     run = work.run
     return AttemptSpec(
         run_dir=run.folder.path.resolve(),
@@ -119,6 +119,7 @@ def _spec(work: Work, number: int) -> AttemptSpec:
         pack=run.pack_source,
         threads_per_rank=work.services.threads_per_rank,
         versions=run.key.parts["environment"],
+        is_restart=is_restart,
     )
 
 

@@ -67,8 +67,10 @@ def claims(lab: Lab, host: str) -> str:
     return on(lab, host, "cat /tmp/paceline-claims/* 2>/dev/null").stdout
 
 
-def test_the_second_run_is_refused_with_who_and_since_when_or_waits_and_then_runs(bench: Bench, lab: Lab) -> None:
-    refused, waits = part(bench, "refused", "refuse"), part(bench, "waits", "wait", turned=True)
+def test_the_second_run_is_refused_with_who_and_since_when_and_a_restart_waits_and_then_runs(
+    bench: Bench, lab: Lab
+) -> None:
+    refused, waits = part(bench, "refused", "refuse"), part(bench, "waits", "refuse", turned=True)
     said: list[str] = []
     with running(part(bench, "first", "share")) as controller:
         stub = refused.stub(RUN_TO_END, stand_in=True)
@@ -86,7 +88,7 @@ def test_the_second_run_is_refused_with_who_and_since_when_or_waits_and_then_run
 
         stub = waits.stub(RUN_TO_END, stand_in=True)
         watchers = Watchers(on_line=lambda _: None, on_job=on_job)
-        run_attempt(stub.spec(), closing(Hosts(waits.cluster)), watchers)
+        run_attempt(replace(stub.spec(), is_restart=True), closing(Hosts(waits.cluster)), watchers)
     assert re.fullmatch(rf"waiting for node[01]: {who}", said[0])
     assert (stub.run_dir / "checkpoints" / "final.pt").read_bytes() == b"weights of final"
     for host in lab.hosts:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.agent import claims
+from pipeline.cluster.agent import claims, processors
 from pipeline.cluster.launchers import claims as wishes
 from pipeline.cluster.occupancy import in_common_order
 from pipeline.cluster.preflight import State, occupation
@@ -183,6 +183,21 @@ def test_everybody_waits_for_hosts_in_the_same_order_so_nobody_waits_for_one_who
     named = [Host(name="my-a"), Host(name="my-b")], [Host(name="their-b"), Host(name="their-a")]
     assert [host.name for host in in_common_order(named[0], [first, second])] == ["my-b", "my-a"]
     assert [host.name for host in in_common_order(named[1], [second, first])] == ["their-b", "their-a"]
+
+
+def test_whose_a_process_on_a_gpu_is_and_since_when_is_told_with_nvidia_smis_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "nvidia-smi"
+    fake.write_text(f"#!/bin/sh\ncase $1 in *compute-apps*) echo 'GPU-ab, {os.getpid()}, 10, python'; esac\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    said = processors.gpu_state(5.0)
+    assert said is not None
+    pid, user, since, mark = said["owners"].split(", ")
+    assert (int(pid), user, mark) == (os.getpid(), claims.user_name(os.getuid()), "")
+    assert 0 <= time.time() - float(since) < 86400
+    assert processors.owner("0") == ""
 
 
 def test_a_run_is_called_by_its_key_and_model(tmp_path: Path) -> None:

@@ -61,8 +61,8 @@ def gpu_state(limit_s: float) -> dict[str, str] | None:
             said[name], _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
-    said["owners"] = "\n".join(map(owner, re.findall(r"^[^,]*, *(\d+),", said.get("processes", ""), re.MULTILINE)))
-    return said
+    pids = re.findall(r"^[^,]*, *(\d+),", said.get("processes", ""), re.MULTILINE)
+    return {**said, "owners": "\n".join(map(owner, pids))} if pids else said
 
 
 def owner(pid: str) -> str:

@@ -30,7 +30,8 @@ class AttemptSpec:
     ``run_dir`` is absolute and holds config.json and code/; ``run_key`` names the run on the hosts, ``attempt`` counts
     from 1. ``trainer`` is the module that each rank runs. ``pack`` is None for what needs no data. ``outputs`` are what
     rank 0 leaves. ``threads_per_rank`` is how many threads a rank of each node takes (empty: what its cores allow).
-    ``versions`` are those of the run's key (empty: it has none); a host that has others is refused.
+    ``versions`` are those of the run's key (empty: it has none); a host that has others is refused. ``is_restart``: the
+    same command has had the hosts before, so where they are busy now it takes its turn.
     """
 
     run_dir: Path
@@ -41,6 +42,7 @@ class AttemptSpec:
     outputs: Outputs = TRAINING_OUTPUTS
     threads_per_rank: Sequence[int] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    is_restart: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
