@@ -37,7 +37,7 @@ KINDS = {  # kind → words of its message
     "sleeps in the loader": r"rank {rank} on {host} hangs .*it sleeps in the loading of data",
     "waits for a lock": r"rank {rank} on {host} hangs .*it waits for a lock",
     "spins": r"rank {rank} on {host} hangs .*it computes without end",
-    "skips a collective": r"rank {rank} on {host} went on without a collective",
+    "skips a collective": r"rank {rank} on {host} went on without a collective|rank {rank}: .*collective mismatch",
     "behind a 1 Mb/s link": r"the connection from node[01] to node[01] is too slow",
     "slow": r"rank {rank} on {host} was slow",
 }

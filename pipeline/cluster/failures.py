@@ -15,6 +15,11 @@ _ECHO = re.compile(
     r"|connectFullMesh failed|socket timeout|timed out|ncclSystemError",
     re.IGNORECASE,
 )
+_MISMATCH = "collective mismatch"  # gloo's own words, in the abort of the rank that was sent something else
+_DIFFERENT = (
+    "ranks were in different collectives: one of them has left one out, or made one of its own; every rank must join "
+    "every collective"
+)
 _EXPLAINED = re.compile(r"(?:TrainerError|ConfigError): ")  # trainers' own: the text says all
 _CONFIG = re.compile(r"(?:ConfigError|SyntaxError|IndentationError|ModuleNotFoundError): ")
 _MEMORY = re.compile(
@@ -91,6 +96,7 @@ def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], orde
         folder = next((Path(node.run_dir).name for node in plan.nodes if node.host == host), "")
         if error.traceback.strip() and not explained:
             what += "\n" + _indented(shortened(error.traceback, folder).removesuffix(error.message))
+        what += f"\n{_DIFFERENT}" if _MISMATCH in error.message else ""
         also = same_on(error, ends)
         what += f"\nthe same on {also}" if also else ""
     elif full is not None:

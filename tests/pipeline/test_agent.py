@@ -220,6 +220,23 @@ def test_printed_error_is_the_last_traceback_of_a_rank_that_ended_by_it(tmp_path
     assert (failed["message"], failed["traceback"]) == ("ModuleNotFoundError: No module named x", trace.rstrip())
 
 
+def test_of_a_rank_that_crashed_the_reason_and_its_own_stack_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "stderr.log"
+    path.write_text(
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+        "  what():  [enforce fail] 24 vs 8. Is there a distributed collective mismatch in your code?\n"
+        "Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n"
+        '  File "listen.py", line 75 in _listen\n\nCurrent thread 0x2 (most recent call first):\n'
+        '  File "sum.py", line 2 in inner\n  File "net.py", line 1 in outer\n\nExtension modules: numpy (total: 1)\n'
+    )
+    crashed = rank_errors.printed_error(str(path), {"code": -6, "pid": 1, "unix_time": 5.0})
+    assert crashed is not None
+    assert crashed["message"] == (
+        "[enforce fail] 24 vs 8. Is there a distributed collective mismatch in your code? (signal 6 (SIGABRT))"
+    )
+    assert crashed["traceback"] == '  File "net.py", line 1 in outer\n  File "sum.py", line 2 in inner'
+
+
 def test_what_a_rank_says_of_its_error_is_cut_and_has_no_half_characters() -> None:
     text = "ValueError: \udcff " + "x" * 5000
     error = {"unix_time": 1.0, "message": text, "traceback": f"Traceback …\n{text}\n"}

@@ -105,6 +105,14 @@ def test_what_several_ranks_end_with_is_told_once_with_the_persons_own_file_and_
     )
 
 
+def test_a_mismatch_that_gloo_has_found_is_told_in_words() -> None:
+    said = "[enforce fail] 24 vs 8. Is there a distributed collective mismatch in your code? (signal 6 (SIGABRT))"
+    ends = {"node0": ended("node0", error(0, 2.0, ECHO)), "node1": ended("node1", error(1, 1.0, said))}
+    text = failure_text(PLAN, ends, ["node1", "node0"], Path("logs"))
+    assert text.startswith(f"training failed on node1, rank 1: {said}\n")
+    assert "\nranks were in different collectives: one of them has left one out, or made one of its own" in text
+
+
 def test_an_error_that_the_trainer_explains_is_shown_without_its_traceback() -> None:
     ends = {"node0": ended("node0", error(0, 1.0, "TrainerError: x.pt could not be written (No space left on device)"))}
     text = failure_text(PLAN, ends, ["node0"], Path("logs"))

@@ -62,9 +62,18 @@ def printed_error(path: str, failed: Json | None) -> Json | None:
         return {"unix_time": printed, "message": shown.splitlines()[-1], "traceback": head + shown}
     if failed is None:
         return None
-    last = "\n".join(text.rstrip().splitlines()[-10:])
-    message = f"ended with {describe(failed['code'])}"
+    how = describe(failed["code"])
+    crash = re.findall(r"^[ \t]*what\(\):[ \t]*(\S.*)$", text, flags=re.MULTILINE)[-1:] if failed["code"] < 0 else []
+    message = f"{crash[0].rstrip()} ({how})" if crash else f"ended with {how}"
+    last = crash_stack(text) or "\n".join(text.rstrip().splitlines()[-10:])
     return {"unix_time": failed["unix_time"], "message": message, "traceback": last}
+
+
+def crash_stack(text: str) -> str:
+    """The main thread's frames of what faulthandler printed last, the innermost last as in a traceback; '' without."""
+    dump = text.rpartition("\nFatal Python error: ")[2] if "\nFatal Python error: " in text else ""
+    thread = re.split(r"^(?:Current thread|Thread) .*\n", dump, flags=re.MULTILINE)[-1]
+    return "\n".join(re.findall(r'^  File ".*$', thread, flags=re.MULTILINE)[::-1])
 
 
 def tellable(error: Json, hide: Callable[[str], str]) -> Json:
