@@ -48,7 +48,8 @@ class RefusedError(Exception):
 @dataclass
 class FakeCluster:
     """One cluster with a namespace. ``groups`` are the APIs that it serves; ``unschedulable`` keeps a job's pods but
-    the first from running, ``unpulled`` all of them; ``refusal`` answers the next manifests."""
+    the first from running, ``unpulled`` all of them; ``refusal`` answers the next manifests;
+    ``busy`` is how many questions are put off."""
 
     folder: Path
     groups: list[str] = field(default_factory=lambda: list(GROUPS))
@@ -58,6 +59,7 @@ class FakeCluster:
     unschedulable: str = ""
     unpulled: str = ""
     refusal: RefusedError | None = None
+    busy: int = 0
     jobs: dict[str, Object] = field(default_factory=dict)
     pods: dict[str, Object] = field(default_factory=dict)
     made: list[Object] = field(default_factory=list)
@@ -259,6 +261,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def _get(self, parts: list[str], query: dict[str, str]) -> Any:
+        if self.cluster.busy:
+            self.cluster.busy -= 1
+            raise RefusedError(503, "ServiceUnavailable", "the server is currently unable to handle the request")
         match parts:
             case ["apis"]:
                 groups = [{"versions": [{"groupVersion": name}]} for name in self.cluster.groups]

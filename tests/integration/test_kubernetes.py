@@ -227,6 +227,16 @@ def test_a_pod_that_is_preempted_while_it_waits_for_others_leaves_and_another_jo
     assert [job["metadata"]["name"] in evicted[0] for job in kubernetes.made] == [True, False]
 
 
+def test_an_api_that_is_busy_while_pods_are_waited_for_ends_nothing(kubernetes: FakeCluster, bench: Bench) -> None:
+    def say(_: str) -> None:
+        kubernetes.busy = 4
+
+    with closing(launchers.create(bench.cluster)) as launcher:
+        named = launcher.grant(bench.stub(RUN_TO_END, stand_in=True).spec(), (), say, lambda: None)
+    assert [host.name for host in named.hosts] == ["pod0", "pod1"]
+    assert len(kubernetes.made) == 1
+
+
 def test_a_pod_without_memory_and_a_job_that_somebody_deleted_are_named(kubernetes: FakeCluster, bench: Bench) -> None:
     stub = bench.stub(SLEEP, stand_in=True)
     with pytest.raises(TrainingError, match=r"pod1, pod \S+ on machine1, was out of memory \(OOMKilled\)") as caught:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from pipeline.cluster import launchers
 from pipeline.cluster.agent import kubernetes_pod
 from pipeline.cluster.agent.job import JobNode
 from pipeline.cluster.launchers import LAUNCHERS
-from pipeline.cluster.launchers.kubernetes_errors import refused
+from pipeline.cluster.launchers.base import AttemptSpec
+from pipeline.cluster.launchers.job_folder import JobFolder
+from pipeline.cluster.launchers.kubernetes_errors import UnansweredError, refused
 from pipeline.cluster.launchers.kubernetes_manifest import KINDS, Manifest, PodJob, manifest, text
 from pipeline.cluster.launchers.kubernetes_pods import Pod, helps, is_over, parse, waiting, why_it_ended
 from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.core.errors import UsageError
+from pipeline.core.specs import Cluster, Host
+from tests.kubernetes_fixture import kubeconfig
 from tests.kubernetes_operators import pods_of
 from tests.pipeline.test_planning import planned
 from trainers.core.config import ConfigError
@@ -125,6 +132,15 @@ def test_names_are_valid_dns_labels_also_those_of_the_pods(kind: str) -> None:
     assert all(name.replace("-", "a").isalnum() and name == name.lower() and name[0].isalpha() for name in names)
 
 
+def test_a_run_whose_key_is_no_dns_label_has_a_name_all_the_same(tmp_path: Path) -> None:
+    settings = SETTINGS(**{**NEEDED, "mount_path": "/", "run_as_user": 1000})
+    cluster = Cluster(launcher="kubernetes", hosts=(Host(name="granted0"),), settings=settings)
+    spec = AttemptSpec(run_dir=tmp_path, run_key="All_Reduce.2026-11-22-abcdef", attempt=1, trainer="x")
+    made = yaml.safe_load(launchers.placing(cluster).submission(spec))
+    assert made["metadata"]["name"] == "paceline-reduce-2026-11-22-abcdef-<random>"
+    assert made["metadata"]["labels"]["paceline/run"].startswith("2026-11-22-abcdef-")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pod_knows_its_number_by_what_its_operator_sets(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = []
@@ -150,6 +166,39 @@ def test_a_container_that_is_started_a_second_time_takes_no_part(
     assert capsys.readouterr().err == (
         "paceline: a-1: this node of the job was started a second time, and is not taken up again\n"
     )
+
+
+def test_a_pod_waits_for_others_as_long_as_its_controller_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PACELINE_POD_NAME": "a-0", "JOB_COMPLETION_INDEX": "0"}.items():
+        monkeypatch.setenv(name, value)
+    folder = JobFolder(tmp_path / "job", "job.yaml")
+    folder.make("", {}, 1)
+    clock = [0.0]
+
+    def sleep(_: float) -> None:
+        clock[0] += 1.0
+        if clock[0] < 100:
+            os.utime(folder.path / "orders", (clock[0], clock[0]))
+
+    fake = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
+    monkeypatch.setattr("pipeline.cluster.agent.job.time", fake)
+    monkeypatch.setattr("pipeline.cluster.agent.silence.time", fake)
+    assert list(JobNode({"scheduler": "kubernetes_pod", "folder": str(folder.path)}).starts(5.0)) == []
+    assert 103 <= clock[0] <= 105
+
+
+def test_the_pods_are_told_to_leave_though_the_api_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("kubernetes")
+    (tmp_path / "config").write_text(kubeconfig("http://127.0.0.1:9"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    folder = JobFolder(tmp_path / "kubernetes" / "d4e5f6", "job.yaml")
+    folder.make("", {}, 1)
+    cluster = Cluster(launcher="kubernetes", hosts=(Host(name="granted0"),), settings=SETTINGS(**NEEDED))
+    said = launchers.create(cluster).stop("0123456789ab", tmp_path)
+    assert said["Kubernetes"].startswith("the cluster's API server http://127.0.0.1:9 can't be reached")
+    assert folder.was_left()
 
 
 def test_root_is_asked_for_by_name() -> None:
@@ -344,7 +393,8 @@ INVALID = [{"field": "spec.template.spec.containers[0].image", "message": "Requi
             'the TrainJob of this cluster is another version: strict decoding error: unknown field "spec.runtime',
             "cluster.kind=job works on every cluster",
         ),
-        ((503, ""), "the cluster's API answers 503: Service Unavailable", ""),
+        ((503, ""), "the cluster's API can't answer now (503): Service Unavailable", ""),
+        ((410, ""), "the cluster's API answers 410: Service Unavailable", ""),
     ],
 )  # fmt: skip
 def test_a_refusal_is_the_apis_own_word_and_what_helps(answer: tuple[int, str], what: str, hint: str) -> None:
@@ -352,7 +402,7 @@ def test_a_refusal_is_the_apis_own_word_and_what_helps(answer: tuple[int, str], 
     error = refused(code, "Service Unavailable", body, KINDS["trainjob"], "kubectl -n lab", lambda: ["job", "jobset"])
     assert what in error.what
     assert hint in (error.hint or "")
-    assert error.status == code
+    assert isinstance(error, UnansweredError) == (code == 503)
 
 
 def test_a_pod_hides_the_values_that_it_has_from_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

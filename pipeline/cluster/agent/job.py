@@ -26,6 +26,7 @@ from .look import look
 from .node import own_node
 from .probe import interfaces, probe
 from .registry import end_attempts
+from .silence import Silence
 from .supervisor import Supervisor, lay_out
 from .wire import Json, in_thread, read_json, refuse
 
@@ -113,7 +114,8 @@ class JobNode:
     def starts(self, patience_s: float) -> Iterator[Json]:
         """What the controller asks for. Ends when it lets the node go, or says nothing for ``patience_s``."""
         self.patience_s, since = patience_s, time.monotonic()
-        while time.monotonic() - since < self.patience_s:
+        orders = Silence(os.path.join(self.folder, "orders"))
+        while min(orders.look(), time.monotonic() - since) < self.patience_s:
             found = self.next_order()
             if found is None:
                 time.sleep(POLL_S)

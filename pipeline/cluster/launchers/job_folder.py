@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,11 @@ class JobFolder:
         """Tell all nodes to end what they run in that life of the job."""
         with contextlib.suppress(OSError):  # the folder was removed, which ends it too
             self.order(restart=restart, end=True)
+
+    def beat(self) -> None:
+        """Tell nodes that wait for a start that somebody still wants to give one."""
+        with contextlib.suppress(OSError):
+            os.utime(self.path / _ORDERS)
 
     def leave(self, restart: int | None = None) -> None:
         """Tell all nodes to end what they do and let the job end; ``restart``: in that life of it."""

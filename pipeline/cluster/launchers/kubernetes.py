@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.launchers.granted_launcher import GrantedLauncher
+from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.cluster.launchers.kubernetes_api import Api
-from pipeline.cluster.launchers.kubernetes_job import PodsJob, folder_of, release, vanish
-from pipeline.cluster.launchers.kubernetes_manifest import FOLDERS, Manifest, PodJob, manifest, text
+from pipeline.cluster.launchers.kubernetes_job import PodsJob, release, vanish
+from pipeline.cluster.launchers.kubernetes_manifest import FOLDERS, MANIFEST, Manifest, PodJob, manifest, text
 from pipeline.cluster.launchers.kubernetes_pods import claimed
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.core.errors import HostError, PacelineError, UsageError, suggestion
@@ -127,7 +128,7 @@ class KubernetesLauncher(GrantedLauncher):
         gpus = host.nproc_per_node if self.cluster.device == "cuda" else 0
         return manifest(
             PodJob(
-                name=f"paceline-{run_key}-{nonce}",
+                name=f"paceline-{_word(run_key)}-{nonce}",
                 run=_label(run_key, run_dir),
                 folder=str(run_dir / FOLDERS / nonce),
                 python=host.python or "python3",
@@ -172,10 +173,12 @@ class KubernetesLauncher(GrantedLauncher):
         ]
 
     def cancel_all(self, run_key: str, run_dir: Path) -> dict[str, str]:
+        for folder in (run_dir / FOLDERS).glob("*"):  # also where the API doesn't answer
+            JobFolder(folder, MANIFEST).leave()
         try:
             names = [job["metadata"]["name"] for job in self.api.jobs(_label(run_key, run_dir))]
             for name in names:
-                release(self.api, folder_of(run_dir, name), name)
+                self.api.delete(name)
             return vanish(self.api, names)
         except PacelineError as error:
             return {"Kubernetes": error.what}
@@ -194,7 +197,12 @@ class KubernetesLauncher(GrantedLauncher):
 
 def _label(run_key: str, run_dir: Path) -> str:
     """What all jobs of one run folder are labelled with."""
-    return attempts.prefix(run_key, run_dir).rstrip("-")
+    return _word(attempts.prefix(run_key, run_dir))
+
+
+def _word(text: str) -> str:
+    """The end of a text without what can't stand in the API's names; those of pods are 39 letters longer, of 63."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[-24:].strip("-")
 
 
 def _refuse_elsewhere(name: str, path: Path, mount_path: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.cluster.launchers.kubernetes_errors import RefusalError, refused
+from pipeline.cluster.launchers.kubernetes_errors import RefusalError, UnansweredError, refused
 from pipeline.cluster.launchers.kubernetes_manifest import JOB, KINDS, RUN, Kind, Manifest
 from pipeline.core.errors import HostError, suggestion
 from trainers.core.installer import install
@@ -153,7 +153,7 @@ class Api:
         return items
 
     def _do(self, ask: Callable[[], T]) -> T:
-        """Raises RefusalError, HostError: the server can't be reached."""
+        """Raises RefusalError, UnansweredError."""
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -164,7 +164,7 @@ class Api:
                 int(error.status or 0), str(error.reason), error.body, self.kind, self.kubectl, self.served
             ) from error
         except HTTPError as error:
-            raise HostError(
+            raise UnansweredError(
                 f"the cluster's API server {self._server} can't be reached: {_reason(error)}",
                 hint=f"{self.kubectl} get pods shows whether it answers; cluster.context= names another cluster",
             ) from error

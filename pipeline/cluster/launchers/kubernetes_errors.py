@@ -30,6 +30,10 @@ _FIELDS = {
 """A part of a field's path → what sets it here."""
 
 
+class UnansweredError(HostError):
+    """The API can't be reached, or is too busy: it may answer later."""
+
+
 class RefusalError(HostError):
     """What the API says no to, with the HTTP status."""
 
@@ -40,8 +44,8 @@ class RefusalError(HostError):
 
 def refused(
     status: int, reason: str, body: Any, kind: Kind, kubectl: str, served: Callable[[], Sequence[str]]
-) -> RefusalError:
-    """The refusal in the API's own words.
+) -> HostError:
+    """The refusal in the API's own words; an UnansweredError where the same question may be answered later.
 
     Args:
         body: the answer, which is a ``Status`` where the API itself has made it.
@@ -69,6 +73,8 @@ def refused(
     elif status == 400 and "unknown field" in message:
         what = f"the {kind.name} of this cluster is another version: {message}"
         hint = "cluster.kind=job works on every cluster; Kubeflow Trainer has what is used here from 2.2 on"
+    elif status == 429 or status >= 500:
+        return UnansweredError(f"the cluster's API can't answer now ({status}): {message}")
     else:
         what, hint = f"the cluster's API answers {status}: {message}", ""
     return RefusalError(what, hint=hint or None, status=status)

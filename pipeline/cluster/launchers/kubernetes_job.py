@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import secrets
@@ -14,6 +15,7 @@ from pipeline.cluster.agent.wire import SAYS
 from pipeline.cluster.launchers.base import NOT_ENDED, Outcome
 from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.cluster.launchers.kubernetes_api import Api
+from pipeline.cluster.launchers.kubernetes_errors import UnansweredError
 from pipeline.cluster.launchers.kubernetes_manifest import FOLDERS, MANIFEST, Manifest, text
 from pipeline.cluster.launchers.kubernetes_pods import (
     Pod,
@@ -46,7 +48,7 @@ class PodsJob:
         self.name = ""
         self.folder = JobFolder(run_dir, MANIFEST)
         self.doing = "asking Kubernetes"
-        self._pods: dict[str, Pod] = {}  # all that were there since the newest start, as they were seen last
+        self._pods: dict[str, Pod] = {}  # all that were ever there, as they were seen last
 
     def find(self, say: Callable[[str], None]) -> bool:
         """Take up the job that waits or runs for this run already; others are deleted. Raises HostError."""
@@ -86,14 +88,16 @@ class PodsJob:
         """
         pause_s, told = 0.5, ""
         while True:
-            job, pods = self._api.get(self.name), self._look(self.name)
-            if outcome := self._ended_early(job, pods):
-                say(f"{outcome.text.partition(';')[0]}; another job is created")
-                return False
-            self.doing, hint = self._words(job or {}, pods)
-            if hint and self.doing != told:
-                told = self.doing
-                say(f"WARNING: {self.doing}; {hint}")
+            with contextlib.suppress(UnansweredError):  # it may have waited for hours, and the API answers again
+                job, pods = self._api.get(self.name), self._look(self.name)
+                if outcome := self._ended_early(job, pods):
+                    say(f"{outcome.text.partition(';')[0]}; another job is created")
+                    return False
+                self.doing, hint = self._words(job or {}, pods)
+                if hint and self.doing != told:
+                    told = self.doing
+                    say(f"WARNING: {self.doing}; {hint}")
+            self.folder.beat()  # pods that run already wait for the others
             until = time.monotonic() + pause_s
             while time.monotonic() < until:
                 check()
@@ -109,7 +113,9 @@ class PodsJob:
 
     def described(self) -> str:
         """Which pod each node of the run is, and where."""
-        nodes = {pod.name: pod.node for pod in self._look(self.name)}
+        with contextlib.suppress(HostError):  # the agents have answered, which matters more
+            self._pods |= {pod.uid: pod for pod in self._look(self.name)}
+        nodes = {pod.name: pod.node for pod in self._pods.values()}
         rows = [f"{label} is {name} on {nodes.get(name) or '?'}" for name, label in self._labels().items()]
         return ", ".join(rows)
 
@@ -152,8 +158,7 @@ class PodsJob:
         )
 
     def start(self, request: dict[str, Any]) -> None:
-        """Tell all nodes to start torchrun. Raises OSError, HostError."""
-        self._pods = {pod.uid: pod for pod in self._look(self.name)}
+        """Tell all nodes to start torchrun. Raises OSError."""
         self.folder.order(restart=self.life, start=request)
 
     def gone(self, life: int) -> str:
