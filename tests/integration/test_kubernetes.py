@@ -251,6 +251,26 @@ def _second(kubernetes: FakeCluster) -> str:
     return next(name for name in kubernetes.pods if "-1-" in name)
 
 
+FIRST_FAILS = """
+if (run / 'again').exists():
+    finish(rank, run)
+elif rank == 0:
+    while '"exit"' not in next(run.glob('kubernetes/*/node-1')).read_text():
+        time.sleep(0.02)
+    sys.exit('the first rank failed')
+"""
+
+
+def test_a_node_whose_part_ended_well_takes_part_in_the_next_start(kubernetes: FakeCluster, bench: Bench) -> None:
+    stub = bench.stub(FIRST_FAILS, stand_in=True)
+    with pytest.raises(TrainingError, match="the first rank failed"):
+        run(bench, stub)
+    (stub.run_dir / "again").touch()
+    run(bench, stub)
+    assert (stub.run_dir / "checkpoints" / "final.pt").exists()
+    assert kubernetes.jobs == {}
+
+
 TOKEN = "xyzzy-0123456789"
 
 
@@ -263,8 +283,9 @@ def test_a_controller_that_was_killed_finds_its_job_again_and_no_file_holds_its_
     stub = bench.stub(program + RESUMED, stand_in=True)
     with bench.spawn(stub) as attempt:
         assert attempt.stdout is not None
-        while not attempt.stdout.readline().endswith("| up\n"):
-            pass
+        ups = 0
+        while ups < 2:
+            ups += attempt.stdout.readline().endswith("| up\n")
         os.kill(attempt.pid, signal.SIGKILL)
     (name,) = kubernetes.jobs
     (stub.run_dir / "went-on").touch()

@@ -36,7 +36,10 @@ KEEP_S = 30.0  # how long the nodes are kept after a bad end: the next attempt t
 
 
 def job(request: Json) -> None:
-    """Until the controller lets this node go, a start ends well, or nobody has anything to do for it."""
+    """Until the controller lets this node go, or nobody has anything to do for it.
+
+    A node whose part has ended well stays too: the others' may not have, and then another start wants it.
+    """
     node = JobNode(request)
     secrets = node.scheduler.secrets(request)
     if not node.scheduler.REQUEUES:
@@ -45,15 +48,14 @@ def job(request: Json) -> None:
     code, patience_s = None, float(request["lease_s"])
     for start in node.starts(patience_s):
         code = node.run(start, secrets)
-        if code == 0:
-            return
         if node.terminated and not node.scheduler.REQUEUES:
             leave()
         # after the scheduler's own signal it decides what becomes of the job: one that has left can't be requeued
         node.patience_s = patience_s if node.terminated else KEEP_S
     if code is None:
         refuse(f"{node.name}: nothing was started: the controller was not heard of for {patience_s:g} s")
-    refuse(f"{node.name}: the last start ended with exit code {code}")
+    if code != 0:
+        refuse(f"{node.name}: the last start ended with exit code {code}")
 
 
 def leave(*_: Any) -> NoReturn:

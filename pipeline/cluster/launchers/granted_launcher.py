@@ -173,8 +173,15 @@ class GrantedLauncher(Launcher):
         return self.cancel_all(run_key, run_dir)
 
     def clean(self, plan: LaunchPlan) -> None:
+        """After a good end the nodes may go too; after a bad one another attempt may want them."""
         for node in plan.nodes:
             shutil.rmtree(Path(node.state_dir).parent, ignore_errors=True)
+        if self._job is not None and self._job.folder.ended_well(plan.run_id, plan.nnodes):
+            self.let_go()
+
+    def let_go(self) -> None:
+        """What follows a good end: the nodes leave."""
+        self.job.folder.leave(restart=self.job.life)
 
     def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
         """The outputs lie in the run folder already."""

@@ -131,6 +131,11 @@ class JobFolder:
         """One node's answers to that, in a start."""
         return [row["look"] for row in self.told(number) if row.get("run_id") == run_id and "look" in row]
 
+    def ended_well(self, run_id: str, nnodes: int) -> bool:
+        """Whether all nodes have told that a start ended well."""
+        ends = [self.end_of(number, run_id) for number in range(nnodes)]
+        return all(end is not None and end["exit"]["code"] == 0 for end in ends)
+
     def output(self, start_bytes: int = 0) -> list[str]:
         """The last lines of what the job has printed from ``start_bytes`` on."""
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from pipeline.cluster.launchers.kubernetes_pods import claimed
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.core.errors import HostError, PacelineError, UsageError, suggestion
 from pipeline.core.redact import rules
-from pipeline.core.specs import Cluster, LaunchPlan
+from pipeline.core.specs import Cluster
 from pipeline.runs import attempts
 from trainers.core.config import ConfigError
 
@@ -183,16 +184,11 @@ class KubernetesLauncher(GrantedLauncher):
         except PacelineError as error:
             return {"Kubernetes": error.what}
 
-    def clean(self, plan: LaunchPlan) -> None:
-        """After a good end the job is deleted too; after a bad one another attempt may want its pods."""
-        super().clean(plan)
-        job = self._job
-        if not isinstance(job, PodsJob) or not job.ended_well(plan.run_id):
-            return
-        try:
-            release(self.api, job.folder, job.name)
-        except HostError:  # what is over is in nobody's way; its time to live ends it
-            return
+    def let_go(self) -> None:
+        """The job is deleted too."""
+        if isinstance(self._job, PodsJob):
+            with contextlib.suppress(HostError):  # what is over is in nobody's way; its time to live ends it
+                release(self.api, self._job.folder, self._job.name)
 
 
 def _label(run_key: str, run_dir: Path) -> str:

@@ -169,7 +169,8 @@ class PodsJob:
             return ""
         if job is None or job["metadata"].get("deletionTimestamp"):
             return f"was taken away: {self._title()} was deleted"
-        return self._judged(pods).text
+        silent = [pod for pod in pods if pod.phase == "Succeeded" and pod.name not in self._end_times()]
+        return self._judged(pods).text or next((f"{pod.words} ended without a word" for pod in silent), "")
 
     def _judged(self, now: Sequence[Pod]) -> Outcome:
         """What became of the pods; why one is taken off its node is remembered, as it may soon be gone.
@@ -218,11 +219,6 @@ class PodsJob:
     def _lost_nodes(self) -> bool:
         """Whether a node has not told how its newest start ended, or was ended by a signal from outside."""
         return any(end is None or end.get("terminated") for end in self._ends())
-
-    def ended_well(self, run_id: str) -> bool:
-        """Whether all nodes have told that a start ended well."""
-        ends = [self.folder.end_of(number, run_id) for number in range(self._nnodes)]
-        return all(end is not None and end["exit"]["code"] == 0 for end in ends)
 
     def end_start(self) -> dict[str, str]:
         """End what runs; the job stays. Job → what is said of one that doesn't end it."""
