@@ -22,7 +22,7 @@ def result(project: Project) -> dict[str, Any]:
 
 
 def test_two_local_ranks_without_a_data_pack(tmp_path: Path) -> None:
-    project = Project(tmp_path, whole=True)
+    project = Project(tmp_path)
     done = project.doit(*QUICK, "trainer.global_batch_size=63")  # two ranks couldn't share it; nothing is trained
     assert done.returncode == 0, done.stdout
     assert "every sum right" in done.stdout

@@ -18,7 +18,6 @@ from tests.trainers.tiny_runs import MakeRun, read_summary
 from trainers.core.options import load
 from trainers.distributed.process_group import read_ranks
 from trainers.models import ImageShape, build
-from trainers.strategies import fsdp
 from trainers.training import evaluation
 from trainers.training.loop import Trainer
 from trainers.training.session import run
@@ -55,6 +54,8 @@ def weights(run_dir: Path) -> dict[str, Tensor]:
 
 
 def train_alike(folder: Path) -> None:
+    from trainers.strategies import fsdp  # here: collecting the tests would take every worker two seconds more
+
     other_model.stand_in("resnet18")
     fsdp._SMALLEST_BYTES = 50  # convolutions and dense layers are parts of their own, as a large network's are
     for name in ("ddp", "fsdp", "again"):

@@ -19,7 +19,6 @@ from trainers.models import ImageShape, build
 from trainers.optimizers.adam import AdamConfig
 from trainers.optimizers.sgd import SGDConfig
 from trainers.strategies import build as build_strategy
-from trainers.strategies import fsdp
 from trainers.strategies.auto import choose, optimizer_bytes
 from trainers.strategies.powersgd import PowerSGD
 from trainers.training.session import run
@@ -90,6 +89,8 @@ def test_compression_is_no_setting_of_fsdp() -> None:
 
 
 def test_an_optimizer_that_needs_whole_tensors_is_refused() -> None:
+    from trainers.strategies import fsdp  # here: its imports take two seconds
+
     said = r"fsdp updates slices .* optimizer=airbench_muon can't; choose optimizer=sgd, optimizer=adam, "
     with pytest.raises(ConfigError, match=said):
         configured(strategy={"name": "fsdp"}, optimizer={"name": "airbench_muon"})
@@ -99,6 +100,8 @@ def test_an_optimizer_that_needs_whole_tensors_is_refused() -> None:
 
 
 def test_a_network_is_divided_into_parts_of_a_few_megabytes() -> None:
+    from trainers.strategies import fsdp  # here: its imports take two seconds
+
     image = ImageShape(channels=3, height=32, width=32, num_classes=10)
     network = build(ModelConfig(name="resnet50"), image)
     names = {module: name for name, module in network.named_modules()}
