@@ -7,7 +7,7 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 
-from pipeline.cluster import earlier
+from pipeline.cluster import earlier, launchers
 from pipeline.cluster.attempt import attach_attempt, run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec
@@ -29,6 +29,11 @@ def left_running(run: Run) -> tuple[LaunchPlan, Cluster]:
     cluster, plan = run.config.cluster, earlier.left(run.folder.path)
     if plan is None:
         raise UsageError(f"nothing of run {run.key.short} is under way", hint="doit train with the same words")
+    if launchers.capabilities(cluster).hosts_are_granted:
+        raise UsageError(
+            f"{cluster.launcher} has granted the hosts of run {run.key.short} to a job; only doit train finds it again",
+            hint="doit train with the same words, which goes on in that job from the last checkpoint",
+        )
     known = {host.label: host for host in (*cluster.hosts, *cluster.spares)}
     unknown = [node.host for node in plan.nodes if node.host not in known]
     if unknown:

@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import yaml  # type: ignore[import-untyped]
@@ -24,10 +24,14 @@ from pipeline.cluster.launchers.kubernetes_pods import Pod, helps, is_over, pars
 from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster, Host
+from pipeline.execution.attempting import left_running
 from tests.kubernetes_fixture import kubeconfig
 from tests.kubernetes_operators import pods_of
 from tests.pipeline.test_planning import planned
 from trainers.core.config import ConfigError
+
+if TYPE_CHECKING:
+    from pipeline.execution.configured_run import Run
 
 GOLDEN = Path(__file__).parent / "golden"
 SETTINGS = LAUNCHERS.settings("kubernetes")
@@ -64,6 +68,8 @@ def job(**change: Any) -> PodJob:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_manifest_is_the_one_that_was_read_by_a_person(kind: str) -> None:
     made = manifest(job(kind=kind, **FULL))
+    for words in (value for value in _lists(made) if value[:2] == ["sh", "-c"]):
+        assert words[2:4] == ['exec "$$@" < "$$0"', "/shared/it's a $$(touch x) run/request"], "the API reads $(NAME)"
     shown = yaml.safe_load(text(made).replace("$$", "$"))
     for words in (value for value in _lists(shown) if value[:2] == ["sh", "-c"]):
         assert words[-1] == BOOTSTRAP
@@ -199,6 +205,17 @@ def test_the_pods_are_told_to_leave_though_the_api_does_not_answer(
     said = launchers.create(cluster).stop("0123456789ab", tmp_path)
     assert said["Kubernetes"].startswith("the cluster's API server http://127.0.0.1:9 can't be reached")
     assert folder.was_left()
+
+
+def test_doit_attach_names_the_command_that_finds_a_job_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.cluster.earlier.left", lambda _: SimpleNamespace(nodes=()))
+    cluster = Cluster(launcher="kubernetes", hosts=(), settings=SETTINGS(**NEEDED))
+    run = SimpleNamespace(
+        config=SimpleNamespace(cluster=cluster), folder=SimpleNamespace(path=None), key=SimpleNamespace(short="0f77")
+    )
+    with pytest.raises(UsageError, match="only doit train finds it again") as caught:
+        left_running(cast("Run", run))
+    assert (caught.value.hint or "").startswith("doit train with the same words")
 
 
 def test_root_is_asked_for_by_name() -> None:
