@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.cluster.launchers.base import Launcher
@@ -15,10 +16,19 @@ _SHARE = 10  # a fetch that took a minute is followed by ten without one: encryp
 
 
 class CheckpointFetch:
-    """Fetches in a thread of its own, one at a time, at most every ``every_s`` seconds (0: never)."""
+    """Fetches in a thread of its own, one at a time, at most every ``every_s`` seconds (0: never). ``on_fetched`` is
+    called in that thread when a checkpoint is here."""
 
-    def __init__(self, launcher: Launcher, plan: LaunchPlan, run_dir: Path, every_s: float) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        plan: LaunchPlan,
+        run_dir: Path,
+        every_s: float,
+        on_fetched: Callable[[], None] = lambda: None,
+    ) -> None:
         self._launcher, self._plan, self._run_dir, self._every_s = launcher, plan, run_dir, every_s
+        self._on_fetched = on_fetched
         self._thread: threading.Thread | None = None
         self._step, self._next = 0, time.monotonic() + every_s
 
@@ -37,6 +47,7 @@ class CheckpointFetch:
         began = time.monotonic()
         if self._launcher.collect(of_step(self._plan, step), self._run_dir, final=False):
             self._step = step
+            self._on_fetched()
         now = time.monotonic()
         self._next = now + max(self._every_s, _SHARE * (now - began))
 

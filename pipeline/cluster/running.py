@@ -23,7 +23,7 @@ from pipeline.core.files import write_json
 from pipeline.core.signals import Interruptible
 from pipeline.core.specs import PRUNE, Event, LaunchPlan, LogLine, MetricsLine, NodeExit, NodeFacts, NodeLost
 from pipeline.runs import attempts, rank_beats
-from pipeline.runs.checkpoints import go_on_from_checkpoint
+from pipeline.runs.checkpoints import go_on_from_checkpoint, newest_step
 from pipeline.runs.metrics_file import cut_torn_line
 
 STOP_S = 8.0  # agents: TERM, 3 s, KILL; the rest of the promised 10 s is for the way there
@@ -45,7 +45,8 @@ class Watchers:
     ``on_line``: ranks' lines. ``on_note``: what is remarkable about the hosts, once. ``on_facts``: what the hosts told,
     before anything starts. ``on_job``: what a batch scheduler was asked for and does. ``on_launch``: that begins, and
     what tells how far it has come (words that follow "still"). ``on_start``: all nodes have started. ``on_end``: all
-    have ended well (their hosts are free from then on, though the outputs aren't here yet).
+    have ended well (their hosts are free from then on, though the outputs aren't here yet). ``on_checkpoint``: the run
+    folder has a new one, and after a bad end the last (None: nobody wants to know).
     """
 
     on_line: Callable[[LogLine], None]
@@ -55,6 +56,7 @@ class Watchers:
     on_launch: Callable[[Callable[[], str]], None] = nothing
     on_start: Callable[[], None] = nothing
     on_end: Callable[[], None] = nothing
+    on_checkpoint: Callable[[], None] | None = None
 
 
 class RunningAttempt:
@@ -86,8 +88,10 @@ class RunningAttempt:
         self.gone: tuple[str, ...] = ()  # of these, those that no fresh connection reached either
         self.left = ""  # hosts that could not be asked to stop
         self.order: list[str] = []  # hosts as their ends came in
-        every_s = 0.0 if launcher.capabilities.shares_run_dir else plan.checkpoint_fetch_s
-        self._fetch = CheckpointFetch(launcher, plan, spec.run_dir, every_s)
+        self._on_checkpoint = watchers.on_checkpoint or nothing
+        is_here = launcher.capabilities.shares_run_dir and watchers.on_checkpoint is None
+        every_s = 0.0 if is_here else plan.checkpoint_fetch_s
+        self._fetch = CheckpointFetch(launcher, plan, spec.run_dir, every_s, self._on_checkpoint)
         self._files = ExitStack()
         self._logs: dict[str, IO[str]] = {}
         self._shown: dict[str, int] = {}  # lines of a host's log that are known already
@@ -252,8 +256,9 @@ class RunningAttempt:
         elif isinstance(event, NodeBeat):
             self.watch.heard(event)
             self._note_ranks()
-            if event.saved:
-                self._fetch.heard(event.saved)
+            saved = newest_step(self.run_dir) if self.launcher.capabilities.shares_run_dir else event.saved
+            if saved:
+                self._fetch.heard(saved)
         elif isinstance(event, NodeLook):
             if event.peers:
                 self.seen[event.host] = event.peers
@@ -288,6 +293,8 @@ class RunningAttempt:
         heard = bool(self.ends) and self._folder_is_ours()
         if heard and not self.launcher.collect(self.plan, self.run_dir, final=keep_final):
             return
+        if heard and not keep_final:
+            self._on_checkpoint()
         self.launcher.clean(self.plan)
         if heard and not self.launcher.capabilities.shares_run_dir:
             earlier.nothing_is_left(self.plan, self.run_dir)

@@ -56,9 +56,9 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
         device=device,
         spares=spares,
         min_nodes=raw["min_nodes"],
-        checkpoint_fetch_s=raw["checkpoint_fetch_s"],
         when_busy=_one_of("when_busy", raw["when_busy"], POLICIES),
         **_tls(raw),
+        **_checkpoints(raw),
         settings=typed(settings, without_secrets({"cluster": raw})["cluster"]),
     )
 
@@ -94,6 +94,17 @@ def _tls(raw: Mapping[str, Any]) -> dict[str, Any]:
         if path is not None and not path.startswith(("/", "~/")):
             raise UsageError(f"cluster.{name}={path} must be an absolute path on the hosts, or begin with ~/")
     return files
+
+
+def _checkpoints(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """How often new ones come here, and where copies go. Raises UsageError: that is no address to write to."""
+    address = raw.get("checkpoint_mirror")
+    if address is not None and (("://" not in address and not address.startswith("/")) or address.startswith("http")):
+        raise UsageError(
+            f"cluster.checkpoint_mirror={hide(address)} must be an address that can be written to, such as "
+            "s3://bucket/folder, or an absolute path"
+        )
+    return {"checkpoint_fetch_s": raw["checkpoint_fetch_s"], "checkpoint_mirror": address}
 
 
 def _check_rendezvous(kind: str, folder: str | None) -> None:

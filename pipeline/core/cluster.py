@@ -66,6 +66,7 @@ class Cluster:
     as the launcher's own settings class. ``spares`` take the places of hosts that
     are gone; where none is left, ``min_nodes`` of the others may be enough (0: they aren't).
     ``when_busy`` is refuse, wait, share, or auto: refuse on GPUs, else share.
+    ``checkpoint_mirror`` is an address to which checkpoints are copied (None: to none).
     """
 
     launcher: str
@@ -89,6 +90,7 @@ class Cluster:
     min_nodes: int = 0
     checkpoint_fetch_s: float = 60.0
     when_busy: str = "auto"
+    checkpoint_mirror: str | None = None
 
     @property
     def nnodes(self) -> int:

@@ -147,7 +147,7 @@ class Filesystem:
         self.report = report
 
     def __call__(self, url: str, output_file: str, pooch: object, check_only: bool = False) -> None:
-        filesystem, path = _open_filesystem(url)
+        filesystem, path = open_filesystem(url)
         name = path.rpartition("/")[2]
         try:
             total = filesystem.size(path)
@@ -159,10 +159,11 @@ class Filesystem:
             raise PermissionError(f"{type(error).__name__}: {error}") from error
 
 
-def _open_filesystem(url: str) -> tuple[Any, str]:
+def open_filesystem(url: str, setting: str = "dataset.source") -> tuple[Any, str]:
+    """The filesystem behind an address, and the path in it. Raises DataError that names the setting."""
     import fsspec
 
-    with _explained(url):
+    with _explained(url, setting):
         return fsspec.core.url_to_fs(f"{scheme(url)}://{url.partition('://')[2]}")  # type: ignore[no-any-return]
 
 
@@ -172,13 +173,13 @@ def refuse_protocol(source: str) -> None:
         return
     import fsspec
 
-    with _explained(source):
+    with _explained(source, "dataset.source"):
         for protocol in scheme(source).split("::"):
             fsspec.get_filesystem_class(protocol)
 
 
 @contextmanager
-def _explained(url: str) -> Iterator[None]:
+def _explained(url: str, setting: str) -> Iterator[None]:
     """What fsspec says of a protocol, with the fix. Raises DataError."""
     import fsspec
 
@@ -188,12 +189,12 @@ def _explained(url: str) -> Iterator[None]:
     except ImportError as error:
         package = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
         raise DataError(
-            f"dataset.source={shown(url)}: the driver of {protocol}:// is not installed ({error})",
+            f"{setting}={shown(url)}: the driver of {protocol}:// is not installed ({error})",
             hint=install(package.get(protocol, f"'fsspec[{protocol}]'")),
         ) from error
     except ValueError as error:
         known = ", ".join(sorted(fsspec.available_protocols()))
-        raise DataError(f"dataset.source={shown(url)}: {error}; protocols: http, https, {known}") from error
+        raise DataError(f"{setting}={shown(url)}: {error}; protocols: http, https, {known}") from error
 
 
 def _copy(source: Any, path: Path, report: Any) -> None:

@@ -54,6 +54,9 @@ def attach(work: Work, plan: LaunchPlan, cluster: Cluster) -> None:
 def run_attempts(work: Work) -> None:
     """Attempt after attempt, each from the last checkpoint, until one ends well or none is left."""
     run, say = work.run, work.say
+    if work.mirror is not None:
+        say.doing("looking into the mirror of checkpoints")
+        work.mirror.restore()
     first = journal.attempts(run.folder.journal) + 1
     last = first + run.config.cluster.max_restarts
     restarts = Restarts(run.config.cluster, shards=run.config.train.trainer.shards)
@@ -139,6 +142,7 @@ def _watchers(work: Work, number: int, *, notes: bool) -> Watchers:
         on_launch=say.doing,
         on_start=partial(_on_start, work, number),
         on_end=partial(_on_end, say, work.services),
+        on_checkpoint=work.mirror.push if work.mirror is not None else None,
     )
 
 

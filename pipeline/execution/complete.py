@@ -17,6 +17,7 @@ from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.signals import Interruptible
 from pipeline.core.specs import PRUNE, PRUNED, State
 from pipeline.evaluation import report_key
+from pipeline.execution import mirroring
 from pipeline.execution.attempting import attach, left_running, run_attempts
 from pipeline.execution.configured_run import Run
 from pipeline.execution.work import RunServices, Say, Work, note
@@ -90,6 +91,7 @@ def _train_alone(run: Run, *, argv: Sequence[str], say: Heartbeat, services: Run
                     services=services,
                     started=time.time(),
                     attached=left_running(run) if attach else None,
+                    mirror=mirroring.of(run.config.cluster.checkpoint_mirror, run.key.short, run.folder.path, say),
                 )
             )
     result, _ = acceptance.standing(run.folder)

@@ -12,6 +12,7 @@ from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.signals import Stop
 from pipeline.core.specs import Cluster, LaunchPlan, State
 from pipeline.execution.configured_run import Run
+from pipeline.execution.mirroring import Mirroring
 from pipeline.runs import journal, provenance
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import RunLock
@@ -53,6 +54,7 @@ class Work:
     services: RunServices
     started: float
     attached: tuple[LaunchPlan, Cluster] | None
+    mirror: Mirroring | None
 
 
 def note(run: Run, state: State, attempt: int, detail: str = "") -> None:

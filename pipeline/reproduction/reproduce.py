@@ -35,6 +35,7 @@ WHERE = ("cluster", "paths", "tracking", "dataset.source")
 """What a reproduction may be told anew: none of it counts in the key, but for how the ranks are spread."""
 FOLDER = ".reproduced"
 _ADDRESSES = ("ssh_config", "hostfile")  # files of the cluster group, relative to the project
+_MIRROR = "cluster.checkpoint_mirror"
 
 Say = Any
 
@@ -137,6 +138,9 @@ def _overrides(
     words += [word for word in given if _is_of(word, ("cluster",))]
     if source is not None:
         words.append(f"dataset.source={_quoted(source)}")
+    cluster = recipe.config.get("cluster") or {}
+    if cluster.get("checkpoint_mirror") or ("checkpoint_mirror" in cluster and told & {"cluster", _MIRROR}):
+        words.append(f"{_MIRROR}=null")  # what is made again doesn't go on from a checkpoint
     for name in _ADDRESSES:
         if not told & {"cluster", f"cluster.{name}"}:
             file = (recipe.config.get("cluster") or {}).get(name)

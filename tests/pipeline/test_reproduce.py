@@ -81,6 +81,7 @@ def test_the_runs_words_are_kept_but_for_what_says_where(tmp_path: Path) -> None
         "experiment=x",
         "seed=1",
         "cluster=pssh",
+        "cluster.checkpoint_mirror=null",
     ]
     assert reproduce._overrides(made, ["cluster.ssh_config=/s"], **told) == [
         "experiment=x",
@@ -89,6 +90,8 @@ def test_the_runs_words_are_kept_but_for_what_says_where(tmp_path: Path) -> None
         "cluster.ssh_config=/s",
     ]
     lab = replace(made, config={"cluster": {"ssh_config": ".lab/ssh_config"}})
+    mirrored = replace(made, config={"cluster": {"checkpoint_mirror": "s3://bucket/x"}})
+    assert reproduce._overrides(mirrored, [], **told)[-1] == "cluster.checkpoint_mirror=null"
     words = reproduce._overrides(lab, [], **{**told, "source": "/data/a,b.npz"})
     assert words[-2:] == [
         "dataset.source='/data/a,b.npz'",

@@ -1,0 +1,49 @@
+"""cluster.checkpoint_mirror during a run: what is copied there, and what a run without checkpoints takes from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.core.errors import DataError
+from pipeline.runs import checkpoints
+from pipeline.runs.checkpoint_mirror import CheckpointMirror
+
+
+class Mirroring:
+    """The mirror of one run, and whom to tell."""
+
+    def __init__(self, mirror: CheckpointMirror, run_dir: Path, say: Callable[[str], None]) -> None:
+        self._mirror, self._run_dir, self._say = mirror, run_dir, say
+        self._failed = False
+
+    def push(self) -> None:
+        """Copy the newest checkpoint; a mirror that fails doesn't end the training, and is told once."""
+        try:
+            self._mirror.push(self._run_dir)
+            self._failed = False
+        except FileNotFoundError:  # a newer one came
+            return
+        except (DataError, OSError) as error:
+            if not self._failed:
+                self._say(f"WARNING: {error}; the training goes on without the mirror, which is tried again")
+            self._failed = True
+
+    def restore(self) -> None:
+        """Where the run folder has no checkpoint. Raises DataError: whether the mirror has one can't be told."""
+        if checkpoints.newest_step(self._run_dir):
+            return
+        try:
+            step, warnings = self._mirror.restore(self._run_dir)
+        except DataError as error:
+            hint = "the same command when it can be reached, or cluster.checkpoint_mirror=null, which begins anew"
+            raise DataError(error.what, hint=hint) from error
+        for warning in warnings:
+            self._say(f"WARNING: {warning}")
+        if step:
+            self._say(f"the run folder has no checkpoint; took that of step {step} from {self._mirror.shown}")
+
+
+def of(address: str | None, key: str, run_dir: Path, say: Callable[[str], None]) -> Mirroring | None:
+    """None without an address. Raises DataError: it can't be used here."""
+    return Mirroring(CheckpointMirror(address, key), run_dir, say) if address is not None else None

@@ -1,0 +1,129 @@
+"""Copies of a run's newest checkpoints behind an address, for the day on which the run folder is gone.
+
+A checkpoint there counts when its ``step-….json``, which is written last, is there and everything has the digests that
+it names: half of one is never taken for a whole one.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pipeline.core import leftovers
+from pipeline.core.errors import DataError
+from pipeline.data.object_store import ObjectStore
+from pipeline.runs.checkpoints import DAMAGE, read_side, read_verified
+
+SETTING = "cluster.checkpoint_mirror"
+_KEPT = 2  # the newest, and one more
+_STEP = re.compile(r"step-(\d+)\.json")
+_OF_SHARDS = re.compile(r"shards-\d+/[\w.-]+")
+
+
+class CheckpointMirror:
+    """Those of the run with that key, in a folder of the key's name."""
+
+    def __init__(self, address: str, key: str) -> None:
+        """Raises DataError: the address can't be used here."""
+        self._store = ObjectStore(address, SETTING)
+        self._key = key
+        self._pushed = 0
+
+    @property
+    def shown(self) -> str:
+        """Setting and address, without a login."""
+        return self._store.shown
+
+    def push(self, run_dir: Path) -> int:
+        """Copy the newest checkpoint of the run folder unless that was done; its step, 0 where nothing was copied.
+
+        Raises:
+            DataError: it can't be written there. FileNotFoundError: it was removed meanwhile, for a newer one.
+        """
+        folder = run_dir / "checkpoints"
+        for path in sorted(folder.glob("step-*.pt"), reverse=True):
+            step = int(path.stem.removeprefix("step-"))
+            if step <= self._pushed:
+                return 0
+            try:
+                side = read_side(path)
+            except DAMAGE:  # it is just being written, or is damaged
+                continue
+            best = [name for name in ("best.pt", "best.json") if (folder / name).exists()]
+            for name in (*best, *_files(path, side), f"{path.stem}.json"):
+                self._store.put(folder / name, f"{self._key}/{name}")
+            self._pushed = step
+            self._forget_old()
+            return step
+        return 0
+
+    def _forget_old(self) -> None:
+        """First the file by which a checkpoint counts."""
+        names = self._store.names(self._key)
+        steps = sorted((match[1] for name in names if (match := _STEP.fullmatch(name))), key=int)
+        for step in steps[:-_KEPT]:
+            for name in (f"step-{step}.json", f"step-{step}.pt", f"shards-{step}"):
+                if name in names:
+                    self._store.remove(f"{self._key}/{name}")
+
+    def restore(self, run_dir: Path) -> tuple[int, list[str]]:
+        """Put the newest checkpoint that is whole there into the run folder; its step (0: there is none), and warnings
+        about those that aren't.
+
+        Raises:
+            DataError: nothing can be read there. OSError: the run folder can't be written.
+        """
+        steps = [name for name in self._store.names(self._key) if _STEP.fullmatch(name)]
+        warnings: list[str] = []
+        for name in sorted(steps, key=_number, reverse=True):
+            temporary = Path(tempfile.mkdtemp(prefix=leftovers.prefix(".mirror"), dir=run_dir))
+            try:
+                self._fetch(name, temporary)
+                _settle(temporary, run_dir / "checkpoints", name)
+                return _number(name), warnings
+            except (DataError, *DAMAGE) as error:
+                warnings.append(f"{name.removesuffix('.json')} of {self.shown} is skipped: {error}")
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+        return 0, warnings
+
+    def _fetch(self, name: str, folder: Path) -> None:
+        """A checkpoint, and the best weights where they are whole there. Raises DataError, and as ``read_verified``."""
+        checkpoint = folder / name.replace(".json", ".pt")
+        self._store.get(f"{self._key}/{name}", folder / name)
+        for file in _files(checkpoint, read_side(checkpoint)):
+            (folder / file).parent.mkdir(exist_ok=True)
+            self._store.get(f"{self._key}/{file}", folder / file)
+        read_verified(checkpoint)
+        try:
+            for file in ("best.json", "best.pt"):
+                self._store.get(f"{self._key}/{file}", folder / file)
+            read_verified(folder / "best.pt")
+        except (DataError, *DAMAGE):  # of a run that keeps none, or overtaken by a newer one
+            for file in ("best.json", "best.pt"):
+                (folder / file).unlink(missing_ok=True)
+
+
+def _files(path: Path, side: dict[str, Any]) -> list[str]:
+    """What a checkpoint is beside its .json. Raises ValueError: a name that leads elsewhere."""
+    shards = list(side.get("shards", {}))
+    for name in shards:
+        if not _OF_SHARDS.fullmatch(name):
+            raise ValueError(f"{name!r} is no file of a checkpoint")
+    return [path.name, *shards]
+
+
+def _settle(source: Path, target: Path, last: str) -> None:
+    """Move everything, ``last`` at the end. Raises OSError."""
+    target.mkdir(exist_ok=True)
+    for path in sorted(source.iterdir(), key=lambda path: path.name == last):
+        if path.is_dir():
+            shutil.rmtree(target / path.name, ignore_errors=True)
+        path.replace(target / path.name)
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix("step-").removesuffix(".json"))

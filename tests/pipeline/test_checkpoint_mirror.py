@@ -1,0 +1,148 @@
+"""Checkpoints copied to an address and taken from there: whole ones only, the newest first, no more than two."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import cluster
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.files import canonical_json, sha256_text, write_json
+from pipeline.execution.mirroring import Mirroring
+from pipeline.runs.checkpoint_mirror import CheckpointMirror
+from pipeline.runs.checkpoints import newest_step, read_verified
+
+
+def save(run_dir: Path, step: int, **shards: str) -> None:
+    """A checkpoint as a trainer leaves it."""
+    folder = run_dir / "checkpoints"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step-{step:08d}.pt"
+    path.write_bytes(b"weights of %d" % step)
+    side = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "step": step, "metrics": ""}
+    named = {name.replace("_", "/"): text for name, text in shards.items()}
+    for name, text in named.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    if named:
+        side["shards"] = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in named.items()}
+    write_json(path.with_suffix(".json"), {**side, "digest": sha256_text(canonical_json(side))})
+
+
+@pytest.fixture(params=["memory", "file", "path"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A folder that isn't there yet."""
+    place = tmp_path / "a mirror" / "below"
+    return {"memory": f"memory://{uuid.uuid4()}/below", "file": f"file://{place}", "path": str(place)}[request.param]
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    save(folder, 10)
+    return folder
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    """A run folder that has lost its checkpoints."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    return folder
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_run_without_checkpoints_goes_on_from_the_newest_copy(address: str, run_dir: Path, empty: Path) -> None:
+    mirror = CheckpointMirror(address, "abc")
+    assert (mirror.push(run_dir), mirror.push(run_dir)) == (10, 0)
+    for step in (20, 30):
+        save(run_dir, step, **{f"shards-{step:08d}_0.distcp": "slice"})
+        assert mirror.push(run_dir) == step
+    another = CheckpointMirror(address, "abc")
+    assert [name for name in another._store.names("abc") if name.endswith(".pt")] == [
+        "step-00000020.pt",
+        "step-00000030.pt",
+    ]
+    assert another.restore(empty) == (30, [])
+    assert names(empty / "checkpoints") == ["shards-00000030", "step-00000030.json", "step-00000030.pt"]
+    assert read_verified(empty / "checkpoints" / "step-00000030.pt")["step"] == 30
+    assert names(empty) == ["checkpoints"]
+    assert CheckpointMirror(address, "other").restore(empty) == (0, [])
+
+
+def test_a_copy_that_is_torn_or_has_no_end_yet_is_not_taken(run_dir: Path, empty: Path, tmp_path: Path) -> None:
+    mirror = CheckpointMirror(str(tmp_path / "mirror"), "abc")
+    mirror.push(run_dir)
+    save(run_dir, 20)
+    mirror.push(run_dir)
+    there = tmp_path / "mirror" / "abc"
+    (there / "step-00000020.pt").write_bytes(b"torn")
+    (there / "step-00000030.pt").write_bytes(b"its json isn't written yet")
+    step, (warning,) = mirror.restore(empty)
+    assert step == 10
+    assert warning.startswith(f"step-00000020 of cluster.checkpoint_mirror={tmp_path}/mirror is skipped: the sha256 of")
+    assert names(empty / "checkpoints") == ["step-00000010.json", "step-00000010.pt"]
+
+
+def test_a_name_that_leads_elsewhere_is_not_followed(run_dir: Path, empty: Path, tmp_path: Path) -> None:
+    side = {"sha256": "0", "step": 20, "metrics": "", "shards": {"../../evil": "0"}}
+    (tmp_path / "mirror" / "abc").mkdir(parents=True)
+    write_json(
+        tmp_path / "mirror" / "abc" / "step-00000020.json", {**side, "digest": sha256_text(canonical_json(side))}
+    )
+    (tmp_path / "mirror" / "abc" / "step-00000020.pt").touch()
+    _, (warning,) = CheckpointMirror(str(tmp_path / "mirror"), "abc").restore(empty)
+    assert "is no file of a checkpoint" in warning
+    assert names(empty) == []
+
+
+def test_a_run_that_has_checkpoints_takes_none_and_one_that_lost_them_says_what_it_took(
+    address: str, run_dir: Path, empty: Path
+) -> None:
+    lines: list[str] = []
+    Mirroring(CheckpointMirror(address, "abc"), run_dir, lines.append).push()
+    save(empty, 5)
+    mirroring = Mirroring(CheckpointMirror(address, "abc"), empty, lines.append)
+    mirroring.restore()
+    assert (newest_step(empty), lines) == (5, [])
+    (empty / "checkpoints" / "step-00000005.pt").unlink()
+    mirroring.restore()
+    assert lines == [f"the run folder has no checkpoint; took that of step 10 from cluster.checkpoint_mirror={address}"]
+
+
+def test_a_mirror_that_cannot_be_written_is_told_once_and_ends_nothing(run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "mirror").write_text("a file")
+    lines: list[str] = []
+    mirroring = Mirroring(CheckpointMirror(str(tmp_path / "mirror"), "abc"), run_dir, lines.append)
+    mirroring.push()
+    mirroring.push()
+    (line,) = lines
+    assert line.startswith(f"WARNING: cluster.checkpoint_mirror={tmp_path}/mirror can't be written: ")
+    (tmp_path / "mirror").unlink()
+    mirroring.push()
+    assert (tmp_path / "mirror" / "abc" / "step-00000010.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("s3://me:secret@bucket/x", r"cluster.checkpoint_mirror=s3://bucket/x: the driver of s3:// is not installed"),
+        ("nope://x", r"cluster.checkpoint_mirror=nope://x: .*protocols: http"),
+    ],
+)
+def test_an_address_that_cannot_be_used_here_is_told_in_one_message(address: str, why: str) -> None:
+    with pytest.raises(DataError, match=why) as caught:
+        CheckpointMirror(address, "abc")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["relative/path", "https://host/x"])
+def test_what_is_no_address_to_write_to_is_refused_with_the_configuration(address: str) -> None:
+    with pytest.raises(UsageError, match=f"cluster.checkpoint_mirror={address} must be an address"):
+        cluster._checkpoints({"checkpoint_fetch_s": 60.0, "checkpoint_mirror": address})
