@@ -44,8 +44,11 @@ def test_an_edited_result_is_no_fact_for_any_command_and_train_makes_it_again(fi
 @pytest.mark.parametrize(
     "name",
     [
-        *("summary.json", "result.json"),
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("key.json", "config.json", "evaluation/report.json")),
+        "result.json",
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("summary.json", "key.json", "config.json", "evaluation/report.json")
+        ),
     ],
 )
 def test_a_damaged_file_is_made_again_without_a_training(finished: Project, name: str) -> None:
@@ -93,6 +96,7 @@ def test_directories_in_the_place_of_files_are_damage_like_any_other(finished: P
     assert "is finished" in finished.doit("train", *FINISHED).stdout
 
 
+@pytest.mark.long
 def test_a_report_is_made_again_though_the_link_to_the_data_is_gone(finished: Project) -> None:
     folder = finished.only_run()
     (folder / "evaluation" / "report.json").unlink()

@@ -71,6 +71,7 @@ def test_a_sweep_on_a_disk_that_fills_goes_on_when_there_is_room(project: Projec
     assert f"run {newer.parent.name} was written by a newer Paceline" in refused.stdout
 
 
+@pytest.mark.long
 def test_a_recorder_that_is_killed_loses_nothing_of_the_record(recording: Project) -> None:
     child = recording.start("train", "experiment=quickstart", "trainer.epochs=8", *ALONE)
     wait_for_step(recording, 20, child)

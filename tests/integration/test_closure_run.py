@@ -19,6 +19,7 @@ print("SEES", SCALE, sys.path, flush=True)
 """
 
 
+@pytest.mark.long
 def test_a_rank_sees_the_snapshot_and_nothing_else_of_the_project(tmp_path: Path, fetched: Path) -> None:
     checkout = copied(tmp_path / "project", fetched)
     (checkout.root / "mylib").mkdir()

@@ -55,6 +55,7 @@ def test_a_run_is_not_started_where_the_hosts_cannot_reach_each_other(pssh: Benc
     assert not (stub.run_dir / "plan.json").exists()
 
 
+@pytest.mark.long
 def test_who_gets_no_answer_is_told_where_a_firewall_comes_between_check_and_start(pssh: Bench, lab: Lab) -> None:
     stub = pssh.stub(SLEEP)
     folder = RunFolder(stub.run_dir)

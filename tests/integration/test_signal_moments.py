@@ -85,7 +85,10 @@ def test_a_signal_before_and_after_the_training_stands_in_the_journal(recording:
 
 @pytest.mark.parametrize(
     ("moment", "folder", "missing"),
-    [(EVALUATING, "checkpoints", "checkpoints/final.pt"), (SEALING, ".", ".result.json")],
+    [
+        (EVALUATING, "checkpoints", "checkpoints/final.pt"),
+        pytest.param(SEALING, ".", ".result.json", marks=pytest.mark.long),
+    ],
 )
 def test_what_is_removed_after_the_training_makes_no_result(
     finished: Project, moment: str, folder: str, missing: str

@@ -79,6 +79,7 @@ def test_a_sweep_with_a_bad_value_finishes_the_rest_and_is_not_run_twice(recordi
     assert "1 finished, 0 failed; 0 run just now" in hydra.stdout
 
 
+@pytest.mark.long
 def test_a_signal_ends_every_trial_and_the_same_command_goes_on(project: Project) -> None:
     project.words = ["tracking=none", *ALONE, "sweep.slots=2"]
     words = ("sweep", "experiment=quickstart", "trainer.epochs=400", "seed=0,1,2")

@@ -87,6 +87,7 @@ def test_median_prunes_the_one_that_falls_behind_and_keeps_its_number(tmp_path: 
     assert finish(opened(tmp_path, pruner="median", startup_trials=3), 4)[3].state is State.PRUNED
 
 
+@pytest.mark.long
 def test_hyperband_prunes_the_same_trials_when_every_one_is_trained_by_another_process(tmp_path: Path) -> None:
     def pruned(folder: Path, *, afresh: bool) -> list[int]:
         found = []

@@ -27,7 +27,12 @@ def die_at(monkeypatch: pytest.MonkeyPatch, step: int, method: str) -> None:
 
 @pytest.mark.parametrize(
     ("optimizer", "method", "accumulate"),
-    [("sgd", "_one_step", 2), ("sgd", "_validate", 1), ("sgd", "_save", 1), ("adam", "_log", 3)],
+    [
+        ("sgd", "_one_step", 2),
+        pytest.param("sgd", "_validate", 1, marks=pytest.mark.long),
+        pytest.param("sgd", "_save", 1, marks=pytest.mark.long),
+        ("adam", "_log", 3),
+    ],
 )
 def test_dying_at_any_step_changes_nothing(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, optimizer: str, method: str, accumulate: int

@@ -73,7 +73,9 @@ def tear(shards: Path) -> None:
     newest.write_bytes(newest.read_bytes()[:-1] + b"?")
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.long), "torch"])
+@pytest.mark.parametrize(
+    "optimizer", ["sgd", *(pytest.param(name, marks=pytest.mark.long) for name in ("adam", "torch"))]
+)
 def test_fsdp_trains_to_the_weights_of_ddp_and_resumes_to_the_bit(
     make_run: MakeRun, tmp_path: Path, optimizer: str
 ) -> None:

@@ -24,6 +24,7 @@ from tests.waiting import HANG_S
 CLONE = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.long
 def test_a_trial_that_another_command_ran_is_not_told_as_run_here(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

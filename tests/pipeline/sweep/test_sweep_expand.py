@@ -52,6 +52,7 @@ def resolved(make: Callable[[Overrides], Any], job: Overrides) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_each_trial_is_what_hydra_composes() -> None:
     chance = random.Random(0)
     refused = compared = 0
