@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline.cli.options import is_on
@@ -11,6 +11,7 @@ from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, session
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.heartbeat import Heartbeat
+from pipeline.core.signals import Interruptible
 from pipeline.core.tables import counted, file_size
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def sync() -> None:
     check, delete = is_on(asked.options, "check"), is_on(asked.options, "delete")
     if delete and not asked.paths:
         raise UsageError("delete=1 is about folders, and none is named", hint="doit sync cluster=… delete=1 PATH")
-    with closing(hosts.remote(session().config.cluster)) as launcher:
+    cluster = session().config.cluster
+    with _ending_children(), closing(hosts.remote(cluster)) as launcher:
         named = hosts.folders(asked.paths, to=asked.options.get("to"), workdir=launcher.workdir, root=ROOT)
         wants_pack = is_on({"data": "1", **asked.options}, "data")
         if not (wants_pack or named or launcher.environment):
@@ -40,6 +42,14 @@ def sync() -> None:
     for one in found:
         say(line(one, removed=delete))
     _demand_equal(found, lacking, checked_only=check, delete=delete)
+
+
+@contextmanager
+def _ending_children() -> Iterator[None]:
+    """A signal comes as an exception, so that what was started (rsync, pssh) ends with this command."""
+    with Interruptible() as signals:
+        signals.left = "; what has arrived stays, and the same command goes on"
+        yield
 
 
 def _environments(launcher: AgentLauncher, check: bool, heartbeat: Heartbeat) -> list[str]:

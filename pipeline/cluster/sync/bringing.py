@@ -64,10 +64,11 @@ def remote(cluster: Cluster) -> AgentLauncher:
     launcher = launchers.create(cluster)
     if isinstance(launcher, AgentLauncher) and launcher.remote_shell(cluster.hosts[0]):
         return launcher
+    shares = launcher.capabilities.shares_run_dir
     launcher.close()
     raise UsageError(
-        f"doit sync brings files to hosts that ssh reaches; with cluster.launcher={cluster.launcher} the ranks read "
-        "them here, or on a file system that all share",
+        f"doit sync brings files to hosts over ssh, and cluster.launcher={cluster.launcher} "
+        + ("has the ranks read them here, or where all share them" if shares else "reaches hosts in another way"),
         hint="cluster=pssh cluster.hostfile=FILE, or cluster=two_node after doit lab hosts=2",
     )
 
