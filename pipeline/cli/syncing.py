@@ -12,7 +12,7 @@ from pipeline.cli.session import ROOT, session
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.signals import Interruptible
-from pipeline.core.tables import counted, file_size
+from pipeline.core.tables import counted, file_size, some_names
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers.agent_launcher import AgentLauncher
@@ -122,7 +122,7 @@ def line(found: Found, *, removed: bool) -> str:
     where = f"{found.host}: {found.tree.name} in {found.place}"
     more = ""
     if found.more:
-        more = f"; {counted(found.more, 'file')} more there ({_names(found.more_named, found.more)})"
+        more = f"; {counted(found.more, 'file')} more there ({some_names(found.more_named, found.more)})"
         more += "" if removed else ", which delete=1 would remove"
     if not found.differ:
         return f"{where}: ok, {whole}, sha256 {found.sha256[:16]}{more}"
@@ -130,13 +130,7 @@ def line(found: Found, *, removed: bool) -> str:
         return f"{where}: absent, {whole}{more}"
     if found.named == (".",):  # a single file
         return f"{where}: another one, {whole}"
-    return f"{where}: {found.differ} of {whole} differ ({_names(found.named, found.differ)}){more}"
-
-
-def _names(shown: Sequence[str], count: int) -> str:
-    return ", ".join(name if name.isprintable() else repr(name) for name in shown) + (
-        ", …" if count > len(shown) else ""
-    )
+    return f"{where}: {found.differ} of {whole} differ ({some_names(found.named, found.differ)}){more}"
 
 
 def _demand_equal(found: Sequence[Found], lacking: Sequence[str], *, checked_only: bool, delete: bool) -> None:

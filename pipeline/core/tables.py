@@ -36,3 +36,9 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def some_names(shown: Sequence[str], count: int = 0) -> str:
+    """Names, with a sign that there are more where ``count`` says so; marks that no terminal shows are written out."""
+    names = ", ".join(name if name.isprintable() else repr(name) for name in shown)
+    return f"{names}, …" if count > len(shown) else names

@@ -68,8 +68,17 @@ def test_what_differs_is_sent_and_what_is_more_stays_until_it_is_not_wanted(
     found, _ = brought(cluster, source)
     assert [(one.differ, one.more) for one in found] == [(0, 0), (0, 1)]
     assert (there / NAME / "-n").read_text() == "one"
-    assert [one.more for one in brought(cluster, source, delete=True)[0]] == [0, 0]
-    assert not (there / "more").exists()
+    (source / "more").mkdir()  # empty, so it takes nothing's place
+    assert [one.more for one in brought(cluster, source)[0]] == [0, 1]
+    (source / "more" / "now").touch()
+    with pytest.raises(HostError, match=r"nothing there is removed unasked:\n  node1: in .*: more\n"):
+        brought(cluster, source)
+    assert (there / "more").is_file()
+    (there / "else").touch()
+    found, lines = brought(cluster, source, delete=True)
+    assert [one.more for one in found] == [0, 0]
+    assert lines[1:] == [f"node1: removed from /root/a 'workdir'/folders/{NAME} what isn't here: else, more"]
+    assert (there / "more" / "now").exists()
 
     monkeypatch.setattr(rsync, "copy_all", None)  # nothing differs, so nothing is sent
     assert [one.differ for one in brought(cluster, source)[0]] == [0, 0]

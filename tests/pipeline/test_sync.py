@@ -98,8 +98,20 @@ def test_hosts_without_rsync_are_named(tree: Path) -> None:
             return {"a": {"rsync": True, "places": []}, "b": {"rsync": False, "places": []}}
 
     with pytest.raises(HostError, match="b: there is no rsync") as caught:
-        bringing._places(Launcher(), [], Launcher.cluster.hosts)  # type: ignore[arg-type]
+        bringing._places(Launcher(), [], Launcher.cluster.hosts, delete=False)  # type: ignore[arg-type]
     assert "there: sudo apt-get install rsync" in str(caught.value)
+
+
+def test_what_stands_in_the_way_of_a_file_or_a_folder_is_told(tmp_path: Path) -> None:
+    one = ("file", 1, "digest")
+    wanted = {"a": one, "b/c": one, "b/d/e": one, "f": one}
+    there = {"a/x": one, "b/d": one, "f": one, "more/g": one}
+    assert trees.in_the_way(wanted, there) == ["a", "b/d"]
+    assert trees.in_the_way(wanted, wanted) == []
+    (tmp_path / "link").symlink_to(tmp_path)
+    asked = {"delete": True, "places": [{"place": str(tmp_path / "link"), "is_file": False}]}
+    with pytest.raises(SystemExit, match=f"link is a link to {tmp_path} there, in which delete=1 would remove files"):
+        trees.make_places(asked)
 
 
 def test_contents_kinds_and_names_make_a_trees_digest(tree: Path) -> None:
@@ -130,6 +142,7 @@ def test_a_tree_that_differs_is_told_by_counts_and_names(tree: Path) -> None:
         "named": ["inner/a b", "link"],
         "more": 1,
         "more_named": ["later"],
+        "in_the_way": [],
     }
 
 
@@ -151,7 +164,7 @@ def test_a_pipe_among_the_files_is_refused(tree: Path) -> None:
 )  # fmt: skip
 def test_a_line_tells_what_a_host_has(change: dict[str, Any], shown: str) -> None:
     wanted = Tree(name="x", place="/x", files={"a": ("file", 600_000, "1"), "b": ("file", 600_000, "2")})
-    as_wanted: dict[str, Any] = {"differ": 0, "absent": 0, "named": (), "more": 0, "more_named": ()}
+    as_wanted: dict[str, Any] = {"differ": 0, "absent": 0, "named": (), "more": 0, "more_named": (), "in_the_way": ()}
     told = {**as_wanted, **change}
     found = Found(host="node0", tree=wanted, place="/x", sha256="0123456789abcdef0123", **told)
     assert line(found, removed=False) == f"node0: x in /x: {shown}"

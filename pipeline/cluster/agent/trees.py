@@ -84,8 +84,23 @@ def difference(wanted: Mapping[str, Entry], found: Mapping[str, Entry]) -> Json:
         "named": other[:SHOWN],
         "more": len(more),
         "more_named": more[:SHOWN],
+        "in_the_way": in_the_way(wanted, found)[:SHOWN],
         "sha256": tree_digest({name: found[name] for name in wanted if name in found}),
     }
+
+
+def in_the_way(wanted: Mapping[str, Entry], found: Mapping[str, Entry]) -> list[str]:
+    """What is here and can't stay beside what is wanted: files and links where a folder belongs, folders where a file
+    does."""
+    folders = {parent for name in wanted for parent in parents(name)}
+    full = {parent for name in found for parent in parents(name)}
+    return sorted({name for name in found if name in folders} | {name for name in wanted if name in full})
+
+
+def parents(name: str) -> Iterator[str]:
+    """The folders that ``name`` lies in, below the root."""
+    while name := os.path.dirname(name):
+        yield name
 
 
 def compare_trees(request: Json) -> None:
@@ -106,6 +121,11 @@ def make_places(request: Json) -> None:
         if os.path.lexists(place) and os.path.isdir(place) == one["is_file"]:
             what = "a folder" if one["is_file"] else "no folder"
             raise SystemExit(f"{place} is {what} there; move it away, or name another to=")
+        if request["delete"] and os.path.islink(place) and not one["is_file"]:
+            raise SystemExit(
+                f"{place} is a link to {os.readlink(place)} there, in which delete=1 would remove files; take delete=1 "
+                "away, or name that folder with to="
+            )
         folder = os.path.dirname(place) if one["is_file"] else place
         try:
             os.makedirs(folder, exist_ok=True)

@@ -19,6 +19,7 @@ from pipeline.cluster.sync.folders import Folder
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.specs import Cluster, Host, NodeFacts
+from pipeline.core.tables import some_names
 
 _HASHED_BYTES_PER_S = 20e6  # a host that is slower is given up
 
@@ -45,7 +46,8 @@ class Found:
     """What one host has of one tree.
 
     ``differ`` files are absent or otherwise (``absent`` of them aren't there), ``more`` are there alone; ``named`` and
-    ``more_named`` are some of their names. ``sha256`` is the digest of the wanted names there.
+    ``more_named`` are some of their names. ``in_the_way`` can't stay beside what is wanted. ``sha256`` is the digest of
+    the wanted names there.
     """
 
     host: str
@@ -56,6 +58,7 @@ class Found:
     named: tuple[str, ...]
     more: int
     more_named: tuple[str, ...]
+    in_the_way: tuple[str, ...]
     sha256: str
 
 
@@ -109,6 +112,7 @@ def _found(host: str, tree: Tree, told: Mapping[str, Any]) -> Found:
         place=str(told["place"]),
         named=named,
         more_named=more_named,
+        in_the_way=tuple(told["in_the_way"]),
         sha256=str(told["sha256"]),
         **counts,
     )
@@ -146,7 +150,9 @@ def bring(launcher: AgentLauncher, folders: Sequence[Folder], *, delete: bool, h
     stale = {(found.host, found.place) for found in before if found.differ or (delete and found.more)}
     if not stale:
         return before
-    copies = _copies(launcher, folders, stale)
+    if not delete:
+        _refuse_to_replace(before)
+    copies = _copies(launcher, folders, stale, delete=delete)
     progress = _Progress(copies, {tree.name: tree.total_bytes for tree in wanted})
     heartbeat.doing(progress.text)
     failures = rsync.copy_all(copies, delete=delete, on_bytes=progress.on_bytes)
@@ -154,17 +160,32 @@ def bring(launcher: AgentLauncher, folders: Sequence[Folder], *, delete: bool, h
     if failures:
         rows = [f"  {host}: {why}" for host, why in failures.items()]
         raise HostError("\n".join(["not everything could be brought:", *rows]), hint="the same command, which goes on")
+    for found in before if delete else ():
+        if found.more:
+            heartbeat(
+                f"{found.host}: removed from {found.place} what isn't here: {some_names(found.more_named, found.more)}"
+            )
     heartbeat.doing("hashing what the hosts have")
     return compare(launcher, wanted)
 
 
+def _refuse_to_replace(before: Sequence[Found]) -> None:
+    """Raises HostError: something there would have to go, and nobody has asked for that."""
+    rows = [f"  {found.host}: in {found.place}: {some_names(found.in_the_way)}" for found in before if found.in_the_way]
+    if rows:
+        head = (
+            "files there stand where folders belong, or folders where files do, and nothing there is removed unasked:"
+        )
+        raise HostError("\n".join([head, *rows]), hint="move them away there; or delete=1, which removes them")
+
+
 def _copies(
-    launcher: AgentLauncher, folders: Sequence[Folder], stale: AbstractSet[tuple[str, str]]
+    launcher: AgentLauncher, folders: Sequence[Folder], stale: AbstractSet[tuple[str, str]], *, delete: bool
 ) -> list[rsync.Copy]:
     """One for each host and place of ``stale``, whose folder there is made. Raises HostError."""
     labels = {label for label, _ in stale}
     hosts = [host for host in launcher.cluster.hosts if host.label in labels]
-    places = _places(launcher, folders, hosts)
+    places = _places(launcher, folders, hosts, delete=delete)
     return [
         rsync.Copy(host=host, folder=folder, place=place, shell=launcher.remote_shell(host))
         for host in hosts
@@ -173,9 +194,12 @@ def _copies(
     ]
 
 
-def _places(launcher: AgentLauncher, folders: Sequence[Folder], hosts: Sequence[Host]) -> dict[str, list[str]]:
+def _places(
+    launcher: AgentLauncher, folders: Sequence[Folder], hosts: Sequence[Host], *, delete: bool
+) -> dict[str, list[str]]:
     """Where each of ``folders`` belongs on each host, made. Raises HostError: also where there is no rsync."""
-    request = {"do": "make_places", "places": [{"place": one.place, "is_file": one.is_file} for one in folders]}
+    places = [{"place": one.place, "is_file": one.is_file} for one in folders]
+    request = {"do": "make_places", "delete": delete, "places": places}
     values = launcher.demand("making room", launcher.ask(request, hosts=hosts))
     lacking = [host.label for host in hosts if not values[host.label]["rsync"]]
     if lacking:

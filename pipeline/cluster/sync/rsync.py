@@ -42,6 +42,7 @@ class Copy:
         into = "" if self.folder.is_file else "/"
         name = f"[{self.host.name}]" if ":" in self.host.name else self.host.name
         argv = [_program(), "--recursive", "--links", "--perms", "--times", "--checksum", "--protect-args"]
+        argv += ["--prune-empty-dirs"]  # empty folders don't count, and one may not take a file's place
         argv += [f"--timeout={_SILENT_S}", f"--partial-dir={PARTIAL}", "--info=progress2", "--outbuf=N"]
         argv += ["--delete"] if delete and not self.folder.is_file else []
         source, place = f"{self.folder.source}{into}", f"{name}:{self.place}{into}"
