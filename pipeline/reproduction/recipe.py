@@ -40,6 +40,15 @@ class Recipe:
         return str(self.provenance["git_commit"])
 
 
+def _unreadable(folder: RunFolder, parts: Mapping[str, object]) -> PacelineError:
+    absent = [name for name, value in parts.items() if value is None]
+    what = "damaged" if any((folder.path / name).exists() for name in absent) else "missing"
+    return PacelineError(
+        f"run {folder.key} can't be made again: {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} {what}",
+        hint="another copy of the run folder, or its export",
+    )
+
+
 def read(folder: RunFolder, root: Path) -> Recipe:
     """What the folder says, after its parts were compared with each other and with the key.
 
@@ -58,7 +67,7 @@ def read(folder: RunFolder, root: Path) -> Recipe:
             f"run {folder.key} has no result to compare with: it isn't finished", hint=f"doit status run={folder.key}"
         )
     if provenance is None or key is None or config is None:
-        raise PacelineError(f"run {folder.key} can't be made again: its provenance, key or configuration is missing")
+        raise _unreadable(folder, {"provenance.json": provenance, "key.json": key, "config.json": config})
     if provenance.get("git_commit") is None:
         raise PacelineError(
             f"run {folder.key} was not made from a git repository, so its code can't be brought back as a whole",

@@ -106,7 +106,7 @@ def test_the_runs_words_are_kept_but_for_what_says_where(tmp_path: Path) -> None
     ("lost", "said"),
     [
         ("result.json", "it isn't finished"),
-        ("key.json", "its provenance, key or configuration is missing"),
+        ("key.json", "key.json is missing"),
         ("changes.patch", "changes.patch is missing"),
     ],
 )
