@@ -14,6 +14,7 @@ from pipeline.core.specs import NodeFacts
 
 _LONGEST_LIST = 10  # lines
 _NAMED = 3  # hosts in a line
+_UNRESOLVED = "can't resolve it: "  # how pipeline/cluster/agent/reach.py begins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,9 @@ def error(failures: Sequence[Unreached], facts: Sequence[NodeFacts]) -> HostErro
     more = len(rows) - _LONGEST_LIST
     rows = [*rows[:_LONGEST_LIST], *([f"  and {more} more like these"] if more > 0 else [])]
     head = "the hosts can't all connect to each other over TCP, so their ranks would wait for each other in vain:"
-    return HostError("\n".join([head, *rows]), hint=_mend(failures[0], facts))
+    unresolved = [item for item in failures if item.why.startswith(_UNRESOLVED)]
+    hint = _mend_name(unresolved[0], facts) if unresolved else _mend(failures[0], facts)
+    return HostError("\n".join([head, *rows]), hint=hint)
 
 
 def _named(why: str, facts: Sequence[NodeFacts]) -> str:
@@ -75,6 +78,9 @@ def _named(why: str, facts: Sequence[NodeFacts]) -> str:
 def _row(target: int, why: str, ports: Sequence[int], sources: Sequence[int], facts: Sequence[NodeFacts]) -> str:
     names = [facts[source].host for source in sources]
     who = " and ".join(names) if len(names) <= _NAMED else f"{', '.join(names[:2])} and {len(names) - 2} more"
+    if why.startswith(_UNRESOLVED):
+        whose = "its own" if list(sources) == [target] else f"{facts[target].host}'s"
+        return f"  {who} can't resolve {whose} address {facts[target].address!r}: {why.removeprefix(_UNRESOLVED)}"
     over = {interface for source in sources if (interface := facts[source].interface)}
     where = _at(facts[target].address, ports) + (f" over {' or '.join(sorted(over))}" if over else "")
     return f"  {who} can't reach {facts[target].host} ({where}): {why}"
@@ -84,6 +90,16 @@ def _at(address: str, ports: Sequence[int]) -> str:
     if len(ports) > 1:
         return f"{address}, ports {', '.join(map(str, ports))}"
     return f"[{address}]:{ports[0]}" if ":" in address else f"{address}:{ports[0]}"
+
+
+def _mend_name(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
+    target = facts[failure.target]
+    seen = target.extra.get("ssh_address")
+    instead = f" for {seen}, where ssh reached it" if seen else ""
+    return (
+        f"address: of {target.host}'s entry in cluster.hosts is an IP address or a name that every host can look up; "
+        f"leave it out{instead}, or put the name into /etc/hosts of every host"
+    )
 
 
 def _mend(failure: Unreached, facts: Sequence[NodeFacts]) -> str:

@@ -121,6 +121,18 @@ def test_a_foreign_listener_is_not_taken_for_the_node(said: bytes, why: str) -> 
 
 
 @pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("address", ["1.2.3.4; id", "a..b"])  # neither asks a name server
+def test_an_address_that_nobody_can_look_up_is_told_by_all_and_its_node_by_itself(address: str) -> None:
+    two = nodes(2)
+    two[0]["address"] = address
+    for answer in checked(two, 0, 1):
+        assert answer["taken"] == {}, "or the failures would be taken for another program's"
+        (failed,) = answer["failed"]
+        assert (failed["node"], failed["port"]) == (0, two[0]["ports"][0])
+        assert failed["why"].startswith("can't resolve it: ")
+
+
+@pytest.mark.usefixtures("hasty")
 def test_a_port_that_was_taken_meanwhile_is_told_and_not_waited_for() -> None:
     two = nodes(2)
     with socket.socket() as other:

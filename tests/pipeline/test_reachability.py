@@ -68,6 +68,19 @@ def test_who_answers_in_place_of_the_host_is_named() -> None:
     assert lines[1].endswith("can't reach node1 (10.0.0.2:40010 over eth0): node0 answers there")
 
 
+def test_an_address_that_cannot_be_resolved_is_named_with_who_tried_and_the_one_of_ssh() -> None:
+    hosts = facts(0, address="nosuchhost", extra={"ssh_address": "10.0.0.1"}), facts(1)
+    why = "can't resolve it: Name or service not known"
+    both = failing((0, 40000, why))
+    assert told([both, failing((0, 40000, why), (0, 40001, "refused"))], *hosts)[1:] == [
+        "  node0 and node1 can't resolve node0's address 'nosuchhost': Name or service not known",
+        "  node1 can't reach node0 (nosuchhost:40001 over eth1): refused",
+        "  try: address: of node0's entry in cluster.hosts is an IP address or a name that every host can look up; "
+        "leave it out for 10.0.0.1, where ssh reached it, or put the name into /etc/hosts of every host",
+    ]
+    assert told([both, failing()], *hosts)[1].startswith("  node0 can't resolve its own address 'nosuchhost': ")
+
+
 def test_an_ipv6_address_stands_in_brackets() -> None:
     six = facts(0, address="fd00::1"), facts(1, address="fd00::2")
     lines = told([failing(), failing((0, 40000, "refused"))], *six)

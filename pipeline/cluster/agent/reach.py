@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -62,6 +63,8 @@ class Check:
                 return f"timed out after {CONNECT_S:g} s"
             except ConnectionRefusedError:
                 why = "refused"
+            except (socket.gaierror, UnicodeError) as error:
+                return unresolved(error)
             except OSError as error:
                 return error.strerror or str(error)
             else:
@@ -116,14 +119,31 @@ async def check(nodes: list[Json], me: int, hello: str, answer: str, slow_s: flo
             await asyncio.wait_for(one.complete.wait(), CONNECT_S + 5 * RETRY_S)
     for server in servers:
         server.close()
+    own = await lookup(nodes[me]["address"])  # torchrun looks it up here too
+    tried += [{"node": me, "port": port, "why": own} for port in nodes[me]["ports"]]
     return {"taken": taken, "failed": [result for result in tried if result["why"]]}
 
 
+async def lookup(address: str) -> str:
+    """Why this node can't look up an address; empty: it can."""
+    try:
+        await asyncio.get_running_loop().getaddrinfo(address, None)
+    except (socket.gaierror, UnicodeError) as error:  # UnicodeError: a part of the name is empty or too long
+        return unresolved(error)
+    return ""
+
+
+def unresolved(error: Exception) -> str:
+    """The controller puts the address between (``pipeline/cluster/reachability.py``)."""
+    return f"can't resolve it: {getattr(error, 'strerror', None) or error}"
+
+
 async def listen(serve: Serve, address: str, port: int) -> asyncio.AbstractServer:
-    """At the node's address; at all of them where it is none of its own interfaces (behind a NAT)."""
+    """At the node's address; at all of them where it is none of its own interfaces (behind a NAT), or is none at all,
+    which those who connect will tell. Raises OSError: another program has the port."""
     try:
         return await asyncio.start_server(serve, address, port, backlog=BACKLOG)
-    except OSError as error:
-        if error.errno not in (errno.EADDRNOTAVAIL, None):
+    except (OSError, UnicodeError) as error:
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
             raise
         return await asyncio.start_server(serve, None, port, backlog=BACKLOG)
