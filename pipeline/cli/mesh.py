@@ -25,6 +25,7 @@ def mesh() -> None:
         for one in undone:
             key = ", and the key pair that was made there" if one.key_removed else ""
             say(f"{one.host}: removed {counted(one.keys, 'public key')} and {counted(one.hosts, 'host key')}{key}")
+        hosts.demand_whole(undone)
         return
     with waiting(say, "trying ssh among the hosts"):
         made = hosts.check(cluster) if check else hosts.connect(cluster)

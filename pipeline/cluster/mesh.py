@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.cluster import launchers
-from pipeline.cluster.agent.mesh import AT_ONCE, TRY_S
+from pipeline.cluster.agent.mesh import AT_ONCE, KEY, KNOWN, MARK, RECORD, TRY_S
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host
@@ -47,12 +47,13 @@ class Mesh:
 
 @dataclass(frozen=True, kw_only=True)
 class Undone:
-    """What was taken away from one host."""
+    """What was taken away from one host. ``lost``: what became of its record; '' where it told all."""
 
     host: str
     keys: int
     hosts: int
     key_removed: bool
+    lost: str = ""
 
 
 def connect(cluster: Cluster) -> Mesh:
@@ -133,7 +134,7 @@ def known_name(name: str, port: int) -> str:
 def accepted(members: Sequence[Member]) -> dict[str, Any]:
     """What each host is to accept: everyone's public key, and everyone's host keys under their names. Pure."""
     return {
-        "keys": [f"{one.public_key} {one.user}@{_plain(one.host)} (doit mesh)" for one in members],
+        "keys": [f"{one.public_key} {one.user}@{_plain(one.host)} {MARK}" for one in members],
         "known": [{"names": one.names, "keys": one.host_keys} for one in members],
     }
 
@@ -185,6 +186,19 @@ def demand_all(mesh: Mesh, *, checked_only: bool) -> None:
         hints += [f"on {one.host}: {text}" for text in one.warnings]
     head = f"ssh among the hosts: {len(mesh.failures)} of {counted(mesh.pairs, 'connection')} can't be made"
     raise HostError("\n".join([head, *rows]), hint="; then ".join(dict.fromkeys(hints)) or None)
+
+
+def demand_whole(undone: Sequence[Undone]) -> None:
+    """Raises HostError that names the hosts whose records couldn't tell all that was added."""
+    rows = [f"  {one.host}: its ~/.ssh/{RECORD} {one.lost}" for one in undone if one.lost]
+    if rows:
+        head = (
+            f"of {counted(len(rows), 'host')} only the public keys that carry the mark {MARK} could be told and removed"
+        )
+        raise HostError(
+            "\n".join([f"{head}; host keys and a key pair that doit mesh made stay there", *rows]),
+            hint=f"look there at ~/.ssh/{KNOWN}, and at ~/.ssh/{KEY} if nobody else made it",
+        )
 
 
 def _login(one: Member) -> str:

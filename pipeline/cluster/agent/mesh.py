@@ -4,12 +4,13 @@ What was added is written down in ``~/.ssh/paceline-mesh.json``, so that ``mesh_
 """
 
 # Requests carry paths as text: os.path all the way.
-# ruff: noqa: PTH101, PTH103, PTH105, PTH108, PTH110, PTH111, PTH116, PTH118, PTH123, PTH202, PTH207
+# ruff: noqa: PTH101, PTH103, PTH105, PTH108, PTH110, PTH111, PTH112, PTH114, PTH115, PTH116, PTH118, PTH123, PTH202, PTH207
 from __future__ import annotations
 
 import contextlib
 import getpass
 import glob
+import json
 import os
 import re
 import shutil
@@ -18,12 +19,14 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from .node import server_address
-from .wire import Json, read_json, say, write_json
+from .reasons import HERE, THERE
+from .wire import Json, say
 
 KEY, AUTHORIZED, KNOWN, RECORD = "id_ed25519", "authorized_keys", "known_hosts", "paceline-mesh.json"
 AT_ONCE = 8  # connections of one node: sshd refuses by chance from the 10th that hasn't logged in yet (MaxStartups)
 CONNECT_S = 8
 TRY_S = 3 * CONNECT_S  # of one login
+MARK = "(doit mesh)"  # what the comment of every public key ends with that was added
 _PUBLIC = re.compile(r"(?:ssh-|ecdsa-|sk-)\S+ [A-Za-z0-9+/=]+")
 
 
@@ -52,9 +55,9 @@ def mesh_offer(request: Json) -> None:
             raise SystemExit(
                 "it has no ssh and ssh-keygen; install OpenSSH's client there (apt install openssh-client)"
             )
-        os.makedirs(path(), mode=0o700, exist_ok=True)
-        os.chmod(path(), 0o700)
+        make_folder()
         with alone():
+            recorded()  # raises SystemExit where it is damaged: what is added then couldn't be undone
             made = make_key()
     say(
         user=getpass.getuser(),
@@ -65,6 +68,16 @@ def mesh_offer(request: Json) -> None:
         host_keys=host_keys(address, port),
         warnings=warnings(),
     )
+
+
+def make_folder() -> None:
+    """~/.ssh for its owner alone. Raises SystemExit: something else is in its place."""
+    place = path()
+    if os.path.lexists(place) and not os.path.isdir(place):
+        kind = f"a link to {os.readlink(place)}, where no folder is" if os.path.islink(place) else "no folder"
+        raise SystemExit(f"~/.ssh there is {kind}; move it away{THERE}mv ~/.ssh ~/.ssh.old")
+    os.makedirs(place, mode=0o700, exist_ok=True)
+    os.chmod(place, 0o700)
 
 
 def make_key() -> bool:
@@ -78,18 +91,29 @@ def make_key() -> bool:
 
 
 def public_key() -> str:
-    """Type and key as text, without the comment; '' where there is none. Raises SystemExit: it has a passphrase."""
+    """Type and key as text, without the comment; '' where there is none. Raises SystemExit: ssh can't use it."""
     if not os.path.exists(path(KEY)):
         return ""
+    status = os.stat(path(KEY))
+    if status.st_mode & 0o077 and status.st_uid == os.getuid():
+        mode = f"{status.st_mode & 0o777:o}"
+        raise SystemExit(
+            f"~/.ssh/{KEY} there is open to others (mode {mode}), so ssh doesn't use it{THERE}chmod 600 ~/.ssh/{KEY}"
+        )
     done = keygen("-y", "-P", "", "-f", path(KEY), check=False)
     found = _PUBLIC.match(done.stdout)
-    if found is None:
-        why = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no public key"]
+    if found is not None:
+        return found.group(0)
+    why = ((done.stderr or done.stdout).strip().splitlines()[-1:] or ["no public key"])[0]
+    if "passphrase" not in why:
         raise SystemExit(
-            f"~/.ssh/{KEY} there can't be used without somebody who types ({why[0]}); move it away, or take its "
-            f"passphrase off: ssh-keygen -p -f ~/.ssh/{KEY}"
+            f"~/.ssh/{KEY} there is no private key that ssh can read ({why}); move it away, then doit mesh makes one"
+            f"{THERE}mv ~/.ssh/{KEY} ~/.ssh/{KEY}.old"
         )
-    return found.group(0)
+    raise SystemExit(
+        f"~/.ssh/{KEY} there can't be used without somebody who types ({why}); move it away, or take its passphrase "
+        f"off{THERE}ssh-keygen -p -f ~/.ssh/{KEY}"
+    )
 
 
 def keygen(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -199,33 +223,76 @@ def replace(name: str, lines: Iterable[str]) -> None:
     os.replace(temporary, place)
 
 
+class Damaged(SystemExit):
+    """The record can't tell what was added."""
+
+
 def recorded() -> Json:
-    value = read_json(path(RECORD))
-    return value if isinstance(value, dict) else {}
+    """What was added here; {}: nothing. Raises Damaged."""
+    try:
+        with open(path(RECORD), encoding="utf-8") as file:
+            value = json.load(file)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise Damaged(damaged(str(error))) from None
+    texts = [value.get(name, []) for name in (AUTHORIZED, KNOWN)] if isinstance(value, dict) else [None]
+    if not all(isinstance(lines, list) and all(isinstance(line, str) for line in lines) for lines in texts):
+        raise Damaged(damaged(f"no lists of lines in {json.dumps(value)[:200]}"))
+    if not isinstance(value.get("made_key", ""), str):
+        raise Damaged(damaged(f"made_key is {value['made_key']!r}"))
+    return dict(value)
+
+
+def damaged(why: str) -> str:
+    return (
+        f"its ~/.ssh/{RECORD}, which tells what doit mesh added there, is damaged ({why}){HERE}doit mesh undo=1 with "
+        f"the same words, which takes back the keys that carry the mark {MARK}"
+    )
 
 
 def note(**fields: object) -> None:
     """Before a change, not after it: what is killed between the two can still be undone."""
-    write_json(path(RECORD), {**recorded(), **fields})
+    replace(RECORD, [json.dumps({**recorded(), **fields})])
 
 
 # ---------------------------------------------------------------------------------------------- undo
 def mesh_undo(_: Json) -> None:
-    """Remove the lines that were added here, and the key pair if it was made here and is still the same."""
-    if not os.path.exists(path(RECORD)):
-        say(keys=0, hosts=0, key_removed=False)
+    """Remove the lines that were added here, and the key pair if it was made here and is still the same.
+
+    Where the record is damaged or gone: the public keys that carry our mark; ``lost`` says why nothing else.
+    """
+    if not (os.path.lexists(path(RECORD)) or marked()):
+        say(keys=0, hosts=0, key_removed=False, lost="")
         return
     with alone():
-        record = recorded()
+        record, lost = left_of_record()
+        ours = bool(record.get("made_key")) and record["made_key"] == public_key()  # may raise: nothing is changed yet
         counts = [take_back(name, record.get(name, [])) for name in (AUTHORIZED, KNOWN)]
-        ours = bool(record.get("made_key")) and record["made_key"] == public_key()
         for name in [KEY, f"{KEY}.pub"] if ours else []:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path(name))
+        with contextlib.suppress(FileNotFoundError):
+            if lost:
+                os.replace(path(RECORD), path(f"{RECORD}.damaged"))
         for name in (RECORD, "paceline-mesh.lock"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path(name))
-    say(keys=counts[0], hosts=counts[1], key_removed=ours)
+    say(keys=counts[0], hosts=counts[1], key_removed=ours, lost=lost)
+
+
+def left_of_record() -> tuple[Json, str]:
+    """What is to be taken back, and what became of the record where it can't tell that."""
+    try:
+        record = recorded()
+    except Damaged:
+        return {AUTHORIZED: marked()}, f"was damaged and is now ~/.ssh/{RECORD}.damaged"
+    return (record, "") if record or not marked() else ({AUTHORIZED: marked()}, "is gone")
+
+
+def marked() -> list[str]:
+    """The lines of authorized_keys that carry our mark."""
+    return [line for line in lines_of(AUTHORIZED) if line.rstrip().endswith(MARK)]
 
 
 def take_back(name: str, ours: list[str]) -> int:

@@ -6,8 +6,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 
 from .staging import free_bytes
+
+HERE, THERE = "; here: ", "; there: "
+"""Between what an agent found and the command that mends it: typed to doit, or on that host."""
 
 
 def full_disk(error: OSError, free: int | None) -> str:
@@ -26,4 +30,7 @@ def reason(error: BaseException) -> str:
             f"can't write there ({error}); set cluster.workdir to a folder that this login can write to, "
             "or fix its permissions"
         )
+    if isinstance(error, (FileExistsError, NotADirectoryError)):
+        name = shlex.quote(str(error.filename))
+        return f"something that is no folder is in the way of {name} there ({error.strerror}){THERE}ls -ld {name}"
     return f"{type(error).__name__}: {error}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection
 from typing import NamedTuple
 
+from pipeline.cluster.agent.reasons import HERE, THERE
 from pipeline.cluster.launchers.payload import NO_PROGRAM, TAKEN_FOR_COMMANDS, TOO_OLD
 from pipeline.cluster.launchers.replies import Output
 from pipeline.core.redact import hide
@@ -86,6 +88,15 @@ def explain(host: Host, output: Output, ssh: str) -> tuple[str, str]:
     if output.code == 0:
         what += ": an `exit` in a start file, or a ForceCommand in its sshd_config"
     return what + quoted(output, host.secrets.values()), f"{ssh} echo ok, which must print ok; see {_START_FILES}"
+
+
+def told(error: str, ssh: str) -> tuple[str, str]:
+    """The agent's own word, so ssh itself works: with the command that the agent names, where it names one."""
+    for mark, command in ((THERE, "{ssh} -t {quoted}"), (HERE, "{text}")):
+        what, found, text = error.rpartition(mark)
+        if found:
+            return what, command.format(ssh=ssh, quoted=shlex.quote(text), text=text)
+    return error[-600:], f"{ssh} true"
 
 
 def of_interpreter(host: Host, output: Output, ssh: str) -> tuple[str, str] | None:

@@ -62,7 +62,7 @@ def explain(host: Host, answer: Answer, *, ssh_config: str | None, network: str 
     """What is wrong with a host that didn't answer as asked, and what mends it."""
     ssh = ssh_words(host, ssh_config)
     if answer.told is not None:
-        return answer.told[-600:], f"{ssh} true"
+        return login_errors.told(answer.told, ssh)
     output = _brief(answer.output)
     if output.code is None:
         slow = "cluster.connect_timeout_s= if it is only slow"

@@ -54,7 +54,7 @@ def _told(error: str, ssh: str) -> tuple[str, str]:
         return error, f"{ssh} df -h, or cluster.workdir=/path/to/a/folder/there"
     if "set cluster.workdir" in error:
         return error, "cluster.workdir=/path/to/a/folder/there"
-    return error[-600:], f"{ssh} true"
+    return login_errors.told(error, ssh)
 
 
 def of_ssh(host: Host, output: Output, ssh_config: str | None) -> tuple[str, str] | None:

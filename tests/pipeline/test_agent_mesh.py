@@ -1,0 +1,117 @@
+"""The node agent's part of doit mesh, in a home of its own: its record, and what is wrong with ~/.ssh there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.cluster.agent import mesh
+from pipeline.cluster.agent.reasons import reason
+from pipeline.cluster.launchers.login_errors import told
+
+OURS = "ssh-ed25519 AAAAours root@node1 (doit mesh)"
+OFFER = {"check": False}
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The ~/.ssh of a home that has none."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path / ".ssh"
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    monkeypatch.setattr(mesh, "say", fields.update)
+    return fields
+
+
+@pytest.mark.parametrize(
+    "text", ['{"authorized_keys": ["ssh', "null", '{"authorized_keys": 5, "known_hosts": [1]}', "[]"]
+)
+def test_a_damaged_record_stops_mesh_and_undo_takes_what_carries_the_mark(
+    ssh: Path, said: dict[str, Any], text: str
+) -> None:
+    ssh.mkdir()
+    (ssh / "authorized_keys").write_text(f"ssh-ed25519 AAAAown me\n{OURS}\n")
+    (ssh / "paceline-mesh.json").write_text(text)
+    with pytest.raises(SystemExit, match=r"its ~/\.ssh/paceline-mesh\.json, .* is damaged .*doit mesh undo=1"):
+        mesh.mesh_offer(OFFER)
+    mesh.mesh_undo({})
+    assert said == {
+        "keys": 1,
+        "hosts": 0,
+        "key_removed": False,
+        "lost": "was damaged and is now ~/.ssh/paceline-mesh.json.damaged",
+    }
+    assert (ssh / "authorized_keys").read_text() == "ssh-ed25519 AAAAown me\n"
+    assert [file.name for file in sorted(ssh.iterdir())] == ["authorized_keys", "paceline-mesh.json.damaged"]
+
+
+def test_a_record_with_a_key_that_is_no_text_is_damaged(ssh: Path) -> None:
+    ssh.mkdir()
+    (ssh / "paceline-mesh.json").write_text('{"made_key": true}')
+    with pytest.raises(mesh.Damaged, match="made_key is True"):
+        mesh.recorded()
+
+
+def test_keys_with_the_mark_go_where_the_record_is_gone(ssh: Path, said: dict[str, Any]) -> None:
+    ssh.mkdir()
+    (ssh / "authorized_keys").write_text(f"{OURS}\n")
+    mesh.mesh_undo({})
+    assert (said["keys"], said["lost"]) == (1, "is gone")
+    assert list(ssh.iterdir()) == []
+
+
+def test_the_record_appears_whole_and_keeps_what_it_had(ssh: Path) -> None:
+    ssh.mkdir()
+    mesh.note(made_key="ssh-ed25519 A")
+    mesh.note(known_hosts=["b ssh-ed25519 B"])
+    assert json.loads((ssh / "paceline-mesh.json").read_text()) == {
+        "made_key": "ssh-ed25519 A",
+        "known_hosts": ["b ssh-ed25519 B"],
+    }
+    assert len(list(ssh.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "seen"), [("file", "is no folder"), ("link", "is a link to /nowhere, where no folder")]
+)
+def test_what_stands_where_the_folder_is_to_be_is_named(ssh: Path, kind: str, seen: str) -> None:
+    if kind == "file":
+        ssh.write_text("")
+    else:
+        ssh.symlink_to("/nowhere")
+    with pytest.raises(SystemExit) as hit:
+        mesh.mesh_offer(OFFER)
+    what, command = told(reason(hit.value), "ssh node1")
+    assert f"~/.ssh there {seen}" in what
+    assert command == "ssh node1 -t 'mv ~/.ssh ~/.ssh.old'"
+
+
+def test_a_key_that_ssh_would_not_use_has_its_own_words(ssh: Path) -> None:
+    ssh.mkdir()
+    key = ssh / "id_ed25519"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    key.chmod(0o644)
+    with pytest.raises(SystemExit, match=r"open to others \(mode 644\).*chmod 600 ~/\.ssh/id_ed25519$"):
+        mesh.public_key()
+    key.chmod(0o600)
+    assert mesh.public_key().startswith("ssh-ed25519 ")
+    key.write_text("garbage\n")
+    with pytest.raises(SystemExit, match=r"no private key that ssh can read \(.*mv ~/\.ssh/id_ed25519 ~/"):
+        mesh.public_key()
+
+
+def test_a_file_in_the_place_of_a_folder_is_named_with_the_command_that_shows_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError) as hit:
+        (tmp_path / "file").mkdir()
+    what, command = told(reason(hit.value), "ssh node1")
+    assert f"no folder is in the way of {tmp_path}/file there" in what
+    assert command == f"ssh node1 -t 'ls -ld {tmp_path}/file'"
