@@ -32,7 +32,7 @@ def by_interface(interfaces: Mapping[str, str]) -> dict[str, list[str]]:
     """Interface → the addresses at which another host may reach it, IPv4 first, as gloo takes them."""
     found: dict[str, list[str]] = defaultdict(list)
     for address, name in sorted(interfaces.items(), key=lambda item: ":" in item[0]):
-        if not address.startswith(("127.", "169.254.", "fe80:")) and address != "::1":
+        if not _is_loopback(address) and not address.startswith(("169.254.", "fe80:")):
             found[name].append(address)
     return dict(found)
 
@@ -42,11 +42,30 @@ def absent_interface(host: Host, fact: NodeFacts) -> list[str]:
     interfaces: Mapping[str, str] = fact.extra.get("interfaces", {})
     if host.interface is None or not interfaces or host.interface in interfaces.values():
         return []
-    has = "; ".join(f"{name} ({', '.join(held)})" for name, held in by_interface(interfaces).items())
+    return [f"it has no interface {host.interface!r} with an address; {_has_instead(interfaces)}"]
+
+
+def loopback_interface(host: Host, fact: NodeFacts) -> list[str]:
+    """What is wrong, among several hosts, with an interface whose addresses only the host itself reaches."""
+    interfaces: Mapping[str, str] = fact.extra.get("interfaces", {})
+    held = [address for address, name in interfaces.items() if name == host.interface]
+    if not held or not all(_is_loopback(address) for address in held):
+        return []
     return [
-        f"it has no interface {host.interface!r} with an address; it has {has or 'none but the loopback'}: set "
-        "cluster.interface, or interface: of its entry in cluster.hosts"
+        f"its interface {host.interface!r} has only {' and '.join(held)}, where no other host reaches it; "
+        f"{_has_instead(interfaces)}"
     ]
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def _has_instead(interfaces: Mapping[str, str]) -> str:
+    has = "; ".join(f"{name} ({', '.join(held)})" for name, held in by_interface(interfaces).items())
+    return (
+        f"it has {has or 'none but the loopback'}: set cluster.interface, or interface: of its entry in cluster.hosts"
+    )
 
 
 def others(facts: Sequence[NodeFacts]) -> dict[str, list[str]]:

@@ -42,6 +42,7 @@ def validate(
     for host, fact in zip(cluster.hosts, facts, strict=True):
         unfit = [
             *networks.absent_interface(host, fact),
+            *(networks.loopback_interface(host, fact) if cluster.nnodes > 1 else []),
             *encryption.problems(cluster, fact),
             *_unfit(host, fact, backend, cluster.device),
         ]

@@ -10,6 +10,7 @@ from pipeline.cluster import networks
 from pipeline.cluster.connecting import connected
 from pipeline.cluster.launchers.base import Launcher
 from pipeline.cluster.launchers.settings import Capabilities
+from pipeline.cluster.plan import validate
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from tests.pipeline.test_plan import cluster, facts, refused, rendered
@@ -50,6 +51,19 @@ def test_an_interface_that_is_not_there_is_one_error_with_what_the_host_has() ->
         "  node1: it has no interface 'ib0' with an address; it has eth0 (10.0.0.2): set cluster.interface, or "
         "interface: of its entry in cluster.hosts"
     ]
+
+
+def test_the_loopback_is_no_interface_between_hosts_and_does_for_one() -> None:
+    hosts = (Host(name="node0", interface="lo", address="10.0.0.1"), Host(name="node1"))
+    held = {"127.0.0.1": "lo", "::1": "lo", "10.0.0.1": "eth0"}
+    alone = facts(0, extra={"interfaces": held})
+    assert refused(Cluster(launcher="pssh", hosts=hosts), alone, facts(1)).splitlines()[1:] == [
+        "  node0: its interface 'lo' has only 127.0.0.1 and ::1, where no other host reaches it; it has eth0 "
+        "(10.0.0.1): set cluster.interface, or interface: of its entry in cluster.hosts"
+    ]
+    validate(Cluster(launcher="pssh", hosts=hosts[:1]), [alone], global_batch_size=2)
+    routed = facts(0, extra={"interfaces": {**held, "fd00::1": "lo"}})
+    validate(Cluster(launcher="pssh", hosts=hosts), [routed, facts(1)], global_batch_size=2)
 
 
 def port(device: str, netdev: str | None = None, **change: str) -> dict[str, Any]:
