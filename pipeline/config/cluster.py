@@ -34,11 +34,11 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     granted = settings.capabilities.hosts_are_granted
     entries = _this_computer(raw) if here else _granted(raw) if granted else _entries(raw, root, nproc)
     hosts = tuple(_host(entry, raw, nproc, secrets) for entry in entries)
-    _check_places(raw["workdir"], hosts)
+    spares = tuple(_host(entry, raw, nproc, secrets, "cluster.spares") for entry in raw["spares"])
+    _check_places(raw["workdir"], hosts, spares)
     _refuse_unset(raw.get("secrets") or [], hosts)
-    spares = tuple(_host(entry, raw, nproc, secrets) for entry in raw["spares"])
     _check_restarts(spares, here, raw["min_nodes"], len(hosts))
-    _refuse_duplicates((*hosts, *spares))
+    _refuse_duplicates(hosts, spares)
     ssh_config = raw["ssh_config"]
     return Cluster(
         launcher=launcher,
@@ -194,14 +194,16 @@ def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]
     return list(raw["hosts"])
 
 
-def _host(entry: dict[str, Any], raw: dict[str, Any], nproc: int, secrets: frozenset[str]) -> Host:
-    """One Host: what the entry leaves open comes from the cluster."""
+def _host(
+    entry: dict[str, Any], raw: dict[str, Any], nproc: int, secrets: frozenset[str], field: str = "cluster.hosts"
+) -> Host:
+    """One Host of a field: what the entry leaves open comes from the cluster."""
     own = entry.get("nproc_per_node")
     if own is not None and own < 1:
-        raise UsageError(f"cluster.hosts {entry['name']}: nproc_per_node={own} must be at least 1")
+        raise UsageError(f"{field} {entry['name']}: nproc_per_node={own} must be at least 1")
     env = {
         **_environment(raw["env"], "cluster.env"),
-        **_environment(entry.get("env") or {}, f"cluster.hosts {entry['name']}: env"),
+        **_environment(entry.get("env") or {}, f"{field} {entry['name']}: env"),
     }
     shown, secret = split(env, secrets, raw.get("secrets") or ())
     return Host(
@@ -217,15 +219,20 @@ def _host(entry: dict[str, Any], raw: dict[str, Any], nproc: int, secrets: froze
     )
 
 
-def _check_places(workdir: str | None, hosts: tuple[Host, ...]) -> None:
+def _check_places(workdir: str | None, hosts: tuple[Host, ...], spares: tuple[Host, ...]) -> None:
     """What no host has to be asked for. Raises UsageError."""
     if workdir is not None and workdir != "~" and not workdir.startswith(("/", "~/")):
         raise UsageError(f"cluster.workdir={workdir} must be an absolute path on the hosts, or begin with ~/")
-    for host in hosts:
+    for field, host in _named(hosts, spares):
         if why := unfit_name(host):
-            raise UsageError(f"cluster.hosts: {host.label!r} {why}")
+            raise UsageError(f"{field}: {host.label!r} {why}")
         if host.port is not None and not 1 <= host.port <= 65535:
-            raise UsageError(f"cluster.hosts {host.name}: port={host.port} must be a whole number from 1 to 65535")
+            raise UsageError(f"{field} {host.name}: port={host.port} must be a whole number from 1 to 65535")
+
+
+def _named(hosts: Sequence[Host], spares: Sequence[Host]) -> list[tuple[str, Host]]:
+    """Each with the field that it stands in."""
+    return [*(("cluster.hosts", host) for host in hosts), *(("cluster.spares", spare) for spare in spares)]
 
 
 def _refuse_unset(names: list[str], hosts: tuple[Host, ...]) -> None:
@@ -245,11 +252,15 @@ def _check_restarts(spares: tuple[Host, ...], here: bool, min_nodes: int, nnodes
         raise UsageError(f"cluster.min_nodes={min_nodes} is more than the {nnodes} of cluster.hosts")
 
 
-def _refuse_duplicates(hosts: tuple[Host, ...]) -> None:
-    seen: set[str] = set()
-    for host in hosts:
-        if host.label in seen:
+def _refuse_duplicates(hosts: tuple[Host, ...], spares: tuple[Host, ...]) -> None:
+    seen: dict[str, str] = {}
+    for field, host in _named(hosts, spares):
+        if (first := seen.get(host.label)) == "cluster.hosts" and field == "cluster.spares":
             raise UsageError(
-                f"cluster.hosts names {host.label} twice; each node takes part once (more ranks: nproc_per_node)"
+                f"cluster.hosts and cluster.spares both name {host.label}; a spare is a further host, for a lost one"
             )
-        seen.add(host.label)
+        if first is not None:
+            raise UsageError(
+                f"{field} names {host.label} twice; each node takes part once (more ranks: nproc_per_node)"
+            )
+        seen[host.label] = field

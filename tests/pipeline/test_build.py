@@ -81,6 +81,8 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
         (["cluster=two_node", "cluster.nproc_per_node=auto"], "auto only for cluster=local"),
         (["cluster=pssh"], "cluster.hosts is empty"),
         (["cluster=two_node", "cluster.hosts=[{name: a}, {name: a}]"], "names a twice"),
+        (["cluster=two_node", "cluster.spares=[{name: c}, {name: c}]"], "cluster.spares names c twice"),
+        (["cluster=two_node", "cluster.spares=[{name: node0}]"], "cluster.hosts and cluster.spares both name node0; "),
         (["cluster.hosts=[{name: a}]"], "use cluster=pssh"),
         (["cluster=pssh", "cluster.hostfile=nowhere.txt"], "cluster.hostfile=nowhere.txt"),
         (
@@ -216,6 +218,8 @@ def test_a_time_or_count_of_the_cluster_that_cannot_be_is_refused(word: str, sai
 def test_a_host_that_ssh_cannot_be_given_is_refused_before_anything_starts(entry: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         configured("cluster=pssh", f"cluster.hosts=[{{{entry}}}]", "cluster.nproc_per_node=1")
+    with pytest.raises(UsageError, match=said.replace("hosts", "spares")):
+        configured("cluster=two_node", f"cluster.spares=[{{{entry}}}]")
 
 
 def test_hosts_that_ssh_can_be_given_are_taken() -> None:
