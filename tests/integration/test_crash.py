@@ -16,7 +16,6 @@ from tests.waiting import HANG_S, wait_until
 WORDS = ("experiment=quickstart", "trainer.max_steps=2", *ALONE)
 
 
-@pytest.mark.long
 def test_killed_between_training_and_result_the_same_command_trains_nothing_again(recording: Project) -> None:
     child = recording.start("train", *WORDS)
     wait_until(lambda: list(recording.folder.glob("runs/*/summary.json")), child)

@@ -119,7 +119,6 @@ def test_a_signal_ends_every_process_and_says_killed_and_the_same_command_resume
     assert not (project.only_run() / "result.json").exists()
 
 
-@pytest.mark.long
 def test_stop_from_another_terminal_ends_the_run(project: Project) -> None:
     child = project.start("train", *LONG)
     wait_for_step(project, 20, child)
@@ -193,7 +192,6 @@ def test_synthetic_data_is_named_wherever_its_accuracy_shows(project: Project) -
     assert "SYNTHETIC DATA" in project.doit("runs").stdout
 
 
-@pytest.mark.long
 def test_a_server_that_is_down_costs_a_warning_and_record_replays_later(recording: Project) -> None:
     done = recording.doit("train", *TINY, "tracking.uri=http://127.0.0.1:9")
     assert done.returncode == 0, done.stdout
@@ -237,7 +235,6 @@ def test_a_standard_output_that_takes_ascii_alone_ends_no_command(finished: Proj
         assert b"Traceback" not in done.stderr
 
 
-@pytest.mark.long
 def test_two_commands_for_one_run_train_it_once(project: Project) -> None:
     project.words = ["tracking=none"]
     children = [project.start("train", *TINY) for _ in range(2)]
