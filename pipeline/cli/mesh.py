@@ -35,5 +35,7 @@ def mesh() -> None:
             say(f"warning: {member.host}: {warning}")
         for name in member.conflicts:
             say(f"warning: {member.host}: its known_hosts has another key for {name}, which was left as it is")
+    for line in hosts.only_exactly(made):
+        say(f"warning: {line}")
     hosts.demand_all(made, checked_only=check)
     say(f"{counted(len(made.members), 'host')}, {counted(made.pairs, 'connection')} without a password: all work")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.cluster import launchers
-from pipeline.cluster.agent.mesh import AT_ONCE, KEY, KNOWN, MARK, RECORD, TRY_S
+from pipeline.cluster.agent.logins import AT_ONCE, TRY_S
+from pipeline.cluster.agent.mesh import KEY, KNOWN, MARK, RECORD
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host
@@ -20,6 +21,7 @@ class Member:
     """One host of the mesh: how the others log in to it, and what its own part needed."""
 
     host: str
+    name: str
     user: str
     address: str
     port: int
@@ -35,10 +37,11 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """``failures``: (from, to) → why ssh didn't get there."""
+    """``failures``: (from, to) → why ssh didn't get there; ``exact``: → why it does only with a port and a user."""
 
     members: tuple[Member, ...]
     failures: Mapping[tuple[str, str], str]
+    exact: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     @property
     def pairs(self) -> int:
@@ -67,17 +70,15 @@ def connect(cluster: Cluster) -> Mesh:
         members = _offers(launcher, make=True)
         answers = launcher.ask({"do": "mesh_accept", **accepted(members)}, timeout_s=launcher.short_s + 20.0)
         values = launcher.demand("mesh", answers)
-        return Mesh(
-            members=tuple(_with_added(member, values[member.host]) for member in members),
-            failures=_tried(launcher, members),
-        )
+        added = tuple(_with_added(member, values[member.host]) for member in members)
+        return Mesh(members=added, **_tried(launcher, members))
 
 
 def check(cluster: Cluster) -> Mesh:
     """Try every pair; nothing is changed. Raises UsageError, HostError."""
     with closing(_launcher(cluster)) as launcher:
         members = _offers(launcher, make=False)
-        return Mesh(members=tuple(members), failures=_tried(launcher, members))
+        return Mesh(members=tuple(members), **_tried(launcher, members))
 
 
 def undo(cluster: Cluster) -> list[Undone]:
@@ -115,6 +116,7 @@ def member(host: Host, value: Mapping[str, Any]) -> Member:
     port = int(value["port"])
     return Member(
         host=host.label,
+        name=host.name,
         user=str(value["user"]),
         address=address,
         port=port,
@@ -149,16 +151,23 @@ def _with_added(one: Member, value: Mapping[str, Any]) -> Member:
     )
 
 
-def _tried(launcher: AgentLauncher, members: Sequence[Member]) -> dict[tuple[str, str], str]:
-    targets = [{"label": one.host, "user": one.user, "address": one.address, "port": one.port} for one in members]
+def _tried(launcher: AgentLauncher, members: Sequence[Member]) -> dict[str, dict[tuple[str, str], str]]:
+    """``failures`` and ``exact`` of a mesh."""
+    targets = [
+        {"label": one.host, "name": one.name, "user": one.user, "address": one.address, "port": one.port}
+        for one in members
+    ]
     rounds = -(-len(members) // AT_ONCE)
     answers = launcher.ask({"do": "mesh_try", "targets": targets}, timeout_s=launcher.short_s + rounds * TRY_S)
     values = launcher.demand("mesh", answers)
     return {
-        (one.host, target): str(why)
-        for one in members
-        for target, why in values[one.host]["failures"].items()
-        if target != one.host
+        kind: {
+            (one.host, target): str(why)
+            for one in members
+            for target, why in values[one.host][kind].items()
+            if target != one.host
+        }
+        for kind in ("failures", "exact")
     }
 
 
@@ -180,12 +189,33 @@ def demand_all(mesh: Mesh, *, checked_only: bool) -> None:
         return
     targets = {one.host: one for one in mesh.members}
     rows = [f"  {source} can't log in to {_login(targets[to])}: {why}" for (source, to), why in mesh.failures.items()]
-    hints = [] if not checked_only else ["doit mesh with the same words, without check=1"]
+    lacks = checked_only and any(not why.startswith("`ssh ") for why in mesh.failures.values())
+    hints = ["doit mesh with the same words, without check=1"] if lacks else []
+    typed = {source: why.split("`")[1] for (source, _), why in mesh.failures.items() if why.startswith("`ssh ")}
+    hints += [
+        f"on {source}: its ssh configuration changes what {words!r} reaches: {words.replace('ssh', 'ssh -G', 1)}"
+        for source, words in typed.items()
+    ]
     for one in mesh.members:
         hints += [f"on {one.host}: ssh-keygen -R {name!r}, once you know why its key changed" for name in one.conflicts]
         hints += [f"on {one.host}: {text}" for text in one.warnings]
     head = f"ssh among the hosts: {len(mesh.failures)} of {counted(mesh.pairs, 'connection')} can't be made"
     raise HostError("\n".join([head, *rows]), hint="; then ".join(dict.fromkeys(hints)) or None)
+
+
+def only_exactly(mesh: Mesh) -> list[str]:
+    """Which hosts the plain name doesn't reach because of their port or user, and from where; a line each."""
+    lines = []
+    for to in mesh.members:
+        sources = [source for source, target in mesh.exact if target == to.host]
+        if sources:
+            entry = f"Host {to.name} / HostName {to.address} / Port {to.port} / User {to.user}"
+            lines.append(
+                f"{to.host}: reached only as ssh -p {to.port} {to.user}@{to.address} from {', '.join(sources)} "
+                f"({mesh.exact[sources[0], to.host]}); mpirun types the plain name: it needs there in ~/.ssh/config: "
+                f"{entry}"
+            )
+    return lines
 
 
 def demand_whole(undone: Sequence[Undone]) -> None:

@@ -29,7 +29,7 @@ def _offenders(allowed: set[str], *wanted: str) -> list[str]:
 def test_processes_are_started_in_the_shell_and_the_agent_alone() -> None:
     starters = [f"subprocess.{name}" for name in ("Popen", "run", "call")]
     starters += [f"os.{name}" for name in ("system", "fork", "execv", "execvp")]
-    starts = ("environments", "look", "mesh", "processes", "processors", "supervisor")
+    starts = ("environments", "logins", "look", "mesh", "processes", "processors", "supervisor")
     agent = {f"pipeline/cluster/agent/{name}.py" for name in starts}
     assert _offenders({"pipeline/core/process.py", *agent}, *starters) == []
 

@@ -52,6 +52,16 @@ def test_every_pair_connects_afterwards_and_a_second_call_adds_nothing(hosts: La
     assert [state(hosts, host) for host in ("node0", "node1")] == before
 
 
+def test_a_plain_name_that_the_hosts_own_configuration_leads_elsewhere_is_named(hosts: Lab) -> None:
+    on(hosts, "node0", "printf 'Host *\\n Port 2222\\n' > ~/.ssh/config")
+    made = mesh.connect(cluster(hosts))
+    assert list(made.failures) == [("node0", "node1")]
+    with pytest.raises(HostError, match=r"node0 can't log in to node1 .*: `ssh \S+`: .*port 2222") as hit:
+        mesh.demand_all(made, checked_only=True)
+    assert "on node0: its ssh configuration changes what 'ssh " in str(hit.value)
+    assert "without check=1" not in str(hit.value)
+
+
 def test_undo_leaves_what_was_there_before_and_what_came_since(hosts: Lab) -> None:
     mesh.connect(cluster(hosts))
     on(hosts, "node0", "echo 'ssh-ed25519 AAAAlater later' >> ~/.ssh/authorized_keys")

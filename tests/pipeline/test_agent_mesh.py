@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import subprocess
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent import mesh
+from pipeline.cluster.agent import logins, mesh
 from pipeline.cluster.agent.reasons import reason
 from pipeline.cluster.launchers.login_errors import told
 
@@ -115,3 +116,26 @@ def test_a_file_in_the_place_of_a_folder_is_named_with_the_command_that_shows_it
     what, command = told(reason(hit.value), "ssh node1")
     assert f"no folder is in the way of {tmp_path}/file there" in what
     assert command == f"ssh node1 -t 'ls -ld {tmp_path}/file'"
+
+
+@pytest.mark.parametrize(
+    ("port", "reached", "expected"),
+    [
+        (22, "both", ("", "")),
+        (22, "plain", ("refused", "")),
+        (22, "exact", ("`ssh 10.0.0.2`: refused", "")),
+        (22, "none", ("refused", "")),
+        (2222, "exact", ("", "`ssh 10.0.0.2`: refused")),
+        (2222, "plain", ("refused", "")),
+        (2222, "both", ("", "")),
+    ],
+)
+def test_the_plain_name_has_to_do_where_port_and_user_are_the_usual_ones(
+    monkeypatch: pytest.MonkeyPatch, port: int, reached: str, expected: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(logins, "typed", lambda target: target["address"])
+    monkeypatch.setattr(
+        logins, "login", lambda *words: "" if reached in ("both", "exact" if "-p" in words else "plain") else "refused"
+    )
+    target = {"label": "b", "name": "b", "user": getpass.getuser(), "address": "10.0.0.2", "port": port}
+    assert logins.attempt(target) == expected

@@ -46,7 +46,7 @@ COMMANDS = {
     "make_places": "trees",
     "mesh_offer": "mesh",
     "mesh_accept": "mesh",
-    "mesh_try": "mesh",
+    "mesh_try": "logins",
     "mesh_undo": "mesh",
 }
 """Command → the module with the function of that name: what a command doesn't use isn't compiled for it."""

@@ -16,16 +16,12 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 from .node import server_address
 from .reasons import HERE, THERE
 from .wire import Json, say
 
 KEY, AUTHORIZED, KNOWN, RECORD = "id_ed25519", "authorized_keys", "known_hosts", "paceline-mesh.json"
-AT_ONCE = 8  # connections of one node: sshd refuses by chance from the 10th that hasn't logged in yet (MaxStartups)
-CONNECT_S = 8
-TRY_S = 3 * CONNECT_S  # of one login
 MARK = "(doit mesh)"  # what the comment of every public key ends with that was added
 _PUBLIC = re.compile(r"(?:ssh-|ecdsa-|sk-)\S+ [A-Za-z0-9+/=]+")
 
@@ -310,42 +306,3 @@ def take_back(name: str, ours: list[str]) -> int:
         else:
             os.unlink(path(name))
     return before - len(lines)
-
-
-# ----------------------------------------------------------------------------------------------- try
-def mesh_try(request: Json) -> None:
-    """Log in to each of ``targets`` as ranks' programs would: nothing typed, host keys checked. Label → why not."""
-    if shutil.which("ssh") is None:
-        raise SystemExit("it has no ssh; install OpenSSH's client there (apt install openssh-client)")
-    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-        failures = dict(pool.map(lambda target: (target["label"], attempt(target)), request["targets"]))
-    say(failures={label: why for label, why in failures.items() if why})
-
-
-def attempt(target: Json) -> str:
-    """Why ``ssh`` doesn't get there; '' when it does."""
-    options = {
-        "BatchMode": "yes",
-        "StrictHostKeyChecking": "yes",
-        "ConnectTimeout": str(CONNECT_S),
-        "ControlPath": "none",
-        "ClearAllForwardings": "yes",
-        "RemoteCommand": "none",
-    }
-    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    login = ["-p", str(target["port"]), "-l", target["user"], "--", target["address"], "true"]
-    try:
-        done = subprocess.run(
-            ["ssh", "-T", *words, *login],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=TRY_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"no login within {TRY_S} s"
-    if done.returncode != 255:
-        return ""
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    return said[-1] if said else "ssh ended with code 255"
