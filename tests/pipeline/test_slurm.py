@@ -79,6 +79,8 @@ def test_a_plan_shows_the_script_before_the_commands_of_nodes_without_names(tmp_
     ("change", "said"),
     [
         ({"partition": "a b"}, r"cluster\.partition='a b' can't stand in a line of sbatch"),
+        ({"mem": "-5"}, r"cluster\.mem='-5' must be a size that sbatch knows"),
+        ({"cpus_per_task": 0}, r"cluster\.cpus_per_task=0 must be null or a whole number from 1"),
         ({"time_limit": "3600"}, r"cluster\.time_limit='3600' must be minutes:seconds"),
         ({"sbatch": ["exclusive"]}, r"cluster\.sbatch: 'exclusive' is no option of sbatch"),
     ],
@@ -150,6 +152,10 @@ def test_a_refusal_is_slurms_own_word_and_what_helps() -> None:
     assert error.what == "Slurm refused the job: invalid partition specified: gpux; Batch job submission failed: X"
     assert error.hint == "sinfo -s shows the partitions; cluster.partition=NAME"
     assert refused("sbatch: error: something new").hint is None
+    absent = refused("sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\nsbatch: fatal: X\n")
+    assert absent.what.startswith("Slurm is not configured on this computer, so nothing was submitted: resolve_ctls")
+    assert absent.hint is not None
+    assert "SLURM_CONF=/path/to/slurm.conf" in absent.hint
 
 
 OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=42.0. Some of the step tasks have been OOM Killed."

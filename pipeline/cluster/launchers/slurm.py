@@ -61,6 +61,12 @@ class SlurmConfig(ClusterConfig):
             value = getattr(self, name)
             if value is not None and not re.fullmatch(r"[^\s'\"\\#]+", value):
                 raise ConfigError(f"cluster.{name}={value!r} can't stand in a line of sbatch: no spaces, quotes or #")
+        if self.cpus_per_task is not None and self.cpus_per_task < 1:
+            raise ConfigError(f"cluster.cpus_per_task={self.cpus_per_task} must be null or a whole number from 1")
+        if self.mem is not None and not re.fullmatch(r"\d+[KMGT]?", self.mem, re.IGNORECASE):
+            raise ConfigError(
+                f"cluster.mem={self.mem!r} must be a size that sbatch knows, such as 64G (0: all of a node)"
+            )
         if self.time_limit is not None and not re.fullmatch(r"\d+-\d+(:\d+){0,2}|\d+(:\d+){1,2}", self.time_limit):
             raise ConfigError(
                 f"cluster.time_limit={self.time_limit!r} must be minutes:seconds, hours:minutes:seconds or days-hours "

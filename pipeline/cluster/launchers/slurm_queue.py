@@ -30,6 +30,8 @@ _REFUSALS = {
 }
 """What sbatch says, in small letters → what helps."""
 
+_NOT_CONFIGURED = r"resolve_ctls_from_dns_srv|fetch_config|Could not establish a configuration source"
+
 WAITS = {
     "PartitionTimeLimit": "its time limit is more than the partition allows: cluster.time_limit=",
     "PartitionNodeLimit": "it wants more nodes than the partition has: cluster.nnodes=",
@@ -125,6 +127,8 @@ class Queue:
             timeout_s=_TIMEOUT_S,
         )
         if done.code != 0:
+            if re.search(_NOT_CONFIGURED, done.stderr):
+                raise refused(done.stderr)
             raise HostError(f"squeue: {_words(done.stderr)}", hint=_helps(done.stderr))
         rows = (line.strip().partition(" ") for line in done.stdout.splitlines())
         return [(id_, found.strip()) for id_, _, found in rows if found.strip().startswith(name)]
@@ -163,7 +167,12 @@ class Queue:
 
 
 def refused(said: str) -> HostError:
-    """sbatch's refusal with what helps."""
+    """sbatch's refusal with what helps, or that it found no cluster to ask."""
+    if re.search(_NOT_CONFIGURED, said):
+        return HostError(
+            f"Slurm is not configured on this computer, so nothing was submitted: {_words(said)}",
+            hint="run doit on a login node of the cluster, or SLURM_CONF=/path/to/slurm.conf before the same words",
+        )
     return HostError(f"Slurm refused the job: {_words(said)}", hint=_helps(said))
 
 
