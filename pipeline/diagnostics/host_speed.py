@@ -15,6 +15,7 @@ from pipeline.diagnostics import node_module
 MODULE = "trainers.measuring.host_speed"
 RESULT = "host_speed.json"
 _BASELINE = "baseline.json"
+_MENDS = "doit preflight baseline=save"
 
 
 def measure(
@@ -35,11 +36,22 @@ def baseline(runs_dir: Path) -> dict[str, float]:
     """What was saved, by ``Figure.key``; empty: nothing was. Raises PacelineError: the file is damaged."""
     path = runs_dir / node_module.FOLDER / _BASELINE
     try:
-        return {str(key): float(value) for key, value in json.loads(path.read_text(encoding="utf-8")).items()}
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise PacelineError(f"{path} can't be read: {error}", hint="doit preflight baseline=save") from error
+    except (OSError, ValueError) as error:
+        raise PacelineError(f"{path} can't be read: {error}", hint=_MENDS) from error
+    wrong = [key for key, value in found.items() if not _is_figure(key, value)] if isinstance(found, dict) else [found]
+    if wrong:
+        raise PacelineError(
+            f"{path} is no baseline: {wrong[0]!r} in it is not the name of a figure with a number from 0", hint=_MENDS
+        )
+    return {key: float(value) for key, value in found.items()}
+
+
+def _is_figure(key: str, value: object) -> bool:
+    """Whether ``Figure.key`` can have made the key, and its rate is a number."""
+    return key.count(" | ") >= 2 and isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
 def save_baseline(runs_dir: Path, measured: Sequence[Figure]) -> Path:

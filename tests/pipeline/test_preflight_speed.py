@@ -79,6 +79,14 @@ def test_a_baseline_is_kept_beside_that_of_other_hosts_and_a_damaged_one_is_name
     host_speed.save_baseline(tmp_path, [product("a", 100), product("b", 100)])
     path = host_speed.save_baseline(tmp_path, [product("b", 50)])
     assert host_speed.baseline(tmp_path) == {product("a", 1).key: 100e9, product("b", 1).key: 50e9}
-    path.write_text("[1]")
+    path.write_text("{")
     with pytest.raises(PacelineError, match=r"baseline\.json can't be read: .*\n  try: doit preflight baseline=save"):
+        host_speed.baseline(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["null", "[]", '{"version": 99}', '{"hosts": 5}', '{"a | matrix product | 1": true}'])
+def test_a_file_that_is_no_baseline_is_refused(tmp_path: Path, text: str) -> None:
+    path = host_speed.save_baseline(tmp_path, [product("a", 100)])
+    path.write_text(text)
+    with pytest.raises(PacelineError, match=r"baseline\.json is no baseline: .*\n  try: doit preflight baseline=save"):
         host_speed.baseline(tmp_path)
