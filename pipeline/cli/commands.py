@@ -83,8 +83,14 @@ def train() -> None:
 
 def attach() -> None:
     """Take up the attempt that a command which is gone has left running."""
-    if not _finished(session()):
-        _train(session(), attach=True)
+    if _finished(session()):
+        return
+    if session().run is None:  # a run begins only once its data is here
+        raise UsageError(
+            "nothing of this run is under way here: its data set was never fetched",
+            hint="doit attach with the words of the command that has started it, or doit train with the same words",
+        )
+    _train(session(), attach=True)
 
 
 def _finished(current: Session) -> bool:

@@ -51,6 +51,18 @@ def preflight() -> None:
         say(line)
     report.refuse()
     say(f"{counted(len(report.facts), 'host')} can take part")
+    _warn_of_batch()
+
+
+def _warn_of_batch() -> None:
+    """The hosts are asked whatever the batch is: a training says this as an error."""
+    from pipeline.config.build import refuse_uneven
+
+    config = session().config
+    try:
+        refuse_uneven(config.train.trainer, config.cluster)
+    except UsageError as error:
+        say(f"warning: a training with these words would be refused: {error.what}")
 
 
 def _tell_rehearsal(report: Report) -> None:
@@ -95,7 +107,6 @@ def _examined(*, deep: bool, say: Callable[[str], None]) -> Report:
     with waiting(say, "asking the hosts"):
         return checks.examine(
             config.cluster,
-            global_batch_size=config.train.trainer.global_batch_size,
             backend=config.train.strategy.backend,
             versions=versions(config.cluster, sources(ROOT)(config.chosen, config.cluster.python_path)),
             deep=deep,

@@ -80,6 +80,7 @@ VERBS: Mapping[str, Verb] = {
             "preflight cluster=two_node",
             "preflight cluster=pssh cluster.hostfile=hosts.txt deep=1",
         ),
+        shares_batch=False,
     ),
     "plan": Verb(
         module="pipeline.cli.provenance",

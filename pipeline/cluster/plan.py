@@ -37,6 +37,11 @@ def validate(
         HostError: one text that lists every host that can't take part, the value seen and the fix.
     """
     check_batch(global_batch_size, cluster.world_size, accumulate_steps, shards)
+    validate_hosts(cluster, facts, backend=backend)
+
+
+def validate_hosts(cluster: Cluster, facts: Sequence[NodeFacts], *, backend: str = "auto") -> None:
+    """Raises HostError: one text that lists every host that can't take part, the value seen and the fix."""
     encryption.refuse_nccl(cluster, backend)
     problems = [*_same_node(facts), *_loopback(facts)]
     for host, fact in zip(cluster.hosts, facts, strict=True):

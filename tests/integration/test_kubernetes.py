@@ -137,7 +137,7 @@ def test_preflight_tells_what_can_be_told_without_a_job_and_makes_none(
     kubernetes: FakeCluster, bench: Bench, tmp_path: Path
 ) -> None:
     kubernetes.claims["claim"] = {"spec": {"accessModes": ["ReadWriteOnce"]}, "status": {"phase": "Bound"}}
-    assert [check.seen for check in preflight.examine(bench.cluster, global_batch_size=8).checks] == [
+    assert [check.seen for check in preflight.examine(bench.cluster).checks] == [
         "namespace lab would take such a Job",
         "cluster.pvc=claim: Bound, ReadWriteOnce; pods on several nodes can't share it, which takes ReadWriteMany",
         f"cluster.mount_path={tmp_path} is there and can be written",
@@ -152,7 +152,7 @@ def test_preflight_tells_what_can_be_told_without_a_job_and_makes_none(
 
 def preflight_refuses(bench: Bench) -> str:
     with pytest.raises(HostError) as caught:
-        preflight.examine(bench.cluster, global_batch_size=8)
+        preflight.examine(bench.cluster)
     return caught.value.what
 
 

@@ -31,7 +31,7 @@ def bashrc(lab: Lab) -> Iterator[Bashrc]:
 
 def check(lab: Lab, **settings: Any) -> None:
     cluster = Cluster(launcher="pssh", hosts=(Host(name="node0"),), **{"ssh_config": str(lab.ssh_config), **settings})
-    preflight.examine(cluster, global_batch_size=2).refuse()
+    preflight.examine(cluster).refuse()
 
 
 def error(lab: Lab, **settings: Any) -> str:

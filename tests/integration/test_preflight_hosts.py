@@ -31,7 +31,7 @@ def cluster_of(lab: Lab, **change: object) -> Cluster:
 
 
 def examined(cluster: Cluster, *, deep: bool = False) -> Report:
-    return preflight.examine(cluster, global_batch_size=2, deep=deep)
+    return preflight.examine(cluster, deep=deep)
 
 
 def of_node1(report: Report) -> dict[str, str]:

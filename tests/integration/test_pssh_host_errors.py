@@ -21,7 +21,7 @@ pytestmark = pytest.mark.lab
 
 def check(ssh_config: Path, *hosts: Host) -> None:
     cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(ssh_config), connect_timeout_s=30.0)
-    preflight.examine(cluster, global_batch_size=2 * len(hosts)).refuse()
+    preflight.examine(cluster).refuse()
 
 
 def error(ssh_config: Path, *hosts: Host) -> str:

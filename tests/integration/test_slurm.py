@@ -193,8 +193,8 @@ def test_a_sweep_submits_a_job_for_each_trial_side_by_side_and_finishes_all(slur
 
 
 def test_preflight_says_what_slurm_would_do_with_a_job_and_submits_none(slurm: Slurm, bench: Bench) -> None:
-    (check,) = preflight.examine(bench.cluster, global_batch_size=8).checks
+    (check,) = preflight.examine(bench.cluster).checks
     assert re.match(r"Slurm would take such a job: Job \d+ to start at .* in partition debug", check.seen)
     with pytest.raises(HostError, match="Slurm refused the job: invalid partition"):
-        preflight.examine(settings(bench, partition="nowhere").cluster, global_batch_size=8)
+        preflight.examine(settings(bench, partition="nowhere").cluster)
     assert slurm.jobs() == []

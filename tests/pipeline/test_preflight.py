@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from pipeline.cli import commands, diagnostics
+from pipeline.cli.session import session
 from pipeline.cluster import preflight
 from pipeline.cluster.launchers import create
 from pipeline.core.errors import HostError, UsageError
@@ -18,7 +21,7 @@ def local(**host: object) -> Cluster:
 
 
 def test_this_computer_can_take_part_and_is_shown_as_one_row() -> None:
-    report = preflight.examine(local(nproc_per_node=2), global_batch_size=8)
+    report = preflight.examine(local(nproc_per_node=2))
     report.refuse()
     facts = report.facts
     assert facts[0].python == sys.executable
@@ -29,13 +32,13 @@ def test_this_computer_can_take_part_and_is_shown_as_one_row() -> None:
 
 def test_missing_interpreter_shows_the_value_and_the_field() -> None:
     with pytest.raises(HostError, match=r"localhost: program not found: /no/python \(cluster\.python=/no/python\)"):
-        preflight.examine(local(python="/no/python"), global_batch_size=8)
+        preflight.examine(local(python="/no/python"))
 
 
 def test_an_interpreter_that_is_a_folder_is_an_error_with_the_value(tmp_path: Path) -> None:
     told = rf"localhost: {tmp_path} can't be run: Permission denied \(cluster\.python={tmp_path}\)"
     with pytest.raises(HostError, match=told):
-        preflight.examine(local(python=str(tmp_path)), global_batch_size=8)
+        preflight.examine(local(python=str(tmp_path)))
 
 
 def test_unknown_launcher_shows_the_nearest() -> None:
@@ -43,6 +46,35 @@ def test_unknown_launcher_shows_the_nearest() -> None:
         create(Cluster(launcher="psh", hosts=(Host(name="a"),)))
 
 
-def test_batch_is_checked_before_anything_is_started() -> None:
-    with pytest.raises(UsageError, match="global_batch_size=9"):
-        preflight.examine(local(nproc_per_node=2), global_batch_size=9)
+@pytest.fixture
+def words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., None]]:
+    """Makes these the words of the command line, in folders that hold nothing."""
+
+    def given(*typed: str) -> None:
+        paths = [f"paths.runs={tmp_path}/runs", f"paths.data={tmp_path}/data"]
+        monkeypatch.setattr(sys, "argv", ["doit", *typed, *paths])
+        session.cache_clear()
+
+    yield given
+    session.cache_clear()
+
+
+def test_a_batch_that_the_ranks_cannot_share_keeps_no_host_from_being_asked(
+    words: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words("preflight", "cluster.nproc_per_node=3")
+    diagnostics.preflight()
+    *_, last_but_one, last = capsys.readouterr().out.splitlines()
+    assert last_but_one == "1 host can take part"
+    assert last.startswith("warning: a training with these words would be refused: trainer.global_batch_size=")
+    assert "can't be shared evenly by 3 ranks" in last
+
+
+def test_attach_says_that_nothing_is_under_way_where_the_data_was_never_fetched(words: Callable[..., None]) -> None:
+    words("attach")
+    with pytest.raises(
+        UsageError, match="nothing of this run is under way here: its data set was never fetched"
+    ) as hit:
+        commands.attach()
+    assert hit.value.hint is not None
+    assert hit.value.hint.startswith("doit attach with the words of the command that has started it")

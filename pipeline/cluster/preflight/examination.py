@@ -89,7 +89,6 @@ def short(cluster: Cluster, facts: Sequence[NodeFacts], launcher: Launcher) -> l
 def examine(
     cluster: Cluster,
     *,
-    global_batch_size: int,
     backend: str = "auto",
     versions: Mapping[str, str] | None = None,
     deep: bool = False,
@@ -106,19 +105,17 @@ def examine(
 
     Raises:
         HostError: lists each host that can't be asked, and the fix.
-        UsageError: the ranks can't share the global batch.
     """
     key = versions or {}
     with closing(launchers.create(cluster)) as launcher:
         if launcher.capabilities.hosts_are_granted:
-            plan.check_batch(global_batch_size, cluster.world_size)
             return _rehearsed(launcher)
         facts = launcher.probe(None, host_versions.asked(key))
         for note in leftover.clear(launcher, facts, runs_dir) if runs_dir else ():
             on_note(note)
         refusals = []
         try:
-            plan.validate(cluster, facts, global_batch_size=global_batch_size, backend=backend)
+            plan.validate_hosts(cluster, facts, backend=backend)
             host_versions.check(facts, key, cluster.environment)
             facts = connected(launcher, cluster, facts)[0]
         except HostError as error:
