@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Iterator
 
 from pipeline.core.cluster import unfit_name
 from pipeline.core.errors import UsageError
@@ -26,10 +28,7 @@ def parse(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, ...]
     """
     hosts: list[Host] = []
     lines: dict[str, int] = {}
-    for number, raw in enumerate(text.splitlines(), start=1):
-        words = raw.partition("#")[0].split()
-        if not words:
-            continue
+    for number, words in _lines(text, source):
         host = _host(words, f"{source}:{number}", default_slots)
         if host.label in lines:
             raise UsageError(
@@ -43,6 +42,17 @@ def parse(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, ...]
     return tuple(hosts)
 
 
+def _lines(text: str, source: str) -> Iterator[tuple[int, list[str]]]:
+    """Number and words of each line that has some. Raises UsageError: a character that no name can hold."""
+    for number, raw in enumerate(text.split("\n"), start=1):  # splitlines() ends a line at control characters too
+        told = raw.partition("#")[0].rstrip("\r")
+        bad = next((mark for mark in told if unicodedata.category(mark) == "Cc" and mark != "\t"), None)
+        if bad is not None:
+            raise UsageError(f"{source}:{number}: {told!r} holds the control character {bad!r}; take it out")
+        if words := told.split():
+            yield number, words
+
+
 _MPI_FORM = "a line is host [slots=N] [max_slots=N], or host:N"
 
 
@@ -53,11 +63,9 @@ def parse_mpi(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, 
     that batch systems write. Raises UsageError.
     """
     slots: dict[str, list[int | None]] = {}
-    for number, raw in enumerate(text.splitlines(), start=1):
-        words = raw.partition("#")[0].split()
-        if words:
-            name, count = _mpi_line(words, f"{source}:{number}")
-            slots.setdefault(name, []).append(count)
+    for number, words in _lines(text, source):
+        name, count = _mpi_line(words, f"{source}:{number}")
+        slots.setdefault(name, []).append(count)
     if not slots:
         raise UsageError(f"{source} names no host; {_MPI_FORM}")
     return tuple(Host(name=name, nproc_per_node=_added(counts, default_slots)) for name, counts in slots.items())
@@ -74,34 +82,36 @@ def _mpi_line(words: list[str], where: str) -> tuple[str, int | None]:
     name, colon, text = words[0].partition(":")
     if why := unfit_name(Host(name=name)):
         raise UsageError(f"{where}: {words[0]!r} {why}; {_MPI_FORM}, and a user's name stands in ~/.ssh/config")
-    slots = _number(text, f"{where}: slots", 1, None) if colon else None
-    for word in words[1:]:
-        key, equals, value = word.partition("=")
-        if key not in ("slots", "max_slots", "max-slots") or not equals:
-            raise UsageError(f"{where}: {word!r} is not understood; {_MPI_FORM}")
+    return name, _slots([f"slots={text}", *words[1:]] if colon else words[1:], where, _MPI_FORM)
+
+
+def _slots(words: list[str], where: str, form: str) -> int | None:
+    """What the line says of slots (None: nothing). ``max_slots=`` is of MPI, and only compared with it."""
+    found: dict[str, int] = {}
+    for word in words:
+        key, equals, value = word.replace("max-slots", "max_slots").partition("=")
+        if key not in ("slots", "max_slots") or not equals:
+            raise UsageError(f"{where}: {word!r} is not understood; {form}")
         count = _number(value, f"{where}: {key}", 1, None)
-        slots = count if key == "slots" else slots
-        if key != "slots" and slots is not None and slots > count:
-            raise UsageError(f"{where}: slots={slots} is more than {word}")
-    return name, slots
+        if key in found:
+            raise UsageError(f"{where}: {key} is told twice, {found[key]} and {count}; keep one of the two")
+        found[key] = count
+    slots = found.get("slots")
+    if slots is not None and slots > found.get("max_slots", slots):
+        raise UsageError(f"{where}: slots={slots} is more than max_slots={found['max_slots']}")
+    return slots
 
 
 def _host(words: list[str], where: str, default_slots: int) -> Host:
     found = _LINE.match(words[0])
     if found is None or words[0].startswith("-"):
         raise UsageError(f"{where}: {words[0]!r} is not a host; {_FORM}")
-    slots = default_slots
-    for word in words[1:]:
-        key, equals, value = word.partition("=")
-        if key != "slots" or not equals:
-            raise UsageError(f"{where}: {word!r} is not understood; {_FORM}")
-        slots = _number(value, f"{where}: slots", 1, None)
     port = found["port"]
     host = Host(
         name=found["v6"] or found["name"],
         user=found["user"],
         port=None if port is None else _number(port, f"{where}: port", 1, 65535),
-        nproc_per_node=slots,
+        nproc_per_node=_slots(words[1:], where, _FORM) or default_slots,
     )
     if why := unfit_name(host):
         raise UsageError(f"{where}: {words[0]!r} {why}; {_FORM}")

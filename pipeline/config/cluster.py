@@ -18,6 +18,7 @@ from pipeline.core.redact import HIDDEN, hide, is_secret_name, secret_values, sp
 
 RENDEZVOUS = ("static", "c10d", "file")
 DEVICES = ("auto", "cpu", "cuda")
+HOSTFILE_CHARACTERS = 1_000_000
 CPU_RANKS = 2  # `auto` without a GPU: the same number everywhere, so that a run has one key on every laptop
 
 
@@ -176,13 +177,7 @@ def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]
     if raw["hostfile"] is not None:
         from pipeline.cluster import hostfile
 
-        path = root / Path(raw["hostfile"]).expanduser()
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cluster.hostfile={raw['hostfile']} can't be read: {os_reason(error)}") from error
-        except UnicodeDecodeError as error:
-            raise UsageError(f"cluster.hostfile={raw['hostfile']} is not a text file: {error}") from error
+        text = _text_of(root / Path(raw["hostfile"]).expanduser(), f"cluster.hostfile={raw['hostfile']}")
         of_mpi = LAUNCHERS.settings(raw["launcher"]).capabilities.hostfile_of_mpi
         parse = hostfile.parse_mpi if of_mpi else hostfile.parse
         parsed = parse(text, str(raw["hostfile"]), default_slots=nproc)
@@ -192,6 +187,22 @@ def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]
             "cluster.hosts is empty; name your hosts: cluster.hostfile=FILE or cluster.hosts=[{name: HOST}, …]"
         )
     return list(raw["hosts"])
+
+
+def _text_of(path: Path, told: str) -> str:
+    """A hostfile's text. Raises UsageError: it can't be read, or might have no end (a pipe, a device)."""
+    try:
+        if not path.is_file() and path.exists() and not path.is_dir():
+            raise UsageError(f"{told} is no ordinary file; write its lines into one and name that")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(HOSTFILE_CHARACTERS + 1)
+    except OSError as error:
+        raise UsageError(f"{told} can't be read: {os_reason(error)}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{told} is not a text file: {error}") from error
+    if len(text) > HOSTFILE_CHARACTERS:
+        raise UsageError(f"{told} has more than {HOSTFILE_CHARACTERS:,} characters, so it is no hostfile; name another")
+    return text
 
 
 def _host(

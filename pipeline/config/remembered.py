@@ -97,7 +97,10 @@ class BuiltBasis:
             return None
         hostfile = resolved["cluster"]["hostfile"]
         try:
-            hosts = sha256_file(self._root / Path(hostfile).expanduser()) if hostfile else None
+            path = self._root / Path(hostfile).expanduser() if hostfile else None
+            if path is not None and not path.is_file():  # a pipe would be waited for
+                return None
+            hosts = sha256_file(path) if path is not None else None
         except (OSError, RuntimeError):  # RuntimeError: no such home
             return None
         return sha256_text(canonical_json([self._composition.name, str(self._root), self._local_gpus, hosts]))

@@ -20,8 +20,8 @@ def test_lines_comments_and_blank_lines() -> None:
 
 
 def test_lines_without_slots_take_the_default() -> None:
-    hosts = parse("a\nb slots=1\n", "hosts", default_slots=8)
-    assert [host.nproc_per_node for host in hosts] == [8, 1]
+    hosts = parse("a max_slots=4\r\nb\tslots=1\n", "hosts", default_slots=8)
+    assert [(host.name, host.nproc_per_node) for host in hosts] == [("a", 8), ("b", 1)]
 
 
 def test_duplicate_names_both_lines() -> None:
@@ -41,6 +41,10 @@ def test_duplicate_names_both_lines() -> None:
         ("a slots=²", "hosts:1: slots='²' must be"),
         ("a gpus=2", "hosts:1: 'gpus=2' is not understood"),
         ("a b", "hosts:1: 'b' is not understood"),
+        ("a slots=1 slots=2", "hosts:1: slots is told twice, 1 and 2; keep one of the two"),
+        ("a slots=2 max_slots=1", "hosts:1: slots=2 is more than max_slots=1"),
+        ("a\0b", "hosts:1: 'a\\x00b' holds the control character '\\x00'; take it out"),
+        ("a\x1cb", "hosts:1: 'a\\x1cb' holds the control character '\\x1c'; take it out"),
         ("fd00::7", "hosts:1: 'fd00::7' is not a host"),
         ("@a", "hosts:1: '@a' is not a host"),
         ("-oProxyCommand=x", "hosts:1: '-oProxyCommand=x' is not a host"),
