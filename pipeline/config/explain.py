@@ -15,8 +15,9 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
 from yaml.reader import ReaderError  # type: ignore[import-untyped]
 
+from pipeline.cluster.launchers.settings import HostConfig
 from pipeline.config.schema import OPTIONS
-from pipeline.config.unknown_key import Names, UnknownKeyError, field_names
+from pipeline.config.unknown_key import MEANT, Names, UnknownKeyError, field_names
 from pipeline.core.errors import UsageError, nearest, suggestion
 from pipeline.core.options import ROOT
 
@@ -29,6 +30,10 @@ _UNKNOWN = (
     re.compile(r"config group '([^']+)' does not exist"),
     re.compile(r"An item is already at '([^']+)'"),
 )
+
+
+_IN_A_HOST = re.compile(rf"Key '([^']+)' not in '{HostConfig.__name__}'\s+full_key: \1\s")
+_OF_HOSTS = {"slots": "nproc_per_node", "host": "name", "hostname": "name", "ip": "address"}  # as others call them
 
 
 def explain(error: Exception, overrides: list[str], composed: Composer) -> UsageError:
@@ -50,6 +55,8 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
         if isinstance(cause, MissingConfigException):
             return _missing_option(cause, culprit)
     text = " ".join(str(cause) for cause in _chain(error))
+    if found := _IN_A_HOST.search(text):
+        return _not_of_a_host(found.group(1), culprit)
     if "Ambiguous value" in text:
         return UsageError(
             f"{culprit}: several values are a sweep, and this command takes one; "
@@ -60,6 +67,17 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
         if found := pattern.search(text):
             return _unknown_key(found.group(1), culprit, [item for item in overrides if item != culprit], composed)
     return UsageError(f"{culprit}: {_reason(error)}")
+
+
+def _not_of_a_host(word: str, culprit: str) -> UsageError:
+    """A field of an entry in ``cluster.hosts`` or ``cluster.spares`` that a host hasn't."""
+    names = [item.name for item in dataclasses.fields(HostConfig)]
+    likely = _OF_HOSTS.get(word) or MEANT.get(word, "").removeprefix("cluster.")
+    field = culprit.partition("=")[0].lstrip("+")
+    where = field if field.startswith("cluster.") else f"{culprit}, in an entry of cluster.hosts or cluster.spares"
+    return UsageError(
+        f"{where}: {word!r} is no field of a host; {suggestion(likely if likely in names else word, names)}"
+    )
 
 
 def _not_yaml(error: MarkedYAMLError) -> UsageError:

@@ -150,6 +150,12 @@ def test_composes_what_hydra_main_composes(most: int, monkeypatch: pytest.Monkey
         ("seed=1,2", ["seed=1,2", "several values are a sweep", "doit sweep"]),
         ("tracking.experiment=a,b", ["tracking.experiment=a,b", "key=\"'a,b'\" for a text with a comma"]),
         ("seed=[1", ["'seed=[1' is not an override"]),
+        (
+            "cluster.hosts=[{name: a, addres: x}]",
+            ["cluster.hosts: 'addres' is no field of a host; did you mean address? valid: address, env, "],
+        ),
+        ("++cluster.spares=[{name: a, slots: 4}]", ["cluster.spares: 'slots' is no", "did you mean nproc_per_node?"]),
+        ("cluster.hosts=[{name: a, x: 4}]", ["cluster.hosts: 'x' is no field of a host; valid: address, env, "]),
         ("cluster.hosts.0.prt=1", ["cluster.hosts.0.prt=1"]),
         ("optimizer=null", ["optimizer=null"]),
     ],
