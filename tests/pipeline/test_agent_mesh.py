@@ -80,6 +80,12 @@ def test_the_record_appears_whole_and_keeps_what_it_had(ssh: Path) -> None:
     assert len(list(ssh.iterdir())) == 1
 
 
+def test_there_is_nothing_to_undo_where_ssh_has_no_folder(ssh: Path, said: dict[str, Any]) -> None:
+    ssh.write_text("")
+    mesh.mesh_undo({})
+    assert said == {"keys": 0, "hosts": 0, "key_removed": False, "lost": ""}
+
+
 @pytest.mark.parametrize(
     ("kind", "seen"), [("file", "is no folder"), ("link", "is a link to /nowhere, where no folder")]
 )

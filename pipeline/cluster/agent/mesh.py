@@ -203,7 +203,7 @@ def lines_of(name: str) -> list[str]:
     try:
         with open(path(name), encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             return file.read().removesuffix("\n").split("\n") if os.path.getsize(path(name)) else []
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
