@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,10 +52,6 @@ class Restarted(Trial):
         where = [f"paths.runs={self.folder}/runs", f"paths.data={self.folder}/data", "tracking=none"]
         where += [f"cluster.ssh_config='{self.lab.ssh_config}'"]
         return [*DOIT, "--db-file", f"{self.folder}/doit.db", "train", *WORDS, *where]
-
-    def attempt(self) -> int:
-        """The newest one that has steps."""
-        return len(self.firsts())
 
     def firsts(self) -> list[float]:
         """When each attempt logged its first step; an attempt begins where the controller says that all hosts run."""
@@ -118,9 +115,8 @@ def undisturbed(place: Path, lab: Lab) -> tuple[str, float]:
 def disturbed(trial: Restarted, chance: random.Random, counted: Counter[str], costs: list[float]) -> str:
     """The weights, or how it ended."""
     command, host_lost = trial.start(), False
-    for number in range(1, EACH + 1):
-        if not _until(command, lambda number=number: trial.attempt() >= number):  # type: ignore[misc]
-            break
+    _until(command, lambda: bool(trial.firsts()))
+    for _ in range(EACH):
         time.sleep(chance.uniform(*SETTLED_S))
         kind = chance.choice([kind for kind in KINDS if not (kind == "host" and host_lost)])
         killed = time.time()
@@ -128,7 +124,7 @@ def disturbed(trial: Restarted, chance: random.Random, counted: Counter[str], co
             break
         host_lost |= kind == "host"
         counted[kind] += 1
-        if not _until(command, lambda number=number: trial.attempt() > number):  # type: ignore[misc]
+        if not _until(command, lambda killed=killed: trial.firsts()[-1] > killed):  # type: ignore[misc]
             break
         cost_s = trial.firsts()[-1] - killed
         costs.append(cost_s)
@@ -158,11 +154,11 @@ def _network(pid: int | None) -> Path:
     return Path(f"/proc/{pid}/ns/net").readlink()
 
 
-def _until(command: Command, reached: object) -> bool:
+def _until(command: Command, reached: Callable[[], bool]) -> bool:
     """False: the command ended before."""
     deadline = time.monotonic() + LONGEST_S
     while time.monotonic() < deadline and command.child.poll() is None:
-        if reached():  # type: ignore[operator]
+        if reached():
             return True
         time.sleep(0.05)
     return False
