@@ -82,7 +82,7 @@ class UnknownKeyError(UsageError):
 def _text(key: str, value: str | None, names: Names) -> str:
     start = f"unknown key {key!r}; "
     for name in names.unchosen:
-        if key in (name, name.rpartition(".")[2]):
+        if key == name or (key == name.rpartition(".")[2] and key not in MEANT):
             return f"{start}{name} is a field of {', '.join(names.unchosen[name])}; {_valid(name, names)}"
     if (found := meant(key, names)) is not None:
         return f"{start}did you mean {_word(key, found, value)}? {_valid(key, names)}"

@@ -41,7 +41,7 @@ def test_preflight_names_the_way_that_a_firewall_closes_and_what_opens_it(cluste
     assert head.startswith("the hosts can't all connect to each other over TCP")
     assert len(rows) == 1, "the way from node0 to node1 is open"
     assert rows[0].startswith(f"  node1 can't reach node0 ({first}, ports ")
-    assert rows[0].endswith(" over eth0): timed out after 2 s")
+    assert rows[0].endswith(" over eth0): timed out after 4 s")
     assert f"on node0: sudo iptables -I INPUT -p tcp -s {second} -j ACCEPT" in hint
 
 

@@ -100,8 +100,10 @@ def test_a_host_that_answers_nothing_is_an_error_only_at_the_end(tmp_path: Path)
 
 
 SAYS_TAR = """
-import json, sys, time
-token = json.loads(sys.stdin.buffer.read().splitlines()[-1])["token"]
+import json, sys, time, zlib
+sent = sys.stdin.buffer
+sent.read(int(next(line for line in iter(sent.readline, b"") if line.strip().isdigit())))
+token = json.loads(zlib.decompress(sent.read(int(sent.readline()))))["token"]
 print("@paceline " + token + ' {"tar": true}', flush=True)
 time.sleep(600)
 """

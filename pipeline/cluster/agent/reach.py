@@ -18,6 +18,8 @@ from .wire import Json, say
 
 CONNECT_S = 2.0  # the first SYN and one more after a second
 LIMIT_S = 8.0  # for the others to listen: as far as the commands to all hosts may be apart
+TRIES = 2  # that time out: on a host that is busy an answer may have come, and nobody had a moment to look
+LATE_S = 0.3  # a time limit that is noticed later says that this process had no processor: it doesn't count
 RETRY_S = 0.1
 BACKLOG = 256
 AT_ONCE = 200  # connections of one node: a process often may have no more than 1,024 open files
@@ -55,12 +57,16 @@ class Check:
 
     async def connect(self, node: int, address: str, port: int) -> str:
         """Why the node can't be reached at this port; empty: it can."""
-        why, until = "", asyncio.get_running_loop().time() + self.limit_s
-        while asyncio.get_running_loop().time() < until:
+        why, silent = "", 0
+        until = asyncio.get_running_loop().time() + self.limit_s
+        while (began := asyncio.get_running_loop().time()) < until:
             try:
                 reader, writer = await asyncio.wait_for(asyncio.open_connection(address, port), CONNECT_S)
             except (asyncio.TimeoutError, TimeoutError):  # noqa: UP041  (they differ before Python 3.11)
-                return f"timed out after {CONNECT_S:g} s"
+                why = f"timed out after {TRIES * CONNECT_S:g} s"
+                silent += asyncio.get_running_loop().time() - began < CONNECT_S + LATE_S
+                if silent == TRIES:
+                    return why
             except ConnectionRefusedError:
                 why = "refused"
             except (socket.gaierror, UnicodeError) as error:
