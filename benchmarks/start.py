@@ -1,9 +1,10 @@
 """From the start of the controller to "all hosts run", with a stub in place of torchrun, beside a bare parallel-ssh.
 
-    python benchmarks/start.py [pairs] [--hosts 2 8 32]                  (Linux, root; raises its own lab hosts)
+    python benchmarks/start.py [pairs] [--hosts 2 8 16]                  (Linux, root; raises its own lab hosts)
     python benchmarks/start.py [pairs] --simulate 32 300 1000            (Linux, a C compiler)
 
-Lab hosts are real ones that share this computer's cores. The other way around is simulated: the controller, pssh and
+Lab hosts are real ones that share this computer's cores, and its table of neighbours: 32 of them that connect to each
+other overflow the 1,024 entries that it usually has. The other way around is simulated: the controller, pssh and
 all its children are the real ones, but ``ssh`` is a program that passes everything on to one process, in which each
 host's agent is a coroutine that answers after LOGIN_S. So it tells what the controller takes for many hosts, and
 nothing of ssh's own cost (about 10 MB and 20 ms of a core a connection) or the hosts'. The bare command then is
@@ -65,7 +66,7 @@ def _private_mb(process: psutil.Process) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("pairs", nargs="?", type=int, default=5)
-    parser.add_argument("--hosts", nargs="+", type=int, default=[2, 8, 32])
+    parser.add_argument("--hosts", nargs="+", type=int, default=[2, 8, 16])
     parser.add_argument("--simulate", nargs="+", type=int)
     given = parser.parse_args()
     print(surroundings())
