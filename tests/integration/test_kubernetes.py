@@ -5,23 +5,19 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipeline.cluster import launchers, preflight
-from pipeline.cluster.attempt import run_attempt
-from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.kubernetes_manifest import KINDS
-from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.specs import LogLine
 from tests.contract.conftest import Bench, kubernetes_bench
-from tests.contract.stub import RUN_TO_END, SLEEP, Stub
+from tests.contract.stub import RUN_TO_END, SLEEP
+from tests.integration.granted import WhenUp, run, settings
 from tests.kubernetes_fixture import FakeCluster, RefusedError, kubeconfig
 
 pytestmark = pytest.mark.lab
@@ -30,32 +26,6 @@ pytestmark = pytest.mark.lab
 @pytest.fixture
 def bench(kubernetes: FakeCluster, tmp_path: Path) -> Bench:
     return kubernetes_bench(kubernetes, tmp_path, {"OMP_NUM_THREADS": "1"})
-
-
-def settings(bench: Bench, **change: Any) -> Bench:
-    """The same with other settings of Kubernetes."""
-    return replace(bench, cluster=replace(bench.cluster, settings=replace(bench.cluster.settings, **change)))
-
-
-def run(bench: Bench, stub: Stub, lines: list[LogLine] | None = None) -> list[str]:
-    """One attempt to its end; what was said of the job."""
-    said: list[str] = []
-    watchers = Watchers(on_line=(lines if lines is not None else []).append, on_job=said.append)
-    run_attempt(stub.spec(), closing(Hosts(bench.cluster)), watchers)
-    return said
-
-
-class WhenUp(list[LogLine]):
-    """Calls once, when both ranks are up."""
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        super().__init__()
-        self.call, self.up = call, 0
-
-    def append(self, line: LogLine) -> None:
-        self.up += line.text == "up"
-        if self.up == 2 and line.text == "up":
-            self.call()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,10 +19,10 @@ from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError, TrainingError
-from pipeline.core.specs import LogLine
 from tests.contract.conftest import Bench, slurm_bench
-from tests.contract.stub import RUN_TO_END, SLEEP, Stub
+from tests.contract.stub import RUN_TO_END, SLEEP
 from tests.integration.commands import Project
+from tests.integration.granted import WhenUp, run, settings
 from tests.slurm_fixture import Slurm
 from tests.waiting import wait_until
 
@@ -32,32 +32,6 @@ pytestmark = pytest.mark.lab
 @pytest.fixture
 def bench(slurm: Slurm, tmp_path: Path) -> Bench:
     return slurm_bench(slurm, tmp_path, {"OMP_NUM_THREADS": "1"})
-
-
-def settings(bench: Bench, **change: object) -> Bench:
-    """The same with other settings of Slurm."""
-    return replace(bench, cluster=replace(bench.cluster, settings=replace(bench.cluster.settings, **change)))
-
-
-def run(bench: Bench, stub: Stub, lines: list[LogLine] | None = None) -> list[str]:
-    """One attempt to its end; what was said of the job."""
-    said: list[str] = []
-    watchers = Watchers(on_line=(lines if lines is not None else []).append, on_job=said.append)
-    run_attempt(stub.spec(), closing(Hosts(bench.cluster)), watchers)
-    return said
-
-
-class WhenUp(list[LogLine]):
-    """Calls once when both ranks are up."""
-
-    def __init__(self, call: object) -> None:
-        super().__init__()
-        self.call, self.up = call, 0
-
-    def append(self, line: LogLine) -> None:
-        self.up += line.text == "up"
-        if self.up == 2 and line.text == "up":
-            self.call()  # type: ignore[operator]
 
 
 def test_a_refused_job_is_told_with_slurms_own_words(bench: Bench) -> None:

@@ -135,15 +135,12 @@ class AgentLauncher(Launcher, ABC):
     def demand(self, doing: str, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:
         """The values of all answers. Raises HostError that lists the hosts that failed (of many the first few) and the
         fix."""
-        rows, hints = [], []
-        for host in self.cluster.hosts:
-            answer = answers.get(host.label)
-            if answer is None or answer.error is None:
-                continue
+
+        def explained(host: Host, answer: Answer) -> tuple[str, str | None]:
             why, hint = self.explain(host, answer)
-            hint = claims.WHEN_BUSY if BUSY in (answer.told or "") else hint
-            rows.append(f"  {host.label}: {why}")
-            hints.extend([hint] if hint and hint not in hints else [])
+            return why, claims.WHEN_BUSY if BUSY in (answer.told or "") else hint
+
+        rows, hints = self.failures(answers, explained)
         if rows:
             head = f"{doing}: {len(rows)} of {self.cluster.nnodes} hosts can't take part"
             silent = [label for label, answer in answers.items() if answer.value is None]
@@ -152,6 +149,20 @@ class AgentLauncher(Launcher, ABC):
             hint = "; then ".join([*hints[:_HINTS], *so_on])
             raise HostError("\n".join([head, *rows[:_ROWS], *more]), hint=hint or None, hosts=silent)
         return {label: answer.value or {} for label, answer in answers.items()}
+
+    def failures(
+        self, answers: dict[str, Answer], explained: Callable[[Host, Answer], tuple[str, str | None]]
+    ) -> tuple[list[str], list[str]]:
+        """A row for each host that did not do what it was asked, and what to do about them, each once."""
+        rows, hints = list[str](), list[str]()
+        for host in self.cluster.hosts:
+            answer = answers.get(host.label)
+            if answer is None or answer.error is None:
+                continue
+            why, hint = explained(host, answer)
+            rows.append(f"  {host.label}: {why}")
+            hints.extend([hint] if hint and hint not in hints else [])
+        return rows, hints
 
     @property
     def _local(self) -> dict[str, bool]:

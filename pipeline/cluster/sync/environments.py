@@ -14,6 +14,7 @@ from pipeline.cluster.sync import bringing
 from pipeline.cluster.sync.folders import Folder
 from pipeline.core.errors import HostError
 from pipeline.core.heartbeat import Heartbeat
+from pipeline.core.specs import Host
 
 _LONGEST_S = 7200.0
 
@@ -57,17 +58,14 @@ def _make(
 
 def _refuse_failed(launcher: AgentLauncher, answers: dict[str, Answer]) -> None:
     """Raises HostError."""
-    rows, hints = [], []
-    for host in launcher.cluster.hosts:
-        answer = answers.get(host.label)
-        if answer is None or answer.error is None:
-            continue
-        why, hint = launcher.explain(host, answer)
-        if answer.value is not None and "repeat" in answer.value:
-            repeat = str(answer.value["repeat"]).replace("'", "'\\''")
-            why, hint = str(answer.told), f"{ssh_words(host, launcher.cluster.ssh_config)} '{repeat}'"
-        rows.append(f"  {host.label}: {why}")
-        hints.extend([hint] if hint else [])
+
+    def explained(host: Host, answer: Answer) -> tuple[str, str | None]:
+        if answer.value is None or "repeat" not in answer.value:
+            return launcher.explain(host, answer)
+        repeat = str(answer.value["repeat"]).replace("'", "'\\''")
+        return str(answer.told), f"{ssh_words(host, launcher.cluster.ssh_config)} '{repeat}'"
+
+    rows, hints = launcher.failures(answers, explained)
     if rows:
         what = f"the environment could not be made on {len(rows)} of {launcher.cluster.nnodes} hosts"
         raise HostError("\n".join([what, *rows]), hint=hints[0] if hints else None)
