@@ -18,8 +18,10 @@ from pipeline.core.errors import PacelineError, UsageError, suggestion
 from pipeline.core.heartbeat import waiting
 
 if TYPE_CHECKING:
+    from pipeline.execution.configured_run import Run
     from pipeline.execution.dry_run import PlannedRun
     from pipeline.runs.folder import RunFolder
+    from pipeline.runs.result import AlteredError
 
 
 def plan() -> None:
@@ -58,20 +60,24 @@ def why() -> None:
     reason = run.reason if run else "the data set isn't fetched, so this run has no key yet; try doit fetch"
     finished = runs.finished_parts(current.config.runs_dir) if run and reason else {}
     found = compare.nearest(finished, run.key.parts) if run else None
+    accepted = run.accepted if run and not reason else None
+    damage = _damage(run) if run and not (reason or accepted) else None
     if is_on(session().asked.options, "json"):
         answer = {
             "key": run.key.short if run else None,
             "reason": reason,
-            "accepted": str(run.accepted) if run and run.accepted and not reason else None,
+            "accepted": str(accepted) if accepted else None,
+            "damage": damage and damage.what,
             "nearest": found and found[0],
             "differences": [asdict(item) for item in found[1]] if found else [],
             "steps": [asdict(step) for step in steps],
         }
         say(json.dumps(answer, indent=2, ensure_ascii=False))
         return
-    name, standing = run.key.short if run else "this run", "finished and intact"
-    accepted = run.accepted if run and not reason else None
+    name, standing = run.key.short if run else "this run", "finished" if damage else "finished and intact"
     say(f"{name}: {reason or f'{accepted or standing}; doit train launches nothing'}")
+    if damage is not None:
+        say(f"WARNING: {damage.what}\n  it can't be exported or reproduced from here; try: {damage.hint}")
     if found is not None:
         key, differing = found
         say(f"the nearest finished run is {key}; " + ("it has the same key" if not differing else "it differs in:"))
@@ -81,6 +87,18 @@ def why() -> None:
         say("no finished run to compare with")
     for step in steps:
         say(f"{step.name:<9} {'done' if step.done else 'to do':<6} {step.why}")
+
+
+def _damage(run: Run) -> AlteredError | None:
+    """What isn't as it was when the run finished, though no training has to be repeated for it."""
+    from pipeline.runs.agreement import check_parts
+    from pipeline.runs.result import AlteredError
+
+    try:
+        check_parts(run.folder, run.key, run.folder.read_result(), ROOT)
+    except AlteredError as altered:
+        return altered
+    return None
 
 
 def status() -> None:

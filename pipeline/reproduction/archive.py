@@ -39,7 +39,13 @@ _WEIGHTS = ("checkpoints/final.pt", "checkpoints/final.json")
 _MAY_HOLD_ADDRESSES = (".json", ".yaml", ".log")  # a password in a URL must not travel
 MANIFEST = "manifest.json"
 _VERSION = 1
-_BOUND = ("key.json", "summary.json", "result.json", "provenance.json")  # a digest of their bytes stands elsewhere
+_BOUND = (
+    "key.json",
+    "summary.json",
+    "result.json",
+    "provenance.json",
+    "plan.json",
+)  # a digest of their bytes stands elsewhere
 _AGAIN = "another copy of the archive, or doit export run=KEY once more where the run's folder is"
 _BLOCK_BYTES = 1 << 20
 _LARGEST_BYTES = 16 << 30  # of all that an archive unpacks to
@@ -55,7 +61,8 @@ def export(folder: RunFolder, *, root: Path, to: Path, weights: bool) -> int:
         OSError: the archive can't be written.
     """
     key, provenance = folder.read_key(), folder.read_json("provenance.json")
-    folder.read_summary(), folder.read_result()  # refuse what was altered, as read_key does
+    folder.read_summary()  # refuses what was altered, as read_key and read_result do
+    result = folder.read_result()
     if key is None or provenance is None:
         path = folder.path / ("key.json" if key is None else "provenance.json")
         seen = "is damaged" if path.exists() else "is missing"
@@ -63,6 +70,8 @@ def export(folder: RunFolder, *, root: Path, to: Path, weights: bool) -> int:
             f"{path} {seen}: nothing could tell where an export of run {folder.key} comes from",
             hint="another copy of the run folder, or its MLflow run: doit reproduce run=<its MLflow id>",
         )
+    if result is not None:
+        check_parts(folder, key, result, root)
     if weights and not (folder.path / _WEIGHTS[0]).is_file():
         raise PacelineError(f"{folder.path / _WEIGHTS[0]} is missing", hint="leave weights=1 away")
     members = dict(_members(folder, (*_KEPT, *(_WEIGHTS if weights else ()))))

@@ -11,6 +11,8 @@ from pipeline.keys.import_closure import matches
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError, Result
 
+_ANOTHER_COPY = "another copy of the run folder, its export, or its MLflow run: doit reproduce run=<that>"
+
 
 def check_parts(folder: RunFolder, key: ContentKey, result: Result | None, root: Path) -> None:
     """Configuration, code and origin against what the key and the result say of them.
@@ -20,7 +22,7 @@ def check_parts(folder: RunFolder, key: ContentKey, result: Result | None, root:
         root: the project, where what is known of sources lies.
 
     Raises:
-        AlteredError: one of them isn't what was written; the text names it.
+        AlteredError: one of them isn't what was written, or is missing; the text names it.
     """
     if result is not None and result.digest not in ("", key.digest):
         raise folder.altered("result.json", "belongs to another key")
@@ -30,7 +32,9 @@ def check_parts(folder: RunFolder, key: ContentKey, result: Result | None, root:
         raise _untrue(folder.code, "isn't the code that the key was taken of")
     for name, digest in (result.origin_sha256 if result is not None else {}).items():
         path = folder.path / name
-        if path.exists() and not (path.is_file() and sha256_file(path) == digest):
+        if not path.exists():
+            raise AlteredError(f"{path} is missing: the run had it when it finished", hint=_ANOTHER_COPY)
+        if not (path.is_file() and sha256_file(path) == digest):
             raise _untrue(path, "isn't what it was when the run finished")
 
 
@@ -43,7 +47,4 @@ def _code_agrees(folder: RunFolder, key: ContentKey, root: Path) -> bool:
 
 def _untrue(path: Path, why: str) -> AlteredError:
     """Of history, which no training can write again."""
-    return AlteredError(
-        f"{path} was altered: it {why}",
-        hint="another copy of the run folder, its export, or its MLflow run: doit reproduce run=<that>",
-    )
+    return AlteredError(f"{path} was altered: it {why}", hint=_ANOTHER_COPY)

@@ -27,8 +27,9 @@ DESCRIBED = ("key.json", "config.json", "config.yaml", "summary.json")
 """What the run was made of and has come to: made again, without a training, where it was altered."""
 TARGETS = (*TRAINED, *EVALUATED, *DESCRIBED)
 """The files that result.json vouches for."""
-ORIGIN = ("provenance.json", "changes.patch")
-"""Where the run comes from: history, which nothing can make again, so it decides nothing but a reproduction."""
+ORIGIN = ("provenance.json", "changes.patch", "plan.json")
+"""Where the run comes from and how it was launched: history, which nothing can make again. It decides nothing but
+whether the run can be exported and reproduced."""
 _SEALED_SINCE = 2  # the version of key.json; what older ones wrote has no digest of its own text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import time
@@ -61,6 +62,20 @@ def test_a_damaged_file_is_made_again_without_a_training(finished: Project, name
     assert done.returncode == 0, done.stdout
     assert finished.states().count("RUNNING") == 1
     assert "is finished" in finished.doit("train", *FINISHED).stdout
+
+
+def test_why_and_export_tell_which_file_of_a_finished_runs_history_was_cut_or_lost(finished: Project) -> None:
+    folder, key = finished.only_run(), f"run={finished.only_run().name}"
+    (folder / "plan.json").write_text((folder / "plan.json").read_text()[:-20])
+    said = f"{folder}/plan.json was altered: it isn't what it was when the run finished"
+    shown = finished.doit("why", *FINISHED).stdout
+    assert f"{folder.name}: finished; doit train launches nothing\nWARNING: {said}\n" in shown
+    assert "try: another copy of the run folder" in shown
+    refused = finished.doit("export", key)
+    assert (refused.returncode, said in refused.stdout) == (1, True)
+    (folder / "plan.json").unlink()
+    told = json.loads(finished.doit("why", *FINISHED, "json=1").stdout)
+    assert (told["reason"], told["damage"]) == (None, f"{folder}/plan.json is missing: the run had it when it finished")
 
 
 def test_the_export_of_a_run_without_a_result_promises_no_reproduction(finished: Project) -> None:
