@@ -27,6 +27,7 @@ from pipeline.core.specs import Cluster, Host
 from pipeline.execution.attempting import left_running
 from tests.kubernetes_fixture import kubeconfig
 from tests.kubernetes_operators import pods_of
+from tests.pipeline.test_build import configured
 from tests.pipeline.test_planning import planned
 from trainers.core.config import ConfigError
 
@@ -229,14 +230,50 @@ def test_root_is_asked_for_by_name() -> None:
         ({"kind": "trainjobs"}, r"cluster\.kind='trainjobs' is not an option; did you mean trainjob\?"),
         ({"image": None}, r"cluster\.image is not set, and pods need it: a container image"),
         ({"pvc": None}, r"cluster\.pvc is not set"),
-        ({"mount_path": "shared"}, r"cluster\.mount_path=shared must be an absolute path"),
-        ({"memory": "64 GB"}, r"cluster\.memory='64 GB' is no quantity of Kubernetes"),
+        ({"mount_path": "shared"}, r"cluster\.mount_path='shared' must be an absolute path"),
+        ({"memory": "64 GB"}, r"cluster\.memory='64 GB' must be a quantity of Kubernetes"),
+        ({"image": "Torch:2.9"}, r"cluster\.image='Torch:2\.9' must be an image's name: .*, the name in lower case"),
+        ({"namespace": "a.b"}, r"cluster\.namespace='a\.b' must be a name of at most 63 letters"),
+        ({"gpu_resource": "a/b/c"}, r"cluster\.gpu_resource='a/b/c' must be NAME or DOMAIN/NAME"),
+        ({"registry_logins": ["Mine"]}, r"cluster\.registry_logins: 'Mine' must be a name"),
+        ({"node_selector": {"gpu": "a b"}}, r"cluster\.node_selector\.gpu='a b' must be a label's value"),
+        ({"labels": {"$(x)": "a"}}, r"cluster\.labels: '\$\(x\)' must be NAME or DOMAIN/NAME"),
+        ({"gpus": -1}, r"cluster\.gpus=-1 must be at least 0"),
+        ({"run_as_user": 2**31}, r"cluster\.run_as_user=2147483648 must be a user's id"),
         ({"env_from": ["TOKEN=abc"]}, r"cluster\.env_from: 'TOKEN=abc' must be SECRET/NAME"),
     ],
 )
 def test_what_no_manifest_can_be_made_of_is_refused_by_name(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         SETTINGS(**{**NEEDED, **change})
+
+
+def test_all_that_no_manifest_can_be_made_of_is_told_at_once_and_before_the_user() -> None:
+    wrong = ("'a b; touch x'", "../../claim", "'$(id)'")
+    words = [f"cluster.{name}={value}" for name, value in zip(("image", "pvc", "namespace"), wrong, strict=True)]
+    with pytest.raises(UsageError) as caught:
+        configured("cluster=kubernetes", *words)
+    fields = [line.partition(" must ")[0] for line in str(caught.value).splitlines()]
+    assert fields == [
+        "cluster.mount_path is not set, and pods need it: where that volume is mounted, here and in the pods",
+        "cluster.namespace='$(id)'",
+        "cluster.image='a b; touch x'",
+        "cluster.pvc='../../claim'",
+    ]
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "torch",
+        "registry.local:5000/team/torch:2.9-cpu",
+        "[::1]:5000/torch",
+        f"ghcr.io/a__b/c-d.e@sha256:{'0' * 64}",
+        f"Host.example/torch:2.9@sha256:{'a' * 64}",
+    ],
+)
+def test_images_are_named_as_registries_name_them(image: str) -> None:
+    assert SETTINGS(**{**NEEDED, "image": image, "memory": "1.5Gi", "cpu": "500m"}).image == image
 
 
 WORDS = ("cluster=kubernetes", "cluster.image=torch", "cluster.pvc=shared", "cluster.run_as_user=1000")

@@ -19,13 +19,11 @@ from pipeline.cluster.launchers.kubernetes_job import PodsJob, release, vanish
 from pipeline.cluster.launchers.kubernetes_manifest import FOLDERS, MANIFEST, Manifest, PodJob, manifest, text
 from pipeline.cluster.launchers.kubernetes_pods import claimed
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
-from pipeline.core.errors import HostError, PacelineError, UsageError, suggestion
+from pipeline.core.errors import HostError, PacelineError, UsageError
 from pipeline.core.redact import rules
 from pipeline.core.specs import Cluster
 from pipeline.runs import attempts
 from trainers.core.config import ConfigError
-
-_KINDS = ("job", "jobset", "trainjob", "pytorchjob")
 
 
 @dataclass(kw_only=True)
@@ -81,27 +79,10 @@ class KubernetesConfig(ClusterConfig):
     runtime: str = "torch-distributed"
 
     def __post_init__(self) -> None:
-        if self.kind not in _KINDS:
-            raise ConfigError(f"cluster.kind={self.kind!r} is not an option; {suggestion(self.kind, _KINDS)}")
-        for name, what in (
-            ("image", "a container image with Python and torch"),
-            ("pvc", "the claim of the volume that holds paths.runs"),
-            ("mount_path", "where that volume is mounted, here and in the pods"),
-        ):
-            if not getattr(self, name):
-                raise ConfigError(f"cluster.{name} is not set, and pods need it: {what}")
-        if not str(self.mount_path).startswith("/"):
-            raise ConfigError(f"cluster.mount_path={self.mount_path} must be an absolute path")
-        for name in ("cpu", "memory", "shm_size"):
-            value = getattr(self, name)
-            if value is not None and not re.fullmatch(r"\d+(\.\d+)?(m|[kMGTPE]i?)?", value):
-                raise ConfigError(f"cluster.{name}={value!r} is no quantity of Kubernetes, such as 8, 500m or 64Gi")
-        for place in self.env_from:
-            if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*/[A-Za-z_]\w*", place):
-                raise ConfigError(
-                    f"cluster.env_from: {place!r} must be SECRET/NAME, the name of a Secret and that of its key, which "
-                    "becomes the variable's"
-                )
+        from pipeline.cluster.launchers.kubernetes_rules import problems  # settings are read without their module
+
+        if found := problems(self):
+            raise ConfigError("\n".join(found))
 
 
 class KubernetesLauncher(GrantedLauncher):
