@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -11,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
-from pipeline.cluster import encryption, launchers, networks
+from pipeline.cluster import launchers, networks
 from pipeline.cluster.agent.claims import BUSY
-from pipeline.cluster.launchers import all_pairs, claims, packs
+from pipeline.cluster.launchers import agent_requests, all_pairs, claims, packs
 from pipeline.cluster.launchers.arriving import Transfer
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher, PackSource, Place
 from pipeline.cluster.launchers.connection import Connection
@@ -24,13 +23,9 @@ from pipeline.cluster.launchers.sending import append_run
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.cluster.launchers.streams import Streams
 from pipeline.core.errors import HostError
-from pipeline.core.redact import hidden_by, rules
 from pipeline.core.specs import Cluster, Event, Host, LaunchPlan, NodeFacts
-from pipeline.keys import rank_environment
 from pipeline.runs import attempts
 
-ENV_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_DEBUG*")  # what a host has set, stays
-GPU_S = 1.0  # how long a probe waits for nvidia-smi, which takes seconds where no GPU is in use
 ANSWER_S = 8.0  # what a short command takes once it is connected
 USUAL_S = 3.5  # an answer to the probe that takes longer is that of a slow login
 _ROWS, _HINTS = 20, 3  # of an error: more would push its beginning off the screen
@@ -171,7 +166,7 @@ class AgentLauncher(Launcher, ABC):
 
     @property
     def workdir(self) -> str:
-        return self.cluster.workdir or "~/.cache/paceline"
+        return agent_requests.workdir(self.cluster)
 
     @property
     def short_s(self) -> float:
@@ -181,21 +176,7 @@ class AgentLauncher(Launcher, ABC):
         return ANSWER_S + (first_s if self.slow_s is None else min(first_s, max(CONNECT_AGAIN_S, self.slow_s)))
 
     def probe(self, pack: PackSource | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
-        request = {
-            "do": "probe",
-            "workdir": self.workdir,
-            "writes": not self.capabilities.shares_run_dir,
-            "registry": self.registry(Path()),
-            "env_names": ENV_NAMES,
-            "env_families": rank_environment.FAMILIES,
-            "env_passed": rank_environment.PASSED,
-            "modules": modules,
-            "python_path": self.cluster.python_path,
-            "pack_digest": pack.digest if pack else "",
-            "pack_places": [str(pack.path)] if pack else [],
-            "certificates": encryption.files(self.cluster),
-            "gpu_s": GPU_S if self.cluster.device == "cuda" else 0.0,
-        }
+        request = agent_requests.probe(self.cluster, pack, modules, self.registry(Path()))
         asked, began = time.time(), time.monotonic()
         values = self.demand("probe", self.ask(request, timeout_s=self.short_s))
         answered_s = min(time.monotonic() - began, self.short_s)  # more is time in which this process was stopped
@@ -215,22 +196,14 @@ class AgentLauncher(Launcher, ABC):
 
     def start(self, plan: LaunchPlan, pack: PackSource | None, facts: list[NodeFacts], run_dir: Path) -> None:
         rides = self._provide(pack, facts) if pack is not None else None
-        request = {**self._request(plan, run_dir), "do": "start", "pack_digest": pack.digest if pack else ""}
-        request |= self._secrets(request["nodes"])
-        request["nodes"] = self._with_claims(plan, request["nodes"], run_dir)
-        stage = not self.capabilities.shares_run_dir
+        digest = pack.digest if pack else ""
+        request = agent_requests.start(self.cluster, self._request(plan, run_dir), plan, run_dir, digest)
         answers = self.ask(
-            {**request, "stage": stage},
+            request,
             timeout_s=self.short_s + 20.0,
-            payload=(lambda stdin: append_run(stdin, run_dir, rides)) if stage else None,
+            payload=(lambda stdin: append_run(stdin, run_dir, rides)) if request["stage"] else None,
         )
         self.demand("start", answers)
-
-    def _with_claims(self, plan: LaunchPlan, nodes: list[dict[str, Any]], run_dir: Path) -> list[dict[str, Any]]:
-        """Each node with what the run claims there."""
-        hosts = {host.label: host for host in self.cluster.hosts}
-        prefix, what = attempts.prefix_of(plan.run_id), claims.title(run_dir, plan.run_key)
-        return [{**node, "claim": claims.claim(self.cluster, hosts[node["host"]], prefix, what)} for node in nodes]
 
     def notes(self) -> list[str]:
         told, self._notes = self._notes, []
@@ -245,42 +218,8 @@ class AgentLauncher(Launcher, ABC):
             self._notes += packs.send(self, pack, facts)
         return None
 
-    def _secrets(self, nodes: list[dict[str, Any]]) -> dict[str, Any]:
-        """What ``start`` alone carries: the nodes with their secret variables, and what hides these in their output."""
-        hosts = {host.label: host for host in self.cluster.hosts}
-        hidden = frozenset[str]().union(*(hidden_by(host.env, host.secrets) for host in self.cluster.hosts))
-        return {
-            "nodes": [{**node, "env": {**node["env"], **hosts[node["host"]].secrets}} for node in nodes],
-            "hide": rules(hidden),
-        }
-
     def _request(self, plan: LaunchPlan, run_dir: Path) -> dict[str, Any]:
-        """What start, follow, collect and clean all carry: every node's part, found there by identity."""
-        return {
-            "run_key": plan.run_key,
-            "run_id": plan.run_id,
-            "attempts": attempts.prefix_of(plan.run_id),
-            "lease_s": plan.lease_s,
-            "slow_s": self.slow_s or 0.0,
-            "meeting": [plan.master_addr, plan.master_port] if self._nodes_meet(plan) else None,
-            "registry": self.registry(run_dir),
-            "env_passed": rank_environment.PASSED,
-            "nodes": [
-                {
-                    **dataclasses.asdict(node),
-                    "remove": [self.removed(node.run_dir, node.state_dir)],
-                }
-                for node in plan.nodes
-            ],
-        }
-
-    def _nodes_meet(self, plan: LaunchPlan) -> bool:
-        """Whether torchrun of each node waits for the others at one address."""
-        return plan.nnodes > 1 and self.cluster.rendezvous != "file"
-
-    def removed(self, run_dir: str, state_dir: str) -> str:
-        """The folder that ``clean`` removes on a node."""
-        return state_dir if self.capabilities.shares_run_dir else run_dir
+        return agent_requests.of_run(self.cluster, plan, self.registry(run_dir), self.slow_s or 0.0)
 
     def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> Streams:
         hosts = {host.label: host for host in self.cluster.hosts}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from pipeline.cluster import launchers
-from pipeline.cluster.launchers.agent_launcher import ENV_NAMES
+from pipeline.cluster.launchers.agent_requests import ENV_NAMES
 from pipeline.cluster.launchers.base import AttemptSpec, Launcher, Outcome, PackSource, Place
 from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.cluster.launchers.job_follow import JobFollower
