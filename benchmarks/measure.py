@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -13,6 +14,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DOIT = (sys.executable, "-m", "doit")
+
+# a job in the background ignores Ctrl-C, and so would the commands that a script starts and ends by it
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def interleaved(
