@@ -6,6 +6,8 @@ Each case is a training in a clone whose step was made to hang (or one that is s
 two ranks of this computer or of two lab hosts. It counts as right where the message names that rank, its host and the
 kind within ``cluster.stall_s`` + 5 s and a look, and as healthy where a training to its end blames nobody. A line for
 each case goes to stalls.jsonl in the working directory.
+
+Where this computer has a GPU, both ranks share it over NCCL, which takes them for two hosts, and there is no lab.
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
+import torch
 from measure import DOIT, ROOT, checked, surroundings
 
 from pipeline import lab
 
 STALL_S = 6.0
 LONGEST_S = 240.0
+ON_GPU = torch.cuda.is_available()
 KINDS = {  # kind → words of its message
     "stopped": r"rank {rank} on {host} hangs .* process \d+ is stopped",
     "sleeps in the loader": r"rank {rank} on {host} hangs .*it sleeps in the loading of data",
@@ -45,6 +49,8 @@ FAULT = """
 import os, threading, time
 KIND, RANK, STEP = {kind!r}, {rank}, {step}
 step = -1
+if {on_gpu}:
+    os.environ.update(NCCL_HOSTID="host" + os.environ.get("RANK", ""), NCCL_SOCKET_IFNAME="lo")
 
 def strike(where):
     if step < STEP or int(os.environ["RANK"]) != RANK:
@@ -79,6 +85,11 @@ PATCHES = (
         "        if fault.skips():\n            return tensor\n",
     ),
 )
+SHARE_THE_GPU = (
+    "trainers/distributed/process_group.py",
+    '        TrainerError: nccl without a GPU for every rank of the host, or mpi where torch has none.\n    """\n',
+    '    return torch.device("cuda", 0), "nccl"\n',
+)
 
 
 @dataclass(frozen=True)
@@ -96,10 +107,11 @@ class Case:
 
 def cases(count: int, healthy: int, seed: int) -> list[Case]:
     chance = random.Random(seed)
-    drawn = [""] * healthy + [[*KINDS][number % len(KINDS)] for number in range(count)]
+    kinds = [kind for kind in KINDS if not (ON_GPU and kind.startswith("behind"))]
+    drawn = [""] * healthy + [kinds[number % len(kinds)] for number in range(count)]
     chance.shuffle(drawn)
     only = {"behind a 1 Mb/s link": "lab", "skips a collective": "here"}  # over gloo that aborts the other rank at once
-    places = [only.get(kind) or chance.choice(["here", "lab"]) for kind in drawn]
+    places = [only.get(kind) or chance.choice(["here"] if ON_GPU else ["here", "lab"]) for kind in drawn]
     rows = zip(drawn, places, strict=True)
     return [
         Case(n, kind, place, chance.randrange(2), chance.randrange(25, 120)) for n, (kind, place) in enumerate(rows)
@@ -114,7 +126,7 @@ def main() -> int:
     right: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="stalls-") as temporary:
         place = Path(temporary)
-        hosts = lab.up(place, 2)
+        hosts = None if ON_GPU else lab.up(place, 2)
         try:
             project = clone(place)
             for case in drawn:
@@ -126,7 +138,8 @@ def main() -> int:
                     f"{case.number:>3} {case.kind or 'healthy'}, {case.place}, rank {case.rank}: {outcome}", flush=True
                 )
         finally:
-            lab.down(place)
+            if hosts is not None:
+                lab.down(place)
     for kind in ("", *KINDS):
         total = sum(case.kind == kind for case in drawn)
         print(f"| {kind or 'healthy'} | {total} | {right[kind]} |")
@@ -137,7 +150,7 @@ def clone(place: Path) -> Path:
     """A clone of the project in which the step may hang."""
     project = place / "project"
     checked(["git", "clone", "--quiet", str(ROOT), str(project)], cwd=place)
-    for name, before, added in PATCHES:
+    for name, before, added in (*PATCHES, SHARE_THE_GPU) if ON_GPU else PATCHES:
         path = project / name
         text = path.read_text()
         if text.count(before) != 1:
@@ -146,9 +159,13 @@ def clone(place: Path) -> Path:
     return project
 
 
-def run_case(project: Path, case: Case, hosts: lab.Lab) -> dict[str, object]:
-    (project / "trainers" / "fault.py").write_text(FAULT.format(kind=case.kind, rank=case.rank, step=case.step))
-    where = ["cluster=two_node", f"cluster.ssh_config={hosts.ssh_config}"] if case.place == "lab" else []
+def run_case(project: Path, case: Case, hosts: lab.Lab | None) -> dict[str, object]:
+    (project / "trainers" / "fault.py").write_text(
+        FAULT.format(kind=case.kind, rank=case.rank, step=case.step, on_gpu=ON_GPU)
+    )
+    where = [f"cluster.ssh_config={hosts.ssh_config}", "cluster=two_node"] if case.place == "lab" and hosts else []
+    if ON_GPU:  # the plan lets two ranks share a GPU over gloo alone
+        where += ["cluster.nproc_per_node=2", "strategy.backend=gloo"]
     epochs = {"": 60, "slow": 15}.get(case.kind, 20000)
     runs = project.parent / f"runs{case.number}"
     words = [*where, f"trainer.epochs={epochs}", f"cluster.stall_s={STALL_S:g}", "tracking=none"]
@@ -176,7 +193,7 @@ def run_case(project: Path, case: Case, hosts: lab.Lab) -> dict[str, object]:
         if child.poll() is None and sys.exc_info()[0] is not None:
             child.send_signal(signal.SIGINT)
         child.wait()
-        if case.kind.startswith("behind"):
+        if case.kind.startswith("behind") and hosts:
             lab.restore(hosts, f"node{case.rank}")
     said = "\n".join(lines)
     blamed = re.search(r"no rank has moved|is too slow|was slow", said) is not None
@@ -187,7 +204,7 @@ def run_case(project: Path, case: Case, hosts: lab.Lab) -> dict[str, object]:
     return {"right": right, "after_s": after_s, "said": told or ("" if right else said[-600:])}
 
 
-def strike_from_outside(case: Case, runs: Path, hosts: lab.Lab) -> None:
+def strike_from_outside(case: Case, runs: Path, hosts: lab.Lab | None) -> None:
     if case.kind == "stopped":
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -195,7 +212,7 @@ def strike_from_outside(case: Case, runs: Path, hosts: lab.Lab) -> None:
                 key = next(path.name for path in runs.iterdir() if (path / "key.json").exists())
                 if mine.get("RANK") == str(case.rank) and mine.get("TORCHELASTIC_RUN_ID", "").startswith(key):
                     process.suspend()
-    elif case.kind.startswith("behind"):
+    elif case.kind.startswith("behind") and hosts:
         lab.limit(hosts, f"node{case.rank}", 1.0)
 
 

@@ -1,7 +1,8 @@
 """Which rank holds the others up, from what was seen of each while nothing moved. Pure.
 
 Collectives are what ranks wait for each other in, so whoever isn't in one is looked at first; where all are, whoever is
-in another one than the rest; where all are in the same, the connections between them.
+in another one than the rest; where all are in the same, the connections between them. GPUs wait while their hosts go
+on: there NCCL's own record says which rank has come to how many collectives.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from pipeline.core.beats import LOADING, WAITING, RankLook
+from pipeline.core.beats import LOADING, WAITING, Collectives, RankLook
 from pipeline.core.tables import counted
 
 SPINS_FROM = 0.5
@@ -49,16 +50,19 @@ def judge(looks: Sequence[RankLook], hosts: Mapping[str, str], idle_s: float) ->
     stopped = [look for look in ranked if look.state in ("T", "t")]
     if stopped:
         return _verdict(stopped[0], "stopped", ranked, idle_s)
-    waiting = [look for look in ranked if _waits(look)]
-    busy = [look for look in ranked if look not in waiting]
-    if busy:
-        culprit = min(busy, key=lambda look: (look.state != "D", _place(look), look.beat.rank))
-        return _verdict(culprit, _kind(culprit), ranked, idle_s)
+    nccl = _Nccl.of(ranked)
+    busy = [look for look in ranked if not nccl.waits(look)]
+    hung = [look for look in busy if not _waits(look)]
+    if hung:
+        culprit = min(hung, key=lambda look: (look.state != "D", _place(look), look.beat.rank))
+        return _verdict(culprit, _kind(culprit), ranked, idle_s, waited_in=nccl.next)
+    if busy and nccl.differs:
+        return _left_out(busy[0], ranked, nccl, idle_s)
     head = f"{_head(idle_s)}: all ranks wait in a collective in {_where(ranked[0])}"
     link = _link(ranked, hosts, head)
     if link is not None:
         return link
-    return _apart(ranked, idle_s)
+    return _pending(ranked, nccl, idle_s) if nccl.pending else _apart(ranked, idle_s)
 
 
 def slow_network(looks: Sequence[RankLook], hosts: Mapping[str, str], waiting: float, step_s: float) -> Verdict | None:
@@ -79,6 +83,49 @@ def stall_text(verdict: Verdict, log_dir: Path) -> str:
     return f"training failed on {verdict.host}: {verdict.text}{where}\nlogs: {log_dir}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Nccl:
+    """NCCL's record of all ranks, of the first process group that tells them apart, or in which all wait.
+
+    ``rows`` are by rank. ``differs``: some have come to fewer collectives than others; ``pending``: all to the same
+    number, of which the last hasn't ended. ``next``: the first one that the foremost wait in.
+    """
+
+    rows: Mapping[int, Collectives]
+    differs: bool = False
+    pending: bool = False
+    next: str = ""
+
+    @classmethod
+    def of(cls, looks: Sequence[RankLook]) -> _Nccl:
+        groups: dict[str, dict[int, Collectives]] = {}
+        for look in looks:
+            for row in look.nccl:
+                groups.setdefault(row.group, {})[look.beat.rank] = row
+        found = [cls._of_group(rows) for rows in groups.values() if len(rows) > 1]
+        told = sorted(found, key=lambda one: (not one.differs, not one.pending))
+        return told[0] if told else cls(rows={})
+
+    @classmethod
+    def _of_group(cls, rows: Mapping[int, Collectives]) -> _Nccl:
+        most = max(rows.values(), key=lambda row: (row.given, row.given - row.ended))
+        differs = any(row.given < most.given for row in rows.values())
+        pending = not differs and all(row.ended < row.given for row in rows.values())
+        return cls(rows=rows, differs=differs, pending=pending, next=most.next and f"NCCL's {_numbered(most)}")
+
+    def waits(self, look: RankLook) -> bool:
+        """Whether a rank waits for others: by this record where it has that rank and tells anything, else by the rank's
+        own word or stack."""
+        row = self.rows.get(look.beat.rank)
+        if row is None or not (self.differs or self.pending):
+            return _waits(look)
+        return self.pending or row.given > min(other.given for other in self.rows.values())
+
+
+def _numbered(row: Collectives) -> str:
+    return f"{row.next} (number {row.ended + 1})"
+
+
 def _waits(look: RankLook) -> bool:
     """In a collective: by its own word, or (one that the model has made) by its stack."""
     return look.beat.phase == WAITING or any(_IN_COLLECTIVE in frame for frame in look.stack[:3])
@@ -96,7 +143,7 @@ def _kind(look: RankLook) -> str:
     return "lock" if "futex" in look.sleeps_in else "sleeps"
 
 
-def _verdict(culprit: RankLook, kind: str, looks: Sequence[RankLook], idle_s: float) -> Verdict:
+def _verdict(culprit: RankLook, kind: str, looks: Sequence[RankLook], idle_s: float, *, waited_in: str = "") -> Verdict:
     beat, host = culprit.beat, culprit.host
     why = {
         "stopped": f"process {beat.pid} is stopped (SIGSTOP, or a debugger holds it); it would go on with "
@@ -107,7 +154,8 @@ def _verdict(culprit: RankLook, kind: str, looks: Sequence[RankLook], idle_s: fl
         "sleeps": f"it sleeps{' in the loading of data' if beat.phase == LOADING else ''} ({_sleep(culprit)})",
     }[kind]
     others = [look for look in looks if look is not culprit]
-    wait = f"; {_ranks(others)} {_wait(others)} for it" if others else ""
+    inside = f" in {waited_in}" if waited_in else ""
+    wait = f"; {_ranks(others)} {_wait(others)} for it{inside}" if others else ""
     text = f"{_head(idle_s)}: rank {beat.rank} on {host} hangs in {_where(culprit)}: {why}{_at(culprit)}{wait}"
     return Verdict(rank=beat.rank, host=host, kind=kind, text=text, stack=culprit.stack)
 
@@ -148,6 +196,41 @@ def _link(looks: Sequence[RankLook], hosts: Mapping[str, str], head: str) -> Ver
     return Verdict(rank=rank, host=host, kind="dropped link" if dropped else "slow link", text=text)
 
 
+def _left_out(culprit: RankLook, looks: Sequence[RankLook], nccl: _Nccl, idle_s: float) -> Verdict:
+    """A rank that waits in something else than what it has left out, by NCCL's record."""
+    others = [look for look in looks if nccl.waits(look)]
+    text = (
+        f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} went on without a collective that "
+        f"{_ranks(others)} {_wait(others)} in, {nccl.next}: it stands in {_where(culprit)}{_at(culprit)}; every rank "
+        "must join every collective"
+    )
+    return Verdict(rank=culprit.beat.rank, host=culprit.host, kind="skipped", text=text, stack=culprit.stack)
+
+
+def _pending(looks: Sequence[RankLook], nccl: _Nccl, idle_s: float) -> Verdict:
+    """All ranks have handed as many collectives to their GPUs: the same ones or not?"""
+    first = looks[0]
+    kinds = Counter(row.next for row in nccl.rows.values())
+    if len(kinds) == 1:
+        text = (
+            f"{_head(idle_s)}: {_ranks(looks)} wait in the same collective in {_where(first)}, {nccl.next}: a GPU "
+            "hangs in what it computes before, or what NCCL sends doesn't arrive (cluster.env.NCCL_DEBUG=INFO tells "
+            "its ways)"
+        )
+        return Verdict(rank=None, host=first.host, kind="collective", text=text, stack=first.stack)
+    rarest = min(kinds, key=lambda name: (kinds[name], -max(n for n, row in nccl.rows.items() if row.next == name)))
+    known = [look for look in looks if look.beat.rank in nccl.rows]
+    apart = [look for look in known if nccl.rows[look.beat.rank].next == rarest]
+    others = [look for look in known if look not in apart]
+    culprit, own, theirs = apart[0], nccl.rows[apart[0].beat.rank], nccl.rows[others[0].beat.rank]
+    text = (
+        f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} is in another collective than "
+        f"{_ranks(others)}: in NCCL's {_numbered(own)}{_called(own)}, {_ranks(others)} in "
+        f"{_numbered(theirs)}{_called(theirs)}; every rank must join the same collectives in the same order"
+    )
+    return Verdict(rank=culprit.beat.rank, host=culprit.host, kind="skipped", text=text, stack=culprit.stack)
+
+
 def _apart(looks: Sequence[RankLook], idle_s: float) -> Verdict:
     """All are in a collective: the rank that is in another one than most others (of two, the one that is ahead)."""
     groups: dict[tuple[int, ...], list[RankLook]] = {}
@@ -186,7 +269,14 @@ def _where(look: RankLook) -> str:
 def _at(look: RankLook) -> str:
     """`` at models/net.py:12 in forward``: the innermost line that is neither Python's nor torch's."""
     own = [frame for frame in look.stack if "/torch/" not in frame and "/lib/python" not in frame]
-    frame = next(iter(own or look.stack), "")
+    return _shortened(next(iter(own or look.stack), ""))
+
+
+def _called(row: Collectives) -> str:
+    return _shortened(row.at)
+
+
+def _shortened(frame: str) -> str:
     path, _, rest = frame.rpartition(":")
     return f" at {'/'.join(PurePath(path).parts[-2:])}:{rest}" if frame else ""
 

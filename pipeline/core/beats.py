@@ -50,12 +50,27 @@ class Socket:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Collectives:
+    """A rank's NCCL collectives of one process group, as torch's flight recorder has them.
+
+    ``given`` of them were handed to its GPU, of which ``ended`` are over. ``next`` is the first that isn't
+    (``all_reduce of 1000 Float``; "" where all are), ``at`` the ``file:line in function`` that called it, if known.
+    """
+
+    group: str
+    given: int
+    ended: int
+    next: str = ""
+    at: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankLook:
     """What was seen of one rank while nothing moved.
 
     ``state`` is the letter of its process (T: stopped, D: waits for a disk, R: runs, S: sleeps; "": not known), ``cpu``
     how many cores it kept busy, ``sleeps_in`` what it waits for in the kernel, ``stack`` ``file:line in function`` of
-    its main thread, innermost first.
+    its main thread, innermost first; ``nccl`` a row for each process group, where the ranks compute on GPUs.
     """
 
     beat: RankBeat
@@ -65,6 +80,7 @@ class RankLook:
     sleeps_in: str = ""
     stack: tuple[str, ...] = ()
     sockets: tuple[Socket, ...] = ()
+    nccl: tuple[Collectives, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

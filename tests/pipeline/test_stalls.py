@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.stalls import OF_HOSTS, judge, slow_network, stall_text
-from pipeline.core.beats import COMPUTING, LOADING, PHASES, UPDATING, WAITING, RankBeat, RankLook, Socket
+from pipeline.core.beats import COMPUTING, LOADING, PHASES, UPDATING, WAITING, Collectives, RankBeat, RankLook, Socket
 from trainers.distributed.heartbeat import Phase
 
 HOSTS = {f"10.0.0.{number}": f"node{number}" for number in range(8)}
@@ -29,6 +29,14 @@ def to(number: int, again: int = 0) -> tuple[Socket, ...]:
     return (Socket(peer=f"10.0.0.{number}", unsent_bytes=4096, sent_again=again),)
 
 
+def nccl(given: int, ended: int = 15, name: str = "all_reduce of 1000 Float") -> tuple[Collectives, ...]:
+    """A rank's record; by its own word a rank on a GPU is at anything while its GPU waits."""
+    here = "/run/code/trainers/net.py:12 in forward"
+    row = Collectives(group="0", given=given, ended=ended, next=name if ended < given else "", at=here)
+    return (Collectives(group="1", given=3, ended=3), row)
+
+
+ON_GPU: dict[str, Any] = {"phase": COMPUTING, "state": "R", "cpu": 1.0}
 SLEEPING: dict[str, Any] = {"phase": LOADING, "collectives": 59, "sleeps_in": "hrtimer_nanosleep"}
 CASES = {
     "stopped in a step": (
@@ -88,6 +96,52 @@ CASES = {
         0,
         "dropped link",
         "is down: 4,096 bytes are sent 5 times",
+    ),
+    "a GPU waits for a rank that sleeps": (
+        [
+            rank(0, step=60, **ON_GPU, nccl=nccl(20)),
+            rank(1, phase=LOADING, sleeps_in="hrtimer_nanosleep", nccl=nccl(15)),
+        ],
+        1,
+        "sleeps",
+        "rank 0 on node0 waits for it in NCCL's all_reduce of 1000 Float (number 16)",
+    ),
+    "a GPU waits for a rank of which nothing is recorded": (
+        [rank(0, nccl=nccl(20)), rank(1, nccl=nccl(20)), rank(2, phase=LOADING, state="D")],
+        2,
+        "disk",
+        "a network file system",
+    ),
+    "a rank on a GPU that left out a collective": (
+        [rank(0, nccl=nccl(30, 29)), rank(1, nccl=nccl(29, 29))],
+        1,
+        "skipped",
+        "without a collective that rank 0 on node0 waits in, NCCL's all_reduce of 1000 Float (number 30): it stands in",
+    ),
+    "ranks on GPUs in two collectives": (
+        [rank(0, **ON_GPU, nccl=nccl(20)), rank(1, **ON_GPU, nccl=nccl(20, name="broadcast of 5×5 Half"))],
+        1,
+        "skipped",
+        "is in another collective than rank 0 on node0: in NCCL's broadcast of 5×5 Half (number 16) at "
+        "trainers/net.py:12 in forward, rank 0 on node0 in all_reduce of 1000 Float (number 16) at ",
+    ),
+    "GPUs in one collective": (
+        [rank(0, **ON_GPU, nccl=nccl(20)), rank(1, nccl=nccl(20))],
+        None,
+        "collective",
+        "NCCL's all_reduce of 1000 Float (number 16): a GPU hangs in what it computes before, or what NCCL sends",
+    ),
+    "GPUs with nothing to wait for": (
+        [rank(0, nccl=nccl(20, 20)), rank(1, **{**ON_GPU, "collectives": 59}, nccl=nccl(20, 20))],
+        1,
+        "spins",
+        "rank 0 on node0 waits for it",
+    ),
+    "a slow link between GPUs": (
+        [rank(0, **ON_GPU, nccl=nccl(20)), rank(1, nccl=nccl(20), sockets=to(0))],
+        1,
+        "slow link",
+        "from node1 to node0 is too slow",
     ),
     "nobody stands out": (
         [rank(0), rank(1)],

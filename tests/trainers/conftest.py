@@ -24,3 +24,10 @@ def make_run(tmp_path: Path) -> MakeRun:
         return run_dir
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there is a GPU: what computes on one is in test_gpu.py."""
+    if not request.module.__name__.endswith("test_gpu"):
+        monkeypatch.setenv("PACELINE_DEVICE", "cpu")

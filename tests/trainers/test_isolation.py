@@ -32,7 +32,7 @@ from trainers.entry import start
 
 def run(path):
     found = {}
-    for name in ("beside", "trainers.unseen", "theirs", "wheel"):
+    for name in ("beside", "trainers.unseen", "theirs", "layered"):
         try:
             found[name] = importlib.import_module(name).__file__
         except ImportError as error:
@@ -48,12 +48,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What one rank sees whose environment has a working tree on its path, an editable install and a layered one."""
     top = tmp_path_factory.mktemp("host")
     tree, code, site, layer = top / "tree", top / "run/code", top / "site-packages", top / "layer"
-    for folder in (tree, code, site, layer / "wheel-1.0.dist-info", top / "mine"):
+    for folder in (tree, code, site, layer / "layered-1.0.dist-info", top / "mine"):
         folder.mkdir(parents=True)
     for folder in (tree, code):
         shutil.copytree(ROOT / "trainers", folder / "trainers")
     (code / "trainers" / "probe.py").write_text(PROBE)
-    for path in (tree / "trainers/unseen.py", tree / "beside.py", top / "mine/theirs.py", layer / "wheel.py"):
+    for path in (tree / "trainers/unseen.py", tree / "beside.py", top / "mine/theirs.py", layer / "layered.py"):
         path.touch()
     (site / "tree.pth").write_text(f"{tree}\n{layer}\n")
     (site / "__editable___tree_finder.py").write_text(FINDER.format(tree=str(tree)))
@@ -90,7 +90,7 @@ def test_a_module_that_only_the_working_tree_has_is_an_import_error(found: dict[
 
 def test_the_persons_own_path_and_a_folder_of_installed_distributions_stay(found: dict[str, str]) -> None:
     assert found["theirs"] == f"{found['top']}/mine/theirs.py"
-    assert found["wheel"] == f"{found['top']}/layer/wheel.py"
+    assert found["layered"] == f"{found['top']}/layer/layered.py"
 
 
 @pytest.mark.parametrize("module", ["classifier", "measuring.measure", "measuring.profiling", "measuring.allreduce"])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from torch._C._distributed_c10d import FileStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from trainers.core.errors import TrainerError
+from trainers.distributed import flight_recorder
 from trainers.distributed.heartbeat import HEARTBEAT
 
 _TIMEOUT_S = 600.0  # for one collective, unless the cluster says another; a peer that dies is noticed at once
@@ -114,6 +116,14 @@ class Node:
                 dist.all_reduce(tensor)
         return tensor
 
+    def read(self, tensor: Tensor) -> Any:
+        """The numbers of what a collective has made, as ``Tensor.tolist`` has them. A GPU joins it only while its host
+        goes on, so this is where the wait for the other ranks shows."""
+        if self.ranks.world_size == 1:
+            return tensor.tolist()
+        with HEARTBEAT.collective():
+            return tensor.tolist()
+
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite the tensors of all ranks with those of rank 0."""
         self._together(list(tensors), average=False)
@@ -128,7 +138,7 @@ class Node:
         if self.ranks.world_size > 1:
             with HEARTBEAT.collective():
                 dist.all_reduce(least, op=dist.ReduceOp.MIN)
-        return int(least)
+        return int(self.read(least))
 
     def gather(self, row: Tensor) -> Tensor | None:
         """The rows [n] of all ranks as a table [world_size, n] on the CPU of rank 0, None elsewhere."""
@@ -304,6 +314,7 @@ def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> Store:
         _join_mpi(ranks)
         return store
     refuse_missing_tls(host)
+    flight_recorder.prepare()
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
         store=store,

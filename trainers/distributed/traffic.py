@@ -44,7 +44,7 @@ class Traffic:
         if ranks.local_rank == 0 and before and self._seen:
             sent, received = (max(0, now - then) for now, then in zip(self._seen, before, strict=True))
             mine = torch.tensor([sent, received, 1], dtype=torch.float64, device=self._node.device)
-        all_sent, all_received, hosts = self._node.sum(mine).tolist()
+        all_sent, all_received, hosts = self._node.read(self._node.sum(mine))
         if hosts < ranks.nnodes:
             return {}
         return {"network/sent_bytes": all_sent, "network/received_bytes": all_received}

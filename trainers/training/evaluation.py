@@ -64,7 +64,7 @@ class Evaluator:
         """Evaluate a split that is not empty. Leaves the model in evaluation mode; every rank gets the result."""
         totals, chosen = self.count_up(split)
         count = chosen.numel()
-        loss_sum, correct = totals.tolist()
+        loss_sum, correct = self.node.read(totals)
         return Evaluation(loss=loss_sum / count, accuracy=correct / count, count=count, predictions=chosen.tolist())
 
     @torch.inference_mode()

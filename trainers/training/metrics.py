@@ -147,7 +147,7 @@ class Losses:
     def _rows(self) -> tuple[list[list[float]], float]:
         """The losses of each part and rank 0's call; then there are none."""
         count, self._count, self._restored = self._count, 0, 0
-        table: list[list[float]] = self._node.sum(self._values).tolist()
+        table: list[list[float]] = self._node.read(self._node.sum(self._values))
         self._values.zero_()
         return [row[:count] for row in table], table[0][-1]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import torch
 from torch import nn
 
@@ -33,7 +35,12 @@ def make_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: i
 
 
 def fresh_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: int) -> nn.Module:
-    """Fresh weights, drawn on the CPU from the seed alone: the same on any device and rank. Raises ConfigError."""
+    """Fresh weights, drawn on the CPU from the seed alone: the same on any device and rank.
+
+    Raises:
+        ConfigError: the network does not fit the images.
+        TrainerError: the GPU's memory has no room for its weights.
+    """
     shape = models.ImageShape(
         channels=manifest.channels,
         height=manifest.height,
@@ -41,7 +48,18 @@ def fresh_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: 
         num_classes=manifest.num_classes,
     )
     torch.default_generator.manual_seed(seed)
-    return models.build(config, shape).to(node.device).to(memory_format=torch.channels_last)
+    network = models.build(config, shape)
+    try:
+        return network.to(node.device).to(memory_format=torch.channels_last)
+    except torch.OutOfMemoryError as error:
+        count = sum(item.numel() for item in network.parameters())
+        megabytes = sum(item.nbytes for item in network.parameters()) >> 20
+        free, _ = torch.cuda.mem_get_info(node.device)
+        raise TrainerError(
+            f"the network has {count:,} parameters ({megabytes:,} MB), for which the GPU of rank {node.ranks.rank} on "
+            f"{socket.gethostname()} has no room: {free >> 20:,} MB are free, and nvidia-smi there shows whose the "
+            "rest is; take a smaller model, or another GPU"
+        ) from error
 
 
 def calibrate(network: nn.Module, pack: MappedPack, normalise: Normaliser) -> None:

@@ -1,7 +1,7 @@
 """A look at the ranks of this node that no longer move: state, processor time, stacks, sockets. It ends nothing."""
 
 # Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
-# ruff: noqa: PTH115, PTH123, PTH202, PTH208
+# ruff: noqa: PTH115, PTH120, PTH123, PTH202, PTH208
 from __future__ import annotations
 
 import contextlib
@@ -14,6 +14,7 @@ import struct
 import subprocess
 import time
 
+from . import flight_recorder
 from .beats import read_beats
 from .processes import LINUX
 from .wire import Json
@@ -24,6 +25,7 @@ _PEER_S = 1.0
 _FRAME = re.compile(r'^ *File "([^"]*)", line (\d+) in (.+)$')
 _PY_SPY = re.compile(r"^ *(\S.*) \((.*):(\d+)\)$")
 _ESTABLISHED = "01"
+_STOPPED = ("T", "t")  # by a signal, or by a debugger
 
 
 def look(node: Json, peers: list[list[object]] | None) -> Json:
@@ -34,15 +36,21 @@ def look(node: Json, peers: list[list[object]] | None) -> Json:
     beats = read_beats(node)
     begun = {beat["pid"]: _stat(beat["pid"]) for beat in beats}
     sizes = {beat["pid"]: _ask_for_stacks(beat) if peers is not None else None for beat in beats}
+    dumps = [_ask_for_collectives(beat) if peers is not None else None for beat in beats]
+    until = time.monotonic() + flight_recorder.LONGEST_S
     time.sleep(WINDOW_S)
-    return {"ranks": [_seen(beat, begun[beat["pid"]], sizes[beat["pid"]]) for beat in beats], "peers": []}
+    ranks = [_seen(beat, begun[beat["pid"]], sizes[beat["pid"]]) for beat in beats]
+    if not any(rank["state"] in _STOPPED for rank in ranks):  # it writes nothing, and is the reason
+        for rank, dump in zip(ranks, dumps):  # noqa: B905 - Python 3.9 has no strict
+            rank["nccl"] = flight_recorder.read(dump, until) if dump is not None else []
+    return {"ranks": ranks, "peers": []}
 
 
 def _seen(beat: Json, begun: tuple[str, float], size: int | None) -> Json:
     pid = beat["pid"]
     state, cpu_s = _stat(pid)
     stack = _frames(beat["stacks"], size) if size is not None else []
-    stack = stack or (_py_spy(pid) if state == "T" else [])
+    stack = stack or (_py_spy(pid) if state in _STOPPED else [])
     return {
         **beat,
         "state": state,
@@ -50,7 +58,12 @@ def _seen(beat: Json, begun: tuple[str, float], size: int | None) -> Json:
         "sleeps_in": _first_line(f"/proc/{pid}/wchan"),
         "stack": stack,
         "sockets": _sockets(pid),
+        "nccl": [],
     }
+
+
+def _ask_for_collectives(beat: Json) -> str | None:
+    return flight_recorder.ask(os.path.dirname(beat["stacks"]), beat["rank"])
 
 
 def _stat(pid: int) -> tuple[str, float]:

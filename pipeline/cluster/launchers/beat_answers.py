@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.core.beats import NodeBeat, NodeLook, RankBeat, RankLook, Socket
+from pipeline.core.beats import Collectives, NodeBeat, NodeLook, RankBeat, RankLook, Socket
 
 
 def node_beat(host: str, value: Mapping[str, Any]) -> NodeBeat:
@@ -49,6 +49,17 @@ def _look(host: str, row: Mapping[str, Any]) -> RankLook:
         sleeps_in=str(row["sleeps_in"]),
         stack=_texts(row["stack"]),
         sockets=sockets,
+        nccl=tuple(map(_collectives, row["nccl"])),
+    )
+
+
+def _collectives(row: Mapping[str, Any]) -> Collectives:
+    return Collectives(
+        group=str(row["group"]),
+        given=int(row["given"]),
+        ended=int(row["ended"]),
+        next=str(row["next"]),
+        at=str(row["at"]),
     )
 
 

@@ -1,0 +1,80 @@
+"""Which NCCL collectives a rank has come to, from torch's flight recorder (trainers/distributed/flight_recorder.py)."""
+
+# Requests carry paths as text: os.path all the way.
+# ruff: noqa: PTH108, PTH118, PTH123
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import time
+
+from .wire import Json
+
+LONGEST_S = 6.0
+"""After the asking: torch looks into the pipe once a second, and took 4 to 5 s for a dump of 30 collectives."""
+
+_POLL_S = 0.2
+_MOST_FRAMES = 12
+_DAMAGED = (pickle.UnpicklingError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+
+
+class _Plain(pickle.Unpickler):
+    """Numbers, texts, lists and dictionaries: nothing is imported or called for what a rank has written."""
+
+    def find_class(self, module: str, name: str) -> None:
+        raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
+
+
+def ask(folder: str, rank: int) -> str | None:
+    """Ask the rank whose files lie in ``folder`` for a dump; where it will be. None: it has no flight recorder."""
+    pipe, dump = (os.path.join(folder, name) for name in (f"nccl-{rank}.pipe", f"nccl-collectives-{rank}"))
+    with contextlib.suppress(OSError):
+        os.unlink(dump)
+    try:
+        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        os.write(descriptor, b"1\n")
+    os.close(descriptor)
+    return dump
+
+
+def read(dump: str, until: float) -> list[Json]:
+    """A row for each process group that has come to a collective: how many were given to the GPU, how many of them have
+    ended, the first that hasn't and where it was called. Empty where no whole dump is there by ``until`` (of
+    ``time.monotonic``)."""
+    while True:
+        with contextlib.suppress(OSError, *_DAMAGED), open(dump, "rb") as file:
+            return _rows(_Plain(file).load())
+        if time.monotonic() >= until:
+            return []
+        time.sleep(_POLL_S)
+
+
+def _rows(told: Json) -> list[Json]:
+    rows = []
+    for group, status in told["pg_status"].items():
+        given, ended = int(status["last_enqueued_collective"]), int(status["last_completed_collective"])
+        if given <= 0:
+            continue
+        waits = [
+            entry
+            for entry in told["entries"]
+            if str(entry["process_group"][0]) == str(group)
+            and entry["collective_seq_id"] == ended + 1
+            and not entry["is_p2p"]
+        ]
+        row = {"group": str(group), "given": given, "ended": max(ended, 0), "next": "", "at": ""}
+        rows.append({**row, **(_entry(waits[-1]) if waits else {})})
+    return rows
+
+
+def _entry(entry: Json) -> Json:
+    name = str(entry["profiling_name"]).rpartition(":")[2]
+    sizes = " and ".join("×".join(map(str, size)) or "1" for size in entry["input_sizes"])
+    kinds = " and ".join(sorted({str(kind) for kind in entry["input_dtypes"]}))
+    frames = [frame for frame in entry.get("frames", [])[:_MOST_FRAMES] if "/torch/" not in frame["filename"]]
+    at = f"{frames[0]['filename']}:{frames[0]['line']} in {frames[0]['name']}" if frames else ""
+    return {"next": f"{name} of {sizes} {kinds}", "at": at}
