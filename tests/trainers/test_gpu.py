@@ -16,7 +16,7 @@ from tests.trainers.ranks import free_ports
 from tests.trainers.test_fake_cuda import names
 from tests.trainers.test_resume import DiedError, die_at, without_clock
 from tests.trainers.test_torchrun import wait_for_step
-from tests.trainers.tiny_runs import ROOT, MakeRun, metrics_lines, read_summary
+from tests.trainers.tiny_runs import ROOT, MakeRun, read_summary
 from tests.waiting import HANG_S
 from trainers.core.errors import TrainerError
 from trainers.data import pack
