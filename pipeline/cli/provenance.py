@@ -15,6 +15,7 @@ from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, relative, session
 from pipeline.core import leftovers
 from pipeline.core.errors import PacelineError, UsageError, suggestion
+from pipeline.core.files import expanded
 from pipeline.core.heartbeat import waiting
 
 if TYPE_CHECKING:
@@ -138,9 +139,8 @@ def export() -> None:
 
     folder = session().folder()
     asked = session().asked.options.get("to")
-    to = (
-        Path(asked).expanduser().absolute() if asked else session().config.runs_dir / "exports" / f"{folder.key}.tar.gz"
-    )
+    beside = session().config.runs_dir / "exports" / f"{folder.key}.tar.gz"
+    to = expanded(asked, f"to={asked}").absolute() if asked else beside
     with waiting(say, "packing the archive"):
         size = exports.export(folder, root=ROOT, to=to, weights=is_on(session().asked.options, "weights"))
     say(f"{folder.key}: {relative(to)}, {size / 1e6:.1f} MB")

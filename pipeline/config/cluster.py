@@ -11,9 +11,11 @@ from typing import Any
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.settings import POLICIES
 from pipeline.cluster.plan import visible_gpus
+from pipeline.config.unknown_key import HOST_FIELDS, not_of_a_host
 from pipeline.config.values import encodable, typed
 from pipeline.core.cluster import Cluster, Host, unfit_name
 from pipeline.core.errors import UsageError, os_reason, suggestion
+from pipeline.core.files import expanded
 from pipeline.core.redact import HIDDEN, hide, is_secret_name, secret_values, split, without_secrets
 
 RENDEZVOUS = ("static", "c10d", "file")
@@ -33,6 +35,7 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     nproc = _nproc(raw["nproc_per_node"], here, local_gpus if device == "cuda" else 0)
     secrets = secret_values({"cluster": raw})
     granted = settings.capabilities.hosts_are_granted
+    _refuse_unknown_fields(raw)
     entries = _this_computer(raw) if here else _granted(raw) if granted else _entries(raw, root, nproc)
     hosts = tuple(_host(entry, raw, nproc, secrets) for entry in entries)
     spares = tuple(_host(entry, raw, nproc, secrets, "cluster.spares") for entry in raw["spares"])
@@ -40,11 +43,10 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     _refuse_unset(raw.get("secrets") or [], hosts)
     _check_restarts(spares, here, raw["min_nodes"], len(hosts))
     _refuse_duplicates(hosts, spares)
-    ssh_config = raw["ssh_config"]
     return Cluster(
         launcher=launcher,
         hosts=hosts,
-        ssh_config=str(root / Path(ssh_config).expanduser()) if ssh_config else None,
+        ssh_config=_path(root, "ssh_config", raw["ssh_config"]),
         workdir=raw["workdir"],
         connect_timeout_s=raw["connect_timeout_s"],
         lease_s=raw["lease_s"],
@@ -62,6 +64,11 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
         **_checkpoints(raw),
         settings=typed(settings, without_secrets({"cluster": raw})["cluster"]),
     )
+
+
+def _path(root: Path, name: str, value: str | None) -> str | None:
+    """Relative to the project. Raises UsageError."""
+    return str(root / expanded(value, f"cluster.{name}={value}")) if value else None
 
 
 def _one_of(name: str, value: str, options: Sequence[str]) -> str:
@@ -177,14 +184,15 @@ def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]
     if raw["hostfile"] is not None:
         from pipeline.cluster import hostfile
 
-        text = _text_of(root / Path(raw["hostfile"]).expanduser(), f"cluster.hostfile={raw['hostfile']}")
+        told = f"cluster.hostfile={raw['hostfile']}"
+        text = _text_of(root / expanded(raw["hostfile"], told), told)
         of_mpi = LAUNCHERS.settings(raw["launcher"]).capabilities.hostfile_of_mpi
         parse = hostfile.parse_mpi if of_mpi else hostfile.parse
         parsed = parse(text, str(raw["hostfile"]), default_slots=nproc)
         return [dataclasses.asdict(host) for host in parsed]
     if not raw["hosts"]:
         raise UsageError(
-            "cluster.hosts is empty; name your hosts: cluster.hostfile=FILE or cluster.hosts=[{name: HOST}, …]"
+            "cluster.hosts is empty; name your hosts: cluster.hostfile=FILE or cluster.hosts=[HOST1,HOST2]"
         )
     return list(raw["hosts"])
 
@@ -239,6 +247,14 @@ def _check_places(workdir: str | None, hosts: tuple[Host, ...], spares: tuple[Ho
             raise UsageError(f"{field}: {host.label!r} {why}")
         if host.port is not None and not 1 <= host.port <= 65535:
             raise UsageError(f"{field} {host.name}: port={host.port} must be a whole number from 1 to 65535")
+
+
+def _refuse_unknown_fields(raw: Mapping[str, Any]) -> None:
+    """``++`` lets Hydra add anything to an entry. Raises UsageError."""
+    for section in ("hosts", "spares"):
+        for entry in raw[section]:
+            if unknown := [str(name) for name in entry if name not in HOST_FIELDS]:
+                raise not_of_a_host(unknown[0], f"cluster.{section} {entry['name']}")
 
 
 def _named(hosts: Sequence[Host], spares: Sequence[Host]) -> list[tuple[str, Host]]:

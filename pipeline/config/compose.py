@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,8 @@ _OPEN = (  # mappings whose names are the user's own, or torch's
     "cluster.env.", "cluster.environment.", "cluster.environment={", "optimizer.arguments.", "optimizer.arguments={",
     "cluster.node_selector.", "cluster.node_selector={", "cluster.labels.", "cluster.labels={",
 )  # fmt: skip
+_NAME = r"\s*([\w.-]+@)?[\w.-]+(:\d+)?\s*"
+_NAMED = re.compile(rf"(?P<field>\+{{0,2}}cluster\.(hosts|spares))=\[(?P<names>{_NAME}(,{_NAME})*)\]$", re.ASCII)
 
 
 @contextmanager
@@ -66,8 +69,20 @@ def _composed_or_none(overrides: Sequence[str]) -> DictConfig | None:
 
 
 def _for_hydra(overrides: Sequence[str]) -> list[str]:
-    """Hydra wants ``++`` before a new name; in a mapping of the user's own every name is new or known alike."""
-    return [f"++{word}" if word.startswith(_OPEN) else word for word in overrides]
+    """Hydra wants ``++`` before a new name; in a mapping of the user's own every name is new or known alike. It wants
+    mappings for hosts, and people write their names."""
+    return [f"++{word}" if word.startswith(_OPEN) else _NAMED.sub(_as_mappings, word) for word in overrides]
+
+
+def _as_mappings(word: re.Match[str]) -> str:
+    """``cluster.hosts=[node1,me@node2:2222]`` with each as the mapping that it stands for."""
+    entries = []
+    for item in word["names"].split(","):
+        user, _, place = item.strip().rpartition("@")
+        name, _, port = place.partition(":")
+        known = {"name": f"'{name}'", "user": user and f"'{user}'", "port": port}
+        entries.append(", ".join(f"{field}: {value}" for field, value in known.items() if value))
+    return f"{word['field']}=[{', '.join(f'{{{entry}}}' for entry in entries)}]"
 
 
 def as_yaml(resolved: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from yaml.reader import ReaderError  # type: ignore[import-untyped]
 
 from pipeline.cluster.launchers.settings import HostConfig
 from pipeline.config.schema import OPTIONS
-from pipeline.config.unknown_key import MEANT, Names, UnknownKeyError, field_names
+from pipeline.config.unknown_key import Names, UnknownKeyError, field_names, not_of_a_host
 from pipeline.core.errors import UsageError, nearest, suggestion
 from pipeline.core.options import ROOT
 
@@ -33,7 +33,10 @@ _UNKNOWN = (
 
 
 _IN_A_HOST = re.compile(rf"Key '([^']+)' not in '{HostConfig.__name__}'\s+full_key: \1\s")
-_OF_HOSTS = {"slots": "nproc_per_node", "host": "name", "hostname": "name", "ip": "address"}  # as others call them
+_NO_HOSTS = re.compile(
+    f"is not a subclass of {HostConfig.__name__}|is not a ListConfig|DictConfig with ListConfig|not Optional|not an int"
+)
+_HOSTS_ARE = "write cluster.hosts=[node1,me@node2:2222], or with their fields [{name: node1, nproc_per_node: 4}, …]"
 
 
 def explain(error: Exception, overrides: list[str], composed: Composer) -> UsageError:
@@ -48,15 +51,14 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
     culprit = _culprit(overrides, composed)
     for cause in _chain(error):
         if isinstance(cause, OverrideParseException):
-            return UsageError(
-                f"{cause.override!r} is not an override: {_first_line(cause)}; "
-                "write key=value and quote values with , = [ ] { } or spaces"
-            )
+            return _not_an_override(cause)
         if isinstance(cause, MissingConfigException):
             return _missing_option(cause, culprit)
     text = " ".join(str(cause) for cause in _chain(error))
     if found := _IN_A_HOST.search(text):
         return _not_of_a_host(found.group(1), culprit)
+    if _NO_HOSTS.search(text) and (_of_hosts(culprit) or HostConfig.__name__ in text):
+        return UsageError(f"{culprit}: that is no list of hosts; {_HOSTS_ARE}")
     if "Ambiguous value" in text:
         return UsageError(
             f"{culprit}: several values are a sweep, and this command takes one; "
@@ -69,14 +71,25 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
     return UsageError(f"{culprit}: {_reason(error)}")
 
 
+def _of_hosts(culprit: str) -> bool:
+    return culprit.lstrip("+").startswith(("cluster.hosts", "cluster.spares"))
+
+
+def _not_an_override(error: OverrideParseException) -> UsageError:
+    key, _, value = str(error.override).partition("=")
+    if value.startswith("~"):  # Hydra's mark of a deletion
+        return UsageError(f"{error.override!r}: a value that begins with ~ needs quotes: \"{key}='{value}'\"")
+    return UsageError(
+        f"{error.override!r} is not an override: {_first_line(error)}; "
+        "write key=value and quote values with , = [ ] { } or spaces"
+    )
+
+
 def _not_of_a_host(word: str, culprit: str) -> UsageError:
     """A field of an entry in ``cluster.hosts`` or ``cluster.spares`` that a host hasn't."""
-    names = [item.name for item in dataclasses.fields(HostConfig)]
-    likely = _OF_HOSTS.get(word) or MEANT.get(word, "").removeprefix("cluster.")
     field = culprit.partition("=")[0].lstrip("+")
-    where = field if field.startswith("cluster.") else f"{culprit}, in an entry of cluster.hosts or cluster.spares"
-    return UsageError(
-        f"{where}: {word!r} is no field of a host; {suggestion(likely if likely in names else word, names)}"
+    return not_of_a_host(
+        word, field if field.startswith("cluster.") else f"{culprit}, in an entry of cluster.hosts or cluster.spares"
     )
 
 
@@ -111,6 +124,8 @@ def _shown(name: str) -> str:
 def explain_interpolation(error: OmegaConfBaseException) -> UsageError:
     """A value that is missing or refers to something that is not there, by its full key."""
     if type(error).__name__ == "MissingMandatoryValue":
+        if _of_hosts(str(error.full_key)):
+            return UsageError(f"{error.full_key} is missing: every host has a name; {_HOSTS_ARE}")
         return UsageError(
             f"{error.full_key} is missing: it was deleted or set to ???; choose an option with {error.full_key}=…"
         )

@@ -10,9 +10,10 @@ import difflib
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from pipeline.core.errors import UsageError
+from pipeline.cluster.launchers.settings import HostConfig
+from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.redact import hide, is_secret_name
 
 _LEAST = 0.6  # likeness, as difflib counts it; "epochs" and "paths" are less alike than that
@@ -31,7 +32,7 @@ _ELSEWHERE = {
     "optimizer.weight_decay": "wd decay",
     "cluster.nproc_per_node": "gpus ngpus num_gpus devices nproc num_processes ranks world_size",
     "cluster.device": "accelerator",
-    "cluster=pssh cluster.hosts='[{name: HOST1}, {name: HOST2}]'": "nodes num_nodes nnodes",
+    "cluster=pssh cluster.hosts='[HOST1,HOST2]'": "nodes num_nodes nnodes",
     "model": "arch net network backbone",
     "optimizer": "optim opt",
     "schedule": "scheduler lr_scheduler sched",
@@ -44,6 +45,8 @@ _ELSEWHERE = {
 }
 MEANT = {word: name for name, words in _ELSEWHERE.items() for word in words.split()}
 """What torchrun, Lightning, Accelerate, transformers and beginners' scripts call it → its name here."""
+HOST_FIELDS = tuple(item.name for item in fields(HostConfig))
+_OF_HOSTS = {"slots": "nproc_per_node", "host": "name", "hostname": "name", "ip": "address"}  # as others call them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,3 +142,10 @@ def field_names(config: Mapping[str, object]) -> Iterator[str]:
             yield from (f"{group}.{name}" for name in section)
         else:
             yield str(group)
+
+
+def not_of_a_host(word: str, where: str) -> UsageError:
+    """A field that no host has, in an entry ``where`` of ``cluster.hosts`` or ``cluster.spares``."""
+    likely = _OF_HOSTS.get(word) or MEANT.get(word, "").removeprefix("cluster.")
+    meant = likely if likely in HOST_FIELDS else word
+    return UsageError(f"{where}: {word!r} is no field of a host; {suggestion(meant, HOST_FIELDS)}")

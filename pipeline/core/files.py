@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import leftovers
+from pipeline.core.errors import UsageError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -33,6 +34,15 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         if isinstance(error, OSError) and error.filename is None:  # a write to an open file doesn't say to which
             error.filename = str(path)
         raise
+
+
+def expanded(path: str, told: str) -> Path:
+    """The path with the home that a leading ``~`` stands for. Raises UsageError: ``told`` names a user who isn't."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        user = path.partition("/")[0]
+        raise UsageError(f"{told}: {user} stands for the home of a user who isn't known here") from error
 
 
 def write_json(path: Path, value: Any) -> None:

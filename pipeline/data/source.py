@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from pipeline.core.errors import DataError
+from pipeline.core.files import expanded
 
 _LOCAL = ("file", "local")  # fsspec's other name for it
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
@@ -39,7 +40,7 @@ def local_path(source: str | None) -> Path | None:
                 hint=f"dataset.source=file:///{parts.netloc}{parts.path}, or the path alone",
             )
         return Path(unquote(parts.path))
-    return None if scheme(source) else Path(os.path.normpath(Path(source).expanduser().absolute()))
+    return None if scheme(source) else Path(os.path.normpath(expanded(source, f"dataset.source={source}").absolute()))
 
 
 def refuse_special(source: str | None, path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from pipeline.config.build import train_config
 from pipeline.core import git, process, redact
 from pipeline.core.errors import DataError, PacelineError, TrainingError, UsageError
-from pipeline.core.files import write_json
+from pipeline.core.files import expanded, write_json
 from pipeline.core.heartbeat import waiting
 from pipeline.core.locks import FileLock
 from pipeline.core.signals import Interruptible
@@ -192,7 +192,7 @@ def _source(recipe: Recipe, given: Sequence[str], roots: Sequence[Path]) -> str 
     source = told[-1].strip("'\"") if told else (recipe.config.get("dataset") or {}).get("source")
     if source is None or "://" in source:
         return source
-    places = [root / Path(source).expanduser() for root in roots]
+    places = [root / expanded(source, f"dataset.source={source}") for root in roots]
     return str(next((place for place in places if place.exists()), places[0]))
 
 

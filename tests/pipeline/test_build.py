@@ -39,6 +39,13 @@ def test_hosts_take_what_they_leave_open_from_the_cluster() -> None:
     assert cluster.world_size == 6
 
 
+def test_hosts_may_be_told_by_their_names_alone() -> None:
+    words = ("cluster=pssh", "cluster.hosts=[node1, me@10.0.0.2:2222]", "cluster.spares=[1e3]")
+    cluster = configured(*words).cluster
+    assert [host.label for host in (*cluster.hosts, *cluster.spares)] == ["node1", "me@10.0.0.2:2222", "1e3"]
+    assert [(host.name, host.port, host.user) for host in cluster.hosts][1] == ("10.0.0.2", 2222, "me")
+
+
 @pytest.mark.parametrize("word", ["optimizer.arguments.eps=1e-6", "optimizer.arguments={eps: 1e-6}"])
 def test_arguments_of_torchs_class_need_no_plus(word: str) -> None:
     assert configured("optimizer=torch", word).resolved["optimizer"]["arguments"] == {"eps": 1e-6}
@@ -82,6 +89,15 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
         (["cluster=two_node", "cluster.nproc_per_node=auto"], "auto only for cluster=local"),
         (["cluster=pssh"], "cluster.hosts is empty"),
         (["cluster=two_node", "cluster.hosts=[{name: a}, {name: a}]"], "names a twice"),
+        (["cluster=two_node", "cluster.hosts=[a,a]"], "names a twice"),
+        (["cluster=two_node", "++cluster.hosts.0.slots=4"], "cluster.hosts node0: 'slots' is no field of a host; did"),
+        (["cluster=two_node", "cluster.spares=[c]", "+cluster.spares.0.x=4"], "cluster.spares c: 'x' is no field of a"),
+        (["cluster=pssh", "cluster.hosts=[{port: 22}]"], "cluster.hosts[0].name is missing: every host has a name"),
+        (
+            ["cluster=pssh", "cluster.hostfile='~nosuch/hosts'"],
+            "cluster.hostfile=~nosuch/hosts: ~nosuch stands for the home of a user who isn't known here",
+        ),
+        (["cluster=two_node", "cluster.ssh_config='~nosuch/c'"], "cluster.ssh_config=~nosuch/c: ~nosuch stands for"),
         (["cluster=two_node", "cluster.spares=[{name: c}, {name: c}]"], "cluster.spares names c twice"),
         (["cluster=two_node", "cluster.spares=[{name: node0}]"], "cluster.hosts and cluster.spares both name node0; "),
         (["cluster.hosts=[{name: a}]"], "use cluster=pssh"),

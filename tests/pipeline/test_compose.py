@@ -157,6 +157,10 @@ def test_composes_what_hydra_main_composes(most: int, monkeypatch: pytest.Monkey
         ("++cluster.spares=[{name: a, slots: 4}]", ["cluster.spares: 'slots' is no", "did you mean nproc_per_node?"]),
         ("cluster.hosts=[{name: a, x: 4}]", ["cluster.hosts: 'x' is no field of a host; valid: address, env, "]),
         ("cluster.hosts.0.prt=1", ["cluster.hosts.0.prt=1"]),
+        ("cluster.hosts=node1", ["cluster.hosts=node1: that is no list of hosts; write cluster.hosts=[node1,me@node2"]),
+        ("cluster.hosts=[a,{name: b}]", ["that is no list of hosts; ", "[{name: node1, nproc_per_node: 4}, …]"]),
+        ("cluster.spares=null", ["cluster.spares=null: that is no list of hosts"]),
+        ("cluster.hostfile=~/hosts", ["begins with ~ needs quotes: \"cluster.hostfile='~/hosts'\""]),
         ("optimizer=null", ["optimizer=null"]),
     ],
 )

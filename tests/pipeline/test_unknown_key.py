@@ -30,7 +30,7 @@ def _said(word: str, verb: str = "train") -> str:
         ("train.max_epochs=5", "trainer.epochs=5"),
         ("optimizer.learning_rate=1", "optimizer.lr=1"),
         ("gpus=4", "cluster.nproc_per_node=4"),
-        ("num_nodes=2", "cluster=pssh cluster.hosts='[{name: HOST1}, {name: HOST2}]'"),
+        ("num_nodes=2", "cluster=pssh cluster.hosts='[HOST1,HOST2]'"),
         ("fp16=true", "trainer.precision=fp16"),
         ("cluster.host=[a]", "'cluster.hosts=[a]'"),
         ("~epochs", "trainer.epochs"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import HostError, UsageError
-from pipeline.core.files import sha256_text
+from pipeline.core.files import expanded, sha256_text
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers.agent_launcher import AgentLauncher
@@ -54,8 +54,8 @@ def wanted(environment_from: str | None, wheelhouse: str | None) -> Wanted | Non
             raise UsageError("cluster.wheelhouse is for cluster.environment_from=lock, which isn't set")
         return None
     name = "requirements.lock" if environment_from == _OF_THE_PROJECT else environment_from
-    lock = _PROJECT / Path(name).expanduser()
-    wheels = _PROJECT / Path(wheelhouse).expanduser() if wheelhouse is not None else None
+    lock = _PROJECT / expanded(name, f"cluster.environment_from={name}")
+    wheels = _PROJECT / expanded(wheelhouse, f"cluster.wheelhouse={wheelhouse}") if wheelhouse is not None else None
     if not lock.is_file():
         raise UsageError(
             f"cluster.environment_from={environment_from}: there is no file {lock}",

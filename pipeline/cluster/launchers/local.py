@@ -16,6 +16,7 @@ from pipeline.cluster.launchers.replies import Answer, Output
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.core import process
 from pipeline.core.errors import PacelineError
+from pipeline.core.files import expanded
 from pipeline.core.specs import Host, LaunchPlan, NodeFacts
 
 _STARVED_S = 60.0
@@ -40,7 +41,7 @@ class LocalLauncher(AgentLauncher):
     silent_s = _STARVED_S
 
     def _argv(self, host: Host) -> list[str]:
-        return [str(Path(host.python or sys.executable).expanduser()), "-E", "-c", BOOTSTRAP]
+        return [str(expanded(host.python or sys.executable, f"cluster.python={host.python}")), "-E", "-c", BOOTSTRAP]
 
     def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
         outputs = {}
