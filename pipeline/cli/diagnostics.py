@@ -16,6 +16,7 @@ from pipeline.core.tables import counted
 if TYPE_CHECKING:
     from pipeline.cluster.launchers.base import PackSource
     from pipeline.cluster.preflight import Report
+    from pipeline.core.specs import Cluster
 
 
 def preflight() -> None:
@@ -25,13 +26,14 @@ def preflight() -> None:
     as_json, saves = is_on(options, "json"), "baseline" in options
     if saves and options["baseline"] != "save":
         raise UsageError(f"baseline={options['baseline']}: baseline=save keeps what is measured now")
+    cluster = session().config.cluster.with_spares
     hear: Callable[[str], None] = (lambda _: None) if as_json else say
     try:
-        report = _examined(deep=is_on(options, "deep"), say=hear)
+        report = _examined(cluster, deep=is_on(options, "deep"), say=hear)
     except HostError as error:  # a host that can't be asked
         if not as_json:
             raise
-        labels = [host.label for host in session().config.cluster.hosts]
+        labels = [host.label for host in cluster.hosts]
         report = checks.Report(facts=(), checks=checks.from_error(error, "probe", labels))
     measures = saves or is_on(options, "measure")
     if measures and report.is_ok:
@@ -50,7 +52,8 @@ def preflight() -> None:
     for line in checks.warnings(report.checks):
         say(line)
     report.refuse()
-    say(f"{counted(len(report.facts), 'host')} can take part")
+    spares = len(session().config.cluster.spares)
+    say(f"{counted(len(report.facts), 'host')} can take part" + (f", {spares} of them as a spare" if spares else ""))
     _warn_of_batch()
 
 
@@ -94,21 +97,21 @@ def refuse_unfit_hosts() -> None:
     """Before a training that asks for it; what a training says of its hosts anyway isn't said twice."""
     from pipeline.cluster import preflight as checks
 
-    report = _examined(deep=True, say=say)
+    report = _examined(session().config.cluster, deep=True, say=say)  # without spares, which nobody needs yet
     say(f"{checks.summary(report.all_checks)}\n")
     report.refuse()
 
 
-def _examined(*, deep: bool, say: Callable[[str], None]) -> Report:
+def _examined(cluster: Cluster, *, deep: bool, say: Callable[[str], None]) -> Report:
     from pipeline.cluster import preflight as checks
     from pipeline.execution.located import sources, versions
 
     config = session().config
     with waiting(say, "asking the hosts"):
         return checks.examine(
-            config.cluster,
+            cluster,
             backend=config.train.strategy.backend,
-            versions=versions(config.cluster, sources(ROOT)(config.chosen, config.cluster.python_path)),
+            versions=versions(cluster, sources(ROOT)(config.chosen, cluster.python_path)),
             deep=deep,
             runs_dir=config.runs_dir,
             on_note=say,

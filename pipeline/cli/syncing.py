@@ -28,7 +28,7 @@ def sync() -> None:
     check, delete = is_on(asked.options, "check"), is_on(asked.options, "delete")
     if delete and not asked.paths:
         raise UsageError("delete=1 is about folders, and none is named", hint="doit sync cluster=… delete=1 PATH")
-    cluster = session().config.cluster
+    cluster = session().config.cluster.with_spares
     with _ending_children(), closing(hosts.remote(cluster)) as launcher:
         named = hosts.folders(asked.paths, to=asked.options.get("to"), workdir=launcher.workdir, root=ROOT)
         wants_pack = is_on({"data": "1", **asked.options}, "data")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -95,6 +95,11 @@ class Cluster:
     @property
     def nnodes(self) -> int:
         return len(self.hosts)
+
+    @property
+    def with_spares(self) -> Cluster:
+        """The same with the spares behind its hosts, for what is asked of all of them or brought to all of them."""
+        return replace(self, hosts=(*self.hosts, *self.spares), spares=())
 
     @property
     def world_size(self) -> int:

@@ -152,6 +152,17 @@ def test_doit_preflight_and_a_training_refuse_with_the_same_words(project: Proje
     ]
 
 
+def test_doit_preflight_asks_the_spares_too(tmp_path: Path, lab: Lab) -> None:
+    project = Project(tmp_path, words=["cluster=pssh", f"cluster.ssh_config='{lab.ssh_config}'"])
+    fit = project.doit("preflight", "cluster.hosts=[node0]", "cluster.spares=[node1]")
+    assert fit.returncode == 0, fit.stdout
+    assert "\n2 hosts can take part, 1 of them as a spare\n" in fit.stdout
+    absent = project.doit("preflight", "json=1", "cluster.hosts=[node0]", "cluster.spares=[node7]")
+    assert absent.returncode == 1, absent.stdout
+    (failed,) = json.loads(absent.stdout)["checks"]
+    assert (failed["host"], failed["state"], failed["name"]) == ("node7", "failed", "probe")
+
+
 @pytest.fixture
 def slow_group() -> Iterator[Path]:
     """A control group with a seventh of a core; skips the test where none can be made."""
