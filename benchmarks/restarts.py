@@ -29,12 +29,12 @@ from measure import DOIT, surroundings
 from pipeline.lab import Lab, down, up
 
 KINDS = ("rank", "rank", "agent", "agent", "host")
-EACH = 4  # kills of one run
+EACH = 10  # kills of one run
 PLUS_S = 3.0
 SETTLED_S = (1.0, 6.0)  # after an attempt's first steps, until the next kill
 WORDS = (
     "experiment=quickstart",
-    "trainer.epochs=150",
+    "trainer.epochs=400",
     "trainer.log_every_steps=5",
     "trainer.checkpoint_every_steps=50",
     "cluster=pssh",

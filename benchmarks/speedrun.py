@@ -1,7 +1,7 @@
 """cifar10_speedrun with many seeds: accuracy and seconds of training as mean and spread.
 
     python benchmarks/speedrun.py [seeds] [overrides…]
-    python benchmarks/speedrun.py 20 trainer.compile=true
+    python benchmarks/speedrun.py 20
     python benchmarks/speedrun.py 5 dataset.source=FOLDER dataset.holdout=5000    # without the test batch
     python benchmarks/speedrun.py 20 --folder DIR                                 # goes on from DIR
 
