@@ -86,14 +86,13 @@ def left_behind(told: Mapping[str, Mapping[str, str]], *, whose: str) -> list[st
 
 
 def _sentence(variables: Sequence[tuple[str, str]], whose: str) -> str:
-    import shlex  # here: the key asks this module about names, and a finished run has no use for these
-
-    from pipeline.core.hydra_value import hydra_value
+    # here: the key asks this module about names, and a finished run has no use for these
+    from pipeline.core.hydra_value import hydra_value, shell_word
     from pipeline.core.redact import is_secret_name
 
     open_ = [(name, "…" if is_secret_name(name) else value) for name, value in variables]
     seen = ", ".join(f"{name}={_shown(value)}" for name, value in open_)
-    words = " ".join(shlex.quote(f"cluster.env.{name}={hydra_value(value)}") for name, value in open_)
+    words = " ".join(shell_word(f"cluster.env.{name}={hydra_value(value)}") for name, value in open_)
     one = len(variables) == 1
     return (
         f"{seen} of {whose} {'is' if one else 'are'}n't passed to the ranks; {words} "

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pipeline.config.compose import compose_config, resolve
 from pipeline.keys.rank_environment import FAMILIES, decides, left_behind, matches, of_report, passed
@@ -95,3 +96,13 @@ def test_the_word_works_when_it_is_typed(value: str) -> None:
 def test_a_report_is_made_by_the_projects_code_in_an_environment_of_its_own() -> None:
     made = of_report({"PATH": "/bin", "PYTHONPATH": "/elsewhere", "OMP_NUM_THREADS": "3"}, Path("/project"))
     assert made == {"PATH": "/bin", "PYTHONPATH": "/project", "PYTHONHASHSEED": "0"}
+
+
+@pytest.mark.parametrize("value", ["9.0a", "two words", "a$b", 'one "two"', "it's", "new\nline", "`id`", "a!b\\"])
+def test_the_word_that_takes_it_along_is_one_word_of_a_shell_and_the_value_in_hydra(value: str) -> None:
+    (text,) = left_behind({"node0": {"OMP_NUM_THREADS": value}}, whose="that shell")
+    word = text.partition("; ")[2].partition(" takes it along")[0]
+    (typed,) = shlex.split(word)
+    assert word == "\"cluster.env.OMP_NUM_THREADS='9.0a'\"" or value != "9.0a"
+    parsed = OverridesParser.create().parse_override(typed)
+    assert (parsed.key_or_group, str(parsed.value())) == ("cluster.env.OMP_NUM_THREADS", value)
