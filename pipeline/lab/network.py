@@ -16,9 +16,12 @@ from pathlib import Path
 
 from pipeline.core.errors import HostError
 from pipeline.lab.requirements import command
-from pipeline.lab.state import Lab, namespace, uplink
+from pipeline.lab.state import Lab, LabHost, namespace, uplink
 
 _END_S = 10.0
+# Hosts that all speak with all learn n² neighbours, and all network namespaces of a kernel together may hold 1,024
+# learned ones (gc_thresh3). Of more hosts than this all are told, and a dead one is silent rather than unreachable.
+_MOST_LEARNED = 24
 _NETNS = Path("/run/netns")
 _NETNS_OURS = Path("/run/paceline-made-netns")  # stands while /run/netns exists because of a lab
 
@@ -70,8 +73,17 @@ def connect(lab: Lab) -> None:
     command("ip", "-batch", "-", stdin="\n".join(lines))
     command("ip", "-n", lab.switch, "-batch", "-", stdin="\n".join(ports))
     for host in lab.hosts:
-        inside = f"link set lo up\naddr add {host.address}/24 dev eth0\nlink set eth0 up"
-        command("ip", "-n", host.namespace, "-batch", "-", stdin=inside)
+        inside = ["link set lo up", f"link set eth0 address {_hardware(host)}"]
+        inside += [f"addr add {host.address}/24 dev eth0", "link set eth0 up"]
+        if len(lab.hosts) > _MOST_LEARNED:
+            others = [other for other in lab.hosts if other != host]
+            inside += [f"neigh add {one.address} lladdr {_hardware(one)} dev eth0 nud permanent" for one in others]
+        command("ip", "-n", host.namespace, "-batch", "-", stdin="\n".join(inside))
+
+
+def _hardware(host: LabHost) -> str:
+    """The address of its network card, one of those that a machine may choose for itself (IEEE 802)."""
+    return ":".join(["02", "00", *(f"{part:02x}" for part in ipaddress.ip_address(host.address).packed)])
 
 
 def namespaces(id_: str) -> list[str]:

@@ -239,3 +239,13 @@ def test_a_path_that_ssh_config_cannot_quote_is_refused(tmp_path: Path) -> None:
     require_lab()
     with pytest.raises(HostError, match="ssh_config can't quote"):
         labs.up(tmp_path / 'a"b', 2)
+
+
+@pytest.mark.long
+def test_many_hosts_are_told_their_neighbours_which_a_kernel_learns_1024_of(root: Path) -> None:
+    many = labs.up(root, 26)
+    argv = ["ip", "-n", many.hosts[3].namespace, "neigh", "show", "dev", "eth0", "nud", "permanent"]
+    told = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(told) == 25
+    dial = "import socket; print(socket.create_connection(('node25', 22), timeout=60).recv(4))"
+    assert on(many, "node3", f'python3 -c "{dial}"').stdout == "b'SSH-'\n"
