@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -97,19 +99,51 @@ def test_a_login_that_takes_longer_than_its_limit_is_told_with_the_setting(lab: 
     assert "\n      Loading modules\n  try: cluster.connect_timeout_s=3 if it is only slow" in told
 
 
+def slow_login(lab: Lab, tmp_path: Path, stack: ExitStack) -> Path:
+    """Logins that take 15 s; the ssh configuration."""
+    for host in lab.hosts:
+        stack.callback((host.home / ".bashrc").unlink)
+        (host.home / ".bashrc").write_text("sleep 15")
+    return lab.ssh_config
+
+
+def slow_way(lab: Lab, tmp_path: Path, stack: ExitStack) -> Path:
+    """A jump that takes 7 s to let anybody through."""
+    proxy = tmp_path / "jump"
+    proxy.write_text(f"#!/bin/sh\nsleep 7\nexec {sys.executable} {tmp_path}/pipe.py $1 $2\n")
+    proxy.chmod(0o755)
+    (tmp_path / "pipe.py").write_text(PIPE)
+    config = tmp_path / "ssh_config"
+    config.write_text(f"ProxyCommand {proxy} %h %p\n{lab.ssh_config.read_text()}")
+    return config
+
+
+PIPE = """
+import os, socket, sys, threading
+there = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+def up():
+    while block := os.read(0, 65536):
+        there.sendall(block)
+    there.shutdown(socket.SHUT_WR)
+threading.Thread(target=up, daemon=True).start()
+while block := there.recv(65536):
+    os.write(1, block)
+"""
+
+
 @pytest.mark.long
-def test_a_run_goes_to_its_end_on_hosts_whose_logins_take_five_seconds(lab: Lab, tmp_path: Path) -> None:
+@pytest.mark.parametrize("slow", [slow_login, slow_way])
+def test_hosts_that_are_slow_to_reach_pass_preflight_and_train_with_the_usual_limits(
+    lab: Lab, tmp_path: Path, slow: Callable[[Lab, Path, ExitStack], Path]
+) -> None:
     """Longer than a stream may be silent: what the probe took lengthens the limits of connections."""
-    cluster = Cluster(launcher="pssh", hosts=(Host(name="node0"), Host(name="node1")), ssh_config=str(lab.ssh_config))
-    pssh = Bench(cluster=cluster, folder=tmp_path, count=count_here, shares_run_dir=False)
-    stub = pssh.stub(RUN_TO_END)
-    files = [host.home / ".bashrc" for host in lab.hosts]
-    for file in files:
-        file.write_text("sleep 5")
-    try:
+    with ExitStack() as stack:
+        config = slow(lab, tmp_path, stack)
+        hosts = (Host(name="node0"), Host(name="node1"))
+        cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(config))
+        preflight.examine(cluster, deep=True).refuse()
+        pssh = Bench(cluster=cluster, folder=tmp_path, count=count_here, shares_run_dir=False)
+        stub = pssh.stub(RUN_TO_END)
         pssh.run(stub)
-    finally:
-        for file in files:
-            file.unlink()
     assert (stub.run_dir / "summary.json").exists()
     assert pssh.left(stub) == 0
