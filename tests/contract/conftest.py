@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -61,6 +62,17 @@ class Bench:
         path.write_text(json.dumps(spec))
         argv = [sys.executable, "-m", "tests.contract.attempt_process", str(path)]
         return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+    @staticmethod
+    def see_both_up(attempt: subprocess.Popen[str]) -> IO[str]:
+        """Read the lines of a spawned attempt until both ranks have said ``up``; where the rest of them comes."""
+        assert attempt.stdout is not None
+        ups = 0
+        while ups < 2:
+            line = attempt.stdout.readline()
+            assert line, "it ended before both ranks were up"
+            ups += line.endswith("| up\n")
+        return attempt.stdout
 
     def left(self, stub: Stub) -> int:
         """Processes of the run that are alive on any host."""

@@ -132,16 +132,11 @@ def test_stop_from_another_place_ends_a_run_whose_workers_ignore_sigterm(bench: 
 def test_signal_ends_every_process_and_says_killed(bench: Bench, numbers: tuple[int, ...]) -> None:
     stub = bench.stub(SLEEP, stand_in=True)
     with bench.spawn(stub) as attempt:
-        assert attempt.stdout is not None
-        ups = 0
-        while ups < 2:
-            line = attempt.stdout.readline()
-            assert line, "it ended before both ranks were up"
-            ups += line.endswith("| up\n")
+        lines = bench.see_both_up(attempt)
         for number in numbers:
             os.killpg(attempt.pid, number)
             time.sleep(0.3)
-        rest = attempt.stdout.read()
+        rest = lines.read()
     assert attempt.returncode == 1
     assert f"KILLED stopped by {signal.Signals(numbers[0]).name}" in rest
     assert bench.left(stub) == 0

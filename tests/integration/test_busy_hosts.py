@@ -49,12 +49,7 @@ def running(bench: Bench) -> Iterator[int]:
     stub = bench.stub(SLEEP, stand_in=True)
     with bench.spawn(stub) as attempt:
         try:
-            assert attempt.stdout is not None
-            ups = 0
-            while ups < 2:
-                line = attempt.stdout.readline()
-                assert line, "it ended before both ranks were up"
-                ups += line.endswith("| up\n")
+            bench.see_both_up(attempt)
             yield attempt.pid
         finally:
             with contextlib.suppress(ProcessLookupError):

@@ -252,10 +252,7 @@ def test_a_controller_that_was_killed_finds_its_job_again_and_no_file_holds_its_
     program = "print(os.environ['API_TOKEN'], flush=True); (run / f'is-{rank}').write_text(os.environ['API_TOKEN'][:5])"
     stub = bench.stub(program + RESUMED, stand_in=True)
     with bench.spawn(stub) as attempt:
-        assert attempt.stdout is not None
-        ups = 0
-        while ups < 2:
-            ups += attempt.stdout.readline().endswith("| up\n")
+        bench.see_both_up(attempt)
         os.kill(attempt.pid, signal.SIGKILL)
     (name,) = kubernetes.jobs
     (stub.run_dir / "went-on").touch()
