@@ -66,6 +66,8 @@ def conducted(what: Space | SearchPlan, source: TrialSource, folder: SweepFolder
     """Run the trials of a grid or a search to their end, talking to the terminal. Raises Killed."""
     from pipeline.sweep.conduct import Sweep, conduct
 
+    if any(slot.spares for slot in what.slots):
+        say("cluster.spares: a sweep takes none; a trial that loses its hosts is tried again on those that are left")
     return conduct(
         Sweep(
             source=source,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.launchers import LAUNCHERS
-from pipeline.cluster.launchers.settings import POLICIES
+from pipeline.cluster.launchers.settings import POLICIES, Capabilities
 from pipeline.cluster.plan import visible_gpus
 from pipeline.config.unknown_key import HOST_FIELDS, not_of_a_host
 from pipeline.config.values import encodable, typed
@@ -41,7 +41,7 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     spares = tuple(_host(entry, raw, nproc, secrets, "cluster.spares") for entry in raw["spares"])
     _check_places(raw["workdir"], hosts, spares)
     _refuse_unset(raw.get("secrets") or [], hosts)
-    _check_restarts(spares, here, raw["min_nodes"], len(hosts))
+    _check_restarts(raw, settings.capabilities, len(hosts))
     _refuse_duplicates(hosts, spares)
     return Cluster(
         launcher=launcher,
@@ -272,9 +272,18 @@ def _refuse_unset(names: list[str], hosts: tuple[Host, ...]) -> None:
             )
 
 
-def _check_restarts(spares: tuple[Host, ...], here: bool, min_nodes: int, nnodes: int) -> None:
-    if spares and here:
+def _check_restarts(raw: Mapping[str, Any], launcher: Capabilities, nnodes: int) -> None:
+    """What is about hosts that have names. Raises UsageError."""
+    spares, min_nodes, when_busy = raw["spares"], raw["min_nodes"], raw["when_busy"]
+    if spares and launcher.is_this_computer:
         raise UsageError("cluster.spares needs a launcher that reaches other hosts; use cluster=pssh")
+    if launcher.hosts_are_granted:
+        unused = {"spares": bool(spares), "min_nodes": min_nodes != 0, f"when_busy={when_busy}": when_busy != "auto"}
+        for name in (name for name, told in unused.items() if told):
+            raise UsageError(
+                f"cluster.{name} is about hosts that are named, and {raw['launcher']} queues jobs and chooses hosts "
+                "itself; take it out (cluster.max_restarts asks for another job)"
+            )
     if min_nodes > nnodes:
         raise UsageError(f"cluster.min_nodes={min_nodes} is more than the {nnodes} of cluster.hosts")
 

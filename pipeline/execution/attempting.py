@@ -27,13 +27,13 @@ from pipeline.runs import status as progress
 def left_running(run: Run) -> tuple[LaunchPlan, Cluster]:
     """The newest attempt and the hosts it is on. Raises UsageError: nothing of it is under way, or on other hosts."""
     cluster, plan = run.config.cluster, earlier.left(run.folder.path)
+    if launchers.capabilities(cluster).hosts_are_granted:  # a job may also wait, or be over
+        raise UsageError(
+            f"{cluster.launcher} grants the hosts of run {run.key.short} to a job, and only doit train finds it again",
+            hint="doit train with the same words, which takes up a job that waits or runs, from the last checkpoint",
+        )
     if plan is None:
         raise UsageError(f"nothing of run {run.key.short} is under way", hint="doit train with the same words")
-    if launchers.capabilities(cluster).hosts_are_granted:
-        raise UsageError(
-            f"{cluster.launcher} has granted the hosts of run {run.key.short} to a job; only doit train finds it again",
-            hint="doit train with the same words, which goes on in that job from the last checkpoint",
-        )
     known = {host.label: host for host in (*cluster.hosts, *cluster.spares)}
     unknown = [node.host for node in plan.nodes if node.host not in known]
     if unknown:
@@ -59,7 +59,8 @@ def run_attempts(work: Work) -> None:
         work.mirror.restore()
     first = journal.attempts(run.folder.journal) + 1
     last = first + run.config.cluster.max_restarts
-    restarts = Restarts(run.config.cluster, shards=run.config.train.trainer.shards)
+    keeps = work.services.hosts is not None
+    restarts = Restarts(run.config.cluster, shards=run.config.train.trainer.shards, keeps_hosts=keeps)
     for number in range(first, last + 1):
         work.lock.check()
         note(run, State.PLANNED, number)
@@ -88,7 +89,7 @@ def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool) -> Non
             run_attempt(_spec(work, number, is_restart=restarts.begun), way, watchers, services.stop)
             return
         except HostError as error:
-            lines = restarts.replace(error.hosts) if restarts.begun and services.hosts is None else []
+            lines = restarts.replace(error.hosts) if restarts.begun else []
             if not lines:
                 raise
             work.say("\n".join([error.what, *lines]))

@@ -13,8 +13,10 @@ from pipeline.core.errors import TrainingError
 class Restarts:
     """The attempts of one command: the cluster as it is by now, and how the last attempt ended."""
 
-    def __init__(self, cluster: Cluster, *, shards: int = 0) -> None:
+    def __init__(self, cluster: Cluster, *, shards: int = 0, keeps_hosts: bool = False) -> None:
+        """``keeps_hosts``: they are a sweep's, which deals them out, so no other takes the place of one."""
         self.cluster, self.shards = cluster, shards
+        self._keeps_hosts = keeps_hosts
         self.begun = False
         self._last: tuple[str, int] | None = None
 
@@ -36,8 +38,10 @@ class Restarts:
     def replace(self, gone: Sequence[str]) -> list[str]:
         """Let spares take the places of the hosts ``gone``, or go on without them where trainer.shards and
         cluster.min_nodes allow; lines that say so. None where nothing does: the same hosts are asked again."""
-        replaced = spares.replace(self.cluster, gone) if gone else None
-        if replaced is None and gone and self.shards:
+        if not gone or self._keeps_hosts:
+            return []
+        replaced = spares.replace(self.cluster, gone)
+        if replaced is None and self.shards:
             replaced = spares.shrink(self.cluster, gone, lambda ranks: self.shards % ranks == 0)
         if replaced is None:
             return []

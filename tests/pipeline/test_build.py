@@ -120,6 +120,15 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
             ["trainer.shards=4", "cluster=pssh", "cluster.hosts=[{name: a}, {name: b, env: {OMP_NUM_THREADS: 2}}]"],
             "OMP_NUM_THREADS in the env of a and b differs; set it for all of them, as cluster.env.OMP_NUM_THREADS",
         ),
+        (
+            ["cluster=slurm", "cluster.spares=[c]"],
+            "cluster.spares is about hosts that are named, and slurm queues jobs",
+        ),
+        (
+            ["cluster=slurm", "cluster.when_busy=wait"],
+            "cluster.when_busy=wait is about hosts that are named, and slurm",
+        ),
+        (["cluster=slurm", "cluster.min_nodes=1"], "cluster.min_nodes is about hosts that are named, and slurm queues"),
         (["cluster.rendezvous=etcd"], "cluster.rendezvous='etcd' is not an option; did you mean c10d? valid: "),
         (["cluster.rendezvous=file"], "cluster.rendezvous_dir, which is None; set it to the absolute path"),
         (["cluster.rendezvous_dir=/nfs"], "is for cluster.rendezvous=file, and this is static"),

@@ -41,6 +41,12 @@ def test_a_spare_with_the_same_ranks_and_variables_takes_the_place_of_a_host_tha
     assert spares.replace(CLUSTER, ["a", "c"]) is None, "a spare that is gone itself is none"
 
 
+def test_no_spare_takes_the_place_of_a_host_that_a_sweep_has_dealt_out() -> None:
+    assert Restarts(CLUSTER).replace(["b"]) == ["d takes the place of b, as node 1"]
+    restarts = Restarts(CLUSTER, keeps_hosts=True)
+    assert (restarts.replace(["b"]), restarts.cluster) == ([], CLUSTER)
+
+
 def test_without_a_spare_the_hosts_that_are_left_go_on_where_shards_and_min_nodes_allow() -> None:
     hosts = tuple(Host(name=name, nproc_per_node=2) for name in "abcd")
     cluster = Cluster(launcher="pssh", hosts=hosts, min_nodes=2)
