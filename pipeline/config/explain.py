@@ -149,8 +149,8 @@ def _reason(error: Exception) -> str:
 
 
 def _culprit(overrides: list[str], composed: Composer) -> str:
-    """The first override without which the ones before it still compose."""
-    for index, item in enumerate(overrides):
+    """The first override without which the ones before it still compose. With the last one nothing does: not tried."""
+    for index, item in enumerate(overrides[:-1]):
         if composed(overrides[: index + 1]) is None:
             return item
     return overrides[-1] if overrides else "conf/config.yaml"
