@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,6 +94,32 @@ def test_a_preempted_job_goes_on_in_the_same_job_when_slurm_grants_it_again(slur
     assert "was preempted by Slurm and waits in the queue again" in said[1]
     assert (stub.run_dir / "checkpoints" / "final.pt").exists()
     assert len(list((stub.run_dir / "slurm").iterdir())) == 1
+
+
+FAILS_UNTIL = """
+if (run / 'again').exists():
+    finish(rank, run)
+elif rank == 0:
+    sys.exit('the first rank failed')
+else:
+    time.sleep(600)
+"""
+
+
+@pytest.mark.long
+def test_an_attempt_after_a_failed_one_starts_in_the_same_job(slurm: Slurm, bench: Bench) -> None:
+    stub = bench.stub(FAILS_UNTIL, stand_in=True)
+    said: list[str] = []
+    hosts, watchers = Hosts(bench.cluster), Watchers(on_line=lambda _: None, on_job=said.append)
+    for number in (1, 2):
+        with pytest.raises(TrainingError, match="the first rank failed"):
+            run_attempt(stub.spec(number), nullcontext(hosts), watchers)
+    (stub.run_dir / "again").touch()
+    run_attempt(stub.spec(3), closing(hosts), watchers)
+    assert len({re.findall(r"job (\d+)", text)[0] for text in said}) == 1, said
+    assert (stub.run_dir / "checkpoints" / "final.pt").exists()
+    assert bench.left(stub) == 0
+    wait_until(lambda: not slurm.jobs())
 
 
 TOKEN = "xyzzy-0123456789"
