@@ -125,7 +125,7 @@ def refuse_uneven(trainer: node.TrainerConfig, cluster: Cluster) -> None:
     if cluster.min_nodes and not trainer.shards:
         raise UsageError(
             f"cluster.min_nodes={cluster.min_nodes} needs trainer.shards: without it fewer ranks give other weights, "
-            "which is another run; cluster.spares=[{name: …}] keeps their number"
+            "which is another run; cluster.spares=[NAME] keeps their number"
         )
     first, *others = cluster.hosts
     for other in others if trainer.shards else ():

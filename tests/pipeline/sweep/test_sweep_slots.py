@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from pipeline.cli.trials import conducted
 from pipeline.cluster.plan import environment
 from pipeline.config.schema import SweepConfig
 from pipeline.core.errors import UsageError
@@ -30,6 +33,17 @@ def local(nproc: int = 1) -> Cluster:
 def test_by_default_a_trial_gets_the_whole_cluster() -> None:
     whole = cluster(Host(name="a"), Host(name="b"))
     assert slots(whole, SweepConfig(), []) == (whole,)
+
+
+def test_a_sweep_says_that_it_takes_no_spares(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pipeline.sweep.conduct.conduct", lambda _: [])
+    for spares, said in (((), ""), ((Host(name="c"),), "cluster.spares: a sweep takes none; ")):
+        parts = slots(dataclasses.replace(cluster(Host(name="a")), spares=spares), SweepConfig(), [])
+        what: Any = SimpleNamespace(key="", slots=parts, settings=SimpleNamespace(retries=0))
+        conducted(what, cast("Any", None), cast("Any", None), retry_failed=False)
+        assert capsys.readouterr().out.partition("a trial")[0] == said
 
 
 def test_nodes_cuts_the_hosts_into_groups_and_a_command_names_the_group() -> None:
