@@ -23,7 +23,7 @@ from pipeline.cli.invocation import Invocation, typed_runs_dir  # noqa: E402
 from pipeline.cli.loader import leave  # noqa: E402
 from pipeline.cli.session import Session  # noqa: E402
 from pipeline.config.compose import CONF_DIR, CONFIG_NAME, HYDRA_VERSION_BASE  # noqa: E402
-from pipeline.config.schema import register  # noqa: E402
+from pipeline.config.schema_store import register  # noqa: E402
 from pipeline.core import masking, signals  # noqa: E402
 from pipeline.core.errors import PacelineError  # noqa: E402
 from pipeline.core.redact import by_environment  # noqa: E402

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.explain import explain, explain_interpolation
-from pipeline.config.schema import register
+from pipeline.config.schema_store import register
 from pipeline.core import redact
 
 CONF_DIR = Path(__file__).resolve().parents[2] / "conf"

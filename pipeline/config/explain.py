@@ -41,6 +41,8 @@ _HOSTS_ARE = "write cluster.hosts=[node1,me@node2:2222], or with their fields [{
 
 def explain(error: Exception, overrides: list[str], composed: Composer) -> UsageError:
     """The same error as one line. ``composed`` composes other overrides, to find the one at fault."""
+    if isinstance(error, UsageError):  # of an option whose settings can't be read
+        return error
     for cause in _chain(error):
         if isinstance(cause, MarkedYAMLError):
             return _not_yaml(cause)

@@ -1,12 +1,10 @@
-"""Typed schemas of every configuration group, registered with Hydra under the group ``schema``.
+"""Typed schemas of every configuration group; ``schema_store`` registers them with Hydra under the group ``schema``.
 
 The schema of an option is the settings class in its own module (``OPTIONS``), so both halves read the same fields.
 """
 
 from __future__ import annotations
 
-import functools
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -136,26 +134,3 @@ OPTIONS = {
     "search": Options("search", "pipeline.sweep.samplers", SearchConfig),
 }
 """Hydra group → its options. Each has the schema ``schema/<group>/<option>``."""
-
-
-@functools.cache  # a sweep composes each trial
-def register() -> None:
-    """Put all schemas into Hydra's store; calling it twice does no harm."""
-    from hydra.core.config_store import ConfigStore
-
-    store: Any = ConfigStore.instance()
-    store.store(group="schema", name="root", node=RootConfig)
-    launcher = {"_target_": "hydra_plugins.paceline_launcher.PacelineLauncher"}
-    store.store(group="hydra/launcher", name="paceline", node=launcher)
-    store.store(group="schema", name="cluster", node=ClusterConfig)
-    store.store(group="schema", name="tracking", node=TrackingConfig)
-    store.store(group="schema", name="search", node=SearchConfig)
-    store.store(group="schema/trainer", name="default", node=node.TrainerConfig)
-    for group, options in OPTIONS.items():
-        for name in options.names():
-            with suppress(UsageError):  # said when the option is chosen: it is nobody else's trouble
-                store.store(group=f"schema/{group}", name=name, node=options.settings(name))
-        for name in options.installed():  # conf/ has no file of them
-            defaults = [{f"/schema/{group}@_here_": name}, "_self_"]
-            field = "launcher" if group == "cluster" else "name"
-            store.store(group=group, name=name, node={"defaults": defaults, field: name})

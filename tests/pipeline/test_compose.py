@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from pipeline.config import compose
 from pipeline.config.build import train_config
 from pipeline.config.compose import CONF_DIR, compose_config, resolve
-from pipeline.config.schema import register
+from pipeline.config.schema_store import register
 from pipeline.core.errors import UsageError
 
 GROUPS = {

@@ -16,7 +16,9 @@ import pytest
 
 from pipeline.cluster import launchers
 from pipeline.cluster.launchers.settings import Capabilities
+from pipeline.config.compose import compose_config
 from pipeline.config.schema import OPTIONS
+from pipeline.config.schema_store import register
 from pipeline.core.cluster import Cluster, Host
 from pipeline.core.errors import UsageError
 from pipeline.core.options import ROOT, Options
@@ -283,3 +285,20 @@ def test_an_entry_point_that_leads_nowhere_is_named(monkeypatch: pytest.MonkeyPa
         UsageError, match=r"model=gone: an installed package says that it is nowhere\.gone, which isn't"
     ):
         options.settings("gone")
+
+
+def test_of_the_options_only_the_chosen_ones_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, settings = [], Options.settings
+
+    def noted(self: Options, name: str) -> type[Any]:
+        read.append(f"{self.field}={name}")
+        return settings(self, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Options, "settings", noted)
+        register.__wrapped__()
+        composed = compose_config(["optimizer=adam"])
+    register.__wrapped__()
+    assert composed.optimizer.name == "adam"
+    assert "optimizer=adam" in read
+    assert "optimizer=sgd" not in read
