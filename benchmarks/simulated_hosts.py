@@ -33,21 +33,27 @@ class PlayedHosts:
         try:
             host = (await reader.readline()).decode().strip()
             await asyncio.sleep(LOGIN_S)
-            request = await self.request(reader)
-            if request is not None:
+            request = await self.request(reader, with_source=True)
+            while request is not None:
                 await self.answer(host, request, reader, writer)
+                request = await self.request(reader) if request.get("more") else None
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
             writer.close()
 
-    async def request(self, reader: asyncio.StreamReader) -> Json | None:
-        """What follows the agent's source; None: the command was no agent's."""
+    async def request(self, reader: asyncio.StreamReader, *, with_source: bool = False) -> Json | None:
+        """The next one; None: the command was no agent's, or the controller has hung up.
+
+        ``with_source``: it follows the agent's source.
+        """
         while line := await reader.readline():
             if line.strip().isdigit():
-                await reader.readexactly(int(line))
-                value: Json = json.loads(zlib.decompress(await reader.readexactly(int(await reader.readline()))))
-                return value
+                data = await reader.readexactly(int(line))
+                if not with_source:
+                    value: Json = json.loads(zlib.decompress(data))
+                    return value
+                with_source = False
         return None
 
     async def answer(

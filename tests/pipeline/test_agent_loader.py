@@ -59,8 +59,8 @@ def test_a_traceback_of_the_agent_shows_file_and_line_and_the_host_keeps_no_file
     )
     said = done.stderr.decode().splitlines()
     source = (Path(agent.__file__).parent / "main.py").read_text(encoding="utf-8").splitlines()
-    at = next(number for number, line in enumerate(source, 1) if 'request["do"]' in line)
-    shown = said.index(f'  File "pipeline/cluster/agent/main.py", line {at}, in main')
+    at = next(number for number, line in enumerate(source, 1) if "COMMANDS[request" in line)
+    shown = said.index(f'  File "pipeline/cluster/agent/main.py", line {at}, in module_for')
     assert said[shown + 1].strip() == source[at - 1].strip()
     assert said[-1] == "KeyError: 'no such command'"
     assert done.returncode == 1

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster.agent import reasons, staging
-from pipeline.cluster.launchers.pssh import output_of, remote_command
+from pipeline.cluster.launchers.pssh import remote_command
+from pipeline.cluster.launchers.pssh_output import output_of
 from pipeline.cluster.launchers.replies import Answer, Output
 from pipeline.cluster.launchers.ssh_errors import explain
 from pipeline.core.cluster import Host

@@ -18,11 +18,14 @@ import json
 import sys
 import tarfile
 import zlib
+from functools import partial
 from importlib import import_module
+from types import ModuleType
 
 from . import wire
+from .processes import in_child
 from .reasons import reason
-from .wire import say
+from .wire import Json, say
 
 COMMANDS = {
     "probe": "probe",
@@ -53,13 +56,38 @@ COMMANDS = {
 
 
 def main() -> int:
-    """Read one request from stdin and answer it. Exit code 0, or 1 with ``{"error": …}`` as the answer."""
-    size = int(sys.stdin.buffer.readline())
-    request = json.loads(zlib.decompress(sys.stdin.buffer.read(size)))
+    """Answer the request on stdin, and those that follow where it says that more will come.
+
+    Exit code 0, or 1 with ``{"error": …}`` as the answer.
+    """
+    request = next_request()
+    while request is not None and request.pop("more", False):
+        module_for(request)  # what is imported here serves further requests too
+        code = in_child(partial(answer, request))
+        if code:
+            return code
+        request = next_request()
+    return 0 if request is None else answer(request)
+
+
+def next_request() -> Json | None:
+    """None: the controller has hung up."""
+    size = sys.stdin.buffer.readline()
+    if not size:
+        return None
+    request: Json = json.loads(zlib.decompress(sys.stdin.buffer.read(int(size))))
     wire.token = request.pop("token")
+    return request
+
+
+def module_for(request: Json) -> ModuleType:
+    return import_module(f".{COMMANDS[request['do']]}", __package__)
+
+
+def answer(request: Json) -> int:
+    """Do it in this process; the exit code."""
     try:
-        module = COMMANDS[request["do"]]
-        getattr(import_module(f".{module}", __package__), request["do"])(request)
+        getattr(module_for(request), request["do"])(request)
     except (SystemExit, OSError, tarfile.TarError) as error:
         with contextlib.suppress(OSError):
             say(error=reason(error))

@@ -8,7 +8,9 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 
 MARK = "PACELINE_NODE"
 LINUX = os.path.isdir("/proc/self")
@@ -61,6 +63,25 @@ def find_processes(mark: str) -> set[int]:
 def carries(variable: bytes, mark: str) -> bool:
     wanted = f"{MARK}={mark}".encode()
     return variable.startswith(wanted) if mark.endswith("-") else variable == wanted
+
+
+def in_child(work: Callable[[], int]) -> int:
+    """Do it in a child without stdin, so that nothing of it (threads, descriptors, a program that reads) meets what
+    this process does next; its exit code."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = 1
+    try:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        code = work()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
 
 
 def send_all(pids: set[int], number: int) -> None:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any, ClassVar, Literal
 
 from pipeline.cluster import launchers, networks
 from pipeline.cluster.agent.claims import BUSY
@@ -30,6 +30,9 @@ ANSWER_S = 8.0  # what a short command takes once it is connected
 USUAL_S = 3.5  # an answer to the probe that takes longer is that of a slow login
 _ROWS, _HINTS = 20, 3  # of an error: more would push its beginning off the screen
 CONNECT_AGAIN_S = 5.0  # to a host that has answered before
+
+Turn = Literal["first", "next", "last"]
+"""Which of the requests of a start: the probe, the check of the network, the start itself."""
 
 
 class AgentLauncher(Launcher, ABC):
@@ -55,6 +58,12 @@ class AgentLauncher(Launcher, ABC):
     @abstractmethod
     def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
         """Run the agent on ``hosts`` at once with the file ``stdin`` from its beginning; host label → what it wrote."""
+
+    def converse(
+        self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float, *, turn: Turn, token: str
+    ) -> dict[str, Output]:
+        """The same for one of a start's requests, which a launcher may send to the agent that answered the first."""
+        return self.exchange(stdin, hosts, timeout_s)
 
     @abstractmethod
     def stream_argv(self, host: Host) -> list[str]:
@@ -96,6 +105,7 @@ class AgentLauncher(Launcher, ABC):
         timeout_s: float | None = None,
         payload: Callable[[IO[bytes]], None] | None = None,
         what: str = "code and data",
+        turn: Turn | None = None,
     ) -> dict[str, Answer]:
         """Send one request (and what ``payload`` appends to the file) to all hosts; never raises for a host.
 
@@ -103,26 +113,39 @@ class AgentLauncher(Launcher, ABC):
 
         Args:
             what: the name of the payload, for who waits.
+            turn: None: no part of a start.
         """
         token, hosts = new_token(), self.cluster.hosts if hosts is None else hosts
         labels = [host.label for host in hosts]
         self._tokens |= dict.fromkeys(labels, token)
         with tempfile.TemporaryFile(prefix="paceline-") as stdin:
-            begin = stdin.write(message({**self._local, **request}, token))
+            more = {"more": True} if turn in ("first", "next") else {}
+            begin = stdin.write(message({**self._local, **request, **more}, token))
             if payload is not None:
                 payload(stdin)
                 self.transfer = Transfer.begin(what, labels, stdin.tell() - begin)
             stdin.flush()
-            outputs = self.exchange(stdin, hosts, timeout_s or self.short_s)
+            timeout_s = timeout_s or self.short_s
+            if turn is None:
+                outputs = self.exchange(stdin, hosts, timeout_s)
+            else:
+                outputs = self.converse(stdin, hosts, timeout_s, turn=turn, token=token)
         return {label: answer_in(output, token) for label, output in outputs.items()}
 
     def ask_at_once(
-        self, request: dict[str, Any], *, hosts: Sequence[Host] | None = None, timeout_s: float
+        self,
+        request: dict[str, Any],
+        *,
+        hosts: Sequence[Host] | None = None,
+        timeout_s: float,
+        turn: Turn | None = None,
     ) -> dict[str, Answer]:
         """Like ``ask``, for hosts that wait for each other: one ``exchange`` may serve one interpreter at a time."""
         hosts = self.cluster.hosts if hosts is None else hosts
         pythons = dict.fromkeys(map(self.python_of, hosts))
         groups = [[host for host in hosts if self.python_of(host) == python] for python in pythons]
+        if len(groups) == 1:
+            return self.ask(request, hosts=hosts, timeout_s=timeout_s, turn=turn)
         with ThreadPoolExecutor(len(groups)) as pool:
             told = pool.map(lambda group: self.ask(request, hosts=group, timeout_s=timeout_s), groups)
             return {label: answer for answers in told for label, answer in answers.items()}
@@ -178,7 +201,7 @@ class AgentLauncher(Launcher, ABC):
     def probe(self, pack: PackSource | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
         request = agent_requests.probe(self.cluster, pack, modules, self.registry(Path()))
         asked, began = time.time(), time.monotonic()
-        values = self.demand("probe", self.ask(request, timeout_s=self.short_s))
+        values = self.demand("probe", self.ask(request, timeout_s=self.short_s, turn="first"))
         answered_s = min(time.monotonic() - began, self.short_s)  # more is time in which this process was stopped
         self.slow_s = max(self.slow_s or 0.0, slowness_s(answered_s))
         when = {"asked": asked, "answered": time.time()}  # by this computer's clock, to compare the host's with
@@ -201,6 +224,7 @@ class AgentLauncher(Launcher, ABC):
         answers = self.ask(
             request,
             timeout_s=self.short_s + 20.0,
+            turn="last",
             payload=(lambda stdin: append_run(stdin, run_dir, rides)) if request["stage"] else None,
         )
         self.demand("start", answers)

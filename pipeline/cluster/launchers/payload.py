@@ -68,5 +68,12 @@ def new_token() -> str:
 def message(request: dict[str, Any], token: str) -> bytes:
     """What goes into the stdin of BOOTSTRAP: length and source, length and request, both compressed: a request holds
     the parts of all nodes, which hardly differ. A tar may follow."""
-    source, asked = agent_source(), zlib.compress(json.dumps({**request, "token": token}).encode())
-    return b"%s%d\n%s%d\n%s" % (_PREAMBLE, len(source), source, len(asked), asked)
+    asked = zlib.compress(json.dumps({**request, "token": token}).encode())
+    return b"%s%d\n%s" % (opening(), len(asked), asked)
+
+
+@cache
+def opening() -> bytes:
+    """How every message begins; an agent that stays gets only what follows."""
+    source = agent_source()
+    return b"%s%d\n%s" % (_PREAMBLE, len(source), source)

@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,14 +23,17 @@ from pathlib import Path
 from typing import IO
 
 from pipeline.cluster.launchers import environments
+from pipeline.cluster.launchers.agent_launcher import Turn
 from pipeline.cluster.launchers.answers import received_bytes
 from pipeline.cluster.launchers.base import PackSource
-from pipeline.cluster.launchers.payload import agent_argv
+from pipeline.cluster.launchers.live_agents import LIFE_S, LiveAgents, may_run_programs
+from pipeline.cluster.launchers.payload import agent_argv, opening
+from pipeline.cluster.launchers.pssh_output import output_of, pssh_name
 from pipeline.cluster.launchers.remote_launcher import RemoteLauncher
 from pipeline.cluster.launchers.replies import Answer, Output
 from pipeline.cluster.launchers.settings import ClusterConfig
 from pipeline.cluster.launchers.ssh_errors import explain
-from pipeline.core import leftovers, process
+from pipeline.core import leftovers, process, threads
 from pipeline.core.cluster import unfit_name
 from pipeline.core.errors import HostError, PacelineError, UsageError
 from pipeline.core.specs import Cluster, Host, NodeFacts
@@ -72,8 +76,8 @@ class PsshLauncher(RemoteLauncher):
                 f"cluster.ssh_config={cluster.ssh_config} does not exist" + (": no lab is up here" if of_a_lab else ""),
                 hint="doit lab hosts=2" if of_a_lab else "cluster.ssh_config=null, which takes your own ~/.ssh/config",
             )
-        program = process.find("pssh", "parallel-ssh")
-        if program is None or process.find("ssh") is None:
+        program, ssh = process.find("pssh", "parallel-ssh"), process.find("ssh")
+        if program is None or ssh is None:
             absent = "pssh (or parallel-ssh)" if program is None else "ssh"
             raise HostError(
                 f"cluster.launcher=pssh needs the program {absent}, which is not in PATH={os.environ.get('PATH')}",
@@ -85,7 +89,9 @@ class PsshLauncher(RemoteLauncher):
             environments.wanted(settings.environment_from, settings.wheelhouse) if settings is not None else None
         )
         self._pythons: dict[str, str] = {}  # host label → the interpreter of its environment
-        self._pssh = program
+        self._pssh, self._ssh_program = program, ssh
+        self._live: LiveAgents | None = None  # between the probe and the start
+        self._leaving: threading.Thread | None = None
         self._outputs: dict[str, Path] = {}  # host label → where pssh puts what it says just now
         prefix = leftovers.prefix("paceline")
         self._sockets = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # a socket's path has to be short
@@ -109,7 +115,10 @@ class PsshLauncher(RemoteLauncher):
         return {"ControlMaster": "auto", "ControlPath": f"{self._sockets}/%C", "ControlPersist": "30"}
 
     def close(self) -> None:
-        """End the shared connections."""
+        """End the agents that wait for a request, and the shared connections."""
+        self._leave()
+        if self._leaving is not None:
+            self._leaving.join()
 
         def end(host: Host) -> None:
             with contextlib.suppress(PacelineError):  # a stuck one ends by itself: ControlPersist
@@ -170,20 +179,61 @@ class PsshLauncher(RemoteLauncher):
     ) -> dict[str, Output]:
         with tempfile.TemporaryDirectory(prefix=leftovers.of_system("pssh")) as name:
             folder = Path(name)
-            self._outputs |= {host.label: folder / "out" / pssh_name(host) for host in hosts}
-            (folder / "hosts").write_text("".join(f"{pssh_name(host)}\n" for host in hosts), encoding="utf-8")
-            argv = [self._pssh, "-h", str(folder / "hosts"), "-p", str(len(hosts)), "-t", str(round(timeout_s))]
-            argv += ["-o", str(folder / "out"), "-e", str(folder / "err"), "-I"]
-            argv += [word for key, value in self._options().items() for word in ("-O", f"{key}={value}")]
-            if self.cluster.ssh_config:
-                argv += ["-x", f"-F {shlex.quote(self.cluster.ssh_config)}"]
+            argv = self._pssh_argv(folder, hosts, python, timeout_s, "-I")
             env = {key: value for key, value in os.environ.items() if not key.startswith("PSSH_")}
             try:
-                done = process.run_apart([*argv, remote_command(python)], stdin=stdin, env=env, timeout_s=timeout_s + 5)
+                done = process.run_apart(argv, stdin=stdin, env=env, timeout_s=timeout_s + 5)
             except PacelineError as error:
                 return {host.label: Output(code=None, note=error.what) for host in hosts}
             report = done.stdout + done.stderr
             return {host.label: output_of(folder, pssh_name(host), report, timeout_s) for host in hosts}
+
+    def _pssh_argv(
+        self, folder: Path, hosts: Sequence[Host], python: str | None, timeout_s: float, *more: str
+    ) -> list[str]:
+        """The command that runs the agent on ``hosts``, whose answers come in files below ``folder``."""
+        self._outputs |= {host.label: folder / "out" / pssh_name(host) for host in hosts}
+        (folder / "hosts").write_text("".join(f"{pssh_name(host)}\n" for host in hosts), encoding="utf-8")
+        argv = [self._pssh, "-h", str(folder / "hosts"), "-p", str(len(hosts)), "-t", str(round(timeout_s))]
+        argv += ["-o", str(folder / "out"), "-e", str(folder / "err"), *more]
+        argv += [word for key, value in self._options().items() for word in ("-O", f"{key}={value}")]
+        if self.cluster.ssh_config:
+            argv += ["-x", f"-F {shlex.quote(self.cluster.ssh_config)}"]
+        return [*argv, remote_command(python)]
+
+    def converse(
+        self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float, *, turn: Turn, token: str
+    ) -> dict[str, Output]:
+        """By the agents that the first request has left there; a command of its own where one of them is gone."""
+        if turn == "first":
+            self._leave()
+            self._live = self._live_agents(hosts)
+        elif self._live is not None and not self._live.usable():
+            self._leave()
+        if self._live is None:
+            return self.exchange(stdin, hosts, timeout_s)
+        at = 0 if turn == "first" else len(opening())
+        outputs = self._live.ask(stdin, at, token, timeout_s, last=turn == "last")
+        if turn == "last":  # they leave by themselves: nobody has to wait for that
+            live, self._live = self._live, None
+            self._leaving = threads.start(live.close, name="leaving agents", on_error=self._notes.append)
+        return outputs
+
+    def _live_agents(self, hosts: Sequence[Host]) -> LiveAgents | None:
+        """None: they have several interpreters, and pssh has one command; or no program can be put before ssh here."""
+        pythons = set(map(self.python_of, hosts))
+        folder = Path(tempfile.mkdtemp(prefix=leftovers.of_system("pssh")))
+        if len(pythons) > 1 or not may_run_programs(folder):
+            shutil.rmtree(folder)
+            return None
+        argv = self._pssh_argv(folder, hosts, pythons.pop(), LIFE_S)
+        return LiveAgents(argv, self._ssh_program, folder, {host.label: pssh_name(host) for host in hosts})
+
+    def _leave(self) -> None:
+        """The agents that wait for a further request, if any, end."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.close()
 
     def arrived(self, labels: Sequence[str]) -> dict[str, int]:
         told = {}
@@ -216,33 +266,6 @@ class PsshLauncher(RemoteLauncher):
         return explain(host, answer, self.cluster.ssh_config, connect_s=self._connect_s, is_setting=first)
 
 
-def pssh_name(host: Host) -> str:
-    """One line of pssh's host file. pssh splits at the last colon, so an IPv6 address needs its port."""
-    if ":" in host.name and host.port is None:
-        return f"{host.label}:22"
-    return host.label
-
-
 def remote_command(python: str | None) -> str:
     """What the remote login shell is given."""
     return shlex.join(["exec", *agent_argv(python)])
-
-
-def output_of(folder: Path, name: str, report: str, timeout_s: float) -> Output:
-    """What one host has written, as pssh leaves it in two files, and how it ended, as pssh's report says.
-
-    Args:
-        name: of the host in pssh's host file, and so of the two files.
-        timeout_s: the limit that pssh was given.
-    """
-    out, err = folder / "out" / name, folder / "err" / name
-    ended = re.search(rf"\[(?:SUCCESS|FAILURE)\] {re.escape(name)}(?: (.*))?$", report, re.MULTILINE)
-    how = "" if ended is None else ended[1] or ""
-    code, number = re.search(r"error code (\d+)", how), re.search(r"signal (\d+)", how)
-    late = f"it hadn't answered after {timeout_s:g} s" if "Timed out" in how else ""
-    return Output(
-        stdout=out.read_bytes() if out.exists() else b"",
-        stderr=err.read_text(encoding="utf-8", errors="replace") if err.exists() else "",
-        code=None if late or ended is None else int(code[1]) if code else -int(number[1]) if number else 0,
-        note="pssh has not asked it" if ended is None else late,
-    )

@@ -1,0 +1,206 @@
+"""Agents that pssh has started and that stay for the requests that follow: one Python on each host, not one a request.
+
+pssh reads its own input to the end before it starts anything, so each host's ssh reads a named pipe instead: a program
+called ``ssh``, which comes first in pssh's PATH, redirects its input and becomes the real one. What comes back stands
+in pssh's files, as ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+from pipeline.cluster.launchers.pssh_output import late_note, output_of, written
+from pipeline.cluster.launchers.replies import Output, answer_in
+from pipeline.core import process
+
+LIFE_S = 600.0
+"""pssh's own limit, which ends what a controller that was killed in a bad moment has left."""
+_USABLE_S = LIFE_S / 2
+_LOOK_S = 0.01
+_LOOK_AT_ONE_S = 50e-6  # with many hosts a look costs processor time too
+_LEAVE_S = 2.0
+_SILENT_S = 5.0  # of a first request: a start file of the login may read all input, and wait for its end
+_CHUNK_BYTES = 1 << 16
+
+_SSH = """\
+#!/bin/sh
+PATH=$PACELINE_PATH
+exec "$PACELINE_SSH" "$@" <"$PACELINE_REQUESTS/$PSSH_NODENUM"
+"""  # PATH as it was, for what ssh starts itself: a ProxyCommand that is called ssh, too
+
+
+_PROGRAMS = "programs"
+
+
+def may_run_programs(folder: Path) -> bool:
+    """Put pssh's ``ssh`` there; False: nothing in that folder may be executed (a file system with noexec)."""
+    path = folder / _PROGRAMS / "ssh"
+    path.parent.mkdir()
+    path.write_text(_SSH, encoding="ascii")
+    path.chmod(0o700)
+    return os.access(path, os.X_OK)
+
+
+class _Line:
+    """The named pipe to one host's ssh."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path, 0o600)
+        self._path = path
+        self.pipe: int | None = None
+        self.closed = False  # for good
+        self.broken = False  # ssh has ended
+        self.sent = 0  # bytes of the file of requests
+
+    def send(self, source: int, size: int) -> None:
+        """As much as the pipe takes now of what the file ``source`` holds from ``sent`` on."""
+        if self.pipe is None and not self.closed:
+            with contextlib.suppress(OSError):  # ENXIO: nobody reads it yet
+                self.pipe = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)
+        with contextlib.suppress(BlockingIOError):
+            while self.pipe is not None and self.sent < size:
+                try:
+                    self.sent += os.write(self.pipe, os.pread(source, _CHUNK_BYTES, self.sent))
+                except BrokenPipeError:
+                    self.breaks()
+
+    def close_after(self, size: int) -> None:
+        """Close it when all is sent."""
+        if self.sent >= size:
+            self.close()
+
+    def breaks(self) -> None:
+        self.broken = True
+        self.close()
+
+    def close(self) -> None:
+        """The agent reads the end of its input, and leaves."""
+        if self.pipe is not None:
+            os.close(self.pipe)
+        self.pipe, self.closed = None, True
+
+
+class LiveAgents:
+    """One pssh, and an agent on each host.
+
+    Args:
+        argv: pssh's whole command, without ``-I``; it writes into ``out`` and ``err`` below ``folder``.
+        ssh: path of the real one.
+        folder: one that ``may_run_programs`` and is removed at the end.
+        names: host label → its name in pssh's host file, in the order of that file.
+    """
+
+    def __init__(self, argv: Sequence[str], ssh: str, folder: Path, names: Mapping[str, str]) -> None:
+        self.folder, self._names, self._began = folder, names, time.monotonic()
+        requests = folder / "requests"
+        requests.mkdir()
+        self._lines = {label: _Line(requests / str(number)) for number, label in enumerate(names)}
+        path = os.environ.get("PATH", os.defpath)
+        env = {key: value for key, value in os.environ.items() if not key.startswith("PSSH_")}
+        env |= {"PATH": f"{folder / _PROGRAMS}:{path}", "PACELINE_PATH": path, "PACELINE_SSH": ssh}
+        env["PACELINE_REQUESTS"] = str(requests)
+        self._child = process.background(argv, env=env, log=folder / "report")
+
+    def usable(self) -> bool:
+        """Whether all of them wait for a request."""
+        self._wait(0.0, {})
+        alive = self._child.poll() is None and time.monotonic() - self._began < _USABLE_S
+        return alive and all(line.pipe is not None and not line.broken for line in self._lines.values())
+
+    def ask(self, stdin: IO[bytes], at: int, token: str, timeout_s: float, *, last: bool) -> dict[str, Output]:
+        """Send what ``stdin`` holds from byte ``at`` on; host label → what it wrote up to the answer with ``token``.
+
+        ``last``: no other request follows, as also where the first isn't answered everywhere within seconds. Where a
+        host doesn't answer at all, every agent is ended.
+        """
+        size = os.fstat(stdin.fileno()).st_size
+        for line in self._lines.values():
+            line.sent = at
+        try:
+            hang_up_s = 0.0 if last else _SILENT_S if at == 0 else LIFE_S
+            outputs, late = self._answers(stdin.fileno(), size, token, timeout_s, hang_up_s)
+            if len(outputs) < len(self._names):
+                self._end(0.0 if late else _LEAVE_S)
+        except BaseException:
+            self._end(0.0)
+            raise
+        report = (self.folder / "report").read_text(encoding="utf-8", errors="replace")
+        for label, name in self._names.items():
+            if label in late:
+                outputs[label] = replace(written(self.folder, name), code=None, note=late_note(timeout_s))
+            elif label not in outputs:
+                outputs[label] = output_of(self.folder, name, report, timeout_s)
+        return outputs
+
+    def _answers(
+        self, source: int, size: int, token: str, timeout_s: float, hang_up_s: float
+    ) -> tuple[dict[str, Output], set[str]]:
+        """What the hosts that answered have written, and the labels of those that had not when the time was up.
+
+        ``hang_up_s``: when the agents are told that nothing more will come.
+        """
+        outputs, seen = dict[str, Output](), dict[str, int]()
+        waiting, began = dict(self._lines), time.monotonic()
+        while waiting and self._child.poll() is None:
+            if time.monotonic() - began > timeout_s:
+                return outputs, set(waiting)
+            for label, line in list(waiting.items()):
+                line.send(source, size)
+                output = self._news(label, seen)
+                if output is not None and answer_in(output, token).value is not None:
+                    outputs[label] = output
+                if label in outputs or line.broken:
+                    del waiting[label]
+            if time.monotonic() - began >= hang_up_s:
+                for line in self._lines.values():
+                    line.close_after(size)
+            self._wait(max(_LOOK_S, _LOOK_AT_ONE_S * len(waiting)), waiting, size)
+        return outputs, set()
+
+    def _news(self, label: str, seen: dict[str, int]) -> Output | None:
+        """All that a host has written, where it is more than at the last look."""
+        name = self._names[label]
+        with contextlib.suppress(OSError):
+            size = (self.folder / "out" / name).stat().st_size
+            if size > seen.get(label, 0):
+                seen[label] = size
+                return written(self.folder, name)
+        return None
+
+    def _wait(self, longest_s: float, waiting: Mapping[str, _Line], size: int = 0) -> None:
+        """Until a pipe takes more, or an ssh ends."""
+        poll = select.poll()
+        lines = {line.pipe: line for line in self._lines.values() if line.pipe is not None}
+        unsent = {line.pipe for line in waiting.values() if line.sent < size}
+        for pipe in lines:
+            poll.register(pipe, select.POLLOUT if pipe in unsent else 0)
+        for pipe, event in poll.poll(1000 * longest_s):
+            if event & (select.POLLERR | select.POLLHUP | select.POLLNVAL):
+                lines[pipe].breaks()
+
+    def close(self) -> None:
+        """End the agents; what pssh has written is removed."""
+        self._end(_LEAVE_S)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _end(self, leave_s: float) -> None:
+        """``leave_s``: how long the agents have to leave by themselves once their input has ended."""
+        for line in self._lines.values():
+            line.close()
+        for wait_s, number in ((leave_s, signal.SIGINT), (1.0, signal.SIGKILL)):
+            try:
+                self._child.wait(wait_s)
+                return
+            except subprocess.TimeoutExpired:
+                self._child.send_signal(number)
+        self._child.wait()

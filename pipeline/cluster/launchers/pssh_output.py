@@ -1,0 +1,52 @@
+"""The files and the report that pssh leaves. Pure but for reading them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.cluster.launchers.replies import Output
+from pipeline.core.specs import Host
+
+
+def pssh_name(host: Host) -> str:
+    """One line of pssh's host file. pssh splits at the last colon, so an IPv6 address needs its port."""
+    if ":" in host.name and host.port is None:
+        return f"{host.label}:22"
+    return host.label
+
+
+def written(folder: Path, name: str) -> Output:
+    """What one host has written so far.
+
+    Args:
+        name: of the host in pssh's host file, and so of its two files.
+    """
+    out, err = folder / "out" / name, folder / "err" / name
+    return Output(
+        stdout=out.read_bytes() if out.exists() else b"",
+        stderr=err.read_text(encoding="utf-8", errors="replace") if err.exists() else "",
+    )
+
+
+def output_of(folder: Path, name: str, report: str, timeout_s: float) -> Output:
+    """What one host has written, and how it ended, as pssh's report says.
+
+    Args:
+        name: of the host in pssh's host file, and so of its two files.
+        timeout_s: the limit that pssh was given.
+    """
+    ended = re.search(rf"\[(?:SUCCESS|FAILURE)\] {re.escape(name)}(?: (.*))?$", report, re.MULTILINE)
+    how = "" if ended is None else ended[1] or ""
+    code, number = re.search(r"error code (\d+)", how), re.search(r"signal (\d+)", how)
+    late = late_note(timeout_s) if "Timed out" in how else ""
+    return replace(
+        written(folder, name),
+        code=None if late or ended is None else int(code[1]) if code else -int(number[1]) if number else 0,
+        note="pssh has not asked it" if ended is None else late,
+    )
+
+
+def late_note(timeout_s: float) -> str:
+    return f"it hadn't answered after {timeout_s:g} s"
