@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -21,15 +25,13 @@ def nodes(count: int) -> list[dict[str, Any]]:
 def checked(among: list[dict[str, Any]], *numbers: int, late: int | None = None) -> list[dict[str, Any]]:
     """What each of ``numbers`` answers; ``late`` begins when the others have been refused for a while."""
 
-    async def one(number: int) -> dict[str, Any]:
+    def one(number: int) -> dict[str, Any]:
         if number == late:
-            await asyncio.sleep(4 * reach.RETRY_S)
-        return await reach.check(among, number, HELLO, ANSWER)
+            time.sleep(4 * reach.RETRY_S)
+        return reach.check(among, number, HELLO, ANSWER)
 
-    async def all_at_once() -> list[dict[str, Any]]:
-        return await asyncio.gather(*map(one, numbers))
-
-    return asyncio.run(all_at_once())
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        return list(pool.map(one, numbers))
 
 
 @pytest.fixture
@@ -39,13 +41,21 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reach, name, seconds)
 
 
-def serving(port: int, address: str, reply: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> Any:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readline()
-        await reply(writer)
-        writer.close()
+@contextmanager
+def replying(address: str, port: int, said: bytes) -> Iterator[None]:
+    """A program that says something to whoever has said a line."""
 
-    return asyncio.start_server(answer, address, port)
+    class Reply(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.rfile.readline()
+            self.wfile.write(said)
+
+    with socketserver.ThreadingTCPServer((address, port), Reply) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield
+        server.shutdown()
+        thread.join()
 
 
 def test_thirty_two_nodes_reach_each_other_at_every_port_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,20 +66,16 @@ def test_thirty_two_nodes_reach_each_other_at_every_port_of_the_first(monkeypatc
 
 
 def test_a_node_has_no_more_connections_open_than_a_process_may_have_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    connect, open_now, most = reach.Check.connect, 0, 0
+    step, seen = reach.Check.step, list[int]()
 
-    async def counted(self: reach.Check, node: int, address: str, port: int) -> str:
-        nonlocal open_now, most
-        open_now += 1
-        most = max(most, open_now)
-        why = await connect(self, node, address, port)
-        open_now -= 1
-        return why
+    def counted(self: reach.Check) -> None:
+        seen.append(len(self.active))
+        step(self)
 
     monkeypatch.setattr(reach, "AT_ONCE", 2)
-    monkeypatch.setattr(reach.Check, "connect", counted)
+    monkeypatch.setattr(reach.Check, "step", counted)
     assert checked(nodes(6), *range(6)) == [{"taken": {}, "failed": []}] * 6
-    assert most == 2 * 6
+    assert max(seen) == 2
 
 
 def test_a_node_that_begins_late_is_refused_at_first_and_tried_again() -> None:
@@ -111,14 +117,9 @@ def test_a_port_that_swallows_what_is_sent_times_out() -> None:
 def test_a_foreign_listener_is_not_taken_for_the_node(said: bytes, why: str) -> None:
     two = nodes(2)
 
-    async def reply(writer: asyncio.StreamWriter) -> None:
-        writer.write(said)
-
-    async def against() -> dict[str, Any]:
-        async with await serving(two[1]["ports"][0], two[1]["address"], reply):
-            return await reach.check(two, 0, HELLO, ANSWER)
-
-    assert [item["why"] for item in asyncio.run(against())["failed"]] == [why]
+    with replying(two[1]["address"], two[1]["ports"][0], said):
+        (answer,) = checked(two, 0)
+    assert [item["why"] for item in answer["failed"]] == [why]
 
 
 @pytest.mark.usefixtures("hasty")

@@ -2,17 +2,22 @@
 
 All nodes do this at the same time, each on its own: it listens, and tries the others until they answer or its time is
 up. Nothing tells a node when the others begin, so one whose answer is late is refused at first and tried again.
+
+One loop over sockets that don't block: importing asyncio would take each host more processor time than all of this.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
+import os
+import selectors
 import socket
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
+from functools import partial
 
+from .addresses import Names, listening, unresolved
 from .node import own_node
 from .wire import Json, say
 
@@ -21,135 +26,258 @@ LIMIT_S = 8.0  # for the others to listen: as far as the commands to all hosts m
 TRIES = 2  # that time out: on a host that is busy an answer may have come, and nobody had a moment to look
 LATE_S = 0.3  # a time limit that is noticed later says that this process had no processor: it doesn't count
 RETRY_S = 0.1
-BACKLOG = 256
+LOOK_S = 0.02  # how often the clock is looked at, and what a name server said
 AT_ONCE = 200  # connections of one node: a process often may have no more than 1,024 open files
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-@dataclass
-class Check:
-    """What one node hears of the others. ``hello`` is what a node says, ``answer`` what only a node of this check knows
-    to say to it; then its number follows."""
-
-    me: int
-    hello: str
-    answer: str
-    awaited: set[tuple[int, int]]  # (node, own port) that has not been connected yet
-    limit_s: float
-    complete: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one connection; whoever says something else gets nothing."""
-        with contextlib.suppress(OSError, ValueError):
-            word, node = (await reader.readline()).decode("ascii", "replace").split()
-            if word == self.hello:
-                writer.write(f"{self.answer} {self.me}\n".encode())
-                await writer.drain()
-                self.awaited.discard((int(node), int(writer.get_extra_info("sockname")[1])))
-                if not self.awaited:
-                    self.complete.set()
-                await reader.read()  # the other closes first, so the port is free again at once
-        writer.close()
-
-    async def tried(self, slots: asyncio.Semaphore, node: int, address: str, port: int) -> Json:
-        async with slots:
-            return {"node": node, "port": port, "why": await self.connect(node, address, port)}
-
-    async def connect(self, node: int, address: str, port: int) -> str:
-        """Why the node can't be reached at this port; empty: it can."""
-        why, silent = "", 0
-        until = asyncio.get_running_loop().time() + self.limit_s
-        while (began := asyncio.get_running_loop().time()) < until:
-            try:
-                reader, writer = await asyncio.wait_for(asyncio.open_connection(address, port), CONNECT_S)
-            except (asyncio.TimeoutError, TimeoutError):  # noqa: UP041  (they differ before Python 3.11)
-                why = f"timed out after {TRIES * CONNECT_S:g} s"
-                silent += asyncio.get_running_loop().time() - began < CONNECT_S + LATE_S
-                if silent == TRIES:
-                    return why
-            except ConnectionRefusedError:
-                why = "refused"
-            except (socket.gaierror, UnicodeError) as error:
-                return unresolved(error)
-            except OSError as error:
-                return error.strerror or str(error)
-            else:
-                why = await self.recognise(node, reader, writer, until)
-                if not why:
-                    return ""
-            await asyncio.sleep(RETRY_S)
-        return why
-
-    async def recognise(
-        self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, until: float
-    ) -> str:
-        """Whether it is the node that answers; else what does."""
-        said = b""
-        with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError):
-            writer.write(f"{self.hello} {self.me}\n".encode())
-            left_s = until - asyncio.get_running_loop().time()
-            said = await asyncio.wait_for(reader.readline(), max(left_s, RETRY_S))
-        writer.close()
-        word, _, number = said.decode("ascii", "replace").strip().partition(" ")
-        if word != self.answer:
-            return "another program answers there"
-        return "" if number == str(node) else f"node {number} answers there"
+LINE_BYTES = 1024  # of what the other side says
+FOREIGN = "another program answers there"
 
 
 def reach(request: Json) -> None:
     """Answers with what this node could not listen on, and what it could not reach."""
     me = [node["identity"] for node in request["nodes"]].index(own_node(request)["identity"])
-    say(**asyncio.run(check(request["nodes"], me, request["hello"], request["answer"], request["slow_s"])))
+    say(**check(request["nodes"], me, request["hello"], request["answer"], request["slow_s"]))
 
 
-async def check(nodes: list[Json], me: int, hello: str, answer: str, slow_s: float = 0.0) -> Json:
-    """Listen at the own ports and connect to those of all others, at once. ``slow_s`` is what a login may take."""
-    others = [
-        *range(me + 1, len(nodes)),
-        *range(me),
-    ]  # each begins with another one, or all would ask the first at once
-    awaited = {(other, port) for other in others for port in nodes[me]["ports"]}
-    one = Check(me, hello, answer, awaited, LIMIT_S + slow_s)
-    servers, taken = [], {}
-    for port in nodes[me]["ports"]:
+def check(nodes: list[Json], me: int, hello: str, answer: str, slow_s: float = 0.0) -> Json:
+    """Listen at the own ports and connect to those of all others, at once.
+
+    Args:
+        hello: what a node says.
+        answer: what only a node of this check knows to say to that; then its number follows.
+        slow_s: what a login may take.
+    """
+    one = Check(nodes, me, hello, answer, LIMIT_S + slow_s)
+    try:
+        return one.run()
+    finally:
+        one.close()
+
+
+class Check:
+    """What one node hears of the others."""
+
+    def __init__(self, nodes: list[Json], me: int, hello: str, answer: str, limit_s: float) -> None:
+        self.nodes, self.me, self.hello, self.answer, self.limit_s = nodes, me, hello, answer, limit_s
+        self.others = [*range(me + 1, len(nodes)), *range(me)]  # or all would ask the first one at once
+        self.awaited = {(other, port) for other in self.others for port in nodes[me]["ports"]}  # nobody came yet
+        self.names = Names()
+        self.selector = selectors.DefaultSelector()  # its data is what handles an event of the socket
+        self.greeted: set[socket.socket] = set()  # others that close the connection in a moment
+        self.active: list[Dial] = []
+
+    def run(self) -> Json:
+        taken = self.listen()
+        targets = [(other, port) for other in self.others for port in self.nodes[other]["ports"]]
+        waiting = [Dial(self, other, port) for other, port in reversed(targets)]
+        failed: list[Json] = []
+        while waiting or self.active:
+            while waiting and len(self.active) < AT_ONCE:
+                self.active.append(waiting.pop())
+                self.active[-1].begin()
+            self.step()
+            over = [dial for dial in self.active if dial.over]
+            self.active = [dial for dial in self.active if not dial.over]
+            failed += [{"node": dial.node, "port": dial.port, "why": dial.why} for dial in over if dial.why]
+        self.step_while(lambda: bool(self.awaited), CONNECT_S + 5 * RETRY_S)  # a late one may be refused by nobody
+        self.step_while(lambda: bool(self.greeted), 5 * RETRY_S)  # the other closes first: the port is free at once
+        own = self.names.why(self.nodes[self.me]["address"])  # torchrun looks it up here too
+        failed += [{"node": self.me, "port": port, "why": own} for port in self.nodes[self.me]["ports"] if own]
+        return {"taken": taken, "failed": failed}
+
+    def step_while(self, wanted: Callable[[], bool], longest_s: float) -> None:
+        until = time.monotonic() + longest_s
+        while wanted() and time.monotonic() < until:
+            self.step()
+
+    def step(self) -> None:
+        """Handle what has happened, or look at the clock."""
+        for key, _ in self.selector.select(LOOK_S):
+            if is_open(key.fileobj):
+                key.data()
+        for dial in self.active:
+            dial.look()
+
+    def listen(self) -> dict[int, str]:
+        """The own ports that another program has, and what the system says of that."""
+        taken: dict[int, str] = {}
+        for port in self.nodes[self.me]["ports"]:
+            try:
+                listeners = listening(self.nodes[self.me]["address"], port)
+            except OSError as error:
+                taken[port] = error.strerror or str(error)
+                self.awaited -= {(other, port) for other in self.others}
+                continue
+            for listener in listeners:
+                self.watch(listener, selectors.EVENT_READ, partial(self.accept, listener))
+        return taken
+
+    def accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it has left again
+            guest, _ = listener.accept()
+            guest.setblocking(False)
+            said = bytearray()
+            self.watch(guest, selectors.EVENT_READ, lambda: self.serve(guest, said))
+
+    def serve(self, guest: socket.socket, said: bytearray) -> None:
+        """Answer one connection, which the other side closes then; whoever says something else gets nothing."""
+        data = received(guest)
+        if data is None:
+            return
+        said += data
+        if guest in self.greeted or not data or b"\n" not in said:
+            if not data or len(said) > LINE_BYTES:
+                self.leave(guest)
+            return
+        word, _, node = said.decode("ascii", "replace").strip().partition(" ")
+        if word != self.hello or not node.isdecimal():
+            self.leave(guest)
+            return
+        with contextlib.suppress(OSError):
+            guest.send(f"{self.answer} {self.me}\n".encode())
+            self.awaited.discard((int(node), int(guest.getsockname()[1])))
+            self.greeted.add(guest)
+
+    def watch(self, one: socket.socket, events: int, handle: Callable[[], None]) -> None:
+        self.selector.register(one, events, handle)
+
+    def leave(self, one: socket.socket) -> None:
+        self.greeted.discard(one)
+        self.selector.unregister(one)
+        one.close()
+
+    def close(self) -> None:
+        for key in list(self.selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                self.leave(key.fileobj)
+        self.selector.close()
+
+
+class Dial:
+    """The tries to reach one port of another node. ``why`` it can't be reached; '': it can."""
+
+    def __init__(self, check: Check, node: int, port: int) -> None:
+        self.check, self.node, self.port = check, node, port
+        self.address = check.nodes[node]["address"]
+        self.why, self.silent, self.over = "", 0, False
+        self.socket: socket.socket | None = None
+        self.places: list[tuple[int, object]] = []  # family and address that are still to be tried
+        self.connected = self.found = False
+        self.until = self.began = self.again_at = 0.0
+
+    def begin(self) -> None:
+        self.until = time.monotonic() + self.check.limit_s
+        self.try_again()
+
+    def try_again(self) -> None:
+        self.began, self.again_at, self.found = time.monotonic(), 0.0, False
+        self.look()
+
+    def look(self) -> None:
+        """What time it is: for another try, or for the end of this one."""
+        now = time.monotonic()
+        if self.over:
+            return
+        if self.again_at:
+            if now >= self.again_at:
+                self.try_again()
+        elif self.connected:
+            if now > max(self.until, self.began + RETRY_S):
+                self.failed(FOREIGN)
+        elif now - self.began >= CONNECT_S:
+            self.silent += now - self.began < CONNECT_S + LATE_S
+            self.failed(f"timed out after {TRIES * CONNECT_S:g} s", final=self.silent == TRIES)
+        elif not self.found:
+            self.look_up()
+
+    def look_up(self) -> None:
+        places = self.check.names.places(self.address)
+        if places is None:
+            return
+        self.found = True
+        if isinstance(places, Exception):
+            self.failed(unresolved(places), final=True)
+        else:
+            self.places = list(places)
+            self.connect()
+
+    def connect(self) -> None:
+        """To the next of the places that the address stands for."""
+        family, place = self.places.pop(0)
         try:
-            servers.append(await listen(one.serve, nodes[me]["address"], port))
+            self.socket = socket.socket(family, socket.SOCK_STREAM)
+            self.socket.setblocking(False)
+            code = self.socket.connect_ex((place[0], self.port, *place[2:]))  # type: ignore[index]
         except OSError as error:
-            taken[port] = error.strerror or str(error)
-            one.awaited -= {(other, port) for other in others}
-    targets = [(other, nodes[other]["address"], port) for other in others for port in nodes[other]["ports"]]
-    slots = asyncio.Semaphore(AT_ONCE)
-    tried = await asyncio.gather(*(one.tried(slots, *target) for target in targets))
-    if one.awaited:  # a node that is late may still be refused by nobody
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(one.complete.wait(), CONNECT_S + 5 * RETRY_S)
-    for server in servers:
-        server.close()
-    own = await lookup(nodes[me]["address"])  # torchrun looks it up here too
-    tried += [{"node": me, "port": port, "why": own} for port in nodes[me]["ports"]]
-    return {"taken": taken, "failed": [result for result in tried if result["why"]]}
+            code = error.errno or errno.EIO
+        if code in (0, errno.EINPROGRESS) and self.socket is not None:
+            self.check.watch(self.socket, selectors.EVENT_WRITE, self.greet)
+        else:
+            self.unconnected(code)
+
+    def unconnected(self, code: int) -> None:
+        self.hang_up()
+        if self.places:
+            self.connect()
+        elif code == errno.ECONNREFUSED:
+            self.failed("refused")
+        else:
+            self.failed(os.strerror(code), final=True)
+
+    def greet(self) -> None:
+        """Connected, or not: say who this is."""
+        assert self.socket is not None
+        code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self.unconnected(code)
+            return
+        self.connected, said = True, bytearray()
+        with contextlib.suppress(OSError):
+            self.socket.send(f"{self.check.hello} {self.check.me}\n".encode())
+        self.check.selector.modify(self.socket, selectors.EVENT_READ, lambda: self.recognise(said))
+
+    def recognise(self, said: bytearray) -> None:
+        """Whether it is the node that answers; else what does."""
+        assert self.socket is not None
+        data = received(self.socket)
+        if data is None:
+            return
+        said += data
+        if data and b"\n" not in said and len(said) <= LINE_BYTES:
+            return
+        word, _, number = said.decode("ascii", "replace").strip().partition(" ")
+        if word != self.check.answer:
+            self.failed(FOREIGN)
+        elif number != str(self.node):
+            self.failed(f"node {number} answers there")
+        else:
+            self.hang_up()
+            self.why, self.over = "", True
+
+    def failed(self, why: str, *, final: bool = False) -> None:
+        """This try has; there is another one while there is time, unless it is ``final``."""
+        self.hang_up()
+        self.why = why
+        self.again_at = time.monotonic() + RETRY_S
+        self.over = final or self.again_at >= self.until
+
+    def hang_up(self) -> None:
+        if self.socket is not None:
+            if self.socket in self.check.selector.get_map():
+                self.check.leave(self.socket)
+            self.socket.close()
+        self.socket, self.connected = None, False
 
 
-async def lookup(address: str) -> str:
-    """Why this node can't look up an address; empty: it can."""
+def is_open(one: object) -> bool:
+    """False: what another event of the same look was for has closed it."""
+    return isinstance(one, socket.socket) and one.fileno() >= 0
+
+
+def received(one: socket.socket) -> bytes | None:
+    """What has come; b'': the other side has closed it; None: nothing yet."""
     try:
-        await asyncio.get_running_loop().getaddrinfo(address, None)
-    except (socket.gaierror, UnicodeError) as error:  # UnicodeError: a part of the name is empty or too long
-        return unresolved(error)
-    return ""
-
-
-def unresolved(error: Exception) -> str:
-    """The controller puts the address between (``pipeline/cluster/reachability.py``)."""
-    return f"can't resolve it: {getattr(error, 'strerror', None) or error}"
-
-
-async def listen(serve: Serve, address: str, port: int) -> asyncio.AbstractServer:
-    """At the node's address; at all of them where it is none of its own interfaces (behind a NAT), or is none at all,
-    which those who connect will tell. Raises OSError: another program has the port."""
-    try:
-        return await asyncio.start_server(serve, address, port, backlog=BACKLOG)
-    except (OSError, UnicodeError) as error:
-        if getattr(error, "errno", None) == errno.EADDRINUSE:
-            raise
-        return await asyncio.start_server(serve, None, port, backlog=BACKLOG)
+        return one.recv(LINE_BYTES)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""

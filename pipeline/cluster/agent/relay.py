@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from . import reach
+from .addresses import listening
 from .node import own_node
 from .staging import holds_pack, pack_folder, staged
 from .wire import Json, say
@@ -258,10 +259,11 @@ async def told_of(request: Json, me: int) -> str:
 
 async def part(request: Json, node: Node) -> str:
     """Take the pack where it isn't here, and serve the others. Where it lies then. Raises UnservedError, OSError."""
-    mine, server = node.nodes[node.me], None
+    mine, servers = node.nodes[node.me], list[asyncio.AbstractServer]()
     folder = mine["pack_path"] or pack_folder(request)
     with contextlib.suppress(OSError):  # the port was taken meanwhile: the others have another source
-        server = await reach.listen(node.serve, mine["address"], mine["port"])
+        for listener in listening(mine["address"], mine["port"]):
+            servers.append(await asyncio.start_server(node.serve, sock=listener))
     try:
         if holds_pack(folder, request["pack_digest"]):
             node.content.open(folder, complete=True)
@@ -278,7 +280,7 @@ async def part(request: Json, node: Node) -> str:
         await asyncio.sleep(0)  # who waits here is told
         raise
     finally:
-        if server is not None:
+        for server in servers:
             server.close()
         node.content.close()
     return folder
