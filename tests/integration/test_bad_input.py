@@ -115,11 +115,16 @@ def test_what_a_killed_command_left_is_removed_by_the_next_one_that_holds_the_lo
     ("words", "said"),
     [
         (("evaluate", "run=nope"), "run=nope: no such run"),
-        (("record", "run=nope"), "run=nope: no such run"),
+        pytest.param(("record", "run=nope"), "run=nope: no such run", marks=pytest.mark.long),
         (("reproduce", f"run={'a' * 300}"), ": no such run"),
         (("reproduce", "run=~nobody-here/x"), "run=~nobody-here/x: no such run"),
-        (("sweep", *TINY, f"sweep.name={'a' * 300}"), "(300 characters)' must be up to 100 letters"),
-        (("sweep", *TINY, "sweep.name=.."), "sweep.name='..' must be up to 100 letters"),
+        *(
+            pytest.param(("sweep", *TINY, f"sweep.name={name}"), said, marks=pytest.mark.long)
+            for name, said in (
+                ("a" * 300, "(300 characters)' must be up to 100 letters"),
+                ("..", "sweep.name='..' must be up to 100 letters"),
+            )
+        ),
         (("sweep", *TINY, "sweep.name='ünï code'"), "sweep.name='ünï code' must be up to 100 letters"),
         (("optimizer.lr=0.1",), "ERROR: no command is named; doit train "),
         (("ui", "port=99999"), "port=99999 must be a whole number from 1 to 65535"),

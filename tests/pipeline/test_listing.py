@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,11 +39,28 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def listed(runs_dir: Path, *words: str, code: int = 0) -> str:
+Listed = Callable[..., str]
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Listed]:
+    """What `doit runs` of a folder says, in this process."""
+
+    def run(runs_dir: Path, *words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["doit", "runs", f"paths.runs={runs_dir}", *words])
+        session.cache_clear()
+        listing.runs()
+        return capsys.readouterr().out
+
+    yield run
+    session.cache_clear()
+
+
+def typed(runs_dir: Path, *words: str) -> tuple[int, str]:
+    """Exit code and output of `doit runs` as a person types it."""
     argv = [sys.executable, "-m", "doit", "runs", f"paths.runs={runs_dir}", *words]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return done.returncode, done.stdout
 
 
 @pytest.mark.parametrize(
@@ -57,11 +75,11 @@ def listed(runs_dir: Path, *words: str, code: int = 0) -> str:
         (("cluster=local", "optimizer.lr=0.1"), "ca"),
     ],
 )
-def test_words_choose_runs_by_their_values(runs_dir: Path, words: tuple[str, ...], keys: str) -> None:
+def test_words_choose_runs_by_their_values(runs_dir: Path, listed: Listed, words: tuple[str, ...], keys: str) -> None:
     assert [line[0] for line in listed(runs_dir, *words).splitlines()] == [*keys]
 
 
-def test_a_line_has_the_fields_in_which_the_listed_runs_differ(runs_dir: Path) -> None:
+def test_a_line_has_the_fields_in_which_the_listed_runs_differ(runs_dir: Path, listed: Listed) -> None:
     (second, first) = listed(runs_dir, "model=resnet18").splitlines()
     assert first.endswith("kB  optimizer.lr=0.1  seed=0")
     assert first.split("  ")[3:5] == ["cifar10 resnet18 sgd", "1 rank"]
@@ -80,10 +98,11 @@ def test_a_line_has_the_fields_in_which_the_listed_runs_differ(runs_dir: Path) -
     ],
 )
 def test_a_word_that_chooses_nothing_is_refused(runs_dir: Path, word: str, said: str) -> None:
-    assert listed(runs_dir, word, code=3).startswith(f"ERROR: {said}")
+    code, output = typed(runs_dir, word)
+    assert (code, output.startswith(f"ERROR: {said}")) == (3, True), output
 
 
-def test_a_line_has_hosts_time_and_size(tmp_path: Path) -> None:
+def test_a_line_has_hosts_time_and_size(tmp_path: Path, listed: Listed) -> None:
     few = finished(tmp_path, summary={"train_s": 754.2})
     (few.path / "checkpoints" / "step-00000001.pt").write_bytes(bytes(2_000_000))
     (few.path / "requirements.lock").write_bytes(bytes(5_000_000))
@@ -102,19 +121,15 @@ def test_a_line_has_hosts_time_and_size(tmp_path: Path) -> None:
 
 
 def test_the_sizes_of_many_runs_are_told_when_they_are_asked_for(
-    runs_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs_dir: Path, listed: Listed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "_MOST_MEASURED", 2)
     for words, shown in (((), False), (("seed=0",), True), (("sort=size",), True)):
-        monkeypatch.setattr(sys, "argv", ["doit", "runs", f"paths.runs={runs_dir}", *words])
-        session.cache_clear()
-        listing.runs()
-        assert (" kB" in capsys.readouterr().out) == shown
-    session.cache_clear()
+        assert (" kB" in listed(runs_dir, *words)) == shown
 
 
 def test_where_no_run_has_the_values_that_is_said(runs_dir: Path) -> None:
-    assert listed(runs_dir, "seed=77") == f"no run under {runs_dir} has these values\n"
+    assert typed(runs_dir, "seed=77") == (0, f"no run under {runs_dir} has these values\n")
 
 
 def test_where_runs_ran_is_no_difference_and_a_damaged_configuration_matches_nothing() -> None:

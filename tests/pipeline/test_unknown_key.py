@@ -12,7 +12,7 @@ from pipeline.core.errors import UsageError
 
 def _said(word: str, verb: str = "train") -> str:
     with pytest.raises(UsageError) as caught:
-        compose_config(["experiment=quickstart", word])
+        compose_config([word])
     return str(for_verb(caught.value, verb))
 
 
