@@ -13,7 +13,7 @@ import os
 import re
 import site
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from importlib.metadata import Distribution
@@ -161,7 +161,7 @@ def _content(found: Distribution) -> str:
 def _owners(name: str, folder: str) -> dict[str, list[str]]:
     """The distributions in ``folder`` that have files of the module. An .egg-info elsewhere than among installed
     packages is what a build leaves in a working tree."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, Sequence[str]] = {}
     line = re.compile(rf"^{re.escape(name)}(?:/([^,\n]*))?(?:\.[^/,\n]*)?(?:,|$)", re.MULTILINE)
     is_site = folder in [*site.getsitepackages(), site.getusersitepackages()]
     for distribution in importlib.metadata.distributions(path=[folder]):
@@ -170,8 +170,9 @@ def _owners(name: str, folder: str) -> dict[str, list[str]]:
         if not listed and is_site and name in _declared(distribution):
             inside = [""]
         if inside:
-            found[_normal(distribution.name)] = _topmost(inside)
-    return found if len(found) > 1 else {label: [] for label in found}  # nobody else's: no need to look closer
+            found[_normal(distribution.name)] = inside
+    shared = len(found) > 1  # nobody else's: no need to look closer
+    return {label: _topmost(inside) if shared else [] for label, inside in found.items()}
 
 
 def _declared(distribution: Distribution) -> list[str]:
@@ -185,7 +186,13 @@ def _topmost(files: Sequence[str]) -> list[str]:
     packages = {item.rpartition("/")[0] for item in files if item.rpartition("/")[2].startswith("__init__.")}
     modules = {item.removesuffix(".py").split(".")[0] for item in files if item.endswith((".py", ".so"))}
     names = {name.replace("/", ".") for name in packages | modules}
-    return sorted(name for name in names if not any(name.startswith(f"{other}.") for other in names))
+    return sorted(name for name in names if names.isdisjoint(_above(name)))
+
+
+def _above(name: str) -> Iterator[str]:
+    """The dotted names in which it lies: of a.b.c a and a.b."""
+    parts = name.split(".")
+    return (".".join(parts[:count]) for count in range(1, len(parts)))
 
 
 def _normal(name: str) -> str:
