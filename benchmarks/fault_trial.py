@@ -135,8 +135,11 @@ class Trial:
     def _is_on_a_host(self, process: psutil.Process) -> bool:
         """Whether it is in the network namespace of a host of this case's lab."""
         inits = [host.init_pid for host in self.lab.hosts] if self.lab is not None else []
-        own = Path(f"/proc/{process.pid}/ns/net").readlink()
-        return own in [Path(f"/proc/{init}/ns/net").readlink() for init in inits if init is not None]
+        own, theirs = Path(f"/proc/{process.pid}/ns/net").readlink(), list[Path]()
+        for init in inits:
+            with contextlib.suppress(OSError):  # a host that was killed
+                theirs.append(Path(f"/proc/{init}/ns/net").readlink())
+        return own in theirs
 
     def torchruns(self) -> list[psutil.Process]:
         return [process for process, words in self.processes() if "torch.distributed.run" in words]
