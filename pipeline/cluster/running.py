@@ -151,12 +151,12 @@ class RunningAttempt:
 
     def _follow(self) -> None:
         """Handle events until every node has ended, or, after the first bad end, until STOP_S have passed."""
+        self.watchers.on_start()
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         following = self.launcher.follow(self.plan, events.put, metrics_at=self._metrics_at)
         deadline: float | None = None
         pruning = self.launcher.capabilities.shares_run_dir  # where rank 0 sees the file itself
         try:
-            self.watchers.on_start()
             while len(self.ends) < self.plan.nnodes and (deadline is None or time.monotonic() < deadline):
                 self._next(events)
                 self.signals.check()

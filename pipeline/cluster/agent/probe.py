@@ -120,6 +120,8 @@ def modules(names: list[str], behind: list[str]) -> dict[str, str]:
 
     Nothing is imported. ``behind`` are the folders of the ranks' PYTHONPATH.
     """
+    if not names:  # as a rule: distributions are found by the names of their folders
+        return {}
     path = [*behind, *(entry for entry in sys.path if is_installed(entry))]
     return {name: version_of_module(name, path) for name in names if is_importable(name, path)}
 

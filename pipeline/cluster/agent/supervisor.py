@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
 from types import FrameType
 
 from .claims import Claim, claim_for_run
@@ -95,7 +94,7 @@ def supervise_forever(request: Json, node: Json, tell: int, claim: Claim | None)
         Supervisor(request, node).run(tell)
         code = 0
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
         sys.stderr.flush()
     finally:
         if claim is not None:
@@ -146,7 +145,7 @@ class Supervisor:
             code = self.watch(child)
             self.early_exits.torchrun_ended(code)
         except BaseException as error:
-            traceback.print_exc()
+            sys.excepthook(*sys.exc_info())
             self.end(f"the node agent could not go on: {reason(error)}")
         finally:
             self.early_exits.about_to_end_all()

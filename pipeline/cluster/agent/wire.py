@@ -8,7 +8,6 @@ import json
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -57,7 +56,7 @@ def in_thread(target: Callable[..., Any], *args: Any, on_error: Callable[[str], 
         try:
             target(*args)
         except BaseException as error:
-            traceback.print_exc()
+            sys.excepthook(*sys.exc_info())
             on_error(f"{type(error).__name__}: {error}")
 
     threading.Thread(target=run, daemon=True).start()
