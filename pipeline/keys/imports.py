@@ -14,9 +14,15 @@ b``, which may be a module. ``named``: a string that may name a module."""
 
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+(?=:|$)")
 _FORGIVING = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+_FORGIVERS = (ast.Try, ast.TryStar, ast.With, ast.If)
+_EMPTY = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)  # a third of the nodes
 _PLATFORM = {"version_info", "platform", "implementation"}  # of sys, as in ``if sys.version_info >= (3, 12):``
 _GIVEN = sys.stdlib_module_names | {"__main__"}
 _RANKING: tuple[Kind, ...] = ("needed", "optional", "part", "named")
+
+
+_TELLING = (ast.Import, ast.ImportFrom, ast.Call, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Constant)
+"""What ``_of`` looks at, of the tens of thousands of nodes that a project's sources have."""
 
 
 class Import(NamedTuple):
@@ -32,7 +38,7 @@ def imports(tree: ast.Module, module: str, *, is_package: bool) -> list[Import]:
     package = module if is_package else module.rpartition(".")[0]
     found: dict[str, Import] = {}
     for node, guarded in _nodes(tree):
-        for item in _of(node, package, module):
+        for item in _of(node, package, module) if isinstance(node, _TELLING) else ():
             kind: Kind = "optional" if guarded and item.kind == "needed" else item.kind
             known = found.get(item.name)
             if known is None or _RANKING.index(kind) < _RANKING.index(known.kind):
@@ -49,8 +55,8 @@ def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
         if isinstance(node, ast.If) and _is_type_checking(node.test):
             waiting += [(item, guarded) for item in node.orelse]
             continue
-        inside = guarded or _forgives(node)
-        waiting += [(item, inside) for item in ast.iter_child_nodes(node)]
+        inside = guarded or (isinstance(node, _FORGIVERS) and _forgives(node))
+        waiting += [(item, inside) for item in ast.iter_child_nodes(node) if not isinstance(item, _EMPTY)]
 
 
 def _of(node: ast.AST, package: str, module: str) -> Iterator[Import]:

@@ -18,6 +18,7 @@ _ALL = frozenset({
     "linecache", "tokenize", "doctest", "pydoc",
     "jit",  # torch.jit reads sources, and types from comments
 })  # fmt: skip
+_NAMING = (ast.Name, ast.Attribute, ast.alias, ast.ImportFrom, ast.Constant)
 _LEFT_OUT = frozenset({"ctx", "kind", "type_ignores", "type_comment"})  # given by the place, or no part of the meaning
 
 
@@ -38,6 +39,8 @@ def sight(tree: ast.Module) -> Sight:
 
 
 def _names(node: ast.AST) -> tuple[str, ...]:
+    if not isinstance(node, _NAMING):  # most nodes
+        return ()
     if isinstance(node, ast.Name):
         return (node.id,)
     if isinstance(node, ast.Attribute):
