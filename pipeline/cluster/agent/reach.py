@@ -26,6 +26,7 @@ LIMIT_S = 8.0  # for the others to listen: as far as the commands to all hosts m
 TRIES = 2  # that time out: on a host that is busy an answer may have come, and nobody had a moment to look
 LATE_S = 0.3  # a time limit that is noticed later says that this process had no processor: it doesn't count
 RETRY_S = 0.1
+RETRY_OF_ONE_S = 0.002  # few nodes try each other sooner again: they begin nearly at once
 LOOK_S = 0.02  # how often the clock is looked at, and what a name server said
 AT_ONCE = 200  # connections of one node: a process often may have no more than 1,024 open files
 LINE_BYTES = 1024  # of what the other side says
@@ -60,6 +61,7 @@ class Check:
         self.nodes, self.me, self.hello, self.answer, self.limit_s = nodes, me, hello, answer, limit_s
         self.others = [*range(me + 1, len(nodes)), *range(me)]  # or all would ask the first one at once
         self.awaited = {(other, port) for other in self.others for port in nodes[me]["ports"]}  # nobody came yet
+        self.retry_s = min(RETRY_S, RETRY_OF_ONE_S * len(nodes))
         self.names = Names()
         self.selector = selectors.DefaultSelector()  # its data is what handles an event of the socket
         self.greeted: set[socket.socket] = set()  # others that close the connection in a moment
@@ -257,7 +259,7 @@ class Dial:
         """This try has; there is another one while there is time, unless it is ``final``."""
         self.hang_up()
         self.why = why
-        self.again_at = time.monotonic() + RETRY_S
+        self.again_at = time.monotonic() + self.check.retry_s
         self.over = final or self.again_at >= self.until
 
     def hang_up(self) -> None:
