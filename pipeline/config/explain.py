@@ -62,7 +62,7 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
         return _not_of_a_host(found.group(1), culprit)
     if _NO_HOSTS.search(text) and (_of_hosts(culprit) or HostConfig.__name__ in text):
         return UsageError(f"{culprit}: that is no list of hosts; {_HOSTS_ARE}")
-    if "Ambiguous value" in text:
+    if "Ambiguous value" in text or "requires --multirun" in text:
         return UsageError(
             f"{culprit}: several values are a sweep, and this command takes one; "
             "write key=[a,b] for a list, key=\"'a,b'\" for a text with a comma, "

@@ -14,6 +14,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep, Transformer
 
+from pipeline.config.grid_size import range_length
 from pipeline.core.errors import UsageError
 
 
@@ -134,9 +135,8 @@ def _interval(word: str, value: IntervalSweep) -> Number:
 
 
 def _range(word: str, value: RangeSweep) -> Number:
-    numbers = sorted(value.range()) if value.step else []
-    if not numbers:
-        raise UsageError(f"{word} has no value in it: range(start, stop, step) ends before stop")
+    range_length(word, value)
+    numbers = sorted(value.range())
     whole = all(isinstance(number, int) for number in numbers)
     log, step = "log" in value.tags, abs(value.step)
     _check_log(word, numbers[0], value.tags)

@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config import compose
 from pipeline.config.explain import explain
+from pipeline.config.grid_size import refuse_impossible
 from pipeline.core.errors import UsageError
 
 Overrides = tuple[str, ...]
@@ -48,7 +49,8 @@ def jobs(words: Sequence[str]) -> list[Overrides]:
     a word of the command line replaces the grid's value of the same key.
 
     Raises:
-        UsageError: a word that is no override; an interval, which only a search can draw from.
+        UsageError: a word that is no override or has no value; an interval, which only a search can draw from; more
+            trials than a sweep takes.
     """
     with compose.hydra_ready():
         overrides = _parsed([*_grid(words), *words])
@@ -64,6 +66,7 @@ def jobs(words: Sequence[str]) -> list[Overrides]:
                     f"{override.input_line}: an interval has no end of values, so only a search can draw from it; "
                     f"add search=tpe, or write {key}=0.01,0.1 or {key}='range(1,5)' for a grid"
                 )
+        refuse_impossible(overrides)
         return [tuple(job) for job in BasicSweeper.split_arguments(overrides, None)[0]]
 
 
