@@ -22,8 +22,10 @@ from pipeline.cli import clone, commands, shadowing  # noqa: E402
 from pipeline.cli.invocation import Invocation, typed_runs_dir  # noqa: E402
 from pipeline.cli.loader import leave  # noqa: E402
 from pipeline.cli.session import Session  # noqa: E402
+from pipeline.config import hydra_flags  # noqa: E402
 from pipeline.config.compose import CONF_DIR, CONFIG_NAME, HYDRA_VERSION_BASE  # noqa: E402
 from pipeline.config.schema_store import register  # noqa: E402
+from pipeline.config.trials import jobs  # noqa: E402
 from pipeline.core import masking, signals  # noqa: E402
 from pipeline.core.errors import PacelineError  # noqa: E402
 from pipeline.core.redact import by_environment  # noqa: E402
@@ -55,12 +57,25 @@ def refuse_another_clone() -> None:
         leave(error)
 
 
+def refuse_words() -> None:
+    """What `doit` refuses is refused with the same line, before Hydra looks at it."""
+    try:
+        asked = hydra_flags.read(sys.argv[1:])
+        if asked.multirun:
+            jobs(asked.words)
+        elif asked.composes:
+            Session(Invocation(verb="train", overrides=asked.words)).config  # noqa: B018  (composed and checked)
+    except PacelineError as error:
+        leave(error)
+
+
 if __name__ == "__main__":
     masking.begin()
     unexpected.keep_in(clone.ROOT / typed_runs_dir(sys.argv))
     sys.argv[1:], told = by_environment(sys.argv[1:])  # Hydra writes words and values to multirun.yaml
     os.environ.update(told)
     refuse_another_clone()
+    refuse_words()
     try:
         main()
     except BrokenPipeError as error:  # in Hydra's own output: --cfg all | head

@@ -1,0 +1,72 @@
+"""The flags of Hydra's own command line: what it would answer with a traceback is refused in a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hydra._internal.utils import get_args_parser
+
+from pipeline.core.errors import UsageError
+
+_SHELLS = ("bash", "fish", "zsh")
+
+
+class Asked(NamedTuple):
+    """What a command line asks of Hydra.
+
+    Attributes:
+        words: the overrides.
+        multirun: whether they stand for the trials of a sweep.
+        composes: whether they make one run, of this project's own conf/.
+    """
+
+    words: tuple[str, ...]
+    multirun: bool
+    composes: bool
+
+
+def read(argv: Sequence[str]) -> Asked:
+    """The words behind ``python -m pipeline``. Ends the process where a flag is none (argparse).
+
+    Raises:
+        UsageError: flags that Hydra doesn't take together, or not without another.
+    """
+    args = get_args_parser().parse_args(list(argv))
+    flags = {
+        "--run": args.run,
+        "--multirun": args.multirun,
+        "--cfg": args.cfg,
+        "--info": args.info,
+        "--shell-completion": args.shell_completion,
+    }
+    given = [name for name, value in flags.items() if value]
+    if len(given) > 1:
+        hint = "doit plan with the same words lists the trials" if "--multirun" in given else f"only {given[-1]}"
+        raise UsageError(f"{' and '.join(given)} can't be taken together; choose one", hint=hint)
+    if args.resolve and not (args.cfg or args.help):
+        raise UsageError("--resolve says how --cfg prints", hint="--cfg job --resolve")
+    if args.experimental_rerun is not None:
+        raise UsageError(
+            f"--experimental-rerun {args.experimental_rerun}: a run is not made again from a pickle",
+            hint="doit reproduce run=KEY",
+        )
+    if args.shell_completion:
+        _refuse_no_shell(args.overrides)
+    answers = args.help or args.hydra_help or args.info or args.shell_completion
+    elsewhere = args.config_path or args.config_name or args.config_dir
+    return Asked(
+        words=tuple(args.overrides), multirun=bool(args.multirun), composes=not (answers or elsewhere or args.multirun)
+    )
+
+
+def _refuse_no_shell(words: Sequence[str]) -> None:
+    """Raises UsageError where the words don't name one shell."""
+    told = [word.partition("=")[::2] for word in words]
+    named = [shell for name, shell in told if name in ("install", "uninstall", "query")]
+    if len(named) != 1 or named[0] not in _SHELLS:
+        seen = f", not {' '.join(words)}" if words else ""
+        raise UsageError(
+            f"--shell-completion needs install=SHELL or uninstall=SHELL with one of {', '.join(_SHELLS)}{seen}",
+            hint='eval "$(python -m pipeline --shell-completion install=bash)"',
+        )

@@ -1,0 +1,53 @@
+"""Hydra's own command line: what it can't do is one clear error, with the exit code of wrong usage."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.config import hydra_flags
+from pipeline.core.errors import UsageError
+from tests.integration.commands import ROOT
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--shell-completion", "--shell-completion needs install=SHELL or uninstall=SHELL with one of bash, fish, zsh"),
+        ("--shell-completion install=csh", ", not install=csh"),
+        ("-m --cfg job seed=1,2", "--multirun and --cfg can't be taken together; choose one\n  try: doit plan"),
+        ("--cfg all -r", "--run and --cfg can't be taken together"),
+        ("--resolve", "try: --cfg job --resolve"),
+        ("--experimental-rerun /nope", "try: doit reproduce run=KEY"),
+    ],
+)
+def test_flags_that_hydra_answers_with_a_traceback_are_refused(line: str, said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        hydra_flags.read(line.split())
+
+
+def test_the_words_behind_good_flags() -> None:
+    assert hydra_flags.read(["--cfg", "job", "--resolve", "seed=1"]) == (("seed=1",), False, True)
+    assert hydra_flags.read(["-m", "seed=1,2"]) == (("seed=1,2",), True, False)
+    assert not hydra_flags.read(["--shell-completion", "install=bash"]).composes
+    assert not hydra_flags.read(["-cd", "elsewhere", "+mine=x"]).composes
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--cfg job model.hiden=3", "ERROR: unknown key 'model.hiden'; "),
+        ("--cfg job +x={a:1}", "ERROR: unknown key 'x'; "),
+        ("-m seed=range(1,1)", "ERROR: seed=range(1,1) has no value in it"),
+    ],
+)
+def test_what_doit_refuses_the_application_refuses_with_the_same_line(line: str, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", *line.split()], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith(said)
+    assert len(done.stderr.splitlines()) == 1
