@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pipeline.cli.options import is_on
 from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, Session, relative, session
+from pipeline.cluster.spares import without_use
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.heartbeat import waiting
 from pipeline.core.tables import counted
@@ -119,6 +120,8 @@ def _train(current: Session, *, attach: bool = False) -> None:
     cluster = current.config.cluster
     shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
     say(f"run {run.key.short}: {shape}, {cluster.launcher}")
+    if idle := without_use(cluster):
+        say(idle)
     services = training.alone(_threads(current.asked.options.get("threads_per_rank")))
     result = training.train(run, argv=sys.argv, say=say, services=services, attach=attach)
     say(f"FINISHED {run.key.short}: {_figures(result)}")

@@ -13,6 +13,7 @@ from pipeline.cli.acceptance import settle
 from pipeline.cli.options import is_on
 from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, relative, session
+from pipeline.cluster.spares import without_use
 from pipeline.core import leftovers
 from pipeline.core.errors import PacelineError, UsageError, suggestion
 from pipeline.core.files import expanded
@@ -34,6 +35,9 @@ def plan() -> None:
     if shape not in shapes:
         raise UsageError(f"format={shape} is not known; {suggestion(shape, shapes)}")
     say(shapes[shape](_trials()))
+    current = session()
+    if shape == "text" and not current.sweeps and (idle := without_use(current.config.cluster)):
+        say(idle)
 
 
 def _trials() -> list[PlannedRun]:

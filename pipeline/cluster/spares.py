@@ -20,7 +20,7 @@ def replace(cluster: Cluster, gone: Collection[str]) -> tuple[Cluster, list[str]
     for place, host in enumerate(cluster.hosts):
         if host.label not in gone:
             continue
-        spare = next((spare for spare in spares if _alike(spare, host)), None)
+        spare = next((spare for spare in spares if not against(spare, host)), None)
         if spare is None:
             return None
         spares.remove(spare)
@@ -47,6 +47,39 @@ def shrink(cluster: Cluster, gone: Collection[str], fits: Callable[[int], bool])
     return None
 
 
-def _alike(spare: Host, host: Host) -> bool:
-    own, other = ((one.nproc_per_node, dict(one.env), dict(one.secrets)) for one in (spare, host))
-    return own == other
+def passed_over(cluster: Cluster, gone: Collection[str]) -> list[str]:
+    """A line for each spare that could take none of the places of the hosts ``gone``."""
+    lines = []
+    for spare in cluster.spares:
+        reasons = [against(spare, host) for host in cluster.hosts if host.label in gone]
+        if reasons and all(reasons) and spare.label not in gone:
+            lines.append(f"spare {spare.label} can't take its place: {reasons[0]}")
+    return lines
+
+
+def without_use(cluster: Cluster) -> str:
+    """A warning where spares are named and no attempt could need one; '': nothing to say."""
+    if not cluster.spares or cluster.max_restarts:
+        return ""
+    return (
+        "WARNING: cluster.spares take the places of lost hosts in a further attempt, and cluster.max_restarts=0 "
+        "allows none; write cluster.max_restarts=1 or more"
+    )
+
+
+def against(spare: Host, host: Host) -> str:
+    """What keeps a spare from a host's place, value seen and value wanted; '': nothing. Secrets aren't shown."""
+    own, wanted = spare.nproc_per_node, host.nproc_per_node
+    if own != wanted:
+        return f"it has {counted(own, 'rank')} (nproc_per_node={own}), and {host.label} has {wanted}"
+    for name in sorted(spare.env.keys() | host.env.keys()):
+        seen, value = spare.env.get(name), host.env.get(name)
+        if seen != value:
+            return f"its env has {name}={_shown(seen)}, and that of {host.label} {_shown(value)}"
+        if spare.secrets.get(name) != host.secrets.get(name):
+            return f"its env has another {name} (a secret) than that of {host.label}"
+    return ""
+
+
+def _shown(value: str | None) -> str:
+    return "not set" if value is None else repr(value)

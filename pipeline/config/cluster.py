@@ -11,9 +11,10 @@ from typing import Any
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.settings import POLICIES, Capabilities
 from pipeline.cluster.plan import visible_gpus
+from pipeline.config.host_checks import check_places, check_together
 from pipeline.config.unknown_key import HOST_FIELDS, not_of_a_host
 from pipeline.config.values import encodable, typed
-from pipeline.core.cluster import Cluster, Host, unfit_name
+from pipeline.core.cluster import Cluster, Host
 from pipeline.core.errors import UsageError, os_reason, suggestion
 from pipeline.core.files import expanded
 from pipeline.core.redact import HIDDEN, hide, is_secret_name, secret_values, split, without_secrets
@@ -39,10 +40,10 @@ def build_cluster(raw: dict[str, Any], *, root: Path, local_gpus: int) -> Cluste
     entries = _this_computer(raw) if here else _granted(raw) if granted else _entries(raw, root, nproc)
     hosts = tuple(_host(entry, raw, nproc, secrets) for entry in entries)
     spares = tuple(_host(entry, raw, nproc, secrets, "cluster.spares") for entry in raw["spares"])
-    _check_places(raw["workdir"], hosts, spares)
+    check_places(raw["workdir"], hosts, spares)
     _refuse_unset(raw.get("secrets") or [], hosts)
     _check_restarts(raw, settings.capabilities, len(hosts))
-    _refuse_duplicates(hosts, spares)
+    check_together(hosts, spares)
     return Cluster(
         launcher=launcher,
         hosts=hosts,
@@ -238,28 +239,12 @@ def _host(
     )
 
 
-def _check_places(workdir: str | None, hosts: tuple[Host, ...], spares: tuple[Host, ...]) -> None:
-    """What no host has to be asked for. Raises UsageError."""
-    if workdir is not None and workdir != "~" and not workdir.startswith(("/", "~/")):
-        raise UsageError(f"cluster.workdir={workdir} must be an absolute path on the hosts, or begin with ~/")
-    for field, host in _named(hosts, spares):
-        if why := unfit_name(host):
-            raise UsageError(f"{field}: {host.label!r} {why}")
-        if host.port is not None and not 1 <= host.port <= 65535:
-            raise UsageError(f"{field} {host.name}: port={host.port} must be a whole number from 1 to 65535")
-
-
 def _refuse_unknown_fields(raw: Mapping[str, Any]) -> None:
     """``++`` lets Hydra add anything to an entry. Raises UsageError."""
     for section in ("hosts", "spares"):
         for entry in raw[section]:
             if unknown := [str(name) for name in entry if name not in HOST_FIELDS]:
                 raise not_of_a_host(unknown[0], f"cluster.{section} {entry['name']}")
-
-
-def _named(hosts: Sequence[Host], spares: Sequence[Host]) -> list[tuple[str, Host]]:
-    """Each with the field that it stands in."""
-    return [*(("cluster.hosts", host) for host in hosts), *(("cluster.spares", spare) for spare in spares)]
 
 
 def _refuse_unset(names: list[str], hosts: tuple[Host, ...]) -> None:
@@ -286,17 +271,3 @@ def _check_restarts(raw: Mapping[str, Any], launcher: Capabilities, nnodes: int)
             )
     if min_nodes > nnodes:
         raise UsageError(f"cluster.min_nodes={min_nodes} is more than the {nnodes} of cluster.hosts")
-
-
-def _refuse_duplicates(hosts: tuple[Host, ...], spares: tuple[Host, ...]) -> None:
-    seen: dict[str, str] = {}
-    for field, host in _named(hosts, spares):
-        if (first := seen.get(host.label)) == "cluster.hosts" and field == "cluster.spares":
-            raise UsageError(
-                f"cluster.hosts and cluster.spares both name {host.label}; a spare is a further host, for a lost one"
-            )
-        if first is not None:
-            raise UsageError(
-                f"{field} names {host.label} twice; each node takes part once (more ranks: nproc_per_node)"
-            )
-        seen[host.label] = field

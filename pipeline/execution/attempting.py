@@ -75,7 +75,7 @@ def run_attempts(work: Work) -> None:
                 raise
             restarts.after(error, step=_last_step(run, number))
             note(run, State.FAILED, number, error.what)
-            lines = [str(error), *restarts.replace(error.gone)]
+            lines = [str(error), *(restarts.replace(error.gone) or restarts.passed_over(error.gone))]
             say("\n".join([*lines, f"attempt {number} failed; starting attempt {number + 1} of {last} {_from(run)}"]))
 
 
@@ -91,6 +91,8 @@ def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool) -> Non
         except HostError as error:
             lines = restarts.replace(error.hosts) if restarts.begun else []
             if not lines:
+                if restarts.begun and (idle := restarts.passed_over(error.hosts)):
+                    raise HostError("\n".join([error.what, *idle]), hint=error.hint, hosts=error.hosts) from error
                 raise
             work.say("\n".join([error.what, *lines]))
 

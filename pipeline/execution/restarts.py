@@ -47,3 +47,7 @@ class Restarts:
             return []
         self.cluster, lines = replaced
         return lines
+
+    def passed_over(self, gone: Sequence[str]) -> list[str]:
+        """Why spares stay idle though the hosts ``gone`` have none in their place, a line for each."""
+        return [] if self._keeps_hosts else spares.passed_over(self.cluster, gone)

@@ -99,6 +99,14 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
         ),
         (["cluster=two_node", "cluster.ssh_config='~nosuch/c'"], "cluster.ssh_config=~nosuch/c: ~nosuch stands for"),
         (["cluster=two_node", "cluster.spares=[{name: c}, {name: c}]"], "cluster.spares names c twice"),
+        (
+            ["cluster=two_node", "cluster.spares=[{name: c, nproc_per_node: 2}]"],
+            "cluster.spares c can take no host's place: it has 2 ranks (nproc_per_node=2), and node0 has 1; ",
+        ),
+        (
+            ["cluster=two_node", "cluster.spares=[{name: c, env: {A: 1}}]"],
+            "cluster.spares c can take no host's place: its env has A='1', and that of node0 not set; ",
+        ),
         (["cluster=two_node", "cluster.spares=[{name: node0}]"], "cluster.hosts and cluster.spares both name node0; "),
         (["cluster.hosts=[{name: a}]"], "use cluster=pssh"),
         (["cluster=pssh", "cluster.hostfile=nowhere.txt"], "cluster.hostfile=nowhere.txt"),

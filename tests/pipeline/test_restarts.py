@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,6 +40,21 @@ def test_a_spare_with_the_same_ranks_and_variables_takes_the_place_of_a_host_tha
     assert first is not None
     assert [host.name for host in first[0].hosts] == ["c", "b"], "rank 0 moves with its place"
     assert spares.replace(CLUSTER, ["a", "c"]) is None, "a spare that is gone itself is none"
+
+
+def test_a_spare_that_stays_idle_is_named_with_the_reason() -> None:
+    assert Restarts(CLUSTER).passed_over(["a"]) == [
+        "spare d can't take its place: it has 4 ranks (nproc_per_node=4), and a has 2",
+        "spare e can't take its place: it has 1 rank (nproc_per_node=1), and a has 2",
+    ]
+    assert Restarts(CLUSTER, keeps_hosts=True).passed_over(["a"]) == []
+    assert spares.passed_over(CLUSTER, []) == []
+
+
+def test_spares_without_a_further_attempt_are_remarked_on() -> None:
+    assert "cluster.max_restarts=0 allows none" in spares.without_use(CLUSTER)
+    assert spares.without_use(replace(CLUSTER, max_restarts=1)) == ""
+    assert spares.without_use(replace(CLUSTER, spares=())) == ""
 
 
 def test_no_spare_takes_the_place_of_a_host_that_a_sweep_has_dealt_out() -> None:
