@@ -1,6 +1,6 @@
 """The few calls of MLflow that a record is made of. The only module that imports mlflow.
 
-Importing it takes 1–3 s and 60–120 MB, so only the recorder process does.
+Importing it takes 1–3 s and 80–140 MB, so only the recorder process does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TypeVar
 
 from pipeline.core.locks import held
 from pipeline.tracking.address import recorder_env, redact, shown, sqlite_path
-from pipeline.tracking.deferred_init import defer_init
 from pipeline.tracking.points import Point
 
 ANSWER_TIMEOUT_S = 4
@@ -28,12 +27,7 @@ _SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": str(ANSWER_TIMEOUT_S),
 }
 os.environ.update({name: os.environ.get(name, value) for name, value in _SETTINGS.items()})
-for _logger in ("alembic", "mlflow", "urllib3"):  # urllib3's warnings hold addresses, which may hold secrets
-    logging.getLogger(_logger).setLevel(logging.ERROR)
-# The tables of a database name three classes of genai, whose packages import fastapi, pandas and each other: a quarter
-# of what a record costs. Each of them is named, as the __init__ of one would import the next.
-for _package in ("", ".genai", ".genai.scorers", ".genai.judges", ".gateway"):
-    defer_init(f"mlflow{_package}")
+logging.getLogger("alembic").setLevel(logging.ERROR)
 
 from mlflow.entities import Metric, Param, Run, RunTag  # noqa: E402  (the settings above must come first)
 from mlflow.exceptions import MlflowException  # noqa: E402
