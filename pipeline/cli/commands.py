@@ -64,10 +64,29 @@ def _fetch(current: Session) -> None:
 
 
 def is_trained() -> bool:
+    current = session()
     try:
-        return _finished(session())
+        finished = _finished(current)
     except UsageError:  # said by the verb itself, in one line
         return False
+    if finished and current.located is not None and current.located.accepted is None:
+        _record_what_is_missing(current, current.located.folder)
+    return finished
+
+
+def _record_what_is_missing(current: Session, folder: RunFolder) -> None:
+    """A finished run whose record the tracking server never got, or only in part."""
+    from pipeline import tracking
+
+    told = current.basis.resolved["tracking"]
+    uri = tracking.absolute_uri(told["uri"], ROOT)
+    if not told["enabled"] or tracking.is_recorded(folder.path, uri, told["experiment"]):
+        return
+    from pipeline.tracking.client import Recorder
+
+    say(f"{folder.key} is not (all) recorded in {tracking.redact(uri)}: it is recorded now")
+    with waiting(say, "recording in MLflow"):
+        Recorder(folder.path, current.config, ROOT).finish(say)
 
 
 def train() -> None:
@@ -188,6 +207,7 @@ def _holder(folder: RunFolder) -> RunFolder:
 
 def stop() -> None:
     from pipeline.cluster.attempt import stop_run
+    from pipeline.runs.lock import note_stopped
 
     folder = _under_way() if _names_no_run() else session().folder()
     if folder is None:
@@ -196,6 +216,8 @@ def stop() -> None:
     cluster = session().cluster_of(folder)
     with waiting(say, "ending what runs there"):
         stop_run(cluster, folder.path, folder.key)
+    if note_stopped(folder):
+        say(f"{folder.key} is stopped; no command was attached, and the same doit train goes on with it")
     say(f"nothing of {folder.key} runs on {', '.join(host.label for host in cluster.hosts)}")
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from pipeline.core import cache, leftovers
 from pipeline.core.errors import Killed, PacelineError, TrainingError
 from pipeline.core.locks import FileLock
 from pipeline.core.signals import Stop
-from pipeline.runs import misplaced
+from pipeline.core.specs import State
+from pipeline.runs import journal, misplaced
 from pipeline.runs.folder import RunFolder
 
 _WRITTEN_IN = ("evaluation", "checkpoints")
@@ -74,3 +77,22 @@ def locked(folder: RunFolder, say: Callable[[str], None], stop: Stop | None = No
 def _heed(stop: Stop | None) -> None:
     if stop is not None and stop.told:
         raise Killed(f"stopped by {stop.by} while it waited for another command")
+
+
+def note_stopped(folder: RunFolder) -> bool:
+    """KILLED into the journal of a run that was ended while no command was attached, which would have written it.
+
+    False: it has an end already, or a command is attached. Raises OSError.
+    """
+    lock = RunLock(folder)
+    if not lock.take():
+        return False
+    try:
+        entries = journal.read(folder.journal)
+        if not entries or entries[-1].state not in (State.PLANNED, State.RUNNING):
+            return False
+        detail = "stopped by doit stop, while no command was attached"
+        journal.append(folder.journal, replace(entries[-1], state=State.KILLED, time=time.time(), detail=detail))
+        return True
+    finally:
+        lock.release()

@@ -129,6 +129,18 @@ def test_stop_from_another_terminal_ends_the_run(project: Project) -> None:
     assert list(processes_of(project.folder)) == []
 
 
+def test_stop_ends_what_a_killed_command_has_left_and_the_run_counts_as_ended(project: Project) -> None:
+    child = project.start("train", *LONG)
+    wait_for_step(project, 20, child)
+    interrupt(child, signal.SIGKILL)
+    key = project.only_run().name
+    stopped = project.doit("stop", f"run={key}")
+    assert f"{key} is stopped; no command was attached, and the same doit train goes on with it" in stopped.stdout
+    assert list(processes_of(project.folder)) == []
+    assert project.states()[-1] == "KILLED"
+    assert "is stopped" not in project.doit("stop", f"run={key}").stdout
+
+
 def test_killed_outright_the_same_command_finishes_with_the_weights_of_an_undisturbed_run(
     project: Project, finished: Project
 ) -> None:
@@ -192,15 +204,20 @@ def test_synthetic_data_is_named_wherever_its_accuracy_shows(project: Project) -
     assert "SYNTHETIC DATA" in project.doit("runs").stdout
 
 
-def test_a_server_that_is_down_costs_a_warning_and_record_replays_later(recording: Project) -> None:
+def test_a_server_that_is_down_costs_a_warning_and_the_same_command_records_later(recording: Project) -> None:
     done = recording.doit("train", *TINY, "tracking.uri=http://127.0.0.1:9")
     assert done.returncode == 0, done.stdout
     assert "not recorded in MLflow yet" in done.stdout
     assert recording.result()["mlflow_run_id"] is None
     key = recording.result()["key"]
+    again = recording.doit("train", *TINY)
+    assert f"{key} is not (all) recorded in " in again.stdout
+    assert "WARNING" not in again.stdout
+    assert recording.states().count("RUNNING") == 1
     recorded = recording.doit("record", f"run={key}")
     assert recorded.returncode == 0, recorded.stdout
     assert f"{key} is recorded as MLflow run" in recorded.stdout
+    assert "recorded" not in recording.doit("train", *TINY).stdout
 
 
 @pytest.mark.long
