@@ -124,6 +124,11 @@ def for_verb(error: PacelineError, verb: str) -> PacelineError:
 
     if not isinstance(error, UnknownKeyError):
         return error
+    if error.key == "run" and VERBS[verb].shows_groups:
+        return UsageError(
+            f"doit {verb} takes the words of the run, as doit train got them, and not its key",
+            hint=f"doit {verb} experiment=…",
+        )
     others: dict[str, list[str]] = {}
     for name, other in VERBS.items():
         for option in other.options:

@@ -16,7 +16,7 @@ from pipeline.cluster.launchers.settings import HostConfig
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.redact import hide, is_secret_name
 
-_LEAST = 0.6  # likeness, as difflib counts it; "epochs" and "paths" are less alike than that
+_LEAST = 0.7  # likeness, as difflib counts it; "epochs" and "paths", "lines" and "nodes" are less alike than that
 _ELSEWHERE = {
     "trainer.global_batch_size": "batch batch_size bs global_batch train_batch_size per_device_train_batch_size",
     "trainer.epochs": "epoch max_epochs num_epochs n_epochs num_train_epochs",
@@ -73,13 +73,13 @@ class UnknownKeyError(UsageError):
     """
 
     def __init__(self, key: str, value: str | None, names: Names) -> None:
-        self._key, self._value, self._names = key, value, names
+        self.key, self._value, self._names = key, value, names
         super().__init__(_text(key, value, names))
 
     def of_verb(self, verb: str, options: tuple[str, ...], others: Mapping[str, Sequence[str]]) -> UnknownKeyError:
         """The same error for one who typed ``doit verb``."""
         told = {"verb": verb, "options": options, "other_options": others}
-        return UnknownKeyError(self._key, self._value, Names(**{**vars(self._names), **told}))
+        return UnknownKeyError(self.key, self._value, Names(**{**vars(self._names), **told}))
 
 
 def _text(key: str, value: str | None, names: Names) -> str:
@@ -87,10 +87,11 @@ def _text(key: str, value: str | None, names: Names) -> str:
     for name in names.unchosen:
         if key == name or (key == name.rpartition(".")[2] and key not in MEANT):
             return f"{start}{name} is a field of {', '.join(names.unchosen[name])}; {_valid(name, names)}"
-    if (found := meant(key, names)) is not None:
-        return f"{start}did you mean {_word(key, found, value)}? {_valid(key, names)}"
-    if verbs := (names.other_options or {}).get(key):
+    found = known_as(key, names)
+    if found is None and (verbs := (names.other_options or {}).get(key)):
         return f"{start}it is an option of doit {', '.join(verbs)}; {_valid(key, names)}"
+    if found := found or like(key, names):
+        return f"{start}did you mean {_word(key, found, value)}? {_valid(key, names)}"
     return start + _valid(key, names)
 
 
@@ -101,15 +102,21 @@ def _word(key: str, found: str, value: str | None) -> str:
     return shlex.quote(f"{found}={hide(value)}")
 
 
-def meant(key: str, names: Names) -> str | None:
-    """The name that ``key`` stands for, or the whole word (``trainer.precision=fp16``); None where nothing is alike."""
-    parts = re.split(r"[./]", key.lower().replace("-", "_"))
-    short = parts[-1]
+def known_as(key: str, names: Names) -> str | None:
+    """The name that other tools call ``key``, or the whole word (``trainer.precision=fp16``); a field in another group.
+
+    None where there is neither.
+    """
+    short = _parts(key)[-1]
     if name := MEANT.get(short):
         return name
-    exact = [name for name in names.fields if short != "name" and name.rpartition(".")[2] == short]
-    if exact:
-        return exact[0]
+    return next((name for name in names.fields if short != "name" and name.rpartition(".")[2] == short), None)
+
+
+def like(key: str, names: Names) -> str | None:
+    """The name that is written most like ``key``; None where nothing is alike."""
+    parts = _parts(key)
+    short = parts[-1]
     inside = [name for name in names.fields if len(parts) > 1 and name.startswith(f"{parts[0]}.")]
     if found := _nearest(short, {name.rpartition(".")[2]: name for name in inside}):
         return found
@@ -117,6 +124,10 @@ def meant(key: str, names: Names) -> str | None:
         return None if inside else _nearest(".".join(parts), {name: name for name in (*names.fields, *names.groups)})
     known = {name.rpartition(".")[2]: name for name in reversed(names.fields) if not name.endswith(".name")}
     return _nearest(short, {**known, **{name: name for name in (*names.groups, *names.options)}})
+
+
+def _parts(key: str) -> list[str]:
+    return re.split(r"[./]", key.lower().replace("-", "_"))
 
 
 def _nearest(word: str, known: Mapping[str, str]) -> str | None:
