@@ -82,7 +82,7 @@ def recordable(error: BaseException) -> Exception:
         if isinstance(error, Exception):
             return error
         text = f"{text} (it ends a process, and the run was not over; raise an Exception that says why)".lstrip()
-    named: Exception = type(type(error).__name__, (Exception,), {})(text)
+    named: Exception = type(type(error).__name__, (Exception,), {"__module__": type(error).__module__})(text)
     return named
 
 

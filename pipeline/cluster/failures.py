@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.cluster.tracebacks import shortened
+from pipeline.cluster.tracebacks import shortened, without_message
 from pipeline.core.specs import LaunchPlan, NodeExit, NodeLost, RankError
 
 _ECHO = re.compile(
@@ -95,7 +95,7 @@ def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], orde
         what = f"training failed on {host}, rank {error.rank}: {message}"
         folder = next((Path(node.run_dir).name for node in plan.nodes if node.host == host), "")
         if error.traceback.strip() and not explained:
-            what += "\n" + _indented(shortened(error.traceback, folder).removesuffix(error.message))
+            what += "\n" + _indented(shortened(without_message(error.traceback, error.message), folder))
         what += f"\n{_DIFFERENT}" if _MISMATCH in error.message else ""
         also = same_on(error, ends)
         what += f"\nthe same on {also}" if also else ""

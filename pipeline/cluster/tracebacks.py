@@ -60,6 +60,12 @@ def _goes_on(held: list[LogLine], text: str) -> bool:
     return text.startswith(" ") or not text or bool(_LINK.match(text)) or held[-1].text.startswith(" ")
 
 
+def without_message(traceback: str, message: str) -> str:
+    """A traceback without its last lines, which repeat the message behind the module of the exception's class."""
+    frames = traceback.rstrip().removesuffix(message.rstrip())
+    return re.sub(r"(?:^|(?<=\n))[\w.<>]+\.\Z", "", frames)
+
+
 def shortened(traceback: str, folder: str) -> str:
     """A traceback with the frames of a person's own code and the one in which it was raised.
 

@@ -220,6 +220,15 @@ def test_printed_error_is_the_last_traceback_of_a_rank_that_ended_by_it(tmp_path
     assert (failed["message"], failed["traceback"]) == ("ModuleNotFoundError: No module named x", trace.rstrip())
 
 
+def test_of_a_traceback_that_breaks_off_no_frame_is_taken_for_the_error(tmp_path: Path) -> None:
+    path = tmp_path / "stderr.log"
+    path.write_text('Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f()\n  File "lo')
+    failed = rank_errors.printed_error(str(path), {"code": 1, "pid": 1, "unix_time": 5.0})
+    assert failed is not None
+    assert failed["message"] == "its traceback breaks off: is the disk full, or ulimit -f too low?"
+    assert failed["traceback"].endswith('\n  File "lo')
+
+
 def test_of_a_rank_that_crashed_the_reason_and_its_own_stack_are_told(tmp_path: Path) -> None:
     path = tmp_path / "stderr.log"
     path.write_text(

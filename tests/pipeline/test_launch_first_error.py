@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pytest
+
 from pipeline.cluster.failures import cause, failure_text, first_error, port_was_taken
+from pipeline.cluster.launchers.answers import node_end
 from pipeline.core.errors import HostError, TrainingError
 from pipeline.core.specs import LaunchPlan, NodeExit, NodeLost, NodePlan, RankError
 from pipeline.execution.complete import _reason as reason
@@ -103,6 +106,22 @@ def test_what_several_ranks_end_with_is_told_once_with_the_persons_own_file_and_
         '    File "/env/torch/nn/modules/linear.py", line 134, in forward\n      return F.linear()\n'
         "the same on ranks 1–2, 4\nlogs: logs"
     )
+
+
+@pytest.mark.parametrize("before", ["", "my.models.", "trainers.entry.", "__main__.f.<locals>."])
+def test_the_error_is_told_once_wherever_its_class_is_of(before: str) -> None:
+    message = "E: two\nlines."
+    failed = RankError(rank=1, unix_time=1, message=message, traceback=f"Traceback …\n  File …\n{before}{message}\n")
+    text = failure_text(PLAN, {"node1": ended("node1", failed)}, ["node1"], Path("logs"))
+    assert text == "training failed on node1, rank 1: E: two\nlines.\n  Traceback …\n    File …\nlogs: logs"
+
+
+def test_what_a_rank_says_moves_no_cursor_and_sets_no_colour() -> None:
+    said = {"rank": 1, "unix_time": 1, "message": "E: \x1b[31mred\r\n\té", "traceback": "\x9b2J"}
+    end = node_end("node1", {"code": 1, "reason": "failed\x07", "tail": ["\x1b[0m"], "errors": [said]}, ahead_s=0)
+    assert isinstance(end, NodeExit)
+    assert end.reason == "failed\\x07\n\\x1b[0m"
+    assert (end.errors[0].message, end.errors[0].traceback) == ("E: \\x1b[31mred\\r\n\té", "\\x9b2J")
 
 
 def test_a_mismatch_that_gloo_has_found_is_told_in_words() -> None:

@@ -34,3 +34,4 @@ def test_an_exception_with_a_text_is_recorded_as_it_is() -> None:
 def test_anything_else_is_recorded_by_its_name(error: BaseException, shown: str) -> None:
     told = recordable(error)
     assert f"{type(told).__name__}: {told}".startswith(shown)
+    assert type(told).__module__ == type(error).__module__

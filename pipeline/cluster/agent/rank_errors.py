@@ -59,7 +59,10 @@ def printed_error(path: str, failed: Json | None) -> Json | None:
     # a traceback in the middle of the output was handled by the program, unless the rank ended by exit code 1
     if body and ((failed and failed["code"] == 1) or not rest[body.end() :].strip()):
         shown = body.group(0).rstrip()
-        return {"unix_time": printed, "message": shown.splitlines()[-1], "traceback": head + shown}
+        last = shown.splitlines()[-1] if shown else " "
+        if re.match(r"\s+(?![+|])", last):  # of a frame; those marks are of an exception group
+            last = "its traceback breaks off: is the disk full, or ulimit -f too low?"
+        return {"unix_time": printed, "message": last, "traceback": head + shown}
     if failed is None:
         return None
     how = describe(failed["code"])

@@ -8,6 +8,7 @@ a host prints, however it looks, is taken for one.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from pipeline.core.beats import NodeBeat, NodeLook
 from pipeline.core.specs import LogLine, NodeExit, NodeLost, RankError
 
 _RECEIVED = "received"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and end of line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,18 +106,23 @@ def _lines(value: Mapping[str, Any]) -> Lines:
 
 def node_end(host: str, value: Mapping[str, Any], ahead_s: float) -> NodeExit | NodeLost:
     """The agent's exit.json; ``ahead_s`` moves the node's times to the controller's clock."""
-    reason = str(value["reason"])
+    reason = _escaped(str(value["reason"]))
     if value.get("lost") or value.get("gone") is False:  # what could not be ended there is still to be asked about
         return NodeLost(host=host, reason=reason)
     errors = tuple(
         RankError(
             rank=int(error["rank"]),
             unix_time=float(error["unix_time"]) + ahead_s,
-            message=str(error["message"]),
-            traceback=str(error["traceback"]),
+            message=_escaped(str(error["message"])),
+            traceback=_escaped(str(error["traceback"])),
         )
         for error in value["errors"]
     )
     code = int(value["code"])
-    tail = [str(text) for text in value["tail"]] if code else []
+    tail = [_escaped(str(text)) for text in value["tail"]] if code else []
     return NodeExit(host=host, code=code, reason="\n".join([reason, *tail]), errors=errors)
+
+
+def _escaped(text: str) -> str:
+    """With ``\\x1b`` and the like for what would move a terminal's cursor or set its colours; the log has it raw."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
