@@ -15,13 +15,15 @@ from pipeline.cluster.running import Watchers, nothing
 from pipeline.core.errors import HostError, TrainingError, UsageError
 from pipeline.core.files import write_json
 from pipeline.core.heartbeat import Heartbeat
-from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts, State
+from pipeline.core.specs import Cluster, LaunchPlan, LogLine, NodeFacts, State
 from pipeline.execution.configured_run import Run
 from pipeline.execution.located import ENTRY
 from pipeline.execution.restarts import Restarts
 from pipeline.execution.work import RunServices, Work, note
 from pipeline.runs import checkpoints, journal, provenance, rank_beats
 from pipeline.runs import status as progress
+
+_MOST_SHOWN = 2000  # characters of a line on the terminal
 
 
 def left_running(run: Run) -> tuple[LaunchPlan, Cluster]:
@@ -134,11 +136,18 @@ def _spec(work: Work, number: int, *, is_restart: bool = False) -> AttemptSpec:
     )
 
 
+def shown(line: LogLine) -> str:
+    """A line of a rank as the terminal gets it: of an array or an error that fills pages only the beginning."""
+    left = len(line.text) - _MOST_SHOWN
+    text = f"{line.text[:_MOST_SHOWN]}… (cut: {left:,} more characters are in the log)" if left > 0 else line.text
+    return f"{line.host}:{'-' if line.rank is None else line.rank} | {text}"
+
+
 def _watchers(work: Work, number: int, *, notes: bool) -> Watchers:
     """``notes``: say what is remarkable about the hosts (once a run)."""
     say = work.say
     return Watchers(
-        on_line=lambda line: say(f"{line.host}:{'-' if line.rank is None else line.rank} | {line.text}"),
+        on_line=lambda line: say(shown(line)),
         on_note=say if notes else nothing,
         on_job=say,
         on_facts=partial(_on_facts, work),
