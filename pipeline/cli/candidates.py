@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from pipeline.cli.invocation import typed_runs_dir
 from pipeline.cli.verbs import VERBS
 from pipeline.config.groups import ROOT, groups
 
@@ -66,8 +67,7 @@ def _values(verb: str, before: Sequence[str], current: str, root: Path) -> Itera
 
 def _option_values(name: str, form: str, before: Sequence[str], root: Path) -> Iterator[str]:
     """``1``, or one of ``text|mermaid|dot``; of runs and sweeps those that there are."""
-    told = [word.partition("=")[2].strip("'\"") for word in before if word.startswith("paths.runs=")]
-    runs = root / (told[-1] if told else "runs")
+    runs = root / typed_runs_dir(before)
     if name == "run":
         yield from (path.parent.name for path in runs.glob("*/key.json"))
     elif name == "sweep":

@@ -6,6 +6,7 @@ are read from the command line itself.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -40,7 +41,7 @@ def is_override(word: str) -> bool:
 def typed_runs_dir(argv: Sequence[str]) -> str:
     """The folder of runs as far as it can be told before the words are composed."""
     told = [word.partition("=")[2].strip("'\"") for word in argv if word.startswith("paths.runs=")]
-    return told[-1] if told else "runs"
+    return os.path.expanduser(told[-1]) if told else "runs"  # noqa: PTH111  (Path's raises where no such user is)
 
 
 def parse(argv: Sequence[str]) -> Invocation:

@@ -43,13 +43,19 @@ def parse(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, ...]
 
 
 def _lines(text: str, source: str) -> Iterator[tuple[int, list[str]]]:
-    """Number and words of each line that has some. Raises UsageError: a character that no name can hold."""
+    """Number and words of each line that has some. Raises UsageError: a character that no name can hold, or YAML."""
     for number, raw in enumerate(text.split("\n"), start=1):  # splitlines() ends a line at control characters too
         told = raw.partition("#")[0].rstrip("\r")
         bad = next((mark for mark in told if unicodedata.category(mark) == "Cc" and mark != "\t"), None)
         if bad is not None:
             raise UsageError(f"{source}:{number}: {told!r} holds the control character {bad!r}; take it out")
-        if words := told.split():
+        words = told.split()
+        if words and words[0].endswith(":"):  # of YAML: hosts: [node0, node1]
+            raise UsageError(
+                f"{source}:{number}: {told.strip()!r} is not a host; a line is one host, such as node0 slots=4 "
+                "(a list in brackets is for cluster.hosts=)"
+            )
+        if words:
             yield number, words
 
 

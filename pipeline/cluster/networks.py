@@ -37,6 +37,15 @@ def by_interface(interfaces: Mapping[str, str]) -> dict[str, list[str]]:
     return dict(found)
 
 
+def not_its_own(fact: NodeFacts) -> bool:
+    """Whether the configuration tells an IP address that no interface of the host has. (Where that is a NAT's, the
+    others reach it there.)"""
+    interfaces: Mapping[str, str] = fact.extra.get("interfaces", {})
+    if not interfaces or fact.address in interfaces or fact.address == fact.extra.get("ssh_address"):
+        return False
+    return fact.address.replace(".", "").isdecimal() or ":" in fact.address  # a name is looked up by each host
+
+
 def absent_interface(host: Host, fact: NodeFacts) -> list[str]:
     """What is wrong with the interface that the configuration names; what the host has instead."""
     interfaces: Mapping[str, str] = fact.extra.get("interfaces", {})

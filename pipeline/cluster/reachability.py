@@ -64,7 +64,14 @@ def error(failures: Sequence[Unreached], facts: Sequence[NodeFacts]) -> HostErro
     rows = [*rows[:_LONGEST_LIST], *([f"  and {more} more like these"] if more > 0 else [])]
     head = "the hosts can't all connect to each other over TCP, so their ranks would wait for each other in vain:"
     unresolved = [item for item in failures if item.why.startswith(_UNRESOLVED)]
-    hint = _mend_name(unresolved[0], facts) if unresolved else _mend(failures[0], facts)
+    foreign = next((fact for item in failures if networks.not_its_own(fact := facts[item.target])), None)
+    hint = (
+        _mend_name(unresolved[0], facts)
+        if unresolved
+        else _mend_address(foreign)
+        if foreign is not None
+        else _mend(failures[0], facts)
+    )
     return HostError("\n".join([head, *rows]), hint=hint)
 
 
@@ -99,6 +106,15 @@ def _mend_name(failure: Unreached, facts: Sequence[NodeFacts]) -> str:
     return (
         f"address: of {target.host}'s entry in cluster.hosts is an IP address or a name that every host can look up; "
         f"leave it out{instead}, or put the name into /etc/hosts of every host"
+    )
+
+
+def _mend_address(fact: NodeFacts) -> str:
+    held = networks.by_interface(fact.extra["interfaces"]).items()
+    has = ", ".join(f"{', '.join(addresses)} ({name})" for name, addresses in held)
+    return (
+        f"cluster.hosts says that {fact.host} has the address {fact.address}; it has {has}: write one of them as "
+        "address: of its entry, or leave address: out"
     )
 
 

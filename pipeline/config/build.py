@@ -15,6 +15,7 @@ from pipeline.config.schema import OPTIONS, RootConfig, SearchConfig, SweepConfi
 from pipeline.config.values import refuse_endless, refuse_unprintable, typed
 from pipeline.core.cluster import Cluster
 from pipeline.core.errors import UsageError
+from pipeline.core.files import expanded
 from pipeline.core.redact import HIDDEN, hide, in_word, placeholders, secret_values, without_secrets
 from pipeline.data import store
 from pipeline.keys import rank_environment
@@ -214,9 +215,9 @@ def _refuse_unknown(resolved: Mapping[str, Any], words: tuple[str, ...]) -> None
 
 
 def _folder(root: Path, field: str, value: str) -> Path:
-    """Relative to the project. Raises UsageError: a name that no folder can have."""
+    """Relative to the project; ``~`` is the home. Raises UsageError: a name that no folder can have."""
     if not value.strip():
         raise UsageError(f"{field} is empty; is a shell variable unset?")
     if any(len(part.encode()) > _LONGEST_NAME for part in Path(value).parts) or len(value.encode()) > _LONGEST_PATH:
         raise UsageError(f"{field}={value[:40]}… ({len(value)} characters) is too long for a folder's name")
-    return root / value
+    return root / expanded(value, f"{field}={value}")

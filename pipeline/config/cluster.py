@@ -183,6 +183,8 @@ def _granted(raw: dict[str, Any]) -> list[dict[str, Any]]:
 def _entries(raw: dict[str, Any], root: Path, nproc: int) -> list[dict[str, Any]]:
     """The host entries of `hosts` or of the hostfile."""
     if raw["hostfile"] is not None:
+        if not raw["hostfile"].strip():
+            raise UsageError("cluster.hostfile is empty; is a shell variable unset? Name a file, or write null")
         from pipeline.cluster import hostfile
 
         told = f"cluster.hostfile={raw['hostfile']}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,18 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.explain import explain, explain_interpolation
+from pipeline.config.override_words import for_hydra
 from pipeline.config.schema_store import register
 from pipeline.core import redact
 
 CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
 CONFIG_NAME = "config"
 HYDRA_VERSION_BASE = "1.3"
-_OPEN = (  # mappings whose names are the user's own, or torch's
-    "cluster.env.", "cluster.environment.", "cluster.environment={", "optimizer.arguments.", "optimizer.arguments={",
-    "cluster.node_selector.", "cluster.node_selector={", "cluster.labels.", "cluster.labels={",
-)  # fmt: skip
-_NAME = r"\s*([\w.-]+@)?[\w.-]+(:\d+)?\s*"
-_NAMED = re.compile(rf"(?P<field>\+{{0,2}}cluster\.(hosts|spares))=\[(?P<names>{_NAME}(,{_NAME})*)\]$", re.ASCII)
 
 
 @contextmanager
@@ -55,7 +49,7 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
 def compose_now(overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
     """``compose_config`` where ``hydra_ready`` is entered already; ``with_hydra`` keeps Hydra's own section."""
     try:
-        return compose(CONFIG_NAME, overrides=_for_hydra(overrides), return_hydra_config=with_hydra)
+        return compose(CONFIG_NAME, overrides=for_hydra(overrides), return_hydra_config=with_hydra)
     except Exception as error:  # Hydra raises a dozen unrelated types, ValueError and AssertionError among them
         raise explain(error, list(overrides), _composed_or_none) from error
 
@@ -63,26 +57,9 @@ def compose_now(overrides: Sequence[str], *, with_hydra: bool = False) -> DictCo
 def _composed_or_none(overrides: Sequence[str]) -> DictConfig | None:
     """The composition, or None where Hydra refuses it (only used while an error is explained)."""
     try:
-        return compose(CONFIG_NAME, overrides=_for_hydra(overrides))
+        return compose(CONFIG_NAME, overrides=for_hydra(overrides))
     except Exception:  # the same dozen types; the caller only wants to know whether it composes
         return None
-
-
-def _for_hydra(overrides: Sequence[str]) -> list[str]:
-    """Hydra wants ``++`` before a new name; in a mapping of the user's own every name is new or known alike. It wants
-    mappings for hosts, and people write their names."""
-    return [f"++{word}" if word.startswith(_OPEN) else _NAMED.sub(_as_mappings, word) for word in overrides]
-
-
-def _as_mappings(word: re.Match[str]) -> str:
-    """``cluster.hosts=[node1,me@node2:2222]`` with each as the mapping that it stands for."""
-    entries = []
-    for item in word["names"].split(","):
-        user, _, place = item.strip().rpartition("@")
-        name, _, port = place.partition(":")
-        known = {"name": f"'{name}'", "user": user and f"'{user}'", "port": port}
-        entries.append(", ".join(f"{field}: {value}" for field, value in known.items() if value))
-    return f"{word['field']}=[{', '.join(f'{{{entry}}}' for entry in entries)}]"
 
 
 def as_yaml(resolved: Mapping[str, Any]) -> str:

@@ -57,6 +57,9 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
             return _not_an_override(cause)
         if isinstance(cause, MissingConfigException):
             return _missing_option(cause, culprit)
+    if culprit.startswith("~") and any("does not support deletion" in str(cause) for cause in _chain(error)):
+        key = culprit.lstrip("~").partition("=")[0]
+        return UsageError(f"{culprit}: {key} always has a value and can't be deleted; write {key}=VALUE instead")
     text = " ".join(str(cause) for cause in _chain(error))
     if found := _IN_A_HOST.search(text):
         return _not_of_a_host(found.group(1), culprit)

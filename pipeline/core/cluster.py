@@ -45,7 +45,7 @@ _OF_LISTS = frozenset("@/#[]")  # where pssh's host file splits, and what separa
 
 def unfit_name(host: Host) -> str | None:
     """Why ssh and pssh can't be given the host's name or user, as words behind the value; None: they can."""
-    for kind, text, also in (("host", host.name, "$\\"), ("user", host.user or "user", "")):
+    for kind, text, also in (("host", host.name, "$\\,"), ("user", host.user or "user", "")):
         bad = [mark for mark in text if mark.isspace() or mark in _OF_SHELLS | _OF_LISTS | set(also)]
         if bad or not text or text.startswith("-"):
             why = f"it holds {bad[0]!r}" if bad else "it begins with '-'" if text else "it is empty"

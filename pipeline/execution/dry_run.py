@@ -102,7 +102,7 @@ def steps(config: RunConfig, pack: Pack | None, run: Run | None, *, root: Path) 
 def _train(run: Run, stale: str | None) -> Step:
     finished = stale is None or stale.startswith(EVALUATED)
     if finished or run.folder.training_done(run.key):
-        return Step(name="train", done=True, why="finished and intact")
+        return Step(name="train", done=True, why=f"its outputs are intact; {stale}" if stale else "finished and intact")
     entries = journal.read(run.folder.journal)
     if entries and not run.folder.result.exists():
         stale = f"{stale}: {entries[-1].state} in attempt {entries[-1].attempt}; it goes on from its last checkpoint"

@@ -11,6 +11,7 @@ from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.specs import State
 from pipeline.runs import acceptance, attempts, checkpoints, journal, meeting, metrics_file, rank_beats
 from pipeline.runs.folder import RunFolder, nodes_of, what
+from pipeline.runs.index import ALTERED
 from pipeline.runs.result import AlteredError
 
 _TAIL_BYTES = 64 << 10  # enough for the last lines of metrics.jsonl
@@ -26,6 +27,8 @@ def status(folder: RunFolder) -> str:
     accepted, altered = _accepted(folder)
     if accepted is not None:
         lines.append("  state    ACCEPTED")
+    elif altered and not locks.is_held(folder.lock):
+        lines.append(f"  state    {ALTERED}; the same doit train makes it again")
     elif last is None:
         begun = locks.is_held(folder.lock)
         lines.append("  state    PLANNED, " + ("its command is preparing it" if begun else "not started"))
@@ -40,7 +43,7 @@ def status(folder: RunFolder) -> str:
     training = last is not None and last.state is State.RUNNING and locks.is_held(folder.lock)
     lines += _metrics(folder, training=training)
     lines += _ranks(folder, last.attempt if last is not None else 0, training=training)
-    lines += _altered(folder) + altered
+    lines += list(dict.fromkeys(_altered(folder) + altered))
     if accepted is not None:
         lines += [f"  {accepted}", *(f"    {item}" for item in accepted.differences)]
     torn = [(number, f": {text}") for number, text in journal.torn(folder.journal)]
@@ -71,7 +74,7 @@ def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
     attempts = folder.path / "attempts"
     found = sorted(attempts.glob("*/*.log"), key=lambda path: (int(path.parent.name), path.name))
     if not found:
-        raise UsageError(f"run {folder.key} has no logs: none of its attempts was started")
+        raise _without_logs(folder)
     hosts = {path.stem for path in found}
     if host is not None and host not in hosts:
         raise UsageError(f"host={host}: run {folder.key} has no log of it; {suggestion(host, hosts)}")
@@ -82,12 +85,23 @@ def logs(folder: RunFolder, host: str | None) -> Iterator[str]:
                 yield from (line.rstrip("\n") for line in file)
 
 
+def _without_logs(folder: RunFolder) -> UsageError:
+    started = [entry.attempt for entry in journal.read(folder.journal) if entry.state is State.RUNNING]
+    if not started:
+        return UsageError(f"run {folder.key} has no logs: none of its attempts was started")
+    return UsageError(
+        f"run {folder.key} has no logs: attempt {max(started)} was started, but no log is left in "
+        f"{folder.path / 'attempts'}",
+        hint="another copy of the run folder has them",
+    )
+
+
 def _accepted(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str]]:
-    """By whose word another run holds for this one; and what is said where that word was altered."""
+    """By whose word another run holds for this one; and what is said where that word or the result was altered."""
     try:
         return acceptance.standing(folder)[1], []
     except AlteredError as error:
-        return None, [f"  {error.what}"] if acceptance.FILE in error.what else []
+        return None, [f"  {error.what}"]
 
 
 def _hosts(plan: Mapping[str, Any], config: Mapping[str, Any]) -> str:

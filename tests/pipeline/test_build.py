@@ -88,6 +88,8 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
         (["cluster.nproc_per_node=0"], "must be a whole number from 1 or auto"),
         (["cluster=two_node", "cluster.nproc_per_node=auto"], "auto only for cluster=local"),
         (["cluster=pssh"], "cluster.hosts is empty"),
+        (["cluster=pssh", "cluster.hostfile="], "cluster.hostfile is empty; is a shell variable unset?"),
+        (["cluster=pssh", "cluster.nproc_per_node=1", "cluster.hosts=[{name: 'a,b'}]"], "can be given: it holds ','"),
         (["cluster=two_node", "cluster.hosts=[{name: a}, {name: a}]"], "names a twice"),
         (["cluster=two_node", "cluster.hosts=[a,a]"], "names a twice"),
         (["cluster=two_node", "++cluster.hosts.0.slots=4"], "cluster.hosts node0: 'slots' is no field of a host; did"),
@@ -277,6 +279,11 @@ def test_a_hostfile_that_may_have_no_end_is_refused_unread(tmp_path: Path) -> No
     for path, said in ((tmp_path / "pipe", no_file), ("/dev/zero", no_file), (tmp_path / "log", no_hostfile)):
         with pytest.raises(UsageError, match=rf"cluster\.hostfile={path} {said}"):
             configured("cluster=pssh", f"cluster.hostfile='{path}'", "cluster.nproc_per_node=1")
+
+
+def test_the_folder_of_runs_may_lie_in_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert configured("paths.runs='~/runs'").runs_dir == Path("/home/me/runs")
 
 
 def test_a_workdir_that_depends_on_where_a_login_begins_is_refused() -> None:

@@ -159,6 +159,20 @@ def test_composes_what_hydra_main_composes(most: int, monkeypatch: pytest.Monkey
         ("cluster.hosts.0.prt=1", ["cluster.hosts.0.prt=1"]),
         ("cluster.hosts=node1", ["cluster.hosts=node1: that is no list of hosts; write cluster.hosts=[node1,me@node2"]),
         ("cluster.hosts=[a,{name: b}]", ["that is no list of hosts; ", "[{name: node1, nproc_per_node: 4}, …]"]),
+        (
+            "cluster.hosts=[{name:a,name:b}]",
+            ["{name:a,name:b}]: name stands twice in one {…}; each host has braces of"],
+        ),
+        ("cluster.env={A: 1, B: '}', A: 2}", ["A stands twice in one {…}; keep one of the two"]),
+        (
+            "cluster.hosts=[null]",
+            ["cluster.hosts=[null]: null is no name of a host; where one is called so, write {na"],
+        ),
+        ("cluster.spares=[a,true]", ["cluster.spares=[a,true]: true is no name of a host"]),
+        (
+            "~cluster.hosts",
+            ["~cluster.hosts: cluster.hosts always has a value and can't be deleted; write cluster.hosts="],
+        ),
         ("cluster.spares=null", ["cluster.spares=null: that is no list of hosts"]),
         ("cluster.hostfile=~/hosts", ["begins with ~ needs quotes: \"cluster.hostfile='~/hosts'\""]),
         ("optimizer=null", ["optimizer=null"]),

@@ -85,6 +85,8 @@ def test_hostfiles_of_open_mpi_mpich_and_batch_systems() -> None:
         ("a\x01", "hosts:1: 'a\\x01' holds the control character '\\x01'"),
         ("a cores=4", "hosts:1: 'cores=4' is not understood; a line is host [slots=N]"),
         ("me@a", "hosts:1: 'me@a' is not a host name that ssh can be given: it holds '@'"),
+        ("a,b", "hosts:1: 'a,b' is not a host name that ssh can be given: it holds ','"),
+        ("hosts: [a, b]", "hosts:1: 'hosts: [a, b]' is not a host; a line is one host"),
         ("-x", "hosts:1: '-x' is not a host name that ssh can be given: it begins with '-'"),
         ("$(id)", "hosts:1: '$(id)' is not a host name"),
         ("", "hosts names no host"),
@@ -96,7 +98,7 @@ def test_bad_lines_are_refused_with_file_line_and_value(line: str, message: str)
     assert caught.value.what.startswith(message)
 
 
-@pytest.mark.parametrize("name", ["fd00::7", "a,b", "-a"])
+@pytest.mark.parametrize("name", ["fd00::7", "a,b", "-a", "+n0"])
 def test_what_mpirun_would_split_or_take_for_an_option_is_no_host(name: str) -> None:
     assert unfit_for_mpirun(Host(name=name)).startswith("can't be a host of mpirun")
     assert unfit_for_mpirun(Host(name="a", port=2222)).startswith("has a user or a port, which mpirun doesn't take")

@@ -100,7 +100,7 @@ def test_a_damaged_line_of_metrics_is_named_and_costs_no_other(running: RunFolde
 
 
 def test_logs_come_attempt_by_attempt_and_a_host_may_be_chosen(running: RunFolder) -> None:
-    with pytest.raises(UsageError, match="has no logs"):
+    with pytest.raises(UsageError, match=r"has no logs: attempt 2 was started, but no log is left in .*/attempts"):
         list(progress.logs(running, None))
     for attempt, host in ((2, "a"), (10, "a"), (2, "b")):
         path = running.path / "attempts" / str(attempt) / f"{host}.log"

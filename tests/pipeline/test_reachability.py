@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pipeline.cluster import reachability
@@ -46,6 +47,16 @@ def test_another_network_that_all_hosts_have_is_named_with_its_addresses() -> No
     hint = told([failing((1, 40010, "refused")), failing()], *pair)[-1]
     assert hint.startswith("  try: cluster.interface=eth1 (10.9.0.1, 10.9.0.2); or let TCP")
     assert "docker0" not in hint, "all hosts have its address"
+
+
+def test_an_address_that_the_host_has_not_is_told_instead_of_the_firewall() -> None:
+    wrong = replace(host(0), address="10.0.0.2")
+    failure = failing(), failing((0, 40000, "refused"))
+    assert told([*failure], wrong, host(1))[-1] == (
+        "  try: cluster.hosts says that node0 has the address 10.0.0.2; it has 10.0.0.1 (eth0): write one of them as "
+        "address: of its entry, or leave address: out"
+    )
+    assert "iptables" in told([*failure], replace(wrong, extra={**wrong.extra, "ssh_address": "10.0.0.2"}), host(1))[-1]
 
 
 def test_hosts_that_fail_alike_stand_in_one_line_with_all_ports() -> None:

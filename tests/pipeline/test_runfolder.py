@@ -131,6 +131,7 @@ def test_a_result_that_was_altered_is_told_and_made_again_from_what_the_nodes_le
         assert str(finished.stale_because(KEY)).startswith("result.json was altered: it ")
         (row,) = runs.rows(finished.path.parent)
         assert (row.state, row.accuracy) == ("ALTERED", None)
+        assert "\n  state    ALTERED; the same doit train makes it again\n" in status(finished)
         assert finished.training_done(KEY)
         assert finished.vouched() == {}
     finished.result.write_text(written)

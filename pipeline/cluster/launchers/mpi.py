@@ -68,9 +68,9 @@ class MpiLauncher(RemoteLauncher):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        for host in cluster.hosts:
+        for host in cluster.with_spares.hosts:
             if why := unfit_for_mpirun(host):
-                raise UsageError(f"cluster.hosts: {host.label!r} {why}")
+                raise UsageError(f"cluster.{'hosts' if host in cluster.hosts else 'spares'}: {host.label!r} {why}")
         if cluster.ssh_config and not Path(cluster.ssh_config).is_file():
             raise UsageError(
                 f"cluster.ssh_config={cluster.ssh_config} does not exist",
@@ -169,7 +169,7 @@ def unfit_for_mpirun(host: Host) -> str:
     """Why mpirun can't be given the host, as words behind its name; '': it can."""
     if host.user or host.port:
         return "has a user or a port, which mpirun doesn't take: set User and Port for it in ~/.ssh/config"
-    if ":" in host.name or "," in host.name or host.name.startswith("-"):
+    if any(mark in host.name for mark in ":,+") or host.name.startswith("-"):  # +n0: a node by its number, this one
         return "can't be a host of mpirun: give it a name in ~/.ssh/config or /etc/hosts"
     return ""
 

@@ -1,0 +1,70 @@
+"""Overrides as people write them, made into what Hydra takes; what it would silently misread is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from pipeline.core.errors import UsageError
+
+_OPEN = (  # mappings whose names are the user's own, or torch's
+    "cluster.env.", "cluster.environment.", "cluster.environment={", "optimizer.arguments.", "optimizer.arguments={",
+    "cluster.node_selector.", "cluster.node_selector={", "cluster.labels.", "cluster.labels={",
+)  # fmt: skip
+_NAME = r"\s*([\w.-]+@)?[\w.-]+(:\d+)?\s*"
+_NAMED = re.compile(rf"(?P<field>\+{{0,2}}cluster\.(hosts|spares))=\[(?P<names>{_NAME}(,{_NAME})*)\]$", re.ASCII)
+_NO_NAMES = ("null", "true", "false")
+
+
+def for_hydra(overrides: Sequence[str]) -> list[str]:
+    """Hydra wants ``++`` before a new name; in a mapping of the user's own every name is new or known alike. It wants
+    mappings for hosts, and people write their names.
+
+    Raises:
+        UsageError: a mapping that has a key twice, of which Hydra drops the first; a host that is null, true or false.
+    """
+    for word in overrides:
+        if "{" in word and (key := next(_doubled(word), None)) is not None:
+            raise UsageError(f"{word}: {key} stands twice in one {{…}}; {_mended(word)}")
+    return [f"++{word}" if word.startswith(_OPEN) else _NAMED.sub(_as_mappings, word) for word in overrides]
+
+
+def _mended(word: str) -> str:
+    if word.lstrip("+").startswith(("cluster.hosts", "cluster.spares")):
+        return "each host has braces of its own, [{name: node0}, {name: node1}], or is a name alone, [node0,node1]"
+    return "keep one of the two"
+
+
+def _doubled(word: str) -> Iterator[str]:
+    """Keys that stand twice in one mapping, as Hydra's own lexer reads the word."""
+    from antlr4 import InputStream  # type: ignore[import-untyped]
+    from hydra.grammar.gen.OverrideLexer import OverrideLexer
+
+    lexer = OverrideLexer(InputStream(word))
+    lexer.removeErrorListeners()  # Hydra tells what it can't read
+    tokens = lexer.getAllTokens()
+    open_: list[set[str]] = []
+    for token, after in zip(tokens, [*tokens[1:], None], strict=True):
+        if token.type == OverrideLexer.BRACE_OPEN:
+            open_.append(set())
+        elif token.type == OverrideLexer.BRACE_CLOSE and open_:
+            open_.pop()
+        elif open_ and after is not None and after.type == OverrideLexer.COLON:
+            if token.text in open_[-1]:
+                yield token.text
+            open_[-1].add(token.text)
+
+
+def _as_mappings(word: re.Match[str]) -> str:
+    """``cluster.hosts=[node1,me@node2:2222]`` with each as the mapping that it stands for."""
+    entries = []
+    for item in word["names"].split(","):
+        user, _, place = item.strip().rpartition("@")
+        name, _, port = place.partition(":")
+        if item.strip().lower() in _NO_NAMES:
+            raise UsageError(
+                f"{word[0]}: {name} is no name of a host; where one is called so, write {{name: '{name}'}}"
+            )
+        known = {"name": f"'{name}'", "user": user and f"'{user}'", "port": port}
+        entries.append(", ".join(f"{field}: {value}" for field, value in known.items() if value))
+    return f"{word['field']}=[{', '.join(f'{{{entry}}}' for entry in entries)}]"
