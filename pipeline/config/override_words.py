@@ -11,8 +11,10 @@ _OPEN = (  # mappings whose names are the user's own, or torch's
     "cluster.env.", "cluster.environment.", "cluster.environment={", "optimizer.arguments.", "optimizer.arguments={",
     "cluster.node_selector.", "cluster.node_selector={", "cluster.labels.", "cluster.labels={",
 )  # fmt: skip
+_HOSTS = ("cluster.hosts", "cluster.spares")
 _NAME = r"\s*([\w.-]+@)?[\w.-]+(:\d+)?\s*"
 _NAMED = re.compile(rf"(?P<field>\+{{0,2}}cluster\.(hosts|spares))=\[(?P<names>{_NAME}(,{_NAME})*)\]$", re.ASCII)
+_NOT_A_NAME = re.compile(r"[{,]\s*name\s*:\s*(true|false)\s*[,}]", re.IGNORECASE)
 _NO_NAMES = ("null", "true", "false")
 
 
@@ -26,11 +28,13 @@ def for_hydra(overrides: Sequence[str]) -> list[str]:
     for word in overrides:
         if "{" in word and (key := next(_doubled(word), None)) is not None:
             raise UsageError(f"{word}: {key} stands twice in one {{…}}; {_mended(word)}")
+        if word.lstrip("+").startswith(_HOSTS) and (found := _NOT_A_NAME.search(word)):
+            raise UsageError(f"{word}: {found[1]} is no name of a host; where one is called so, write '{found[1]}'")
     return [f"++{word}" if word.startswith(_OPEN) else _NAMED.sub(_as_mappings, word) for word in overrides]
 
 
 def _mended(word: str) -> str:
-    if word.lstrip("+").startswith(("cluster.hosts", "cluster.spares")):
+    if word.lstrip("+").startswith(_HOSTS):
         return "each host has braces of its own, [{name: node0}, {name: node1}], or is a name alone, [node0,node1]"
     return "keep one of the two"
 

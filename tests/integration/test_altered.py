@@ -29,6 +29,7 @@ def test_an_edited_result_is_no_fact_for_any_command_and_train_makes_it_again(fi
         shown = finished.doit(*words).stdout
         assert "result.json was altered: it doesn't agree with the sha256 of its own text" in shown, words
         assert ("Traceback" in shown, "0.9999" in shown) == (False, False), words
+        assert ("finished and intact" in shown, "state    FINISHED" in shown) == (False, False), words
     assert said in finished.doit("reproduce", key).stdout
     done = finished.doit("train", *FINISHED)
     assert done.returncode == 0, done.stdout

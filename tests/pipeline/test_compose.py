@@ -168,6 +168,7 @@ def test_composes_what_hydra_main_composes(most: int, monkeypatch: pytest.Monkey
             "cluster.hosts=[null]",
             ["cluster.hosts=[null]: null is no name of a host; where one is called so, write {na"],
         ),
+        ("cluster.hosts=[{name: a}, {name: true, port: 1}]", [": true is no name of a host; where one is called so, "]),
         ("cluster.spares=[a,true]", ["cluster.spares=[a,true]: true is no name of a host"]),
         (
             "~cluster.hosts",
