@@ -245,7 +245,7 @@ def test_the_follower_of_a_removed_folder_leaves_what_stands_there_now_alone(tmp
     follower = threading.Thread(target=tracking.record, args=(run, uri, EXPERIMENT), kwargs={"follow": True})
     follower.start()
     try:
-        wait_until(lambda: bool(store.runs(uri)))
+        wait_until(lambda: is_logged(run, 4))  # it has written all it knows, and only looks from now on
     finally:
         run.rename(tmp_path / "removed")  # which ends it
     folder.started(tmp_path)
