@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from pipeline.cli.options import is_on
 from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, Session, relative, session
-from pipeline.cluster.spares import without_use
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.heartbeat import waiting
 from pipeline.core.tables import counted
@@ -76,11 +75,13 @@ def is_trained() -> bool:
 
 def _record_what_is_missing(current: Session, folder: RunFolder) -> None:
     """A finished run whose record the tracking server never got, or only in part."""
+    told = current.basis.resolved["tracking"]
+    if not told["enabled"]:
+        return
     from pipeline import tracking
 
-    told = current.basis.resolved["tracking"]
     uri = tracking.absolute_uri(told["uri"], ROOT)
-    if not told["enabled"] or tracking.is_recorded(folder.path, uri, told["experiment"]):
+    if tracking.is_recorded(folder.path, uri, told["experiment"]):
         return
     from pipeline.tracking.client import Recorder
 
@@ -127,6 +128,7 @@ def _finished(current: Session) -> bool:
 
 
 def _train(current: Session, *, attach: bool = False) -> None:
+    from pipeline.cluster.spares import without_use
     from pipeline.execution import complete as training
 
     run = current.run

@@ -225,8 +225,8 @@ def _pending(looks: Sequence[RankLook], nccl: _Nccl, idle_s: float) -> Verdict:
     culprit, own, theirs = apart[0], nccl.rows[apart[0].beat.rank], nccl.rows[others[0].beat.rank]
     text = (
         f"{_head(idle_s)}: rank {culprit.beat.rank} on {culprit.host} is in another collective than "
-        f"{_ranks(others)}: in NCCL's {_numbered(own)}{_called(own)}, {_ranks(others)} in "
-        f"{_numbered(theirs)}{_called(theirs)}; every rank must join the same collectives in the same order"
+        f"{_ranks(others)}: in NCCL's {_numbered(own)}{_shortened(own.at)}, {_ranks(others)} in "
+        f"{_numbered(theirs)}{_shortened(theirs.at)}; every rank must join the same collectives in the same order"
     )
     return Verdict(rank=culprit.beat.rank, host=culprit.host, kind="skipped", text=text, stack=culprit.stack)
 
@@ -270,10 +270,6 @@ def _at(look: RankLook) -> str:
     """`` at models/net.py:12 in forward``: the innermost line that is neither Python's nor torch's."""
     own = [frame for frame in look.stack if "/torch/" not in frame and "/lib/python" not in frame]
     return _shortened(next(iter(own or look.stack), ""))
-
-
-def _called(row: Collectives) -> str:
-    return _shortened(row.at)
 
 
 def _shortened(frame: str) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from tests.trainers.ranks import free_ports
 from tests.trainers.test_fake_cuda import names
-from tests.trainers.test_resume import DiedError, die_at, without_clock
+from tests.trainers.test_resume import die_and_go_on, without_clock
 from tests.trainers.test_torchrun import wait_for_step
 from tests.trainers.tiny_runs import ROOT, MakeRun, read_summary
 from tests.waiting import HANG_S
@@ -55,11 +55,7 @@ def test_dying_at_a_step_changes_no_bit(
     whole, again, broken = (make_run(name, **settings) for name in ("whole", "again", "broken"))
     run(whole / "config.json")
     run(again / "config.json")
-    with monkeypatch.context() as patch:
-        die_at(patch, 8, "_one_step")
-        with pytest.raises(DiedError):
-            run(broken / "config.json")
-    run(broken / "config.json")
+    die_and_go_on(broken, monkeypatch)
     wanted = read_summary(whole)["weights_sha256"]
     assert read_summary(again)["weights_sha256"] == wanted
     assert read_summary(broken)["weights_sha256"] == wanted

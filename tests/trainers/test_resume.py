@@ -54,6 +54,15 @@ def test_dying_at_any_step_changes_nothing(
         assert [line["step"] for line in metrics_lines(broken)] == [line["step"] for line in metrics_lines(whole)]
 
 
+def die_and_go_on(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train until the eighth step, then again to the end."""
+    with monkeypatch.context() as patch:
+        die_at(patch, 8, "_one_step")
+        with pytest.raises(DiedError):
+            run(run_dir / "config.json")
+    run(run_dir / "config.json")
+
+
 def run_again(run_dir: Path, patch: pytest.MonkeyPatch) -> None:
     patch.undo()
     run(run_dir / "config.json")
@@ -131,11 +140,7 @@ def test_a_whitened_network_goes_on_with_its_filters(
     settings |= {"optimizer": {"name": optimizer}, "schedule": {"name": "triangle"}}
     whole, broken = make_run("whole", **settings), make_run("broken", **settings)
     run(whole / "config.json")
-    with monkeypatch.context() as patch:
-        die_at(patch, 8, "_one_step")
-        with pytest.raises(DiedError):
-            run(broken / "config.json")
-    run(broken / "config.json")
+    die_and_go_on(broken, monkeypatch)
     assert read_summary(broken)["weights_sha256"] == read_summary(whole)["weights_sha256"]
     filters = torch.load(whole / "checkpoints" / "final.pt", weights_only=True)["whitening.convolution.weight"]
     assert filters.abs().max() > 1.5  # far from fresh ones, which are below 0.5
