@@ -1,0 +1,135 @@
+"""What a script of one's own can be told (standard library only: both halves read it)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainers.core.config import ConfigError, choice
+
+PLACEHOLDERS = ("data", "run", "checkpoints", "resume", "seed")
+"""What ``{…}`` in args and env may name; put in on the host, so no part of the key."""
+_MARK = re.compile(r"\{\{(?P<literal>\w*)\}\}|\{(?P<name>[A-Za-z_]\w*)\}")
+
+
+@dataclass(kw_only=True)
+class ProgramConfig:
+    """What torchrun starts on every host: the classifier of this project, or a script of your own."""
+
+    name: str = "classifier"
+
+
+@dataclass(kw_only=True)
+class ScriptConfig(ProgramConfig):
+    """A training script, or any other program, that runs under torchrun as it is.
+
+    In args and env stand for what only the host knows: {data}, {run} (a folder for what it writes), {checkpoints},
+    {resume} (the newest whole checkpoint; its argument is left out where there is none), {seed}. {{x}} is {x}.
+
+    Attributes:
+        script: the Python file, relative to the folder where the command is typed, or to the project.
+        command: instead of script, a program that isn't Python, with what precedes args.
+        args: a mapping, each entry --name value (true: --name alone, false or null: left out, a list: --name a b); or
+            a list, taken literally.
+        workdir: the folder in the snapshot in which it is started; empty: the snapshot's own.
+        inputs: globs of the files that it reads, relative to the project or to the script's folder.
+        outputs: globs of what it shall leave, relative to workdir or {run}.
+        env: variables of its environment.
+        metrics_pattern: a regular expression whose named groups are metrics, searched for in each line of rank 0; the
+            group step counts steps.
+        seal: what becomes of a run that read a file which its key lacks: fail, warn (it never counts as finished), off.
+        data: a file or folder that is sent to the hosts, where {data} is its place.
+    """
+
+    name: str = "script"
+    script: str | None = None
+    command: list[str] = field(default_factory=list)
+    args: Any = None
+    workdir: str = ""
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    metrics_pattern: str | None = None
+    seal: str = "warn"
+    data: str | None = None
+
+    def __post_init__(self) -> None:
+        choice("program.seal", self.seal, ("fail", "warn", "off"))
+        if bool(self.script) == bool(self.command):
+            both = "both program.script and program.command are set" if self.script else "nothing says what to run"
+            raise ConfigError(f"{both}; take program.script=train.py, or program.command=[./train] for no Python")
+        for where, text in self.texts():
+            for name in names(text):
+                if name not in PLACEHOLDERS:
+                    known = ", ".join(f"{{{one}}}" for one in PLACEHOLDERS)
+                    raise ConfigError(
+                        f"{where}={text}: {{{name}}} is no placeholder; there are {known}, and {{{{{name}}}}} is "
+                        f"{{{name}}} as it stands"
+                    )
+        if self.metrics_pattern is not None:
+            try:
+                groups = re.compile(self.metrics_pattern).groupindex
+            except re.error as error:
+                raise ConfigError(f"program.metrics_pattern is no regular expression: {error}") from error
+            if not set(groups) - {"step"}:
+                raise ConfigError("program.metrics_pattern names no metric: write loss=(?P<loss>[-+.eE0-9]+)")
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it is told which checkpoint to go on from."""
+        return any("resume" in names(text) for _, text in self.texts())
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """Each text that placeholders are filled into, with the field where it stands. Raises ConfigError."""
+        yield from (("program.args", word) for word in words(self.args))
+        yield from ((f"program.env.{name}", value) for name, value in self.env.items())
+
+
+def names(text: str) -> list[str]:
+    """The placeholders in a text."""
+    return [found["name"] for found in _MARK.finditer(text) if found["name"]]
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """The text with placeholders replaced by ``values``, and {{x}} by {x}. Raises KeyError: one that has no value."""
+    return _MARK.sub(lambda found: values[found["name"]] if found["name"] else f"{{{found['literal']}}}", text)
+
+
+def words(args: Any) -> list[str]:
+    """``program.args`` as the words behind the script, placeholders as they stand. Raises ConfigError."""
+    return [word for group in groups(args) for word in group]
+
+
+def groups(args: Any) -> list[list[str]]:
+    """The same, what belongs together in a list of its own: ``--name value``. Raises ConfigError."""
+    if args is None:
+        return []
+    if isinstance(args, list):
+        return [[_word(f"program.args[{at}]", value)] for at, value in enumerate(args)]
+    if not isinstance(args, Mapping):
+        raise ConfigError(
+            f"program.args={args!r} is neither a mapping nor a list; write program.args.lr=0.1, or "
+            "program.args=[--lr,0.1]"
+        )
+    return [_option(str(name), value) for name, value in args.items() if value is not None and value is not False]
+
+
+def _option(name: str, value: Any) -> list[str]:
+    field_ = f"program.args.{name}"
+    if value is True:
+        return [f"--{name}"]
+    if isinstance(value, list):
+        return [f"--{name}", *(_word(field_, item) for item in value)]
+    return [f"--{name}", _word(field_, value)]
+
+
+def _word(field_: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str | int | float):
+        raise ConfigError(f"{field_}={value!r} is no single value; an argument is a text or a number")
+    if isinstance(value, str) and "\0" in value:
+        raise ConfigError(f"{field_} holds a NUL, which no argument can")
+    return str(value)
