@@ -1,0 +1,79 @@
+"""Metrics as scripts write them, and what becomes of them in metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.trainers.script.test_tensorboard import WRITTEN
+from trainers.script.metrics_file import MetricsFile, Row
+from trainers.script.sources import EventFiles, JsonLines, PatternLines
+
+
+def _told(rows: Iterable[Row]) -> list[tuple[int, int | None, dict[str, float]]]:
+    return [(row.step, row.epoch, row.metrics) for row in rows]
+
+
+def test_json_lines_with_a_step_are_metrics_and_half_a_line_waits(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.jsonl", tmp_path / "logs" / "new.jsonl"
+    old.write_text('{"step": 1, "loss": 9}\n')
+    source = JsonLines(tmp_path)
+    new.parent.mkdir()
+    new.write_text('{"step": 1, "loss": 2, "epoch": 1, "name": "a", "ok": true}\n{"step": 2.0, "lo')
+    assert _told(source.rows(last=False)) == [(1, 1, {"loss": 2.0})]
+    with new.open("a") as file:
+        file.write('ss": 1.5, "epoch": 0.5}\n[1]\n{"loss": 3}\n{"step": 1.5, "x": 1}\nno JSON\n{"step": 3, "loss": 1}')
+    assert _told(source.rows(last=False)) == [(2, None, {"loss": 1.5, "epoch": 0.5})]
+    assert _told(source.rows(last=True)) == [(3, None, {"loss": 1.0})]
+    assert _told(source.rows(last=True)) == []
+    assert list(source.notes) == ["logs/new.jsonl: a line of it is no JSON and was left out"]
+
+
+def test_a_name_that_two_files_give_is_told_apart(tmp_path: Path) -> None:
+    source = JsonLines(tmp_path)
+    for name in ("train", "val"):
+        (tmp_path / f"{name}.jsonl").write_text('{"step": 1, "loss": 2}\n')
+    assert [row.metrics for row in source.rows(last=False)] == [{"loss": 2.0}, {"val/loss": 2.0}]
+
+
+def test_event_files_of_further_folders_carry_their_names(tmp_path: Path) -> None:
+    (tmp_path / "events.out.tfevents.0.old").write_bytes(WRITTEN)
+    source = EventFiles(tmp_path)
+    for folder, name in (("tb/train", "1"), ("tb/val", "2"), ("tb/val/deep", "3")):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / f"events.out.tfevents.{name}").write_bytes(WRITTEN)
+    names = [name for row in source.rows(last=False) for name in row.metrics if name.endswith("acc")]
+    assert names == ["acc", "val/acc", "val/deep/acc"]
+    assert list(source.rows(last=True)) == []
+
+
+def test_lines_of_rank_0_are_searched_for_the_pattern(tmp_path: Path) -> None:
+    for rank in ("0", "1"):
+        folder = tmp_path / "k_x" / "attempt_0" / rank
+        folder.mkdir(parents=True)
+        (folder / "stdout.log").write_text(f"loss=1,000.5 lr=1e-3\r 50%| loss={rank}.25 lr=a\rloss=nan\n loss=7")
+    source = PatternLines(r"loss=(?P<loss>\S+)(?: lr=(?P<lr>\S+))?", tmp_path)
+    rows = [*source.rows(last=False)]
+    assert [(row.step, sorted(row.metrics)) for row in rows] == [(1, ["loss", "lr"]), (2, ["loss"]), (3, ["loss"])]
+    assert [row.metrics["loss"] for row in rows[:2]] == [1000.5, 0.25]
+    assert _told(source.rows(last=True)) == [(4, None, {"loss": 7.0})]
+    stepped = PatternLines(r"(?P<epoch>1),000.5 lr=1e-(?P<step>3)|(?P<x>7)", tmp_path)
+    assert _told(stepped.rows(last=True)) == [(1, None, {"x": 7.0})]
+
+
+def test_what_is_not_finite_is_left_out_and_noted(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl", attempt="k-1")
+    for row in (
+        Row(time_s=1.5, step=1, metrics={"a": 1.0, "b": float("nan")}, epoch=2),
+        Row(time_s=2, step=2, metrics={"b": float("inf")}),
+    ):
+        file.append(row)
+    written = (tmp_path / "metrics.jsonl").read_text()
+    same = {"t": 1.5, "step": 1, "epoch": 2, "metrics": {"a": 1.0}, "attempt": "k-1", "doing": "training"}
+    assert written == json.dumps(same) + "\n"
+    assert list(file.notes) == [
+        "b was nan at step 1; such values are not recorded",
+        "b was inf at step 2; such values are not recorded",
+    ]
+    assert (file.step, file.last) == (1, {"a": 1.0})

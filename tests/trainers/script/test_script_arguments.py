@@ -1,0 +1,73 @@
+"""What stands behind torchrun's options."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainers.core.config import ConfigError
+from trainers.script.arguments import Paths, argv, newest_checkpoint, variables
+from trainers.script.settings import ScriptConfig
+
+
+def _paths(resume: str | None = None) -> Paths:
+    where = Path(resume) if resume else None
+    return Paths(run_dir=Path("/r"), work=Path("/w"), script="a/t.py", data="/d", seed=3, resume=where)
+
+
+@pytest.mark.parametrize(
+    ("args", "first", "later"),
+    [
+        (
+            {"lr": 1, "from": "{resume}", "amp": True},
+            ["--lr", "1", "--amp"],
+            ["--lr", "1", "--from", "/c", "--amp"],
+        ),
+        (["--from", "{resume}", "-x"], ["-x"], ["--from", "/c", "-x"]),
+        (["go", "{resume}"], ["go"], ["go", "/c"]),
+        (["--from={resume}", "{{data}} {data} {seed}"], ["{data} /d 3"], ["--from=/c", "{data} /d 3"]),
+        (["{run}", "{checkpoints}"], ["/r/outputs", "/r/checkpoints"], ["/r/outputs", "/r/checkpoints"]),
+        (None, [], []),
+    ],
+)
+def test_placeholders_are_filled_and_resume_is_left_out_without_a_checkpoint(
+    args: Any, first: list[str], later: list[str]
+) -> None:
+    settings = ScriptConfig(script="t.py", args=args, env={"A": "{seed}", "B": "{resume}"})
+    assert argv(settings, _paths()) == ["/w/a/t.py", *first]
+    assert argv(settings, _paths("/c")) == ["/w/a/t.py", *later]
+    assert variables(settings, _paths()) == {"A": "3"}
+
+
+def test_a_program_that_is_not_python_is_started_as_it_is() -> None:
+    paths = _paths()
+    assert argv(ScriptConfig(command=["./b/train", "-v"]), paths) == ["--no-python", "/w/b/train", "-v"]
+    assert argv(ScriptConfig(command=["train"], args={"n": 1}), paths) == ["--no-python", "train", "--n", "1"]
+
+
+def test_data_that_is_not_there_is_named() -> None:
+    paths = Paths(run_dir=Path("/r"), work=Path("/w"), script="t.py", data="", seed=0, resume=None)
+    with pytest.raises(ConfigError, match=r"\{data\} is named and there is none; set program.data"):
+        argv(ScriptConfig(script="t.py", args=["{data}"]), paths)
+
+
+def test_the_newest_whole_checkpoint_is_a_file_or_a_folder(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path) is None
+    names = ["a.pt", "step-2/model.bin", "step-3/model.bin.tmp", "empty.pt", "b.pt.tmp", "a.json", ".c"]
+    for at, name in enumerate(names):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("" if name == "empty.pt" else "x")
+        os.utime(path, (at + 10, at + 10))
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "events.out.tfevents.1").write_text("x")
+    assert newest_checkpoint(tmp_path) == tmp_path / "step-2"
+    with zipfile.ZipFile(tmp_path / "torn.pt", "w") as file:
+        file.writestr("data", "x" * 1000)
+    assert newest_checkpoint(tmp_path) == tmp_path / "torn.pt"
+    os.truncate(tmp_path / "torn.pt", 500)
+    assert newest_checkpoint(tmp_path) == tmp_path / "step-2"

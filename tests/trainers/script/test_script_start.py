@@ -1,0 +1,152 @@
+"""A script from its snapshot to its results, and the ways in which scripts misbehave."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.trainers.script.runs import ROOT, ScriptRun
+
+LOGS = "import paceline; paceline.log(1, loss=0.5)\n"
+HOSTILE = ["two words", "it's", '"', "$(touch pwned)", "a\nb", "", "{run}"]
+
+
+def test_a_script_leaves_metrics_outputs_and_a_summary(run: ScriptRun) -> None:
+    script = LOGS + "paceline.finish(best=0.25); open('model.pt', 'w').write('w')\n"
+    script += "(paceline.run_dir() / 'a.txt').touch()"
+    run.write(script, outputs=["*.pt", "{run}/*.txt"]).start()
+    assert run.rows() == [(1, {"loss": 0.5}), (1, {"best": 0.25})]
+    digest = "50e721e49c013f00c62cf59f2163542a9d8df02464efeb615d31051b0fddc326"
+    assert run.read("outputs.json")["model.pt"] == {"sha256": digest, "bytes": 1}
+    assert sorted(run.read("outputs.json")) == ["a.txt", "model.pt"]
+    assert (run.path / "outputs" / "model.pt").read_text() == "w"
+    summary = run.read("summary.json")
+    assert 0 < summary.pop("duration_s") < 60
+    assert summary == {"steps": 1, "metrics": {"loss": 0.5, "best": 0.25}, "unkeyed": []}
+    assert not (run.path / "work" / "node0").exists()
+
+
+def test_arguments_reach_the_script_as_they_were_typed(run: ScriptRun) -> None:
+    script = "import json, sys; json.dump(sys.argv[1:], open('argv.json', 'w'))"
+    run.write(script, args=HOSTILE, outputs=["argv.json"]).start()
+    assert run.read("outputs/argv.json") == [*HOSTILE[:-1], str(run.path / "outputs")]
+    assert not list(run.project.rglob("pwned"))
+
+
+def test_the_script_gets_its_environment_and_can_not_alter_the_snapshot(run: ScriptRun) -> None:
+    script = (
+        "import helper, os, pathlib, sys\n"
+        "assert sys.stdin.read() == '' and helper.X == 1 and os.environ['WHERE'].endswith('/checkpoints')\n"
+        "pathlib.Path(__file__).with_name('helper.py').write_text('broken')\n"
+        "pathlib.Path('out').mkdir(); os.chdir('/'); " + LOGS
+    )
+    run.write(script, files={"helper.py": "X = 1\n"}, env={"WHERE": "{checkpoints}"}).start()
+    assert (run.path / "code" / "helper.py").read_text() == "X = 1\n"
+    assert run.rows() == [(1, {"loss": 0.5})]
+
+
+def test_a_script_that_logs_nothing_finishes_and_that_is_said(run: ScriptRun) -> None:
+    assert "paceline: the script logged no metric; what is recorded: paceline.log" in run.write("").start()
+    assert (run.read("summary.json")["steps"], run.read("summary.json")["metrics"]) == (None, {})
+
+
+def test_exit_code_0_without_its_outputs_is_a_failure(run: ScriptRun) -> None:
+    said = run.write(LOGS, outputs=["outputs/*.pt", "train.py"]).start(code=1)
+    assert "paceline: error: train.py ended with exit code 0 without outputs/*.pt, train.py\n" in said
+    assert not (run.path / "summary.json").exists()
+
+
+def test_the_exit_code_is_the_scripts(run: ScriptRun) -> None:
+    run.write(LOGS + "raise SystemExit(3)").start(code=3)
+    assert run.rows() == [(1, {"loss": 0.5})]
+    assert not (run.path / "summary.json").exists()
+    run.write("import os, signal; os.kill(os.getpid(), signal.SIGKILL)").start(code=-signal.SIGKILL)
+
+
+def test_term_reaches_the_script_and_one_that_ignores_it_is_waited_for(run: ScriptRun) -> None:
+    script = (
+        "import signal, time, sys\nsaw = []\nsignal.signal(signal.SIGTERM, lambda *_: saw.append(1))\n"
+        "print('ready', flush=True)\nwhile not saw: time.sleep(0.01)\nprint('ignored', flush=True); sys.exit(4)"
+    )
+    process = run.write(script).begin()
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    assert process.communicate(timeout=60)[0].startswith("ignored\n")
+    assert process.returncode == 4
+
+
+def test_a_daemon_of_the_script_does_not_hold_up_the_end(run: ScriptRun, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    script = (
+        LOGS + "import os, sys\nos.mkfifo(sys.argv[1])\nif os.fork() == 0:\n    os.setsid()\n"
+        "    os.open(sys.argv[1], os.O_RDONLY); os._exit(0)\n"
+    )
+    run.write(script, args=[str(pipe)]).start("bash", "-c", '"$0" "$@" > /dev/null 2>&1', sys.executable)
+    pipe.open("w").close()  # the daemon was alive until now
+    assert run.read("summary.json")["steps"] == 1
+
+
+def test_another_node_records_nothing(run: ScriptRun) -> None:
+    run.write(LOGS, outputs=["*.pt"]).start(node_rank=1)
+    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "code", "config.json", "outputs", "work"]
+
+
+def test_starting_over_drops_earlier_rows_and_going_on_keeps_those_before(run: ScriptRun) -> None:
+    script = (
+        "import paceline, pathlib, sys\nfirst = int(pathlib.Path(sys.argv[2]).read_text()) if sys.argv[1:] else 0\n"
+        "for step in range(first, first + 3): paceline.log(step, loss=step + 100 * bool(first))\n"
+        "(paceline.checkpoints() / 'last.pt').write_text('2')\n"
+    )
+    run.write(script, args={"resume": "{resume}"}).start()
+    assert [step for step, _ in run.rows()] == [0, 1, 2]
+    run.start()
+    assert run.rows() == [
+        (0, {"loss": 0}),
+        (1, {"loss": 1}),
+        (2, {"loss": 102}),
+        (3, {"loss": 103}),
+        (4, {"loss": 104}),
+    ]
+    run.write(script.replace("sys.argv[1:]", "0")).start()
+    assert [step for step, _ in run.rows()] == [0, 1, 2]
+
+
+def test_a_script_that_hears_that_it_was_pruned_leaves_pruned_json(run: ScriptRun) -> None:
+    run.write(LOGS + "assert paceline.should_stop()", outputs=["*.pt"])
+    (run.path / "prune").touch()
+    assert "paceline: pruned at step 1" in run.start()
+    assert run.read("pruned.json") == {"step": 1, "epoch": 0, "metrics": {"loss": 0.5}}
+
+
+def test_a_folder_that_is_no_part_of_the_snapshot_is_named(run: ScriptRun) -> None:
+    assert "paceline: error: program.workdir=sub is no folder" in run.write("", workdir="sub").start(code=1)
+    assert "{data} is named and there is none; set program.data" in run.write("", args=["{data}"]).start(code=1)
+
+
+def test_the_launching_process_imports_neither_torch_nor_anything_else_that_is_installed() -> None:
+    code = "import trainers.script.start, sys; print(sorted({m.partition('.')[0] for m in sys.modules}))"
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    names = set(json.loads(done.stdout.replace("'", '"')))
+    assert names - set(sys.stdlib_module_names) - {"__main__"} == {"paceline", "trainers"}
+
+
+@pytest.mark.slow
+def test_two_ranks_under_torchrun(run: ScriptRun) -> None:
+    script = (
+        "import os, sys, paceline, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "paceline.log(1, rank=dist.get_rank())\nprint(f'step=2 loss={dist.get_world_size() / 4}')\ndist.barrier()\n"
+        "open(os.path.join(os.environ['PROJECT'], 'hidden.txt')).read() if dist.get_rank() else None\n"
+    )
+    pattern = r"step=(?P<step>\d+) loss=(?P<loss>\S+)"
+    run.write(script, metrics_pattern=pattern)
+    (run.project / "hidden.txt").touch()
+    options = ("--standalone", "--nproc-per-node=2", "--redirects=3", f"--log-dir={run.path}/ranks")
+    said = run.start(sys.executable, "-m", "torch.distributed.run", *options, env={"PROJECT": str(run.project)})
+    assert sorted(run.rows()) == [(1, {"rank": 0.0}), (2, {"loss": 0.5})]
+    assert "paceline: the key is not complete: hidden.txt was read; add it to program.inputs\n" in said

@@ -1,0 +1,120 @@
+"""Which files that a run read aren't in its key, as real processes open them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from tests.trainers.script.runs import ROOT, ScriptRun
+from trainers.script.seal import Unkeyed, message
+
+READS = """
+    import importlib, linecache, os, pathlib, sqlite3, subprocess, sys, threading, multiprocessing
+    here = os.environ["PROJECT"]
+    def at(name): return os.path.join(here, name)
+    def read(name): open(at(name)).close()
+    if __name__ == "__main__":
+        open(at("by_open.txt")).close()
+        pathlib.Path(at("by_path.txt")).read_bytes()
+        os.close(os.open(at("by_os.txt").encode(), os.O_RDONLY))
+        exec(open(at("by_exec.py")).read())
+        linecache.getlines(at("by_linecache.py"))
+        sqlite3.connect(at("by_sqlite.db")).close()
+        os.chdir(here); open("by_chdir.txt").close(); os.chdir("/")
+        open(at("by_link.txt")).close()
+        thread = threading.Thread(target=read, args=["by_thread.txt"]); thread.start(); thread.join()
+        if os.fork() == 0: read("by_fork.txt"); os._exit(0)
+        os.wait()
+        subprocess.run([sys.executable, "-c", f"open({at('by_child.txt')!r})"], check=True)
+        subprocess.run(["cat", at("by_cat.txt")], check=True)
+        worker = multiprocessing.get_context("spawn").Process(target=read, args=["by_spawn.txt"])
+        worker.start(); worker.join()
+        sys.path.append(here)
+        importlib.import_module("by_" + "name")
+"""
+KINDS = [
+    "by_cat.txt", "by_chdir.txt", "by_child.txt", "by_exec.py", "by_fork.txt", "by_linecache.py", "by_link.txt",
+    "by_name.py", "by_open.txt", "by_os.txt", "by_path.txt", "by_spawn.txt", "by_sqlite.db", "by_thread.txt",
+]  # fmt: skip
+
+
+def test_files_of_the_project_are_found_however_they_are_read(run: ScriptRun) -> None:
+    run.write(textwrap.dedent(READS))
+    for name in KINDS:
+        (run.project / name).write_text("")
+    (run.project / "by_link.txt").replace(run.project / "target.txt")
+    (run.project / "by_link.txt").symlink_to("target.txt")
+    run.start(env={"PROJECT": str(run.project)})
+    assert run.read("summary.json")["unkeyed"] == KINDS
+
+
+def test_what_is_keyed_written_by_the_run_or_elsewhere_is_no_finding(run: ScriptRun, tmp_path: Path) -> None:
+    script = """
+        import json, os, pathlib, sys, paceline, keyed, sub.keyed
+        project = pathlib.Path(os.environ["PROJECT"])
+        (project / "keyed.py").read_text()
+        (project / "old.txt").write_text("new"); (project / "old.txt").read_text()
+        (project / "data").joinpath("x.bin").read_bytes(); (project / ".git" / "HEAD").read_text()
+        for folder in (paceline.run_dir(), paceline.checkpoints(), pathlib.Path()):
+            (folder / "own.txt").write_text("x"); (folder / "own.txt").read_text()
+        for path in ("/etc/hosts", os.environ["OUTSIDE"], project):
+            try: open(path).close()
+            except OSError: pass
+        try: open("never.txt")
+        except FileNotFoundError: pass
+        try: import nowhere
+        except ImportError: pass
+    """
+    run.write(textwrap.dedent(script), files={"keyed.py": "", "sub/keyed.py": "", "sub/__init__.py": ""})
+    (tmp_path / "outside.txt").touch()
+    for name in ("old.txt", "data/x.bin", ".git/HEAD"):
+        (run.project / name).parent.mkdir(exist_ok=True)
+        (run.project / name).touch()
+    words = run.words((sys.executable,), 0)
+    words[words.index("--data") + 1] = str(run.project / "data")
+    env = {"PROJECT": str(run.project), "OUTSIDE": str(tmp_path / "outside.txt"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, "key is not complete" in done.stdout) == (0, False), done.stdout + done.stderr
+    assert run.read("summary.json")["unkeyed"] == []
+
+
+def test_what_the_snapshot_lacks_is_named_although_the_run_failed_for_it(run: ScriptRun) -> None:
+    run.write("import importlib\ntry: importlib.import_module('plugin')\nexcept ImportError: open('configs/a.yaml')")
+    (run.project / "configs").mkdir()
+    for name in ("plugin.py", "configs/a.yaml"):
+        (run.project / name).touch()
+    said = run.start(code=1)
+    wanted = "the key is not complete: configs/a.yaml and plugin.py were looked for; add them to program.inputs"
+    assert f"paceline: {wanted}\n" in said
+    assert "configs/a.yaml was looked for; add it" in run.start(code=1, env={"PACELINE_PROJECT": "/nowhere"})
+
+
+def test_the_project_is_not_imported_from(run: ScriptRun) -> None:
+    """As an editable install would have it, or a .pth file."""
+    run.write("import plugin").project.joinpath("plugin.py").touch()
+    said = run.start(code=1, env={"PYTHONPATH": f"{ROOT}:{run.project}"})
+    assert "No module named 'plugin'" in said
+
+
+def test_seal_fail_and_off(run: ScriptRun) -> None:
+    script = "import os; open(os.environ['PROJECT'] + '/a.yaml')"
+    for seal, code in (("fail", 1), ("off", 0)):
+        run.write(script, seal=seal)
+        (run.project / "a.yaml").touch()
+        said = run.start(code=code, env={"PROJECT": str(run.project)})
+        assert ("paceline: the key is not complete: a.yaml was read; add it" in said) == (seal == "fail")
+        assert (run.path / "summary.json").exists() == (seal == "off")
+
+
+def test_a_sitecustomize_of_the_installation_still_runs(run: ScriptRun, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import os; os.environ['CUSTOMIZED'] = 'yes'")
+    run.write("import os, sys\nassert os.environ['CUSTOMIZED'] == 'yes' and 'node0/site' not in str(sys.path)")
+    run.start(env={"PYTHONPATH": f"{ROOT}:{tmp_path / 'site'}"})
+
+
+def test_a_long_list_is_cut() -> None:
+    (line,) = message([Unkeyed(f"{number}.txt", was_read=True) for number in range(12)])
+    assert line.endswith("6.txt, 7.txt and 4 more were read; add them to program.inputs")

@@ -1,0 +1,120 @@
+"""What stands behind torchrun's own options: the script, its arguments and variables, with every placeholder filled."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainers.core.config import ConfigError
+from trainers.script.settings import ScriptConfig, filled, groups, names
+
+_NOTES = (".json", ".yaml", ".yml", ".txt", ".log", ".csv", ".md", ".jsonl", ".sha256")
+_UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".bad")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paths:
+    """Where things lie on this host. ``work`` is this attempt's copy of the snapshot, ``script`` relative to it."""
+
+    run_dir: Path
+    work: Path
+    script: str
+    data: str
+    seed: int
+    resume: Path | None
+
+    @property
+    def checkpoints(self) -> Path:
+        """What a later attempt goes on from."""
+        return self.run_dir / "checkpoints"
+
+    @property
+    def outputs(self) -> Path:
+        """{run}: what the script leaves."""
+        return self.run_dir / "outputs"
+
+
+def argv(settings: ScriptConfig, paths: Paths) -> list[str]:
+    """The script (a program: torchrun's ``--no-python`` and its words) and its arguments.
+
+    Without a checkpoint the argument that names {resume} is left out, with its flag.
+
+    Raises:
+        ConfigError: {data} is used and there is none.
+    """
+    values = _values(settings, paths)
+    words: list[str] = []
+    for group in groups(settings.args):
+        if paths.resume is None and any("resume" in names(word) for word in group):
+            if len(group) == 1 and "=" not in group[0] and words and words[-1].startswith("-"):
+                words.pop()
+        else:
+            words += [filled(word, values) for word in group]
+    if settings.script:
+        return [str(paths.work / paths.script), *words]
+    program, *rest = settings.command
+    return ["--no-python", _program(program, settings, paths), *rest, *words]
+
+
+def variables(settings: ScriptConfig, paths: Paths) -> dict[str, str]:
+    """``program.env`` with placeholders filled. Raises ConfigError."""
+    values = _values(settings, paths)
+    return {
+        name: filled(value, values)
+        for name, value in settings.env.items()
+        if paths.resume is not None or "resume" not in names(value)
+    }
+
+
+def _values(settings: ScriptConfig, paths: Paths) -> dict[str, str]:
+    if not paths.data and any("data" in names(text) for _, text in settings.texts()):
+        raise ConfigError("{data} is named and there is none; set program.data=<a file or folder>")
+    return {
+        "data": paths.data,
+        "run": str(paths.outputs),
+        "checkpoints": str(paths.checkpoints),
+        "resume": str(paths.resume),
+        "seed": str(paths.seed),
+    }
+
+
+def _program(program: str, settings: ScriptConfig, paths: Paths) -> str:
+    """A path is one in the snapshot; a plain name is looked for in PATH by whoever starts it."""
+    if "/" not in program or program.startswith("/"):
+        return program
+    beside = paths.work / settings.workdir / program
+    return os.path.normpath(beside if beside.exists() else paths.work / program)
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest file or folder of checkpoints that is whole, by modification time; None without one.
+
+    Left out are names of unfinished files, empty ones, notes such as .json, and a zip (torch.save writes one) that
+    breaks off.
+    """
+    found = [(time_ns, path.name, path) for path in sorted(folder.glob("*")) if (time_ns := _whole_since(path))]
+    return max(found)[2] if found else None
+
+
+def _whole_since(path: Path) -> int:
+    """When it was last written (ns), 0 for what nobody can go on from. Of a folder, its newest file counts."""
+    name = path.name.lower()
+    if name.startswith((".", "~", "tmp")) or name.endswith(("~", *_UNFINISHED)) or ".tmp" in name:
+        return 0
+    try:
+        if path.is_dir():
+            return max((_whole_since(inside) for inside in path.iterdir()), default=0)
+        if name.endswith(_NOTES) or "tfevents" in name:
+            return 0
+        state = path.stat()
+        return state.st_mtime_ns if state.st_size and not _is_torn(path) else 0
+    except OSError:
+        return 0
+
+
+def _is_torn(path: Path) -> bool:
+    with path.open("rb") as file:
+        is_zip = file.read(4) == b"PK\x03\x04"
+    return is_zip and not zipfile.is_zipfile(path)

@@ -1,0 +1,91 @@
+"""metrics.jsonl of a script's run: one whole line a row, in the format of the classifier's."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainers.script.files import write_text
+
+_LOOK_S = 0.2  # who streams the file looks each 0.05 s: lets them see that it was cut before it grows again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Metrics of one step. ``time_s`` in unix seconds; ``step`` counts finished steps, ``epoch`` from 1."""
+
+    time_s: float
+    step: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    epoch: int | None = None
+
+
+class MetricsFile:
+    """Appends rows. Of an earlier attempt, rows are kept up to the first step that this one logs.
+
+    ``last`` holds the newest value of each metric, ``step`` the highest step; ``notes`` what was left out.
+    """
+
+    def __init__(self, path: Path, *, attempt: str = "", keep: bool = False) -> None:
+        """``keep``: the script goes on from a checkpoint; else it starts over, and earlier rows are dropped."""
+        self._path, self._attempt = path, attempt
+        self.last: dict[str, float] = {}
+        self.step: int | None = None
+        self.notes: dict[str, None] = {}
+        self._earlier: list[tuple[int, str]] = list(_rows_of(path)) if keep and path.exists() else []
+        write_text(path, "".join(line for _, line in self._earlier))
+        for _, line in self._earlier:
+            self._remember(json.loads(line))
+
+    def append(self, row: Row) -> None:
+        """Write what is finite; NaN and infinities are left out and noted. Raises OSError."""
+        for name, number in row.metrics.items():
+            if not math.isfinite(number):
+                self.notes.setdefault(f"{name} was {number} at step {row.step}; such values are not recorded")
+        if any(step >= row.step for step, _ in self._earlier):
+            self._cut(row.step)
+        self._earlier = []
+        metrics = {name: number for name, number in row.metrics.items() if math.isfinite(number)}
+        if not metrics:
+            return
+        place = {"t": round(row.time_s, 6), "step": row.step, "epoch": row.epoch}
+        value: dict[str, Any] = {**place, "metrics": metrics, "attempt": self._attempt, "doing": "training"}
+        self._append(json.dumps(value, allow_nan=False) + "\n")
+        self._remember(value)
+
+    def _append(self, line: str) -> None:
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND)  # a removed run folder isn't made anew
+        try:
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
+
+    def _cut(self, step: int) -> None:
+        """What an earlier attempt recorded from ``step`` on is made again now."""
+        kept = [line for earlier, line in self._earlier if earlier < step]
+        write_text(self._path, "".join(kept))
+        self.last, self.step = {}, None
+        for line in kept:
+            self._remember(json.loads(line))
+        time.sleep(_LOOK_S)
+
+    def _remember(self, value: dict[str, Any]) -> None:
+        self.last.update(value["metrics"])
+        self.step = max(value["step"], self.step if self.step is not None else value["step"])
+
+
+def _rows_of(path: Path) -> Iterator[tuple[int, str]]:
+    """(step, line) of each whole line that makes sense."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        try:
+            value = json.loads(line)
+            if line.endswith("\n") and isinstance(value["metrics"], dict):
+                yield int(value["step"]), line
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue

@@ -1,0 +1,53 @@
+"""What node 0 records of a script while it runs: its metrics, and in the end its results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from trainers.script.metrics_file import MetricsFile, Row
+from trainers.script.settings import ScriptConfig
+from trainers.script.sources import EventFiles, JsonLines, Logged, PatternLines
+
+
+class Source(Protocol):
+    """Something that gives rows as they come."""
+
+    def rows(self, *, last: bool) -> Iterator[Row]:
+        """What came since the last call; the ``last`` one is made when all writers have ended."""
+
+
+class Recorder:
+    """Moves what every source has into metrics.jsonl."""
+
+    def __init__(
+        self, settings: ScriptConfig, run_dir: Path, *, logged: Path, log_dir: Path | None, attempt: str, resumes: bool
+    ) -> None:
+        """``logged``: where the module paceline writes; ``log_dir``: torchrun's, with a file a rank."""
+        self.metrics = MetricsFile(run_dir / "metrics.jsonl", attempt=attempt, keep=resumes)
+        self._logged = Logged(logged, lambda: self.metrics.step)
+        self._json, self._events = JsonLines(run_dir / "outputs"), EventFiles(run_dir / "outputs")
+        self._sources: list[Source] = [self._logged, self._json, self._events]
+        if settings.metrics_pattern is not None and log_dir is not None:
+            self._sources.append(PatternLines(settings.metrics_pattern, log_dir))
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the script ended because it was pruned."""
+        return self._logged.stopping
+
+    def look(self, *, last: bool = False) -> None:
+        """Record what came since the last look. Raises OSError."""
+        for source in self._sources:
+            for row in source.rows(last=last):
+                self.metrics.append(row)
+
+    def notes(self) -> list[str]:
+        """What a person should know of the metrics when the script has ended."""
+        if self.metrics.step is None:
+            return [
+                "the script logged no metric; what is recorded: paceline.log(step, loss=…), *.jsonl with step and "
+                "TensorBoard files in {run}, lines that program.metrics_pattern matches"
+            ]
+        return [*self._json.notes, *self._events.notes, *self.metrics.notes]

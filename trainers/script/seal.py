@@ -1,0 +1,187 @@
+"""The seal of a run: which files it read that its key doesn't hold (see ``seal_hook``, which notes them)."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import site
+import sys
+import sysconfig
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainers.script import seal_hook
+from trainers.script.seal_hook import ABSENT, ORIGIN, PROJECT, READ, SKIP, WORK
+
+OUTSIDE = "_script/"  # where the snapshot has the files of a script that lies outside of the project
+_RECORDS = (".git/", ".hg/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Folders of one attempt on this host.
+
+    Attributes:
+        run_dir: the run folder; nothing in it but ``work`` is looked at.
+        snapshot: the files that the key holds.
+        work: the copy in which the script runs.
+        script: the script, relative to ``work``.
+        data: {data}, or nothing.
+        project: the checkout, where it lies on this host.
+        origin: the folder of a script that lies outside of the project, where it lies on this host.
+    """
+
+    run_dir: Path
+    snapshot: Path
+    work: Path
+    script: str
+    data: str = ""
+    project: Path | None = None
+    origin: Path | None = None
+
+
+@dataclass(frozen=True)
+class Unkeyed:
+    """A file by its path in the project; ``was_read``: else it was looked for in vain."""
+
+    path: str
+    was_read: bool
+
+
+class Seal:
+    """Written before the script starts; asked when all of it has ended."""
+
+    def __init__(self, folder: Path, places: Places, *, watches: bool) -> None:
+        """``folder`` is this attempt's own on this host. Raises OSError."""
+        self._places, self._seen = places, folder / "seen"
+        self.site = folder / "site"
+        for path in (self._seen, self.site):
+            path.mkdir()
+        self._keyed = {path.relative_to(places.snapshot).as_posix() for path in places.snapshot.rglob("*")}
+        started = folder / "started"  # by the clock of the file system, not by this host's
+        started.touch()
+        arguments = {
+            "folder": str(self.site),
+            "zones": zones(places),
+            "sources": sources(places),
+            "report": str(self._seen),
+            "since_ns": started.stat().st_ctime_ns,
+            "watches": watches,
+        }
+        text = Path(seal_hook.__file__).read_text(encoding="utf-8")
+        (self.site / "sitecustomize.py").write_text(f"{text}\nbegin(**{arguments!r})\n", encoding="utf-8")
+
+    def unkeyed(self, *, ended_well: bool) -> list[Unkeyed]:
+        """What the run's processes noted, by path.
+
+        Where the project doesn't lie on this host, nobody can say whether a file that was looked for in vain is one
+        of its files: it is told only where the run failed.
+        """
+        found: dict[str, bool] = {}
+        for path in sorted(self._seen.iterdir()):
+            for how, kind, inside in _notes(path):
+                name = self._name(how, kind, inside, ended_well)
+                if name and name not in self._keyed and not _is_record(name):
+                    found[name] = found.get(name, False) or how == READ
+        return [Unkeyed(name, was_read) for name, was_read in sorted(found.items())]
+
+    def _name(self, how: str, kind: str, inside: str, ended_well: bool) -> str:
+        if kind == PROJECT:
+            return inside
+        if kind == ORIGIN:
+            return OUTSIDE + inside
+        top, rest = self._places.project, inside
+        if inside.startswith(OUTSIDE):
+            top, rest = self._places.origin, inside.removeprefix(OUTSIDE)
+        if top is None:
+            return inside if how == ABSENT and not ended_well else ""
+        return inside if (top / rest).is_file() else ""
+
+
+def zones(places: Places) -> list[tuple[str, str]]:
+    """(kind, real path): the innermost zone decides about a file, and where there is none nobody looks."""
+    known = [(WORK, places.work), (SKIP, places.run_dir), (PROJECT, places.project), (ORIGIN, places.origin)]
+    skipped = [places.data, *installation()]
+    return [
+        *((kind, os.path.realpath(path)) for kind, path in known if path is not None),
+        *((SKIP, os.path.realpath(path)) for path in skipped if path),
+    ]
+
+
+def sources(places: Places) -> list[tuple[str, str]]:
+    """(folder from which the script alone would import, the same in the run's copy)."""
+    inside = os.path.dirname(places.script)  # noqa: PTH120
+    found = []
+    if places.project is not None:
+        found.append((str(places.project), ""))
+        if inside and not places.script.startswith(OUTSIDE):
+            found.append((str(places.project / inside), inside))
+    if places.origin is not None:
+        found.append((str(places.origin), OUTSIDE.rstrip("/")))
+    return found
+
+
+def installation() -> list[str]:
+    """Folders of the standard library and of what is installed, also where they lie in the project (.venv)."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    prefix = [sys.prefix] if sys.prefix != sys.base_prefix else []
+    return [*(sysconfig.get_path(name) for name in names), *site.getsitepackages(), site.getusersitepackages(), *prefix]
+
+
+def _notes(path: Path) -> Iterator[tuple[str, str, str]]:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        how, kind, inside = line.split(" ", 2)
+        yield how, kind, str(ast.literal_eval(inside))
+
+
+def _is_record(name: str) -> bool:
+    """Of version control and of installed distributions: written down by libraries, and no part of what is computed."""
+    return name.startswith(_RECORDS) or any(part.endswith((".egg-info", ".dist-info")) for part in name.split("/"))
+
+
+def message(unkeyed: Collection[Unkeyed]) -> list[str]:
+    """What a person is told: a line for files that were read, another for those that were looked for in vain."""
+    lines = []
+    for was_read, verb in ((True, "read"), (False, "looked for")):
+        names = [item.path for item in unkeyed if item.was_read is was_read]
+        if names:
+            them = "it" if len(names) == 1 else "them"
+            shown = _joined(names)
+            what = f"{shown} {'was' if len(names) == 1 else 'were'} {verb}"
+            lines.append(f"paceline: the key is not complete: {what}; add {them} to program.inputs")
+    return lines
+
+
+def _joined(names: list[str]) -> str:
+    if len(names) > 8:
+        return f"{', '.join(names[:8])} and {len(names) - 8} more"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def project_of(config: Mapping[str, Any], run_dir: Path) -> Path | None:
+    """The checkout, where it lies on this host: as PACELINE_PROJECT says, else the folder above that of the runs."""
+    told = os.environ.get("PACELINE_PROJECT")
+    if told:
+        return Path(told) if Path(told).is_dir() else None
+    runs = Path(str(config.get("paths", {}).get("runs", "")))
+    if runs.is_absolute() or not runs.parts or run_dir.parent.parts[-len(runs.parts) :] != runs.parts:
+        return None
+    return run_dir.parents[len(runs.parts)]
+
+
+def origin_of(config: Mapping[str, Any], script: str) -> Path | None:
+    """The folder of a script outside of the project, where it lies on this host."""
+    typed = str(config["program"].get("script") or "")
+    inside = script.removeprefix(OUTSIDE)
+    if not script.startswith(OUTSIDE) or not os.path.isabs(typed) or not typed.endswith(f"/{inside}"):  # noqa: PTH117
+        return None
+    folder = Path(typed.removesuffix(f"/{inside}") or "/")
+    return folder if folder.is_dir() else None
+
+
+def copy_snapshot(snapshot: Path, work: Path) -> None:
+    """A script may write beside itself: it gets a copy (with times and modes). Raises OSError."""
+    shutil.copytree(snapshot, work, ignore=shutil.ignore_patterns("__pycache__"))

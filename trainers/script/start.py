@@ -1,0 +1,228 @@
+"""A script of one's own on one host: its own copy of the snapshot, torchrun as a child, metrics and results.
+
+``python -m trainers.script.start --config RUN_DIR/config.json --script REL --node-rank N --data DIR -- TORCHRUN…``
+ends as torchrun does. Standard library only: torch is loaded by the ranks alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import paceline
+from trainers.core.config import ConfigError
+from trainers.script import seal
+from trainers.script.arguments import Paths, argv, newest_checkpoint, variables
+from trainers.script.files import write_json
+from trainers.script.outputs import MissingOutputsError, gather
+from trainers.script.recorder import Recorder
+from trainers.script.settings import ScriptConfig
+
+_LOOK_S = 0.5
+_MARK = "PACELINE_NODE"  # run id:node rank, which the agent gives to all processes of a run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """What the command line says."""
+
+    config: Path
+    script: str
+    node_rank: int
+    data: str
+    torchrun: tuple[str, ...]
+
+
+def main(words: Sequence[str]) -> int:
+    """Returns the exit code. What a person can mend is said in one line."""
+    try:
+        return Attempt(_parsed(words)).run()
+    except (ConfigError, OSError) as error:
+        say(f"error: {error}")
+        return 1
+
+
+def say(text: str) -> None:
+    """A line of Paceline's own among those of the ranks."""
+    print(f"paceline: {text}", flush=True)
+
+
+def _parsed(words: Sequence[str]) -> Started:
+    at = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(prog="trainers.script.start", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--config", type=Path, required=True, help="config.json in the run folder")
+    parser.add_argument("--script", default="", help="the script, relative to the snapshot")
+    parser.add_argument("--node-rank", type=int, required=True)
+    parser.add_argument("--data", default="", help="where {data} lies on this host")
+    options = parser.parse_args(words[:at])
+    if not words[at + 1 :]:
+        parser.error("what starts the script is missing: -- PYTHON -m torch.distributed.run OPTIONS…")
+    return Started(**{**vars(options), "config": options.config.resolve()}, torchrun=tuple(words[at + 1 :]))
+
+
+class Attempt:
+    """One start of the script on this host."""
+
+    def __init__(self, started: Started) -> None:
+        """Raises ConfigError, OSError."""
+        self.started, self.run_dir = started, started.config.parent
+        self.config: dict[str, Any] = json.loads(started.config.read_text(encoding="utf-8"))
+        known = {field.name for field in fields(ScriptConfig)}
+        self.settings = ScriptConfig(**{k: value for k, value in self.config["program"].items() if k in known})
+        self.folder = self.run_dir / "work" / f"node{started.node_rank}"
+        self.snapshot, self.work = self.run_dir / "code", self.folder / "code"
+        self.is_first = started.node_rank == 0
+        self.begun = time.time()
+        self.child: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> int:
+        """From the copy of the snapshot to the results. Raises ConfigError, OSError."""
+        paths = self.prepare()
+        the_seal = seal.Seal(self.folder, self.places(), watches=self.settings.seal != "off")
+        env = self.environment(paths, the_seal.site)
+        command = [*self.started.torchrun, *argv(self.settings, paths)]
+        recorder = self.recorder(paths) if self.is_first else None
+        code = self.follow(command, env, recorder)
+        unkeyed = the_seal.unkeyed(ended_well=code == 0)
+        for line in seal.message(unkeyed):
+            print(line, flush=True)
+        if code == 0 and unkeyed and self.settings.seal == "fail":
+            return 1
+        if code == 0 and recorder is not None:
+            code = self.finish(paths, recorder, [item.path for item in unkeyed])
+        if code == 0:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return code
+
+    def prepare(self) -> Paths:
+        """A fresh copy of the snapshot, and the folders that the script is told. Raises ConfigError, OSError."""
+        checkpoints, outputs = self.run_dir / "checkpoints", self.run_dir / "outputs"
+        resume = newest_checkpoint(checkpoints) if self.settings.resumes else None
+        if self.is_first and resume is None and outputs.exists():
+            shutil.rmtree(outputs)
+        for folder in (checkpoints, outputs, self.folder.parent):
+            folder.mkdir(exist_ok=True)
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+        self.folder.mkdir()
+        seal.copy_snapshot(self.snapshot, self.work)
+        workdir = self.work / self.settings.workdir
+        if not workdir.is_dir():
+            raise ConfigError(f"program.workdir={self.settings.workdir} is no folder of the snapshot {self.snapshot}")
+        return Paths(
+            run_dir=self.run_dir,
+            work=self.work,
+            script=self.started.script,
+            data=self.started.data,
+            seed=int(self.config.get("seed", 0)),
+            resume=resume,
+        )
+
+    def places(self) -> seal.Places:
+        """Where the seal looks."""
+        return seal.Places(
+            run_dir=self.run_dir,
+            snapshot=self.snapshot,
+            work=self.work,
+            script=self.started.script,
+            data=self.started.data,
+            project=seal.project_of(self.config, self.run_dir),
+            origin=seal.origin_of(self.config, self.started.script),
+        )
+
+    def environment(self, paths: Paths, site: Path) -> dict[str, str]:
+        """The ranks': the copy of the snapshot takes the snapshot's place on PYTHONPATH. Raises OSError."""
+        library = self.folder / "lib"
+        library.mkdir()
+        shutil.copyfile(paceline.__file__, library / "paceline.py")
+        own = variables(self.settings, paths)
+        behind = os.environ.get("PYTHONPATH", "").split(os.pathsep) + own.pop("PYTHONPATH", "").split(os.pathsep)
+        kept = [entry for entry in behind if entry and Path(entry).resolve() != self.snapshot]
+        return {
+            **os.environ,
+            **own,
+            "PYTHONPATH": os.pathsep.join([str(site), str(library), str(self.work), *kept]),
+            paceline.RUN_DIR: str(self.run_dir),
+            paceline.OUTPUTS: str(paths.outputs),
+            paceline.LOG: str(self.folder / "logged.jsonl"),
+        }
+
+    def recorder(self, paths: Paths) -> Recorder:
+        """Raises OSError."""
+        log_dir = next(
+            (word.partition("=")[2] for word in self.started.torchrun if word.startswith("--log-dir=")), None
+        )
+        return Recorder(
+            self.settings,
+            self.run_dir,
+            logged=self.folder / "logged.jsonl",
+            log_dir=Path(log_dir) if log_dir else None,
+            attempt=os.environ.get(_MARK, "").rpartition(":")[0],
+            resumes=paths.resume is not None,
+        )
+
+    def follow(self, command: list[str], env: dict[str, str], recorder: Recorder | None) -> int:
+        """Run torchrun in this process's group, and record until it has ended; its exit code. Raises OSError."""
+        signal.signal(signal.SIGTERM, self.pass_on)
+        signal.signal(signal.SIGINT, self.pass_on)
+        workdir = self.work / self.settings.workdir
+        self.child = subprocess.Popen(command, cwd=workdir, env=env, stdin=subprocess.DEVNULL)
+        while True:
+            try:
+                code = self.child.wait(_LOOK_S)
+                break
+            except subprocess.TimeoutExpired:
+                if recorder is not None:
+                    recorder.look()
+        if recorder is not None:
+            recorder.look(last=True)
+            for note in recorder.notes():
+                say(note)
+        return code
+
+    def pass_on(self, number: int, frame: FrameType | None) -> None:
+        """The agent tells every process of a run itself; whoever tells this one alone means torchrun."""
+        if self.child is not None:
+            self.child.send_signal(number)
+
+    def finish(self, paths: Paths, recorder: Recorder, unkeyed: list[str]) -> int:
+        """Node 0's results, summary.json last; the exit code. Raises OSError."""
+        metrics = recorder.metrics
+        if recorder.stopping:
+            write_json(self.run_dir / "pruned.json", {"step": metrics.step or 0, "epoch": 0, "metrics": metrics.last})
+            say(f"pruned at step {metrics.step or 0}")
+            return 0
+        workdir, source = self.work / self.settings.workdir, self.snapshot / self.settings.workdir
+        try:
+            found = gather(self.settings.outputs, workdir=workdir, snapshot=source, outputs=paths.outputs)
+        except MissingOutputsError as error:
+            say(f"error: {self.started.script or self.settings.command[0]} ended with exit code 0 without {error}")
+            return 1
+        hashes = {output.path: {"sha256": output.sha256, "bytes": output.size_bytes} for output in found}
+        write_json(self.run_dir / "outputs.json", hashes)
+        summary = {"steps": metrics.step, "metrics": metrics.last, "unkeyed": unkeyed}
+        write_json(self.run_dir / "summary.json", {**summary, "duration_s": round(time.time() - self.begun, 3)})
+        return 0
+
+
+def end_as(code: int) -> None:
+    """End with an exit code, or by the signal that ended the child (negative), so that the agent is told of it."""
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    end_as(main(sys.argv[1:]))

@@ -1,0 +1,174 @@
+"""Scalars of TensorBoard's event files, read as they grow.
+
+A file is a row of records: length (uint64, little endian), masked crc32c of the length, the bytes, masked crc32c of
+them (the TFRecord format, tensorflow.org/tutorials/load_data/tfrecord). Each holds an ``Event`` of event.proto, whose
+``summary`` is one of summary.proto; a value is a ``simple_value`` or a ``TensorProto`` of one element. The field
+numbers below are those of these published files. The crc of the length is checked: lengths decide where the next record
+begins.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_HEADER_BYTES, _CRC_BYTES = 12, 4
+_LARGEST_BYTES = 16 << 20  # what is larger holds images or audio
+_SCALARS = {1: "f", 2: "d", 3: "i", 9: "q", 19: "e"}  # DataType of types.proto → struct's letter
+_VALUES = {5: "f", 6: "d"}  # float_val, double_val; int_val (7) and int64_val (10) are varints
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One value of one tag; ``time_s`` in unix seconds."""
+
+    time_s: float
+    step: int
+    tag: str
+    value: float
+
+
+class EventFile:
+    """One growing file. ``damage`` says why nothing more is read of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.damage = path, ""
+        self._offset = 0
+
+    def scalars(self) -> Iterator[Scalar]:
+        """What whole records came since the last call. Raises OSError."""
+        if self.damage:
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            while len(header := file.read(_HEADER_BYTES)) == _HEADER_BYTES:
+                (size,), (crc,) = struct.unpack("<Q", header[:8]), struct.unpack("<I", header[8:])
+                if masked_crc32c(header[:8]) != crc:
+                    self.damage = f"its record at byte {self._offset} is damaged"
+                    return
+                if size > _LARGEST_BYTES:
+                    data = b""
+                    file.seek(size, 1)
+                else:
+                    data = file.read(size)
+                    if len(data) < size:
+                        return
+                if len(file.read(_CRC_BYTES)) < _CRC_BYTES:
+                    return
+                self._offset += _HEADER_BYTES + size + _CRC_BYTES
+                try:
+                    yield from _scalars_of(data)
+                except (ValueError, IndexError, struct.error, UnicodeDecodeError):
+                    self.damage = f"its record before byte {self._offset} makes no sense"
+                    return
+
+
+def _scalars_of(event: bytes) -> Iterator[Scalar]:
+    time_s, step, summaries = 0.0, 0, []
+    for number, value in fields(event):
+        if number == 1 and isinstance(value, bytes):
+            (time_s,) = struct.unpack("<d", value)
+        elif number == 2 and isinstance(value, int):
+            step = value - (1 << 64) if value >> 63 else value
+        elif number == 5 and isinstance(value, bytes):
+            summaries.append(value)
+    for summary in summaries:
+        for number, value in fields(summary):
+            if number == 1 and isinstance(value, bytes):
+                found = _value_of(value)
+                if found is not None:
+                    yield Scalar(time_s, step, *found)
+
+
+def _value_of(message: bytes) -> tuple[str, float] | None:
+    tag, scalar = "", None
+    for number, value in fields(message):
+        if isinstance(value, int):
+            continue
+        if number == 1:
+            tag = value.decode()
+        elif number == 2 and len(value) == 4:
+            (scalar,) = struct.unpack("<f", value)
+        elif number == 8:
+            scalar = _element(value)
+    return None if scalar is None or not tag else (tag, scalar)
+
+
+def _element(tensor: bytes) -> float | None:
+    """The only element of a TensorProto of numbers; None for any other tensor."""
+    kind = 0
+    values: list[float] = []
+    for number, value in fields(tensor):
+        if number == 1 and isinstance(value, int):
+            kind = value
+        elif number == 4 and isinstance(value, bytes) and kind in _SCALARS:
+            letter = "<" + _SCALARS[kind]
+            if len(value) == struct.calcsize(letter):
+                values += struct.unpack(letter, value)
+        elif number in _VALUES and isinstance(value, bytes):
+            letter = "<" + _VALUES[number]
+            if len(value) == struct.calcsize(letter):
+                values += struct.unpack(letter, value)
+        elif number in (7, 10):
+            values += [value] if isinstance(value, int) else _varints(value)
+    if len(values) != 1 or kind not in _SCALARS:
+        return None
+    whole = values[0]
+    return float(whole - (1 << 64) if isinstance(whole, int) and whole >> 63 == 1 else whole)
+
+
+def _varints(data: bytes) -> list[int]:
+    values, at = [], 0
+    while at < len(data):
+        value, at = varint(data, at)
+        values.append(value)
+    return values
+
+
+def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """(number, value) of each field of a protobuf message: a varint as int, all else as its bytes.
+
+    Source: protobuf.dev/programming-guides/encoding. Raises ValueError, IndexError where it is none.
+    """
+    at = 0
+    while at < len(message):
+        key, at = varint(message, at)
+        number, wire = key >> 3, key & 7
+        if wire == 0:
+            value, at = varint(message, at)
+            yield number, value
+            continue
+        if wire == 2:
+            size, at = varint(message, at)
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+        else:
+            raise ValueError(f"wire type {wire}")
+        if at + size > len(message):
+            raise ValueError("it breaks off")
+        yield number, message[at : at + size]
+        at += size
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """A varint at a place, and where it ends. Raises IndexError."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+
+
+def masked_crc32c(data: bytes) -> int:
+    """Castagnoli's crc, rotated and shifted as TFRecord has it (bit by bit: it is asked for 8 bytes)."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ 0x82F63B78 * (crc & 1)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
