@@ -16,6 +16,7 @@ from pathlib import Path  # noqa: E402
 
 import hydra  # noqa: E402
 from hydra.core.hydra_config import HydraConfig  # noqa: E402
+from hydra.errors import HydraException  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
 from pipeline.cli import clone, commands, shadowing  # noqa: E402
@@ -24,18 +25,22 @@ from pipeline.cli.loader import leave  # noqa: E402
 from pipeline.cli.session import Session  # noqa: E402
 from pipeline.config import hydra_flags  # noqa: E402
 from pipeline.config.compose import CONF_DIR, CONFIG_NAME, HYDRA_VERSION_BASE  # noqa: E402
+from pipeline.config.explain import explain  # noqa: E402
+from pipeline.config.override_words import for_hydra  # noqa: E402
 from pipeline.config.schema_store import register  # noqa: E402
 from pipeline.config.trials import jobs  # noqa: E402
 from pipeline.core import masking, signals  # noqa: E402
 from pipeline.core.errors import PacelineError  # noqa: E402
 from pipeline.core.redact import by_environment  # noqa: E402
 
+_FULL_ERROR = "HYDRA_FULL_ERROR"
 register()
 
 
 @hydra.main(config_path=str(CONF_DIR), config_name=CONFIG_NAME, version_base=HYDRA_VERSION_BASE)
 def main(config: DictConfig) -> None:
     """Fetch, train, evaluate and record one composed configuration."""
+    os.environ.pop(_FULL_ERROR, None)  # ranks don't need it
     signals.begin()
     overrides = tuple(HydraConfig.get().overrides.task)
     session = Session(Invocation(verb="train", overrides=overrides), composed=config)
@@ -57,16 +62,18 @@ def refuse_another_clone() -> None:
         leave(error)
 
 
-def refuse_words() -> None:
-    """What `doit` refuses is refused with the same line, before Hydra looks at it."""
+def checked_words() -> tuple[str, ...]:
+    """The overrides, which Hydra finds in the form that it takes. What `doit` refuses is refused with the same line."""
     try:
         asked = hydra_flags.read(sys.argv[1:])
+        sys.argv[1:] = for_hydra(sys.argv[1:])
         if asked.multirun:
             jobs(asked.words)
         elif asked.composes:
             Session(Invocation(verb="train", overrides=asked.words)).config  # noqa: B018  (composed and checked)
     except PacelineError as error:
         leave(error)
+    return asked.words
 
 
 if __name__ == "__main__":
@@ -75,8 +82,11 @@ if __name__ == "__main__":
     sys.argv[1:], told = by_environment(sys.argv[1:])  # Hydra writes words and values to multirun.yaml
     os.environ.update(told)
     refuse_another_clone()
-    refuse_words()
+    words = checked_words()
+    os.environ[_FULL_ERROR] = "1"  # Hydra passes on what it would print in its own form
     try:
         main()
     except BrokenPipeError as error:  # in Hydra's own output: --cfg all | head
         leave(error)
+    except HydraException as error:  # of what only Hydra composes: --config-name, --config-dir, --multirun
+        leave(explain(error, [*words], lambda _: None))

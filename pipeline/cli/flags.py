@@ -14,6 +14,7 @@ from pipeline.core import process
 from pipeline.core.errors import UsageError
 
 _OF_HYDRA = ("--cfg", "--info", "--multirun", "-m", "--resolve", "--package", "--hydra-help", "--shell-completion")
+_ELSEWHERE = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}
 
 
 def check(argv: Sequence[str], asked: Invocation, loader_options: Sequence[dict[str, object]]) -> None:
@@ -26,6 +27,7 @@ def check(argv: Sequence[str], asked: Invocation, loader_options: Sequence[dict[
     Raises:
         UsageError: an option that doit or the verb doesn't take, or one that stands after the verb.
     """
+    _refuse_elsewhere(argv)
     words = " ".join(shlex.quote(word) for word in asked.overrides)
     for word in argv:
         if word.partition("=")[0] not in _OF_HYDRA or asked.verb is None:
@@ -37,6 +39,18 @@ def check(argv: Sequence[str], asked: Invocation, loader_options: Sequence[dict[
             f"{word} is an option of Hydra's command line, which doit {asked.verb} doesn't take", hint=hint
         )
     _refuse_unknown(argv, asked.verb, loader_options)
+
+
+def _refuse_elsewhere(argv: Sequence[str]) -> None:
+    """doit would read -cd as two of its own options, -c and -d."""
+    for word in argv:
+        name = word.partition("=")[0]
+        if name in _ELSEWHERE or name in _ELSEWHERE.values():
+            raise UsageError(
+                f"{word} is an option of Hydra's command line, and doit always takes conf/config.yaml",
+                hint=f"a file of your own in conf/experiment, then experiment=NAME; or python -m pipeline {word} … "
+                "(doit's own options -c -n, -c -d are written apart)",
+            )
 
 
 def _refuse_unknown(argv: Sequence[str], verb: str | None, loader_options: Sequence[dict[str, object]]) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from hydra._internal.utils import get_args_parser
 
+from pipeline.config.compose import CONF_DIR
 from pipeline.core.errors import UsageError
 
+_BESIDE = CONF_DIR.parent / "pipeline"  # where Hydra looks for a relative --config-path: beside the application
 _SHELLS = ("bash", "fish", "zsh")
 
 
@@ -53,11 +57,31 @@ def read(argv: Sequence[str]) -> Asked:
         )
     if args.shell_completion:
         _refuse_no_shell(args.overrides)
+    _refuse_absent(args)
     answers = args.help or args.hydra_help or args.info or args.shell_completion
     elsewhere = args.config_path or args.config_name or args.config_dir
     return Asked(
         words=tuple(args.overrides), multirun=bool(args.multirun), composes=not (answers or elsewhere or args.multirun)
     )
+
+
+def _refuse_absent(args: argparse.Namespace) -> None:
+    """Raises UsageError: --config-dir, --config-path or --config-name names what isn't there."""
+    if args.config_dir is not None and not Path(args.config_dir).is_dir():
+        raise UsageError(f"--config-dir {args.config_dir}: there is no such folder", hint="an absolute path")
+    folder = CONF_DIR
+    if args.config_path is not None and "://" not in args.config_path:  # else a package, which only Hydra finds
+        folder = _BESIDE / args.config_path
+        if not folder.is_dir():
+            raise UsageError(f"--config-path {args.config_path}: there is no folder {folder}", hint="an absolute path")
+    name = args.config_name
+    folders = [folder, *([Path(args.config_dir)] if args.config_dir is not None else [])]
+    if name is not None and not any((place / f"{name.removesuffix('.yaml')}.yaml").is_file() for place in folders):
+        is_experiment = (CONF_DIR / "experiment" / f"{name}.yaml").is_file()
+        raise UsageError(
+            f"--config-name {name}: there is no {name.removesuffix('.yaml')}.yaml in {' or '.join(map(str, folders))}",
+            hint=f"experiment={name}" if is_experiment else "the same without it, which takes conf/config.yaml",
+        )
 
 
 def _refuse_no_shell(words: Sequence[str]) -> None:

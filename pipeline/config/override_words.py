@@ -13,6 +13,7 @@ _OPEN = (  # mappings whose names are the user's own, or torch's
 )  # fmt: skip
 _HOSTS = ("cluster.hosts", "cluster.spares")
 _NAME = r"\s*([\w.-]+@)?[\w.-]+(:\d+)?\s*"
+ONE_HOST = re.compile(_NAME, re.ASCII)
 _NAMED = re.compile(rf"(?P<field>\+{{0,2}}cluster\.(hosts|spares))=\[(?P<names>{_NAME}(,{_NAME})*)\]$", re.ASCII)
 _NOT_A_NAME = re.compile(r"[{,]\s*name\s*:\s*(true|false)\s*[,}]", re.IGNORECASE)
 _NO_NAMES = ("null", "true", "false")
@@ -59,16 +60,22 @@ def _doubled(word: str) -> Iterator[str]:
             open_[-1].add(token.text)
 
 
+def host_entry(text: str) -> dict[str, str | int]:
+    """``me@node2:2222``, which fits ONE_HOST, as the fields of a host that it tells."""
+    user, _, place = text.strip().rpartition("@")
+    name, _, port = place.partition(":")
+    return {"name": name, **({"user": user} if user else {}), **({"port": int(port)} if port else {})}
+
+
 def _as_mappings(word: re.Match[str]) -> str:
     """``cluster.hosts=[node1,me@node2:2222]`` with each as the mapping that it stands for."""
     entries = []
     for item in word["names"].split(","):
-        user, _, place = item.strip().rpartition("@")
-        name, _, port = place.partition(":")
+        told = host_entry(item)
         if item.strip().lower() in _NO_NAMES:
+            name = told["name"]
             raise UsageError(
                 f"{word[0]}: {name} is no name of a host; where one is called so, write {{name: '{name}'}}"
             )
-        known = {"name": f"'{name}'", "user": user and f"'{user}'", "port": port}
-        entries.append(", ".join(f"{field}: {value}" for field, value in known.items() if value))
+        entries.append(", ".join(f"{field}: {value!r}" for field, value in told.items()))
     return f"{word['field']}=[{', '.join(f'{{{entry}}}' for entry in entries)}]"

@@ -208,7 +208,16 @@ def text(trials: Sequence[PlannedRun]) -> str:
     whose = "" if len(trials) == 1 else f" of {launched.key or 'the first'} (json=1 shows all)"
     shape = f"{counted(plan.nnodes, 'node')}, {counted(plan.world_size, 'rank')}"
     head = f"attempt {plan.attempt} on {shape}, {plan.launcher}{whose}:"
-    return "\n".join([*lines, "", head, commands(plan)])
+    return "\n".join([*lines, "", head, *_names_of_granted(plan), commands(plan)])
+
+
+def _names_of_granted(plan: LaunchPlan) -> list[str]:
+    """What the names of the nodes are worth where a scheduler chooses the hosts."""
+    if not launchers.LAUNCHERS.settings(plan.launcher).capabilities.hosts_are_granted:
+        return []
+    first, last = plan.nodes[0].host, plan.nodes[-1].host
+    names = f"{first} stands for the host" if plan.nnodes == 1 else f"{first} to {last} stand for the hosts"
+    return [f"{names} that {plan.launcher} will grant when the run asks for {'it' if plan.nnodes == 1 else 'them'}"]
 
 
 def _one(item: PlannedRun) -> list[str]:

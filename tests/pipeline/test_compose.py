@@ -234,3 +234,19 @@ def test_a_configuration_file_that_cannot_be_read_is_named_with_its_line(
     with pytest.raises(UsageError) as caught:
         compose.compose_config(["experiment=quickstart", "seed=1"])
     assert str(caught.value) == "conf/optimizer/sgd.yaml" + said.format(place)
+
+
+def test_files_name_hosts_as_a_command_line_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(CONF_DIR, tmp_path / "conf")
+    monkeypatch.setattr(compose, "CONF_DIR", tmp_path / "conf")
+    mine = "defaults:\n  - /schema/cluster@_here_: pssh\n  - _self_\nlauncher: pssh\nhosts: [a, me@b:2222]\n"
+    (tmp_path / "conf/cluster/mine.yaml").write_text(mine)
+    own = "# @package _global_\ncluster:\n  hosts: [c]\n  spares: [d, {name: e, nproc_per_node: 2}]\n"
+    (tmp_path / "conf/experiment/own.yaml").write_text(own)
+    hosts = resolve(compose_config(["cluster=mine"]))["cluster"]["hosts"]
+    assert [(host["name"], host["user"], host["port"]) for host in hosts] == [("a", None, None), ("b", "me", 2222)]
+    cluster = resolve(compose_config(["cluster=pssh", "experiment=own"]))["cluster"]
+    assert [host["name"] for host in (*cluster["hosts"], *cluster["spares"])] == ["c", "d", "e"]
+    (tmp_path / "conf/cluster/mine.yaml").write_text(mine.replace("me@b:2222", "'fd00::7'"))
+    with pytest.raises(UsageError, match="cluster=mine: that is no list of hosts"):
+        compose_config(["cluster=mine"])

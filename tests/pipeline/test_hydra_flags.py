@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
+from pipeline.cli import flags, invocation
 from pipeline.config import hydra_flags
 from pipeline.core.errors import UsageError
 from tests.integration.commands import ROOT
@@ -22,6 +24,10 @@ from tests.integration.commands import ROOT
         ("--cfg all -r", "--run and --cfg can't be taken together"),
         ("--resolve", "try: --cfg job --resolve"),
         ("--experimental-rerun /nope", "try: doit reproduce run=KEY"),
+        ("-cn quickstart", "/conf\n  try: experiment=quickstart"),
+        ("-cn nowhere -cd /", "--config-name nowhere: there is no nowhere.yaml in "),
+        ("-cp nowhere", "--config-path nowhere: there is no folder "),
+        ("-cd /nowhere", "--config-dir /nowhere: there is no such folder"),
     ],
 )
 def test_flags_that_hydra_answers_with_a_traceback_are_refused(line: str, said: str) -> None:
@@ -33,7 +39,14 @@ def test_the_words_behind_good_flags() -> None:
     assert hydra_flags.read(["--cfg", "job", "--resolve", "seed=1"]) == (("seed=1",), False, True)
     assert hydra_flags.read(["-m", "seed=1,2"]) == (("seed=1,2",), True, False)
     assert not hydra_flags.read(["--shell-completion", "install=bash"]).composes
-    assert not hydra_flags.read(["-cd", "elsewhere", "+mine=x"]).composes
+    assert not hydra_flags.read(["-cd", "/", "+mine=x"]).composes
+
+
+@pytest.mark.parametrize("line", ["-cn elsewhere train", "train -cd /", "train --config-path=/"])
+def test_doit_says_that_it_takes_no_other_configuration(line: str) -> None:
+    argv = line.split()
+    with pytest.raises(UsageError, match=r"is an option of Hydra's command line, and doit always takes conf/config"):
+        flags.check(argv, invocation.parse(argv), [])
 
 
 @pytest.mark.parametrize(
@@ -42,6 +55,7 @@ def test_the_words_behind_good_flags() -> None:
         ("--cfg job model.hiden=3", "ERROR: unknown key 'model.hiden'; "),
         ("--cfg job +x={a:1}", "ERROR: unknown key 'x'; "),
         ("-m seed=range(1,1)", "ERROR: seed=range(1,1) has no value in it"),
+        ("-cd / --cfg job model=nope", "ERROR: model=nope: model has no option 'nope'; valid: "),
     ],
 )
 def test_what_doit_refuses_the_application_refuses_with_the_same_line(line: str, said: str) -> None:
@@ -51,3 +65,11 @@ def test_what_doit_refuses_the_application_refuses_with_the_same_line(line: str,
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith(said)
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_application_takes_hosts_by_their_names_as_doit_does() -> None:
+    words = ["--cfg", "job", "-p", "cluster.hosts", "cluster=pssh", "cluster.hosts=[a,me@b:2222]"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", *words], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert [host["name"] for host in yaml.safe_load(done.stdout)] == ["a", "b"]

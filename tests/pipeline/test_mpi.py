@@ -63,6 +63,11 @@ def test_a_plan_shows_the_command_for_each_host_and_no_value_of_the_environment(
     assert [(node.nproc_per_node, node.first_rank) for node in plan.nodes] == [(2, 0), (1, 2)]
 
 
+def test_a_plan_refuses_what_mpirun_would_take_for_another_host(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cluster\.hosts: '\+n0' can't be a host of mpirun: give it a name in"):
+        planned(tmp_path, "cluster=mpi", "cluster.hosts=[{name: '+n0'}]")
+
+
 def test_hostfiles_of_open_mpi_mpich_and_batch_systems() -> None:
     text = "# ours\nbig slots=4 max_slots=8\nsmall\nmpich:2\npbs\npbs\npbs\nmore slots=2\nmore slots=1\n"
     assert parse_mpi(text, "hosts", default_slots=5) == (

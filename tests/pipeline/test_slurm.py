@@ -20,6 +20,7 @@ from pipeline.cluster.launchers.slurm_queue import JobState, parse_job, refused,
 from pipeline.cluster.launchers.slurm_script import Job, script
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host, NodeFacts
+from pipeline.execution import dry_run
 from tests.pipeline.test_planning import planned
 from trainers.core.config import ConfigError
 
@@ -68,7 +69,10 @@ def test_the_script_is_the_one_that_was_read_by_a_person(name: str, change: dict
 
 
 def test_a_plan_shows_the_script_before_the_commands_of_nodes_without_names(tmp_path: Path) -> None:
-    plan = planned(tmp_path, "cluster=slurm", "cluster.nnodes=2", "cluster.partition=gpu").launch
+    trial = planned(tmp_path, "cluster=slurm", "cluster.nnodes=2", "cluster.partition=gpu")
+    plan = trial.launch
+    said = "granted0 to granted1 stand for the hosts that slurm will grant when the run asks for them\n#!/bin/bash\n"
+    assert said in dry_run.text([trial])
     assert "\n#SBATCH --nodes=2\n" in plan.submission
     assert "\n#SBATCH --partition=gpu\n" in plan.submission
     assert [node.host for node in plan.nodes] == ["granted0", "granted1"]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _KINDS = ("job", "jobset", "trainjob", "pytorchjob")
 _LARGEST_ID = 2**31 - 1
+_SHOWN = 60  # characters of a wrong value
 
 
 class _Form(NamedTuple):
@@ -88,10 +89,13 @@ def _of_texts(settings: KubernetesConfig) -> Iterator[str]:
     for name, form in _FIELDS.items():
         value = getattr(settings, name)
         if value is not None and not (name in _NEEDED and not value) and not form.fits(value):
-            yield f"cluster.{name}={value!r} must be {form.words}"
+            shown = repr(value) if len(value) <= _SHOWN else f"{value[:_SHOWN] + '…'!r} ({len(value)} characters)"
+            yield f"cluster.{name}={shown} must be {form.words}"
     path = settings.mount_path
     if path and (not path.startswith("/") or ":" in path or not path.isprintable()):
         yield f"cluster.mount_path={path!r} must be an absolute path without a colon"
+    elif path and not {".", ".."}.isdisjoint(path.split("/")):
+        yield f"cluster.mount_path={path!r} must be a path without . and .., such as /shared"
 
 
 def _of_lists(settings: KubernetesConfig) -> Iterator[str]:

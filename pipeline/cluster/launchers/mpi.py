@@ -68,9 +68,7 @@ class MpiLauncher(RemoteLauncher):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        for host in cluster.with_spares.hosts:
-            if why := unfit_for_mpirun(host):
-                raise UsageError(f"cluster.{'hosts' if host in cluster.hosts else 'spares'}: {host.label!r} {why}")
+        self._refuse_unfit_names()
         if cluster.ssh_config and not Path(cluster.ssh_config).is_file():
             raise UsageError(
                 f"cluster.ssh_config={cluster.ssh_config} does not exist",
@@ -80,6 +78,12 @@ class MpiLauncher(RemoteLauncher):
         self._refuse_absent_interface()
         self._folder = Path(tempfile.mkdtemp(prefix=leftovers.prefix("paceline"), dir="/tmp"))  # a path without spaces
         self._ssh_config = self._passed_on(cluster.ssh_config)
+
+    def _refuse_unfit_names(self) -> None:
+        for host in self.cluster.with_spares.hosts:
+            if why := unfit_for_mpirun(host):
+                field = "hosts" if host in self.cluster.hosts else "spares"
+                raise UsageError(f"cluster.{field}: {host.label!r} {why}")
 
     def _refuse_absent_interface(self) -> None:
         network = self.cluster.settings.btl_tcp_if_include
@@ -115,7 +119,8 @@ class MpiLauncher(RemoteLauncher):
         )
 
     def submission(self, spec: AttemptSpec) -> str:
-        """The command that reaches each host; nothing was looked for."""
+        """The command that reaches each host; nothing was looked for. Raises UsageError: mpirun can't be given one."""
+        self._refuse_unfit_names()
         command = self._mpirun("mpirun", "<a folder of its own>", self.cluster.ssh_config).command
         rows = [f"{shlex.join(command(host, []))} <node agent of {host.label}>" for host in self.cluster.hosts]
         return "\n".join(rows) + "\n"
