@@ -10,6 +10,8 @@ from pathlib import Path
 from trainers.core.config import ConfigError
 from trainers.script.settings import ScriptConfig, filled, groups, names
 
+OUTSIDE = "_script"
+"""Where the snapshot has the files of a script that lies outside of the project."""
 _NOTES = (".json", ".yaml", ".yml", ".txt", ".log", ".csv", ".md", ".jsonl", ".sha256")
 _UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".bad")
 
@@ -54,8 +56,7 @@ def argv(settings: ScriptConfig, paths: Paths) -> list[str]:
             words += [filled(word, values) for word in group]
     if settings.script:
         return [str(paths.work / paths.script), *words]
-    program, *rest = settings.command
-    return ["--no-python", _program(program, settings, paths), *rest, *words]
+    return ["--no-python", program(settings, paths), *settings.command[1:], *words]
 
 
 def variables(settings: ScriptConfig, paths: Paths) -> dict[str, str]:
@@ -80,12 +81,17 @@ def _values(settings: ScriptConfig, paths: Paths) -> dict[str, str]:
     }
 
 
-def _program(program: str, settings: ScriptConfig, paths: Paths) -> str:
-    """A path is one in the snapshot; a plain name is looked for in PATH by whoever starts it."""
-    if "/" not in program or program.startswith("/"):
-        return program
-    beside = paths.work / settings.workdir / program
-    return os.path.normpath(beside if beside.exists() else paths.work / program)
+def program(settings: ScriptConfig, paths: Paths) -> str:
+    """A path is one in the snapshot, wherever it lay before; whoever starts it looks for a plain name in PATH."""
+    word = settings.command[0]
+    if "/" not in word:
+        return word
+    parts = Path(word).parts[1:] if word.startswith("/") else Path(word).parts
+    inside = [Path(settings.workdir, *parts), *(Path(*parts[at:]) for at in range(len(parts)))]
+    for place in (*inside, Path(OUTSIDE, parts[-1])):
+        if (paths.work / place).is_file():
+            return os.path.normpath(paths.work / place)
+    return word
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

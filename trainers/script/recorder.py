@@ -43,9 +43,9 @@ class Recorder:
             for row in source.rows(last=last):
                 self.metrics.append(row)
 
-    def notes(self) -> list[str]:
+    def notes(self, *, ended_well: bool) -> list[str]:
         """What a person should know of the metrics when the script has ended."""
-        if self.metrics.step is None:
+        if self.metrics.step is None and ended_well:
             return [
                 "the script logged no metric; what is recorded: paceline.log(step, loss=…), *.jsonl with step and "
                 "TensorBoard files in {run}, lines that program.metrics_pattern matches"

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from trainers.script import seal_hook
+from trainers.script.arguments import OUTSIDE
 from trainers.script.seal_hook import ABSENT, ORIGIN, PROJECT, READ, SKIP, WORK
 
-OUTSIDE = "_script/"  # where the snapshot has the files of a script that lies outside of the project
+_OUTSIDE = f"{OUTSIDE}/"
 _RECORDS = (".git/", ".hg/")
 
 
@@ -66,7 +67,6 @@ class Seal:
         arguments = {
             "folder": str(self.site),
             "zones": zones(places),
-            "sources": sources(places),
             "report": str(self._seen),
             "since_ns": started.stat().st_ctime_ns,
             "watches": watches,
@@ -92,12 +92,14 @@ class Seal:
         if kind == PROJECT:
             return inside
         if kind == ORIGIN:
-            return OUTSIDE + inside
+            return _OUTSIDE + inside
         top, rest = self._places.project, inside
-        if inside.startswith(OUTSIDE):
-            top, rest = self._places.origin, inside.removeprefix(OUTSIDE)
+        if inside.startswith(_OUTSIDE):
+            top, rest = self._places.origin, inside.removeprefix(_OUTSIDE)
         if top is None:
             return inside if how == ABSENT and not ended_well else ""
+        if inside.endswith("/"):  # a package without __init__.py
+            return inside if any((top / rest).glob("*.py")) else ""
         return inside if (top / rest).is_file() else ""
 
 
@@ -109,19 +111,6 @@ def zones(places: Places) -> list[tuple[str, str]]:
         *((kind, os.path.realpath(path)) for kind, path in known if path is not None),
         *((SKIP, os.path.realpath(path)) for path in skipped if path),
     ]
-
-
-def sources(places: Places) -> list[tuple[str, str]]:
-    """(folder from which the script alone would import, the same in the run's copy)."""
-    inside = os.path.dirname(places.script)  # noqa: PTH120
-    found = []
-    if places.project is not None:
-        found.append((str(places.project), ""))
-        if inside and not places.script.startswith(OUTSIDE):
-            found.append((str(places.project / inside), inside))
-    if places.origin is not None:
-        found.append((str(places.origin), OUTSIDE.rstrip("/")))
-    return found
 
 
 def installation() -> list[str]:
@@ -175,8 +164,8 @@ def project_of(config: Mapping[str, Any], run_dir: Path) -> Path | None:
 def origin_of(config: Mapping[str, Any], script: str) -> Path | None:
     """The folder of a script outside of the project, where it lies on this host."""
     typed = str(config["program"].get("script") or "")
-    inside = script.removeprefix(OUTSIDE)
-    if not script.startswith(OUTSIDE) or not os.path.isabs(typed) or not typed.endswith(f"/{inside}"):  # noqa: PTH117
+    inside = script.removeprefix(_OUTSIDE)
+    if not script.startswith(_OUTSIDE) or not os.path.isabs(typed) or not typed.endswith(f"/{inside}"):  # noqa: PTH117
         return None
     folder = Path(typed.removesuffix(f"/{inside}") or "/")
     return folder if folder.is_dir() else None

@@ -9,7 +9,7 @@ Source of the events: the table "Audit events" of Python's documentation. An eve
 """
 
 # It runs at the start of each process: os.path is loaded by then, pathlib isn't.
-# ruff: noqa: PTH109, PTH110, PTH112, PTH113, PTH114, PTH116, PTH118, PTH119, PTH120
+# ruff: noqa: PTH109, PTH110, PTH114, PTH116, PTH118, PTH119, PTH120
 from __future__ import annotations
 
 import os
@@ -35,12 +35,9 @@ class Watch:
         )
         self.skipped = tuple(folder + "/" for folder, kind in self.zones if kind == SKIP and not self._holds(folder))
         self.files = {folder for folder, kind in self.zones if kind == SKIP}  # data may be a file
-        self.work = next((folder for folder, kind in self.zones if kind == WORK), "")
         self.report, self.since_ns = report, since_ns
         self.noted: set[str] = set()
         self.folders: dict[str, tuple[str, str] | None] = {}
-        self.tops: dict[str, bool] = {}
-        self.sources: list[tuple[str, str]] = []
 
     def _holds(self, folder: str) -> bool:
         """Whether a zone that counts lies inside: its paths begin alike."""
@@ -97,23 +94,14 @@ class Watch:
         finally:
             os.close(file)
 
-    def module(self, name: str) -> None:
-        """A module that no finder found. ``sources``: (folder from which a script alone would import, the same in
-        the run's copy)."""
-        top = name.partition(".")[0]
-        if top not in self.tops:
-            self.tops[top] = any(
-                os.path.isdir(os.path.join(folder, top)) or os.path.isfile(os.path.join(folder, top + ".py"))
-                for folder, _ in self.sources
-            )
-        if not self.tops[top]:
-            return
-        path = name.replace(".", "/")
-        for folder, inside in self.sources:
-            for file in (path + ".py", path + "/__init__.py"):
-                relative = os.path.join(inside, file)
-                if not os.path.exists(os.path.join(self.work, relative)) and os.path.isfile(os.path.join(folder, file)):
-                    self.note(MODULE, WORK, relative)
+    def module(self, name: str, folders: Iterable[str]) -> None:
+        """A module that no finder found in ``folders``: the checkout may have it."""
+        last = name.rpartition(".")[2]
+        for folder in folders:
+            found = self.zone(folder or os.getcwd())
+            if found is not None and found[0] == WORK:
+                for file in (last + ".py", last + "/__init__.py", last + "/"):
+                    self.note(MODULE, WORK, os.path.join(found[1], file))
 
     def words(self, values: Any, cwd: Any) -> None:
         """Files that the command line of a started program names: it reads them, and no hook is in it."""
@@ -201,7 +189,7 @@ class LastFinder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """Finds nothing."""
         try:
-            self._watch.module(name)
+            self._watch.module(name, sys.path if path is None else path)
         except Exception:
             return
 
@@ -228,7 +216,7 @@ def chain(folder: str) -> None:
     sys.path[:] = [entry for entry in sys.path if entry != folder]
     own = sys.modules.pop("sitecustomize", None)
     try:
-        __import__("sitecustomize")
+        __import__("site" + "customize")  # not by its name: it would count as an import of this run
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
@@ -240,7 +228,6 @@ def chain(folder: str) -> None:
 def begin(
     folder: str,
     zones: list[tuple[str, str]],
-    sources: list[tuple[str, str]],
     report: str,
     since_ns: int,
     watches: bool,
@@ -249,7 +236,6 @@ def begin(
     leave_project(zones)
     if watches:
         watch = Watch(zones, report, since_ns)
-        watch.sources = sources
         sys.addaudithook(hook_of(watch))
         sys.meta_path.append(LastFinder(watch))
     chain(folder)

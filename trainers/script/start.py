@@ -23,7 +23,7 @@ from typing import Any
 import paceline
 from trainers.core.config import ConfigError
 from trainers.script import seal
-from trainers.script.arguments import Paths, argv, newest_checkpoint, variables
+from trainers.script.arguments import Paths, argv, newest_checkpoint, program, variables
 from trainers.script.files import write_json
 from trainers.script.outputs import MissingOutputsError, gather
 from trainers.script.recorder import Recorder
@@ -92,6 +92,8 @@ class Attempt:
         the_seal = seal.Seal(self.folder, self.places(), watches=self.settings.seal != "off")
         env = self.environment(paths, the_seal.site)
         command = [*self.started.torchrun, *argv(self.settings, paths)]
+        if self.settings.command:
+            make_executable(Path(program(self.settings, paths)), self.work)
         recorder = self.recorder(paths) if self.is_first else None
         code = self.follow(command, env, recorder)
         unkeyed = the_seal.unkeyed(ended_well=code == 0)
@@ -187,7 +189,7 @@ class Attempt:
                     recorder.look()
         if recorder is not None:
             recorder.look(last=True)
-            for note in recorder.notes():
+            for note in recorder.notes(ended_well=code == 0):
                 say(note)
         return code
 
@@ -214,6 +216,12 @@ class Attempt:
         summary = {"steps": metrics.step, "metrics": metrics.last, "unkeyed": unkeyed}
         write_json(self.run_dir / "summary.json", {**summary, "duration_s": round(time.time() - self.begun, 3)})
         return 0
+
+
+def make_executable(path: Path, work: Path) -> None:
+    """The snapshot holds what a file says, and no modes. Raises OSError."""
+    if path.is_relative_to(work):
+        path.chmod(path.stat().st_mode | 0o111)
 
 
 def end_as(code: int) -> None:

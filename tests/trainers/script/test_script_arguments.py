@@ -43,10 +43,16 @@ def test_placeholders_are_filled_and_resume_is_left_out_without_a_checkpoint(
     assert variables(settings, _paths()) == {"A": "3"}
 
 
-def test_a_program_that_is_not_python_is_started_as_it_is() -> None:
-    paths = _paths()
-    assert argv(ScriptConfig(command=["./b/train", "-v"]), paths) == ["--no-python", "/w/b/train", "-v"]
+def test_a_program_that_is_not_python_is_started_from_the_snapshot(tmp_path: Path) -> None:
+    paths = Paths(run_dir=Path("/r"), work=tmp_path, script="", data="", seed=3, resume=None)
     assert argv(ScriptConfig(command=["train"], args={"n": 1}), paths) == ["--no-python", "train", "--n", "1"]
+    for place in ("_script/other", "b/train"):
+        (tmp_path / place).parent.mkdir()
+        (tmp_path / place).touch()
+    for typed, place in (("./b/train", "b/train"), ("/p/b/train", "b/train"), ("../x/other", "_script/other")):
+        words = argv(ScriptConfig(command=[typed, "-v"], workdir="sub"), paths)
+        assert words == ["--no-python", str(tmp_path / place), "-v"]
+    assert argv(ScriptConfig(command=["/bin/true"]), paths) == ["--no-python", "/bin/true"]
 
 
 def test_data_that_is_not_there_is_named() -> None:

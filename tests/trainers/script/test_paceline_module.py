@@ -1,0 +1,60 @@
+"""The module ``paceline`` where a script runs alone, on other ranks, and with a full disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a person's shell starts a script."""
+    monkeypatch.chdir(tmp_path)
+    for name in (paceline.LOG, paceline.RUN_DIR, paceline.OUTPUTS, "RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_alone_every_call_is_harmless(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        paceline.log(1, loss=0.5)
+        paceline.finish(loss=0.5)
+        assert (paceline.run_dir(), paceline.checkpoints()) == (tmp_path, Path("checkpoints"))
+        assert not paceline.should_stop()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert paceline.should_stop()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        paceline._state.term = paceline._state.caught = False
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+
+
+def test_only_rank_0_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(paceline.LOG, str(tmp_path / "log"))
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        paceline.log(3, loss=int(rank))
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    row = json.loads(line)
+    assert (row["step"], row["metrics"]) == (3, {"loss": 0.0})
+
+
+def test_what_can_not_be_written_is_said_and_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(paceline.LOG, "/dev/full")
+    paceline.log(3, loss=1)
+    assert capsys.readouterr().out.startswith("paceline: {'loss': 1.0} could not be recorded: [Errno 28]")
+
+
+def test_it_needs_nothing_that_is_installed() -> None:
+    lines = Path(paceline.__file__).read_text().splitlines()
+    names = {line.split()[1] for line in lines if line.startswith(("import", "from"))}
+    assert names - {"__future__"} <= sys.stdlib_module_names
