@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,13 @@ def test_a_script_leaves_metrics_outputs_and_a_summary(run: ScriptRun) -> None:
     assert 0 < summary.pop("duration_s") < 60
     assert summary == {"steps": 1, "metrics": {"loss": 0.5, "best": 0.25}, "unkeyed": []}
     assert not (run.path / "work" / "node0").exists()
+
+
+def test_the_example_of_the_documentation_runs_as_printed(run: ScriptRun) -> None:
+    page = (ROOT / "docs" / "own-scripts.md").read_text()
+    (script,) = re.findall(r"^```python\n(import paceline.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    run.write(script, outputs=["notes.txt"]).start()
+    assert (run.rows()[0], run.rows()[-1]) == ((10, {"loss": 0.1}), (100, {"final_loss": 0.01}))
 
 
 def test_arguments_reach_the_script_as_they_were_typed(run: ScriptRun) -> None:
