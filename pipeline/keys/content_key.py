@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.keys import rank_environment
+from trainers.core.config import OptimizerConfig, TrainerConfig, later_fields
 
 if TYPE_CHECKING:
     from pipeline.core.cluster import Cluster
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 KEY_VERSION = 2
 KEY_LENGTH = 12
 
+_LATER = {"trainer": later_fields(TrainerConfig), "optimizer": later_fields(OptimizerConfig)}
 _WHERE = ("cluster", "tracking", "paths")  # where it runs and who is told; the topology part holds the rest
 
 
@@ -57,13 +59,17 @@ def content_key(
 def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration without hosts, ports, tracking, folders and the data's address (its digest counts instead).
 
-    Without ``trainer.shards`` where that is 0: such runs keep the keys that they had before it came.
+    Without fields that came later where they have their defaults (``trainers.core.config.LATER``): a run without
+    trainer.shards keeps the key that it had before there were any.
     """
     kept = {name: copy.deepcopy(value) for name, value in config.items() if name not in _WHERE}
     if isinstance(kept.get("dataset"), dict):
         kept["dataset"].pop("source", None)
-    if isinstance(kept.get("trainer"), dict) and not _shards(config):
-        kept["trainer"].pop("shards", None)
+    for group, added in _LATER.items():
+        section = kept.get(group)
+        for name, default in added.items() if isinstance(section, dict) else ():
+            if section.get(name) == default:
+                section.pop(name, None)
     return kept
 
 

@@ -99,12 +99,39 @@ def test_with_shards_their_number_stands_in_the_key_in_place_of_the_ranks() -> N
     assert len({alone.digest, *(key_of(*words, *more).digest for more in other)}) == 1 + len(other)
 
 
-def test_a_run_without_shards_has_the_key_that_it_had_before_there_were_any() -> None:
+def test_a_run_has_the_key_that_it_had_before_fields_came_whose_defaults_it_keeps() -> None:
     config = configured()
-    before = {**config.resolved, "trainer": {**config.resolved["trainer"]}}
-    assert before["trainer"].pop("shards") == 0
-    assert canonical_config(config.resolved) == canonical_config(before)
+    before = {**config.resolved, **{group: {**config.resolved[group]} for group in ("trainer", "optimizer")}}
+    later = [
+        *(("trainer", name) for name in ("shards", "clip_norm", "patience", "ema", "class_weights", "sync_batchnorm")),
+        ("optimizer", "decay_bias_and_norm"),
+    ]
+    for group, name in later:
+        del before[group][name]
+    assert canonical_config(config.resolved) == canonical_config(before) == before_paths(before)
     assert set(key_of().parts["topology"]) == {"nnodes", "device", "nproc_per_node", "env"}
+
+
+def before_paths(resolved: dict[str, Any]) -> dict[str, Any]:
+    """All of a configuration that is part of the key."""
+    found = {name: value for name, value in resolved.items() if name not in ("cluster", "tracking", "paths")}
+    return {**found, "dataset": {name: value for name, value in found["dataset"].items() if name != "source"}}
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "trainer.clip_norm=1",
+        "trainer.patience=3",
+        "trainer.ema=0.9",
+        "trainer.class_weights=balanced",
+        "trainer.class_weights=[1,2]",
+        "trainer.sync_batchnorm=true",
+        "optimizer.decay_bias_and_norm=false",
+    ],
+)
+def test_a_field_that_came_later_is_in_the_key_once_it_is_set(word: str) -> None:
+    assert key_of(word).digest != key_of().digest
 
 
 def test_the_key_leaves_the_configuration_alone() -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from trainers.core.config import ConfigError, OptimizerConfig
 from trainers.optimizers import Optimizer, build, peak_lr
 from trainers.optimizers.adam import AdamConfig
+from trainers.optimizers.adamw import AdamWConfig
 from trainers.optimizers.airbench_muon import AirbenchMuonConfig
 from trainers.optimizers.muon import MuonConfig
 from trainers.optimizers.newton_schulz import orthogonalised
@@ -30,6 +31,7 @@ ADAM = AdamConfig(lr=0.01, weight_decay=0.01)
         (SGD, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)),
         (SGDConfig(momentum=0.0, nesterov=False), lambda p: torch.optim.SGD(p, lr=0.1)),
         (ADAM, lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.01)),
+        (AdamWConfig(weight_decay=0.3), lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.3)),
     ],
 )
 def test_optimizers_do_what_those_of_torch_do(config, make) -> None:  # type: ignore[no-untyped-def]
@@ -42,6 +44,48 @@ def test_optimizers_do_what_those_of_torch_do(config, make) -> None:  # type: ig
         optimizer.step(config.lr)
         reference.step()
     torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("config", "make"),
+    [
+        (SGDConfig, lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True, fused=True)),
+        (AdamConfig, lambda p: torch.optim.Adam(p, lr=0.01, fused=True)),
+        (AdamWConfig, lambda p: torch.optim.AdamW(p, lr=0.01, fused=True)),
+        (TorchConfig, lambda p: torch.optim.AdamW(p, lr=0.01, fused=True)),
+    ],
+)
+def test_biases_and_norms_are_spared_from_weight_decay_where_that_is_wished(config, make) -> None:  # type: ignore[no-untyped-def]
+    ours, theirs = small_network(), small_network()
+    settings = config(lr=0.01, weight_decay=0.5, decay_bias_and_norm=False)
+    kinds = [[item for item in theirs.parameters() if (item.dim() > 1) is weights] for weights in (True, False)]
+    groups = [{"params": kinds[0], "weight_decay": 0.5}, {"params": kinds[1], "weight_decay": 0.0}]
+    optimizer = build(settings, [*ours.parameters()])
+    found, wanted = train(ours, updates(optimizer), 3), train(theirs, make(groups).step, 3)
+    assert all(map(torch.equal, found, wanted))
+    for tensors in optimizer.state().values():  # in the order of the parameters, as slices of them are told by
+        assert len(tensors) == 1 or all(
+            item.dim() == 0 or item.shape == one.shape for item, one in zip(tensors, ours.parameters(), strict=True)
+        )
+
+
+@pytest.mark.parametrize("config", [MuonConfig, AirbenchMuonConfig])
+def test_muon_spares_biases_too(config: type[OptimizerConfig]) -> None:
+    biases = []
+    for decays in (True, False):
+        network = small_network()
+        with torch.no_grad():
+            for item in network.parameters():
+                item += 1.0
+        settings = config(lr=0.01, weight_decay=0.1, decay_bias_and_norm=decays)
+        before = [item.detach().clone() for item in network.parameters()]
+        optimizer = build(settings, [*network.parameters()])
+        for item in network.parameters():
+            item.grad = torch.zeros_like(item)
+        optimizer.step(0.01)
+        pairs = zip(before, network.parameters(), strict=True)
+        biases.append([bool(torch.equal(a, b)) for a, b in pairs if a.dim() == 1])
+    assert biases == [[False] * 3, [True] * 3]
 
 
 def test_a_parameter_without_gradient_is_an_error() -> None:

@@ -26,23 +26,31 @@ def die_at(monkeypatch: pytest.MonkeyPatch, step: int, method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "method", "accumulate"),
+    ("optimizer", "method", "accumulate", "more"),
     [
-        ("sgd", "_one_step", 2),
-        pytest.param("sgd", "_validate", 1, marks=pytest.mark.long),
-        pytest.param("sgd", "_save", 1, marks=pytest.mark.long),
-        ("adam", "_log", 3),
+        ("sgd", "_one_step", 2, {}),
+        pytest.param("sgd", "_validate", 1, {}, marks=pytest.mark.long),
+        pytest.param("sgd", "_save", 1, {}, marks=pytest.mark.long),
+        ("adamw", "_log", 3, {"clip_norm": 0.5, "ema": 0.8, "patience": 1, "class_weights": "balanced"}),
+        pytest.param("adamw", "_save", 1, {"ema": 0.8, "patience": 1, "keep_best": True}, marks=pytest.mark.long),
     ],
 )
 def test_dying_at_any_step_changes_nothing(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, optimizer: str, method: str, accumulate: int
+    make_run: MakeRun,
+    monkeypatch: pytest.MonkeyPatch,
+    optimizer: str,
+    method: str,
+    accumulate: int,
+    more: dict[str, object],
 ) -> None:
     settings: dict[str, object] = {"trainer__checkpoint_every_steps": 3, "optimizer": {"name": optimizer, "lr": 0.01}}
+    settings |= {f"trainer__{name}": value for name, value in more.items()}
     settings["trainer__accumulate_steps"] = accumulate
     whole = make_run("whole", **settings)
     run(whole / "config.json")
     wanted = read_summary(whole)
-    for step in range(1, 15):
+    assert wanted["steps"] == (10 if "patience" in more else 15)
+    for step in range(1, wanted["steps"]):
         broken = make_run(f"broken{step}", **settings)
         with monkeypatch.context() as patch:
             die_at(patch, step, method)

@@ -9,6 +9,7 @@ import torch
 from trainers.core.config import ScheduleConfig
 from trainers.schedules import lr_at
 from trainers.schedules.constant import ConstantConfig
+from trainers.schedules.cosine import CosineConfig
 from trainers.schedules.one_cycle import OneCycleConfig
 from trainers.schedules.step import StepConfig
 from trainers.schedules.triangle import TriangleConfig
@@ -93,3 +94,28 @@ def test_step_schedule_begins_at_the_peak_and_falls_after_every_so_many_epochs(
 
 def test_constant_schedule_never_falls() -> None:
     assert rates(ConstantConfig(), 30, peak=0.3) == [0.3] * 30
+
+
+@pytest.mark.parametrize("warmup", [0.0, 0.1, 0.5])
+def test_cosine_is_torchs_linear_warm_up_and_cosine_annealing(warmup: float) -> None:
+    config, total = CosineConfig(warmup=warmup, start=0.2, end=0.1), 20
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.4)
+    turn = round(warmup * total)
+    down = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total - turn, eta_min=0.04)
+    schedule: torch.optim.lr_scheduler.LRScheduler = down
+    if turn:
+        up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.2, total_iters=turn)
+        schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [up, down], [turn])
+    wanted = []
+    for _ in range(total):
+        wanted.append(float(schedule.get_last_lr()[0]))
+        optimizer.step()
+        schedule.step()
+    assert rates(config, total, peak=0.4) == pytest.approx(wanted)
+
+
+def test_cosine_has_a_rate_above_0_in_every_step_of_short_runs() -> None:
+    for total, warmup in product(SHORT, (0.0, *WARMUPS)):
+        found = rates(CosineConfig(warmup=warmup), total)
+        assert min(found) > 0
+        assert max(found) <= 1 + ROUNDING

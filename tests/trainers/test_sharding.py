@@ -87,6 +87,8 @@ def test_fsdp_trains_to_the_weights_of_ddp_and_resumes_to_the_bit(
         "trainer__checkpoint_every_steps": 2,
         "trainer__checkpoint_every_epochs": 3,
         "trainer__keep_best": True,
+        "trainer__clip_norm": 0.2,
+        "trainer__ema": 0.5,
     }
     make_run("ddp", **settings)
     for name in ("fsdp", "again", "killed"):

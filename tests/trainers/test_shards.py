@@ -75,6 +75,7 @@ SETTINGS: dict[str, object] = {
 }
 
 
+EXTRAS = {"trainer__clip_norm": 0.2, "trainer__ema": 0.8, "trainer__class_weights": "balanced"}
 SMALL_CNN = {"name": "small_cnn", "width": 4, "hidden": 16}  # its second convolution lies channels last in memory
 
 
@@ -124,7 +125,7 @@ def test_one_two_and_four_ranks_end_with_the_same_weights_and_metrics(make_run: 
         name, pack = f"{nodes}x{ranks}", {"train": 200}
         lower = {"trainer__precision": "bf16", "trainer__skip_nonfinite": True, "model": SMALL_CNN}
         make_run(f"{name}/run-bf16", pack=pack, **{**SETTINGS, **lower})
-        make_run(f"{name}/run-fp32", pack=pack, **SETTINGS, trainer__accumulate_steps=2)
+        make_run(f"{name}/run-fp32", pack=pack, **SETTINGS, trainer__accumulate_steps=2, **EXTRAS)
         on(nodes, ranks, tmp_path / name, 2)
     for kind in ("run-bf16", "run-fp32"):
         found = {f"{nodes}x{ranks}": outcome(tmp_path / f"{nodes}x{ranks}" / kind) for nodes, ranks in topologies}

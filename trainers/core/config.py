@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +23,16 @@ def choice(name: str, value: str, options: tuple[str, ...]) -> None:
     """Raises ConfigError where the value of the field ``name`` is none of ``options``."""
     if value not in options:
         raise ConfigError(f"{name}={value!r} is not an option; choose one of: {', '.join(options)}")
+
+
+LATER = {"later": True}
+"""Metadata of a field that came when there were runs already: while it has its default it is no part of their keys."""
+
+
+def later_fields(settings: type[Any]) -> dict[str, Any]:
+    """Name → default of the fields that are marked with ``LATER``."""
+    found = [item for item in fields(settings) if item.metadata == LATER]
+    return {item.name: item.default_factory() if callable(item.default_factory) else item.default for item in found}
 
 
 _LARGEST_SEED = 2**63 - 1  # what a generator of torch takes
@@ -100,6 +110,8 @@ class OptimizerConfig(Settings):
         weight_decay: as the optimizer of that name in torch has it.
         lr_scaling: multiplies lr with the world size: linear (Goyal et al. 2017), sqrt, or none. The global batch is
             configured, so none is right where the ranks change and the batch doesn't.
+        decay_bias_and_norm: false spares what has one dimension from weight_decay: biases, and the weights of
+            normalisation layers.
     """
 
     elementwise: ClassVar[bool] = False
@@ -107,6 +119,7 @@ class OptimizerConfig(Settings):
     lr: float = 0.1
     weight_decay: float = 0.0
     lr_scaling: str = "none"
+    decay_bias_and_norm: bool = field(default=True, metadata=LATER)
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
@@ -131,6 +144,7 @@ class TrainerConfig:
         global_batch_size: images of an optimizer step, over all ranks and micro-batches.
         accumulate_steps: micro-batches of each rank in an optimizer step (with shards of each part): saves memory, not
             time.
+        clip_norm: gradients of a step whose norm, all of them together, is larger are shortened to it; 0: never.
         shards: equal parts of the global batch, 2, 4, 8, …: any 1, 2, 4, … ranks up to that number then end with the
             same weights, bit for bit; 0: a part for each rank, and other weights with another number of ranks.
         precision: of autocast: fp32, bf16, fp16, or auto: bf16 where the device computes in it, else fp32.
@@ -146,6 +160,11 @@ class TrainerConfig:
         checkpoint_every_minutes: the same by time, looked at whenever the loss is logged; null: none.
         keep_checkpoints: how many of the newest checkpoints stay.
         keep_best: keep the weights with the best val/accuracy as checkpoints/best.pt.
+        patience: evaluations of the val split without a better val/accuracy after which the run ends; null: none do.
+        ema: decay of a running average of the weights, such as 0.999, which is evaluated and saved in their place; 0:
+            none.
+        class_weights: a weight for each class in the loss, or balanced: each class counts as much; null: each image.
+        sync_batchnorm: batch normalisation over the micro-batches of all ranks instead of each rank's own (GPUs only).
         skip_nonfinite: leave out updates with NaN or infinite gradients instead of stopping.
     """
 
@@ -153,7 +172,8 @@ class TrainerConfig:
     max_steps: int | None = None
     global_batch_size: int = 128
     accumulate_steps: int = 1
-    shards: int = 0
+    clip_norm: float = field(default=0.0, metadata=LATER)
+    shards: int = field(default=0, metadata=LATER)
     precision: str = "auto"
     compile: bool = False
     compile_mode: str = "default"
@@ -168,13 +188,17 @@ class TrainerConfig:
     keep_checkpoints: int = 2
     keep_best: bool = False
     skip_nonfinite: bool = False
+    patience: int | None = field(default=None, metadata=LATER)
+    ema: float = field(default=0.0, metadata=LATER)
+    class_weights: Any = field(default=None, metadata=LATER)
+    sync_batchnorm: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         for name in ("epochs", "global_batch_size", "log_every_steps", "eval_every_epochs"):
             at_least(f"trainer.{name}", getattr(self, name), 1)
         for name in ("accumulate_steps", "checkpoint_every_epochs", "keep_checkpoints"):
             at_least(f"trainer.{name}", getattr(self, name), 1)
-        for name in ("max_steps", "checkpoint_every_steps"):
+        for name in ("max_steps", "checkpoint_every_steps", "patience"):
             if getattr(self, name) is not None:
                 at_least(f"trainer.{name}", getattr(self, name), 1)
         if self.checkpoint_every_minutes is not None and not self.checkpoint_every_minutes > 0:
@@ -190,12 +214,27 @@ class TrainerConfig:
                 "trainer.compile_mode=default, or trainer.accumulate_steps=1"
             )
         choice("trainer.tta", self.tta, ("none", "mirror", "multicrop"))
+        at_least("trainer.clip_norm", self.clip_norm, 0)
+        if not 0 <= self.ema < 1:
+            raise ConfigError(f"trainer.ema={self.ema} must lie in [0, 1)")
+        self._check_class_weights()
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"trainer.label_smoothing={self.label_smoothing} must lie in [0, 1)")
         if self.shards < 0 or self.shards & (self.shards - 1):
             raise ConfigError(
                 f"trainer.shards={self.shards} must be 0 (off) or a power of two, as gradients are added pairwise: "
                 "2, 4, 8, 16, …"
+            )
+
+    def _check_class_weights(self) -> None:
+        weights = self.class_weights
+        if weights is None or weights == "balanced":
+            return
+        numbers = isinstance(weights, list) and all(type(item) in (int, float) and item >= 0 for item in weights)
+        if not numbers or not any(weights):
+            raise ConfigError(
+                f"trainer.class_weights={weights!r} must be balanced, or a list with a number for each class, none "
+                "below 0: [1, 2.5]"
             )
 
     def check(self, config: TrainConfig) -> None:
@@ -212,6 +251,7 @@ class TrainerConfig:
             (getattr(strategy, "compression", "none") != "none", "strategy.compression", "strategy.compression=none"),
             (self.compile, "trainer.compile=true", "trainer.compile=false"),
             (not self.deterministic, "trainer.deterministic=false", "trainer.deterministic=true"),
+            (self.sync_batchnorm, "trainer.sync_batchnorm=true", "trainer.sync_batchnorm=false"),
             (optimizer.lr_scaling != "none", "optimizer.lr_scaling", "optimizer.lr_scaling=none"),
         )
         for found, what, instead in refused:

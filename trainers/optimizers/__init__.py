@@ -9,11 +9,34 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
 from trainers.core import options
 from trainers.core.config import OptimizerConfig
+
+
+class DecayGroup(NamedTuple):
+    """Some of an optimizer's parameters, by their places, and the weight decay of these."""
+
+    places: list[int]
+    weight_decay: float
+
+    def of(self, items: list[Tensor]) -> list[Tensor]:
+        """Those of ``items``, one a parameter, that belong to the group; none of none."""
+        return items if len(items) in (0, len(self.places)) else [items[place] for place in self.places]
+
+
+def decay_groups(config: OptimizerConfig, parameters: Sequence[Tensor]) -> list[DecayGroup]:
+    """One group of all, or two where biases and normalisation layers are spared.
+
+    These are known by their one dimension, as timm's and most recipes' rule is; a slice of a tensor has as many
+    dimensions as the whole.
+    """
+    spared = [place for place, item in enumerate(parameters) if item.dim() <= 1 and not config.decay_bias_and_norm]
+    rest = sorted({*range(len(parameters))} - {*spared})
+    return [DecayGroup(*group) for group in ((rest, config.weight_decay), (spared, 0.0)) if group[0]]
 
 
 class Optimizer(ABC):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
 from trainers.core.config import ConfigError, OptimizerConfig
-from trainers.optimizers import Optimizer
+from trainers.optimizers import Optimizer, decay_groups
+
+if TYPE_CHECKING:
+    from trainers.optimizers.adamw import AdamWConfig
 
 
 @dataclass(kw_only=True)
@@ -40,34 +43,38 @@ class AdamConfig(OptimizerConfig):
 
 
 class Adam(Optimizer):
-    """As torch.optim.Adam (weight decay is added to the gradient)."""
+    """As torch.optim.Adam (weight decay is added to the gradient), or what ``update`` makes of the same state."""
 
-    def __init__(self, parameters: Sequence[Tensor], config: AdamConfig) -> None:
+    update = staticmethod(adam)
+
+    def __init__(self, parameters: Sequence[Tensor], config: AdamConfig | AdamWConfig) -> None:
         super().__init__(parameters)
-        self.config = config
+        self.config, self._groups = config, decay_groups(config, self.parameters)
         self.mean = [torch.zeros_like(item) for item in self.parameters]
         self.square = [torch.zeros_like(item) for item in self.parameters]
         self.steps = [torch.zeros((), device=item.device) for item in self.parameters]
 
     @torch.no_grad()
     def step(self, lr: float, found_inf: Tensor | None = None) -> None:
-        adam(
-            self.parameters,
-            self.gradients(),
-            self.mean,
-            self.square,
-            [],
-            self.steps,
-            fused=True,
-            found_inf=found_inf,
-            amsgrad=False,
-            beta1=self.config.beta1,
-            beta2=self.config.beta2,
-            lr=lr,
-            weight_decay=self.config.weight_decay,
-            eps=self.config.eps,
-            maximize=False,
-        )
+        gradients = self.gradients()
+        for group in self._groups:
+            self.update(
+                group.of(self.parameters),
+                group.of(gradients),
+                group.of(self.mean),
+                group.of(self.square),
+                [],
+                group.of(self.steps),
+                fused=True,
+                found_inf=found_inf,
+                amsgrad=False,
+                beta1=self.config.beta1,
+                beta2=self.config.beta2,
+                lr=lr,
+                weight_decay=group.weight_decay,
+                eps=self.config.eps,
+                maximize=False,
+            )
 
     def state(self) -> Mapping[str, list[Tensor]]:
         return {"mean": self.mean, "square": self.square, "steps": self.steps}

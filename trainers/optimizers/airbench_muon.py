@@ -74,8 +74,10 @@ class AirbenchMuon(Optimizer):
     @torch.no_grad()
     def step(self, lr: float, found_inf: Tensor | None = None) -> None:
         gradients, share = self.gradients(), lr / self.config.lr
-        self._descend(self._head, gradients, self.config.head_lr, share, found_inf)
-        self._descend(self._biases, gradients, self.config.bias_lr, share, found_inf)
+        decay = self.config.weight_decay
+        self._descend(self._head, gradients, self.config.head_lr, share, decay, found_inf)
+        bias_decay = decay if self.config.decay_bias_and_norm else 0.0
+        self._descend(self._biases, gradients, self.config.bias_lr, share, bias_decay, found_inf)
         for places in self._banks.values():
             self._turn(places, gradients, lr, found_inf)
 
@@ -83,7 +85,13 @@ class AirbenchMuon(Optimizer):
         return {"momentum": self.momentum}
 
     def _descend(
-        self, places: list[int], gradients: list[Tensor], peak: float, share: float, found_inf: Tensor | None
+        self,
+        places: list[int],
+        gradients: list[Tensor],
+        peak: float,
+        share: float,
+        decay: float,
+        found_inf: Tensor | None,
     ) -> None:
         """SGD with Nesterov momentum at ``share`` of the rate ``peak``."""
         buffers: list[Tensor | None] = [self.momentum[place] for place in places]
@@ -93,7 +101,7 @@ class AirbenchMuon(Optimizer):
             buffers,
             fused=True,
             found_inf=found_inf,
-            weight_decay=self.config.weight_decay / peak,
+            weight_decay=decay / peak,
             momentum=self.config.sgd_momentum,
             lr=peak * share,
             dampening=0.0,

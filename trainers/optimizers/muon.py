@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainers.core.config import ConfigError, OptimizerConfig
-from trainers.optimizers.torch_classes import TorchOptimizer
+from trainers.optimizers.torch_classes import TorchOptimizer, param_groups
 
 
 @dataclass(kw_only=True)
@@ -56,7 +56,7 @@ def _optimizers(views: list[Tensor], rest: list[Tensor], config: MuonConfig) -> 
         scale = "match_rms_adamw"
         made.append(torch.optim.Muon(views, lr, weight_decay=decay, momentum=config.momentum, adjust_lr_fn=scale))
     if rest:
-        made.append(torch.optim.AdamW(rest, lr, weight_decay=decay, fused=True))
+        made.append(torch.optim.AdamW(param_groups(config, rest), lr, weight_decay=decay, fused=True))
     return made
 
 

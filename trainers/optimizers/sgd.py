@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from trainers.core.config import ConfigError, OptimizerConfig
-from trainers.optimizers import Optimizer
+from trainers.optimizers import Optimizer, decay_groups
 
 
 @dataclass(kw_only=True)
@@ -42,25 +42,27 @@ class SGD(Optimizer):
 
     def __init__(self, parameters: Sequence[Tensor], config: SGDConfig) -> None:
         super().__init__(parameters)
-        self.config = config
+        self.config, self._groups = config, decay_groups(config, self.parameters)
         self.momentum = [torch.zeros_like(item) for item in self.parameters] if config.momentum else []
 
     @torch.no_grad()
     def step(self, lr: float, found_inf: Tensor | None = None) -> None:
-        buffers: list[Tensor | None] = list(self.momentum) or [None] * len(self.parameters)
-        sgd(
-            self.parameters,
-            self.gradients(),
-            buffers,
-            fused=True,
-            found_inf=found_inf,
-            weight_decay=self.config.weight_decay,
-            momentum=self.config.momentum,
-            lr=lr,
-            dampening=0.0,
-            nesterov=self.config.nesterov,
-            maximize=False,
-        )
+        gradients = self.gradients()
+        for group in self._groups:
+            buffers: list[Tensor | None] = list(group.of(self.momentum)) or [None] * len(group.places)
+            sgd(
+                group.of(self.parameters),
+                group.of(gradients),
+                buffers,
+                fused=True,
+                found_inf=found_inf,
+                weight_decay=group.weight_decay,
+                momentum=self.config.momentum,
+                lr=lr,
+                dampening=0.0,
+                nesterov=self.config.nesterov,
+                maximize=False,
+            )
 
     def state(self) -> Mapping[str, list[Tensor]]:
         return {"momentum": self.momentum}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trainers.core.config import ConfigError, OptimizerConfig
-from trainers.optimizers.torch_classes import TorchOptimizer
+from trainers.optimizers.torch_classes import TorchOptimizer, from_class
 
 _OWN = ("params", "lr", "weight_decay")  # said by other fields
 _UNFIT = {
@@ -57,24 +56,7 @@ class TorchConfig(OptimizerConfig):
 
 def build(config: TorchConfig, parameters: Sequence[Tensor]) -> TorchOptimizer:
     """See trainers.optimizers. Raises ConfigError: torch has no such class, or the class no such argument."""
-    found, names = _class(config.class_name), [*inspect.signature(_class(config.class_name)).parameters]
-    arguments: dict[str, Any]
-    arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in config.arguments.items()}
-    if "fused" in names and "foreach" not in arguments:
-        arguments.setdefault("fused", True)
-    if "weight_decay" in names:
-        arguments["weight_decay"] = config.weight_decay
-    elif config.weight_decay:
-        raise ConfigError(f"torch.optim.{config.class_name} has no weight decay; take optimizer.weight_decay=0")
-    for name in arguments:
-        if name not in names:
-            valid = ", ".join(sorted({*names} - {*_OWN}))
-            raise ConfigError(f"optimizer.arguments.{name} is no argument of torch.optim.{config.class_name}: {valid}")
-    make: Callable[[], torch.optim.Optimizer] = functools.partial(found, list(parameters), lr=config.lr, **arguments)
-    try:
-        return TorchOptimizer(parameters, lambda: [make()])
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"torch.optim.{config.class_name} refuses {config.arguments}: {error}") from error
+    return from_class(_class(config.class_name), config, parameters, config.arguments)
 
 
 def _class(name: str) -> Callable[..., torch.optim.Optimizer]:

@@ -1,19 +1,23 @@
 """Classes of torch.optim as optimizers of a training; importing one's class for real imports torch._dynamo.
 
-What ``torch`` and ``muon`` share. No option of its own.
+What ``torch``, ``muon`` and ``own`` share. No option of its own.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainers.core.config import ConfigError
-from trainers.optimizers import Optimizer
+from trainers.core.config import ConfigError, OptimizerConfig
+from trainers.optimizers import Optimizer, decay_groups
 
 Make = Callable[[], Sequence[torch.optim.Optimizer]]
+_OWN = ("params", "lr", "weight_decay")  # said by other fields
 
 
 class TorchOptimizer(Optimizer):
@@ -75,11 +79,58 @@ class TorchOptimizer(Optimizer):
                 raise ConfigError(f"a checkpoint can't hold {name}, which is {type(value).__name__}; take another")
 
     def _values(self) -> list[tuple[str, object]]:
-        """Everything that the optimizers keep: ``class.name``, and the value for one parameter."""
+        """Everything that the optimizers keep: ``class.name``, and the value for one parameter, in their order."""
+        order = {id(item): place for place, item in enumerate(self.parameters)}
         return [
             (f"{type(optimizer).__name__}.{name}", value)
             for optimizer in self._optimizers
-            for group in optimizer.param_groups
-            for item in group["params"]
+            for item in sorted(
+                (item for group in optimizer.param_groups for item in group["params"]),
+                key=lambda item: order.get(id(item), -1),  # muon's are views
+            )
             for name, value in optimizer.state[item].items()
         ]
+
+
+def param_groups(config: OptimizerConfig, parameters: Sequence[Tensor]) -> Any:
+    """What a class of torch.optim gets as ``params``: a list, or groups where some are spared from weight decay."""
+    everything = list(parameters)
+    groups = decay_groups(config, everything)
+    if config.decay_bias_and_norm:
+        return everything
+    return [{"params": group.of(everything), "weight_decay": group.weight_decay} for group in groups]
+
+
+def from_class(
+    found: Callable[..., torch.optim.Optimizer],
+    config: OptimizerConfig,
+    parameters: Sequence[Tensor],
+    arguments: Mapping[str, Any],
+    *,
+    field: str = "optimizer.arguments",
+) -> TorchOptimizer:
+    """An optimizer by its class, with ``lr`` and ``weight_decay`` of the configuration and its fused form if any.
+
+    Raises:
+        ConfigError: the class doesn't take these arguments; ``field`` names where they stand.
+    """
+    called = f"{found.__module__.removesuffix(f'.{found.__name__.lower()}')}.{found.__name__}"
+    names = [*inspect.signature(found).parameters]
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
+    if "fused" in names and "foreach" not in given:
+        given.setdefault("fused", True)
+    if "weight_decay" in names:
+        given["weight_decay"] = config.weight_decay
+    elif config.weight_decay or not config.decay_bias_and_norm:
+        raise ConfigError(
+            f"{called} has no weight decay; take optimizer.weight_decay=0 optimizer.decay_bias_and_norm=true"
+        )
+    for name in given:
+        if name not in names:
+            valid = ", ".join(sorted({*names} - {*_OWN}))
+            raise ConfigError(f"{field}.{name} is no argument of {called}: {valid}")
+    make = functools.partial(found, param_groups(config, parameters), lr=config.lr, **given)
+    try:
+        return TorchOptimizer(parameters, lambda: [make()])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{called} refuses {dict(arguments)}: {error}") from error

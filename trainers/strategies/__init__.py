@@ -102,6 +102,10 @@ class Layout:
         """The ranks' common answer whether gradients are finite: each has seen the same ones."""
         return found_inf
 
+    def whole_norm(self, norm: Tensor) -> Tensor:
+        """The norm of the whole gradient from that of ``parameters`` here: each rank has the same, whole ones."""
+        return norm
+
     def weights(self) -> dict[str, Tensor]:
         """The whole state dict, copied, contiguous on the CPU, for rank 0; empty on others. Every rank calls it."""
         return weights.plain(self.model) if self.node.is_rank_zero else {}

@@ -28,7 +28,7 @@ def build(config: TrainConfig, model: nn.Module, node: Node, precision: str) -> 
     """See trainers.strategies."""
     name, reason = choose(
         sum(item.nbytes for item in model.parameters()),
-        optimizer_bytes(config.optimizer, trainable(model)),
+        optimizer_bytes(config.optimizer, trainable(model)) + average_bytes(config, model),
         device_bytes=node.all_reduce_min(device_bytes(node)),
         world_size=node.ranks.world_size,
     )
@@ -56,6 +56,11 @@ def optimizer_bytes(config: OptimizerConfig, parameters: Sequence[nn.Parameter])
     """What an optimizer's state for these parameters takes, without making it."""
     shapes = [nn.Parameter(torch.empty_like(item, device="meta")) for item in parameters]
     return sum(item.nbytes for items in optimizers.build(config, shapes).state().values() for item in items)
+
+
+def average_bytes(config: TrainConfig, model: nn.Module) -> int:
+    """What the running average of the weights takes (trainer.ema)."""
+    return sum(item.nbytes for item in trainable(model)) if config.trainer.ema else 0
 
 
 def device_bytes(node: Node) -> int:

@@ -49,7 +49,7 @@ class FSDPConfig(StrategyConfig):
             called = getattr(config.optimizer, "class_name", f"optimizer={config.optimizer.name}")
             raise ConfigError(
                 f"strategy=fsdp updates slices of tensors, which {called} can't; "
-                "choose optimizer=sgd, optimizer=adam, optimizer=torch (AdamW) or strategy=ddp"
+                "choose optimizer=sgd, optimizer=adam, optimizer=adamw or strategy=ddp"
             )
         if config.trainer.compile:
             raise ConfigError(
@@ -136,6 +136,12 @@ class Shards(Layout):
         """1.0 on every rank where any rank has seen a gradient that is not finite."""
         dist.all_reduce(found_inf, op=dist.ReduceOp.MAX)
         return found_inf
+
+    def whole_norm(self, norm: Tensor) -> Tensor:
+        """The slices of all ranks are one gradient."""
+        square = norm**2
+        dist.all_reduce(square)
+        return square.sqrt()
 
     def weights(self) -> dict[str, Tensor]:
         """Gathered one by one; empty but on rank 0."""

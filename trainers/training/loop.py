@@ -16,7 +16,7 @@ from trainers.core import garbage
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.data.augment import EpochPlan, normaliser, plan_epoch
-from trainers.data.pack import MappedPack, PackWatch, set_aside
+from trainers.data.pack import MappedPack, PackWatch
 from trainers.data.step_plan import plan_steps
 from trainers.distributed import rank_state
 from trainers.distributed.attempt import read_attempt
@@ -25,6 +25,8 @@ from trainers.distributed.node_info import of_all_nodes
 from trainers.distributed.process_group import Node
 from trainers.distributed.termination import Termination
 from trainers.distributed.traffic import Traffic
+from trainers.training.data_check import check_data
+from trainers.training.early_stopping import BestSoFar
 from trainers.training.evaluation import Evaluation, Evaluator
 from trainers.training.metrics import Clock, Losses, MetricsFile, Reading, Throughput
 from trainers.training.model_setup import agree_on_precision, calibrate, choose_kernels, make_network
@@ -39,7 +41,7 @@ class Trainer:
         self.attempt = read_attempt(run_dir)
         choose_kernels(deterministic=config.trainer.deterministic)
         self.steps = plan_steps(config.trainer, pack.manifest, node.ranks.world_size)
-        self.model = make_network(config.model, pack.manifest, node, seed=config.seed, steps=self.steps)
+        self.model = make_network(config, pack.manifest, node, self.steps)
         self.normalise = normaliser(pack.manifest, normalise=config.dataset.normalise, device=node.device)
         calibrate(self.model, pack, self.normalise)
         self.precision = agree_on_precision(config.trainer.precision, node)
@@ -52,7 +54,7 @@ class Trainer:
             normalise=self.normalise,
             precision=self.precision,
         )
-        self.step = 0
+        self.step, self.best = 0, BestSoFar(config.trainer.patience)
         self.progress: dict[str, Any] = {"train_s": 0.0, "metrics": {}}
         capacity = min(config.trainer.log_every_steps, self.steps.per_epoch)
         self.losses = Losses(node, capacity, self.steps.parts_per_rank)
@@ -96,13 +98,14 @@ class Trainer:
             if self.metrics.damage:
                 self.say(f"warning: {self.metrics.damage}")
         layout.look(path)
-        best, unread = self.progress.get("best_accuracy", -1.0), self._unread_losses()
-        progress = torch.tensor([self.step, best, len(unread[0])], dtype=torch.float64, device=self.node.device)
+        unread = self._unread_losses()
+        known = [self.step, len(unread[0]), *self.best.known(self.progress)]
+        progress = torch.tensor(known, dtype=torch.float64, device=self.node.device)
         self.node.broadcast([progress, *self._state()])
         self._share_out(table, row)
         self.step = self.saved_step = int(progress[0])
-        self.progress["best_accuracy"] = float(progress[1])
-        self.losses.restore(int(progress[2]), unread if self.node.is_rank_zero else ())
+        self.best.restore(*progress[2:].tolist())
+        self.losses.restore(int(progress[1]), unread if self.node.is_rank_zero else ())
         if self.step:
             layout.load(path, self.step, self.stepper.state())
         self.progress["warm_up_s"] = self.progress.get("warm_up_s", 0.0) + warm_up_s
@@ -179,7 +182,7 @@ class Trainer:
         self.clock.restart(self.step)
         self.throughput.restart()
         with Termination(self.node, self.step) as termination:
-            while self.step < self.steps.total and not self.pruned:
+            while not (self.pruned or self._is_over):
                 if not termination.may_begin(self.step):
                     self._save_at_once(began)
                     termination.end()
@@ -193,6 +196,8 @@ class Trainer:
                 if "first_step_unix_time" not in self.progress:
                     self._note_first_step()
                 self._after_step(epoch, position + 1, began)
+        if self.best.is_over:
+            self.say(self.best.why())
         if self.folder is not None:
             self.folder.wait()
 
@@ -239,20 +244,14 @@ class Trainer:
             saves = saves or reading.called
             self.progress["train_s"] = time.perf_counter() - began
         if evaluates:
-            self._average_statistics()  # they are each part's own until here
+            self.stepper.average_statistics()  # they are each part's own until here
         accuracy = self._validate(epoch) if evaluates else None
-        if saves:
+        if saves or self.best.is_over:
             self._save(epoch, position)
         if evaluates or epoch_ends:
             self._report_epoch(epoch, reading.loss, rate, accuracy)
         if evaluates or saves:
             self.throughput.restart()
-
-    def _average_statistics(self) -> None:
-        if self.config.trainer.shards:
-            self.stepper.buffers.average(self.node)
-        else:
-            self.node.average(self.model.buffers())
 
     def _log(self, epoch: int, *, evaluates: bool, epoch_ends: bool) -> tuple[Reading, float]:
         """Read the losses (this waits for the device), write a line. Returns them and the images per second."""
@@ -268,6 +267,8 @@ class Trainer:
             values["train/loss"] = reading.loss
         if self.stepper.grad_scaler is not None:
             values["train/skipped_steps"] = float(self.stepper.grad_scaler.skipped)
+        if self.stepper.clipping is not None:
+            values |= self.stepper.clipping.metrics()
         if epoch_ends:
             values |= self.traffic.since_last_look()
         self.pruned = reading.stop
@@ -275,45 +276,42 @@ class Trainer:
         self._write(epoch, values, doing="evaluating on the val split" if validates else self._after_evaluation())
         return reading, rate
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether the last step is done, or further ones don't help (trainer.patience)."""
+        return self.step == self.steps.total or self.best.is_over
+
     def _after_evaluation(self) -> str:
         """What rank 0 is at once this step is logged and evaluated."""
         if self.pruned:
             return "saving a checkpoint and ending early"
-        if self.step == self.steps.total:
+        if self._is_over:
             return "saving the last checkpoint and evaluating on the test split"
         return "training"
 
     def _validate(self, epoch: int) -> float | None:
         if not self.pack.manifest.size("val"):
             return None
-        result = self.evaluate("val")
-        self.model.train()
-        self.progress["metrics"].update(result.metrics("val"))
-        self._write(epoch, result.metrics("val"), doing=self._after_evaluation())
-        self._keep_best(result)
+        with self.stepper.averaged_weights():
+            result = self.evaluate("val")
+            self.model.train()
+            self.progress["metrics"].update(result.metrics("val"))
+            is_best = self.best.see(result.accuracy)
+            self._write(epoch, result.metrics("val"), doing=self._after_evaluation())
+            if is_best and self.config.trainer.keep_best:
+                self._keep_best(result)
         return result.accuracy
 
-    def check_data(self) -> None:
-        """Before anything computed from the data is kept. Raises TrainerError: a node's data was written to."""
-        damage = self.watch.damage() if self.watch is not None else None
-        whole = self.node.all_reduce_min(int(damage is None))
-        if damage is not None:
-            raise set_aside(damage)
-        if not whole:
-            raise TrainerError("the data of another rank were altered during the training; the same command fixes it")
-
     def _keep_best(self, result: Evaluation) -> None:
-        """The first of equals stays. Written before the checkpoint that knows of it."""
-        if self.config.trainer.keep_best and result.accuracy > self.progress.get("best_accuracy", -1.0):
-            self.check_data()
-            self.progress["best_accuracy"] = result.accuracy
-            weights = self.stepper.strategy.layout.weights()
-            if self.folder is not None:
-                self.folder.save_best(weights, {"step": self.step, **result.metrics("val")})
+        """Written before the checkpoint that knows of it."""
+        check_data(self.watch, self.node)
+        weights = self.stepper.strategy.layout.weights()
+        if self.folder is not None:
+            self.folder.save_best(weights, {"step": self.step, **result.metrics("val")})
 
     def _save(self, epoch: int, position: int) -> None:
         HEARTBEAT.enter(Phase.SAVING)
-        self.check_data()
+        check_data(self.watch, self.node)
         table = self.node.gather(rank_state.row(self._own(), self.node.device))
         layout, state = self.stepper.strategy.layout, self.stepper.state()
         shards = layout.save(self.run_dir / "checkpoints", self.step, state)
@@ -330,7 +328,7 @@ class Trainer:
                 model={name: _copy(value) for name, value in model.items()},
                 optimizer={name: list(map(_copy, items)) for name, items in optimizer.items()},
                 own=rank_state.rows_of_parts(table, self.steps.parts),
-                progress={**self.progress, "metrics": dict(self.progress["metrics"])},
+                progress={**self.progress, **self.best.state, "metrics": dict(self.progress["metrics"])},
                 metrics=self.metrics.text,
             ),
             shards,
@@ -352,9 +350,10 @@ class Trainer:
 
     def test(self) -> Evaluation:
         """Evaluate the test split with the final weights and write its metrics."""
+        self.stepper.keep_averaged_weights()
         result = self.evaluate("test")
         self.progress["metrics"].update(result.metrics("test"))
-        epoch = self.steps.place(self.steps.total - 1)[0]
+        epoch = self.steps.place(self.step - 1)[0]
         self._write(epoch, result.metrics("test"), doing="writing the results and ending")
         if self.metrics is not None:
             self.metrics.close()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trainers import models
-from trainers.core.config import ModelConfig
+from trainers.core.config import ModelConfig, TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.data.augment import Normaliser
 from trainers.data.pack import Manifest, MappedPack, take
@@ -18,20 +18,33 @@ from trainers.distributed.process_group import Node
 _CALIBRATION_IMAGES = 2000
 
 
-def make_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: int, steps: Steps) -> nn.Module:
+def make_network(config: TrainConfig, manifest: Manifest, node: Node, steps: Steps) -> nn.Module:
     """A network to train with these steps.
 
     Raises:
         ConfigError: the network does not fit the images.
-        TrainerError: a rank's micro-batch is too small for the network.
+        TrainerError: a rank's micro-batch is too small for the network, or trainer.sync_batchnorm without GPUs.
     """
-    network = fresh_network(config, manifest, node, seed=seed)
+    network = fresh_network(config.model, manifest, node, seed=config.seed)
+    if config.trainer.sync_batchnorm and node.ranks.world_size > 1:
+        network = _synchronised(network, node)
     if steps.micro_batch_size == 1 and any(isinstance(item, nn.BatchNorm2d) for item in network.modules()):
         raise TrainerError(
-            f"model={config.name} has batch normalisation, which needs at least 2 images a rank; "
+            f"model={config.model.name} has batch normalisation, which needs at least 2 images a rank; "
             f"set trainer.global_batch_size to at least {2 * steps.parts * steps.accumulate}"
         )
     return network
+
+
+def _synchronised(network: nn.Module, node: Node) -> nn.Module:
+    """With torch.nn.SyncBatchNorm in place of each layer's own batch normalisation. Raises TrainerError."""
+    if node.device.type == "cpu":
+        raise TrainerError(
+            "trainer.sync_batchnorm=true needs GPUs: torch.nn.SyncBatchNorm has no form for processors; "
+            "take trainer.sync_batchnorm=false"
+        )
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(network)
+    return converted
 
 
 def fresh_network(config: ModelConfig, manifest: Manifest, node: Node, *, seed: int) -> nn.Module:

@@ -32,6 +32,7 @@ from trainers.distributed.affinity import take_cores
 from trainers.distributed.heartbeat import HEARTBEAT, Phase
 from trainers.distributed.malloc import keep_freed_memory
 from trainers.distributed.process_group import Node, Ranks, connect, read_ranks
+from trainers.training.data_check import check_data
 from trainers.training.evaluation import Evaluation
 from trainers.training.loop import Trainer
 
@@ -75,7 +76,7 @@ def run(path: Path) -> None:
             _note_pruned(trainer)
         else:
             test = trainer.test()
-            trainer.check_data()
+            check_data(trainer.watch, node)
             _finish(trainer, test)
 
 
@@ -115,9 +116,10 @@ def _refuse_empty_splits(config: TrainConfig, manifest: Manifest) -> None:
         raise TrainerError(
             f"the test split of {manifest.name} is empty; set dataset.holdout to make one from the training images"
         )
-    if config.trainer.keep_best and manifest.size("val") == 0:
+    wants_val = "trainer.keep_best=true" if config.trainer.keep_best else f"trainer.patience={config.trainer.patience}"
+    if (config.trainer.keep_best or config.trainer.patience) and manifest.size("val") == 0:
         raise TrainerError(
-            f"trainer.keep_best=true needs val images, and the val split of {manifest.name} is empty; "
+            f"{wants_val} needs val images, and the val split of {manifest.name} is empty; "
             "set dataset.val_size to take one from the training images"
         )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from trainers import optimizers, schedules, strategies
 from trainers.core.config import TrainConfig
@@ -16,6 +17,9 @@ from trainers.data.step_plan import Steps
 from trainers.distributed.heartbeat import HEARTBEAT, Phase
 from trainers.distributed.process_group import Node
 from trainers.distributed.rank_state import PartBuffers
+from trainers.training import loss
+from trainers.training.averaging import WeightAverage
+from trainers.training.clipping import Clipping
 from trainers.training.grad_scaler import GradScaler
 from trainers.training.model_setup import autocast, seed_device
 
@@ -47,6 +51,11 @@ class Stepper:
         scales = precision == "fp16"
         guarded = scales or config.trainer.skip_nonfinite
         self.grad_scaler = GradScaler(self.buffers.statistics(), node.device, scales=scales) if guarded else None
+        max_norm = config.trainer.clip_norm
+        self.clipping = Clipping(self.strategy.layout, max_norm) if max_norm else None
+        decay = config.trainer.ema
+        self.average = WeightAverage(self.strategy.layout.parameters, decay) if decay else None
+        self.loss = loss.build(config.trainer, pack, node.device)
         self._prepares_kernels = config.trainer.compile or node.device.type == "cuda"
         self._divisor = steps.accumulate * max(1, config.trainer.shards)  # without shards the strategy averages
         self._peak_lr = optimizers.peak_lr(config.optimizer, node.ranks.world_size)
@@ -65,6 +74,8 @@ class Stepper:
         try:
             losses = self._gradients(plan, step, position)
             self._update(self.lr(step))
+            if self.average is not None:
+                self.average.update(step)
         except torch.OutOfMemoryError as error:
             raise TrainerError(out_of_memory(self.steps, self.node.ranks.rank)) from error
         return losses
@@ -122,7 +133,25 @@ class Stepper:
     def state(self) -> dict[str, list[Tensor]]:
         """Named lists of tensors; load a checkpoint by copying into them."""
         guard = {} if self.grad_scaler is None else self.grad_scaler.state()
-        return {**self.optimizer.state(), **guard, **self.gradient_sync.state()}
+        average = {} if self.average is None else {"average": self.average.values}
+        return {**self.optimizer.state(), **guard, **average, **self.gradient_sync.state()}
+
+    def average_statistics(self) -> None:
+        """Batch statistics become the mean over all parts of the global batch, on every rank."""
+        if self.config.trainer.shards:
+            self.buffers.average(self.node)
+        else:
+            self.node.average(self.model.buffers())
+
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Within, the model has the averaged weights (trainer.ema), if there are any."""
+        return nullcontext() if self.average is None else self.average.in_place()
+
+    def keep_averaged_weights(self) -> None:
+        """The training is over: from now on the model has them."""
+        if self.average is not None:
+            self.average.swap()
+            self.average = None
 
     def _gradients(self, plan: EpochPlan, step: int, position: int) -> Tensor:
         """Average the gradients of the global batch, of which this rank computes its parts one after the other."""
@@ -154,11 +183,13 @@ class Stepper:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
     def _update(self, lr: float) -> None:
-        if self.grad_scaler is None:
-            self.optimizer.step(lr)
-        else:
-            found = self.grad_scaler.inspect(self.optimizer.gradients())
-            self.optimizer.step(lr, self.strategy.layout.agree(found))
+        found: Tensor | None = None
+        if self.grad_scaler is not None:
+            found = self.strategy.layout.agree(self.grad_scaler.inspect(self.optimizer.gradients()))
+        if self.clipping is not None:  # after inspect(), which divides by the scale of fp16
+            self.clipping.clip(self.optimizer.gradients())
+        self.optimizer.step(lr, found)
+        if self.grad_scaler is not None:
             self.grad_scaler.end()
 
     def _backward(self, part: EpochPlan) -> Tensor:
@@ -169,10 +200,10 @@ class Stepper:
         HEARTBEAT.enter(Phase.COMPUTING)
         with autocast(self.node.device, self.precision):
             logits = self.network(images)
-        loss = functional.cross_entropy(logits.float(), labels, label_smoothing=config.trainer.label_smoothing)
+        value = self.loss(logits.float(), labels)
         scale = 1.0 if self.grad_scaler is None else self.grad_scaler.scale
-        (loss * (scale / self._divisor)).backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+        (value * (scale / self._divisor)).backward()  # type: ignore[no-untyped-call]
+        return value.detach()
 
 
 def out_of_memory(steps: Steps, rank: int) -> str:

@@ -1,0 +1,43 @@
+"""A short way up in a straight line, then a half cosine down (Loshchilov, Hutter: SGDR, 2017, without restarts)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from trainers.core.config import ConfigError, ScheduleConfig
+
+
+@dataclass(kw_only=True)
+class CosineConfig(ScheduleConfig):
+    """In a straight line from ``start`` × lr up to lr, then in a half cosine down to ``end`` × lr.
+
+    Torch's LinearLR, then CosineAnnealingLR: the low point follows the last step, so that no step is wasted there.
+
+    Attributes:
+        warmup: share of all steps on the way up, from 0 (down from the first step) to below 1.
+        start: share of lr at which the way up begins.
+        end: share of lr at which the way down ends.
+    """
+
+    name: str = "cosine"
+    warmup: float = 0.05
+    start: float = 0.01
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup < 1:
+            raise ConfigError(f"schedule.warmup={self.warmup} must lie in [0, 1)")
+        if not 0 < self.start <= 1:
+            raise ConfigError(f"schedule.start={self.start} must lie in (0, 1]")
+        if not 0 <= self.end <= 1:
+            raise ConfigError(f"schedule.end={self.end} must lie in [0, 1]")
+
+
+def rate(config: CosineConfig, peak: float, step: int, *, total_steps: int, steps_per_epoch: int) -> float:
+    """See trainers.schedules. The way up takes whole steps."""
+    turn = round(config.warmup * total_steps)
+    if step < turn:
+        return peak * (config.start + (1 - config.start) * step / turn)
+    share = (step - turn) / max(1, total_steps - turn)
+    return peak * (config.end + (1 - config.end) * (1 + math.cos(math.pi * share)) / 2)
