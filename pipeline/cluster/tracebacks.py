@@ -10,7 +10,11 @@ from pipeline.core.specs import LogLine
 _BEGIN = re.compile(r"(\[rank\d+\]: )?Traceback \(most recent call last\):")
 _LINK = re.compile(r"During handling of the above|The above exception was the direct cause")
 _FRAME = re.compile(r'  File "(?P<path>[^"]+)", line ')
-_PLUMBING = ("trainers/training/", "trainers/classifier.py", "trainers/entry.py")
+_PLUMBING = (
+    "trainers/training/", "trainers/classifier.py", "trainers/entry.py", "trainers/core/targets.py",
+    "trainers/models/__init__.py", "trainers/models/own.py", "trainers/optimizers/__init__.py",
+    "trainers/optimizers/own.py", "trainers/optimizers/torch_classes.py",
+)  # fmt: skip
 
 
 class Tracebacks:

@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.cluster.plan import check_batch
 from pipeline.config.basis import Basis
 from pipeline.config.cluster import build_cluster
+from pipeline.config.own_targets import check_targets
 from pipeline.config.schema import OPTIONS, RootConfig, SearchConfig, SweepConfig, TrackingConfig
 from pipeline.config.values import refuse_endless, refuse_unprintable, typed
 from pipeline.core.cluster import Cluster
@@ -67,8 +68,11 @@ class RunConfig:
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """The modules of the chosen options: the only ones of their kind that the node half of this run imports."""
-        return tuple(OPTIONS[group].target(getattr(self.train, group).name) for group in node.GROUPS)
+        """The modules of the chosen options, the only ones of their kind that the node half of this run imports, and
+        those of the person's own classes and functions."""
+        options = [OPTIONS[group].target(getattr(self.train, group).name) for group in node.GROUPS]
+        own = [target.partition(":")[0] for target in self.train.targets.values()]
+        return tuple(dict.fromkeys([*options, *own]))
 
 
 def build(
@@ -95,6 +99,7 @@ def build(
     train = train_config(resolved)
     cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
     refuse_endless(resolved)
+    check_targets(train, root, cluster.python_path)
     if shares_batch:
         refuse_uneven(train.trainer, cluster)
     paths, secrets = resolved["paths"], secret_values(resolved)

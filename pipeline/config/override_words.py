@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.core.errors import UsageError
 
-_OPEN = (  # mappings whose names are the user's own, or torch's
-    "cluster.env.", "cluster.environment.", "cluster.environment={", "optimizer.arguments.", "optimizer.arguments={",
-    "cluster.node_selector.", "cluster.node_selector={", "cluster.labels.", "cluster.labels={",
+_MAPPINGS = (  # whose names are the user's own, or torch's
+    "cluster.env", "cluster.environment", "cluster.node_selector", "cluster.labels",
+    "model.args", "optimizer.args", "optimizer.arguments", "trainer.loss_args", "trainer.metrics",
 )  # fmt: skip
+_OPEN = (*(f"{name}." for name in _MAPPINGS), *(f"{name}={{" for name in _MAPPINGS if name != "cluster.env"))
 _HOSTS = ("cluster.hosts", "cluster.spares")
 _NAME = r"\s*([\w.-]+@)?[\w.-]+(:\d+)?\s*"
 ONE_HOST = re.compile(_NAME, re.ASCII)

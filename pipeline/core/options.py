@@ -79,7 +79,7 @@ class Options:
 
     def _evaluated(self, name: str) -> type[Any]:
         target = self.target(name)
-        file = self._own(name) if self.is_own(name) else _source(target)
+        file = self._own(name) if self.is_own(name) else source_of_installed(target)
         if file is None:
             raise UsageError(f"{self.field}={name}: an installed package says that it is {target}, which isn't there")
         path = str(file.relative_to(ROOT) if file.is_relative_to(ROOT) else file)
@@ -99,7 +99,7 @@ class Options:
         return UsageError(f"{self.field}={name!r} is not an option; {suggestion(name, self.names())}")
 
 
-def _source(module: str) -> Path | None:
+def source_of_installed(module: str) -> Path | None:
     """The file of an installed module; neither it nor the packages around it are imported."""
     top, *rest = module.split(".")
     spec = find_spec(top)
@@ -127,7 +127,7 @@ def _settings(source: bytes, base: type[Any]) -> ast.Module | None:
     kept: list[ast.stmt] = []
     used = _names(found[0])
     for item in tree.body:
-        bound = used & _bound(item)
+        bound = used & bound_names(item)
         if not bound or item is found[0]:
             continue
         if not _may_be_used(item, allowed):
@@ -153,7 +153,7 @@ def _names(item: ast.ClassDef) -> set[str]:
     return {part.id for part in ast.walk(item) if isinstance(part, ast.Name)}
 
 
-def _bound(item: ast.stmt) -> set[str]:
+def bound_names(item: ast.stmt) -> set[str]:
     """The names that a statement of a module gives a meaning to."""
     if isinstance(item, ast.Import | ast.ImportFrom):
         return {(alias.asname or alias.name).partition(".")[0] for alias in item.names}

@@ -67,9 +67,9 @@ def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
         kept["dataset"].pop("source", None)
     for group, added in _LATER.items():
         section = kept.get(group)
-        for name, default in added.items() if isinstance(section, dict) else ():
-            if section.get(name) == default:
-                section.pop(name, None)
+        if isinstance(section, dict):
+            at_default = [name for name, default in added.items() if section.get(name, default) == default]
+            kept[group] = {name: value for name, value in section.items() if name not in at_default}
     return kept
 
 

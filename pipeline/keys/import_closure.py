@@ -89,6 +89,12 @@ def _refuse_working_tree(root: Path, behind: Sequence[str]) -> None:
             )
 
 
+def source_of(root: Path, module: str, behind: Sequence[str] = ()) -> Path | None:
+    """The source of a module that a run would have in its copy of the code; None: it has none there."""
+    file = _Walk(root=root, installed=Installed(root, behind), readings=Readings(root)).file_of(module)
+    return None if file is None else Path(file[1])
+
+
 def matches(root: Path, folder: Path, digests: Mapping[str, str]) -> bool:
     """Whether the copies in ``folder`` are the files that ``digests`` were taken of, up to what doesn't count of them.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.config import build, compose
 from pipeline.config.build import RunConfig, train_config
+from pipeline.config.own_targets import check_targets
 from pipeline.config.schema import SweepConfig
 from pipeline.config.trials import Overrides, TrialComposer, jobs
 from pipeline.core import redact
@@ -154,7 +155,7 @@ class TrialFactory:
         resolved = self._composer.resolve(words)
         whole = self._whole_config(resolved, words)
         part = self._slots_of(resolved, whole)[0]
-        train = _parsed(resolved, chosen)
+        train = _parsed(resolved, chosen, self._root, part.python_path)
         build.refuse_uneven(train.trainer, part)
         secrets = redact.secret_values(resolved)
         shown = build.of_the_run(resolved, secrets)
@@ -198,9 +199,11 @@ class TrialFactory:
         return self._packs[wanted]
 
 
-def _parsed(resolved: dict[str, Any], chosen: Overrides) -> node.TrainConfig:
+def _parsed(resolved: dict[str, Any], chosen: Overrides, root: Path, behind: Sequence[str]) -> node.TrainConfig:
     try:
-        return train_config(resolved)
+        train = train_config(resolved)
+        check_targets(train, root, behind)
+        return train
     except UsageError as error:
         where = f"trial {' '.join(chosen)}: " if chosen else ""
         raise UsageError(f"{where}{error}") from error

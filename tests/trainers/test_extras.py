@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_the_average_is_torchs_and_is_put_in_place_and_taken_back_to_the_bit() -
     for step in range(5):
         with torch.no_grad():
             for item in model.parameters():
-                item += torch.randn(item.shape)
+                item.add_(torch.randn(item.shape))
         reference.update_parameters(model)
         average.update(step)
     before, wanted = [item.clone() for item in model.parameters()], [*reference.module.parameters()]
@@ -130,7 +131,7 @@ def test_class_weights_that_do_not_fit_the_data_are_refused(tmp_path: Path) -> N
     pack = pack_of(tmp_path)
     with pytest.raises(TrainerError, match="class_weights has 2 weights, and stripes has 3 classes"):
         loss.class_weights([1.0, 2.0], pack)
-    pack.labels[pack.labels == 1] = 0
+    pack = replace(pack, labels=torch.where(pack.labels == 1, 0, pack.labels))
     with pytest.raises(TrainerError, match=r"balanced: the train split has no image of class 1 .*; give a list of 3"):
         loss.class_weights("balanced", pack)
 

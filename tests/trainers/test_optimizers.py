@@ -70,13 +70,13 @@ def test_biases_and_norms_are_spared_from_weight_decay_where_that_is_wished(conf
 
 
 @pytest.mark.parametrize("config", [MuonConfig, AirbenchMuonConfig])
-def test_muon_spares_biases_too(config: type[OptimizerConfig]) -> None:
+def test_muon_spares_biases_too(config: type[MuonConfig | AirbenchMuonConfig]) -> None:
     biases = []
     for decays in (True, False):
         network = small_network()
         with torch.no_grad():
             for item in network.parameters():
-                item += 1.0
+                item.add_(1.0)
         settings = config(lr=0.01, weight_decay=0.1, decay_bias_and_norm=decays)
         before = [item.detach().clone() for item in network.parameters()]
         optimizer = build(settings, [*network.parameters()])

@@ -25,6 +25,21 @@ def choice(name: str, value: str, options: tuple[str, ...]) -> None:
         raise ConfigError(f"{name}={value!r} is not an option; choose one of: {', '.join(options)}")
 
 
+OWN = "own"
+"""The option of a group whose ``target`` names a class or function of one's own."""
+
+_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_METRIC = re.compile(r"[A-Za-z][\w-]*")
+
+
+def check_target(name: str, value: str) -> None:
+    """Raises ConfigError where the value of the field ``name`` names no class or function of a module."""
+    if not value:
+        raise ConfigError(f"{name} is missing: a class or function of your own, as in {name}=my_package.parts:MyName")
+    if not _TARGET.fullmatch(value):
+        raise ConfigError(f"{name}={value!r} must be MODULE:NAME, as in my_package.parts:MyName")
+
+
 LATER = {"later": True}
 """Metadata of a field that came when there were runs already: while it has its default it is no part of their keys."""
 
@@ -151,6 +166,9 @@ class TrainerConfig:
         compile: torch.compile the network's forward and backward pass of a step.
         compile_mode: default, or reduce-overhead, which replays CUDA graphs.
         deterministic: false lets cuDNN take the quickest algorithms; then two runs of a key may differ in their bits.
+        loss: a class or function of your own, as package.module:name; null: cross-entropy.
+        loss_args: its arguments by name.
+        metrics: more metrics, each a function of your own: name in the record → package.module:name.
         label_smoothing: share of the target that is spread over all classes, from 0 to below 1.
         tta: views of an image whose logits are averaged in an evaluation: none, mirror or multicrop.
         log_every_steps: optimizer steps from one logged loss to the next.
@@ -178,6 +196,9 @@ class TrainerConfig:
     compile: bool = False
     compile_mode: str = "default"
     deterministic: bool = True
+    loss: str | None = field(default=None, metadata=LATER)
+    loss_args: dict[str, Any] = field(default_factory=dict, metadata=LATER)
+    metrics: dict[str, str] = field(default_factory=dict, metadata=LATER)
     label_smoothing: float = 0.0
     tta: str = "none"
     log_every_steps: int = 10
@@ -218,6 +239,7 @@ class TrainerConfig:
         if not 0 <= self.ema < 1:
             raise ConfigError(f"trainer.ema={self.ema} must lie in [0, 1)")
         self._check_class_weights()
+        self._check_own()
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"trainer.label_smoothing={self.label_smoothing} must lie in [0, 1)")
         if self.shards < 0 or self.shards & (self.shards - 1):
@@ -235,6 +257,24 @@ class TrainerConfig:
             raise ConfigError(
                 f"trainer.class_weights={weights!r} must be balanced, or a list with a number for each class, none "
                 "below 0: [1, 2.5]"
+            )
+
+    def _check_own(self) -> None:
+        """The loss and the metrics of one's own."""
+        for name, target in self.metrics.items():
+            if not _METRIC.fullmatch(name) or name in ("loss", "accuracy"):
+                raise ConfigError(f"trainer.metrics.{name}: choose another name, of letters, digits, - and _")
+            check_target(f"trainer.metrics.{name}", target)
+        if self.loss is None:
+            if self.loss_args:
+                raise ConfigError("trainer.loss_args are for a loss of your own: set trainer.loss too")
+            return
+        check_target("trainer.loss", self.loss)
+        if self.label_smoothing or self.class_weights is not None:
+            what = "label_smoothing" if self.label_smoothing else "class_weights"
+            raise ConfigError(
+                f"trainer.{what} belongs to cross-entropy, and trainer.loss={self.loss} has its own arguments "
+                "(trainer.loss_args)"
             )
 
     def check(self, config: TrainConfig) -> None:
@@ -341,6 +381,15 @@ class TrainConfig:
         for option in (self.dataset, self.model, self.optimizer, self.schedule, self.strategy):
             option.check(self)
         self.trainer.check(self)
+
+    @property
+    def targets(self) -> dict[str, str]:
+        """What the run has of one's own: field → package.module:name."""
+        groups = {"model": self.model, "optimizer": self.optimizer}
+        found = {f"{group}.target": getattr(item, "target", "") for group, item in groups.items() if item.name == OWN}
+        if self.trainer.loss is not None:
+            found["trainer.loss"] = self.trainer.loss
+        return {**found, **{f"trainer.metrics.{name}": target for name, target in self.trainer.metrics.items()}}
 
 
 def parse(raw: Mapping[str, Any], settings: Callable[[str, str], type[Any]]) -> TrainConfig:

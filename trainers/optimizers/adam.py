@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -45,7 +45,7 @@ class AdamConfig(OptimizerConfig):
 class Adam(Optimizer):
     """As torch.optim.Adam (weight decay is added to the gradient), or what ``update`` makes of the same state."""
 
-    update = staticmethod(adam)
+    update: Callable[..., None] = staticmethod(adam)
 
     def __init__(self, parameters: Sequence[Tensor], config: AdamConfig | AdamWConfig) -> None:
         super().__init__(parameters)

@@ -56,7 +56,12 @@ class TorchConfig(OptimizerConfig):
 
 def build(config: TorchConfig, parameters: Sequence[Tensor]) -> TorchOptimizer:
     """See trainers.optimizers. Raises ConfigError: torch has no such class, or the class no such argument."""
-    return from_class(_class(config.class_name), config, parameters, config.arguments)
+    try:
+        return from_class(_class(config.class_name), config, parameters, config.arguments)
+    except (TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"torch.optim.{config.class_name} refuses {config.arguments}: {error}") from error
 
 
 def _class(name: str) -> Callable[..., torch.optim.Optimizer]:

@@ -130,7 +130,4 @@ def from_class(
             valid = ", ".join(sorted({*names} - {*_OWN}))
             raise ConfigError(f"{field}.{name} is no argument of {called}: {valid}")
     make = functools.partial(found, param_groups(config, parameters), lr=config.lr, **given)
-    try:
-        return TorchOptimizer(parameters, lambda: [make()])
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{called} refuses {dict(arguments)}: {error}") from error
+    return TorchOptimizer(parameters, lambda: [make()])

@@ -19,7 +19,7 @@ class WeightAverage:
     def __init__(self, parameters: Sequence[Tensor], decay: float) -> None:
         from torch.optim.swa_utils import get_ema_multi_avg_fn  # imports torch._dynamo
 
-        self._update = get_ema_multi_avg_fn(decay)
+        self._update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._parameters = list(parameters)
         self.values = [item.detach().clone() for item in self._parameters]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +22,21 @@ _SHIFT_PIXELS = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """``loss`` is the mean cross-entropy (no label smoothing), ``predictions`` are classes in split order."""
+    """``loss`` is the mean cross-entropy (no label smoothing), ``predictions`` are classes in split order.
+
+    ``more``: the means of further metrics.
+    """
 
     loss: float
     accuracy: float
     count: int
     predictions: list[int]
+    more: Mapping[str, float] = field(default_factory=dict)
 
     def metrics(self, split: str) -> dict[str, float]:
         """As they stand in metrics.jsonl."""
-        return {f"{split}/loss": self.loss, f"{split}/accuracy": self.accuracy}
+        found = {"loss": self.loss, "accuracy": self.accuracy, **self.more}
+        return {f"{split}/{name}": value for name, value in found.items()}
 
 
 def shard(start: int, stop: int, number: int, count: int) -> tuple[int, int]:
@@ -48,6 +53,7 @@ class Evaluator:
     Attributes:
         batch_size: images of a rank's batch at least; a larger one costs the device no more time.
         tta: none, mirror or multicrop; loss and accuracy are those of the averaged logits.
+        more: further metrics by name, from logits [n, classes] and labels [n] to values [n].
         shards: parts that a split is looked at in, and its losses added up in, whatever the ranks; 0: one a rank.
     """
 
@@ -59,24 +65,32 @@ class Evaluator:
     batch_size: int
     tta: str = "none"
     shards: int = 0
+    more: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)
 
     def evaluate(self, split: str) -> Evaluation:
         """Evaluate a split that is not empty. Leaves the model in evaluation mode; every rank gets the result."""
         totals, chosen = self.count_up(split)
         count = chosen.numel()
-        loss_sum, correct = self.node.read(totals)
-        return Evaluation(loss=loss_sum / count, accuracy=correct / count, count=count, predictions=chosen.tolist())
+        loss, accuracy, *others = (total / count for total in self.node.read(totals))
+        return Evaluation(
+            loss=loss,
+            accuracy=accuracy,
+            count=count,
+            predictions=chosen.tolist(),
+            more=dict(zip(self.more, others, strict=True)),
+        )
 
     @torch.inference_mode()
     def count_up(self, split: str) -> tuple[Tensor, Tensor]:
-        """Over all ranks: float64 [2], sum of losses and number correct, and int32 [count], the chosen classes.
+        """Over all ranks: float64 [2 + more], sum of losses, number correct and sums of further metrics; and int32
+        [count], the chosen classes.
 
         Nothing in here waits for the device.
         """
         node = self.node
         start, stop = self.pack.manifest.splits[split]
         count = stop - start
-        totals = torch.zeros(max(1, self.shards), 2, dtype=torch.float64, device=node.device)  # losses, number correct
+        totals = torch.zeros(max(1, self.shards), 2 + len(self.more), dtype=torch.float64, device=node.device)
         chosen = torch.zeros(count, dtype=torch.int32, device=node.device)
         self.model.eval()
         for number, begin, end in self._batches(start, stop):
@@ -85,6 +99,8 @@ class Evaluator:
             guesses = logits.argmax(1)
             totals[number, 0] += functional.cross_entropy(logits, labels, reduction="sum")
             totals[number, 1] += (guesses == labels).sum()
+            for column, metric in enumerate(self.more.values(), 2):
+                totals[number, column] += metric(logits, labels).sum(dtype=torch.float64)
             chosen[begin - start : end - start] = guesses
         node.sum(totals)  # with shards each rank filled its own rows, so nothing but zeros is added to them
         node.sum(chosen)  # each rank filled its own part and left zeros elsewhere

@@ -25,6 +25,7 @@ from trainers.distributed.node_info import of_all_nodes
 from trainers.distributed.process_group import Node
 from trainers.distributed.termination import Termination
 from trainers.distributed.traffic import Traffic
+from trainers.training import loss
 from trainers.training.data_check import check_data
 from trainers.training.early_stopping import BestSoFar
 from trainers.training.evaluation import Evaluation, Evaluator
@@ -54,6 +55,7 @@ class Trainer:
             normalise=self.normalise,
             precision=self.precision,
         )
+        self.more_metrics = loss.metrics(config.trainer, pack.manifest.num_classes, node.device)
         self.step, self.best = 0, BestSoFar(config.trainer.patience)
         self.progress: dict[str, Any] = {"train_s": 0.0, "metrics": {}}
         capacity = min(config.trainer.log_every_steps, self.steps.per_epoch)
@@ -346,6 +348,7 @@ class Trainer:
             batch_size=self.steps.micro_batch_size,
             tta=self.config.trainer.tta,
             shards=self.config.trainer.shards,
+            more=self.more_metrics,
         ).evaluate(split)
 
     def test(self) -> Evaluation:

@@ -1,17 +1,22 @@
-"""The loss of a training step: torch's cross-entropy, with weights of the classes where the configuration has some."""
+"""The loss of a training step and further metrics: torch's cross-entropy, or functions of one's own."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from trainers.core.config import TrainerConfig
+from trainers.core import targets
+from trainers.core.config import ConfigError, TrainerConfig
 from trainers.core.errors import TrainerError
 from trainers.data.pack import MappedPack
+
+_IMAGES = 2  # that a function of one's own is tried with
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """float32 logits [n, classes] and labels [n] → the mean over the n images, a scalar."""
@@ -19,10 +24,57 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 def build(config: TrainerConfig, pack: MappedPack, device: torch.device) -> Loss:
     """The loss that the configuration names. Raises TrainerError: it doesn't fit the data."""
+    if config.loss is not None:
+        return _own_loss(config.loss, config.loss_args, pack.manifest.num_classes, device)
     if config.class_weights is None:
         return functools.partial(functional.cross_entropy, label_smoothing=config.label_smoothing)
     weights = class_weights(config.class_weights, pack).to(device)
     return functools.partial(_weighted, weights=weights, label_smoothing=config.label_smoothing)
+
+
+def _own_loss(target: str, args: Mapping[str, Any], classes: int, device: torch.device) -> Loss:
+    """A class, made with ``args``, or a function that gets them beside logits and labels. Raises ConfigError."""
+    found = targets.load(target)
+    kept = targets.asked(found, args, {"num_classes": classes})
+    made: Any = found(**kept) if inspect.isclass(found) else functools.partial(found, **kept)
+    if isinstance(made, nn.Module):
+        made.to(device)
+        if any(item.requires_grad for item in made.parameters()):
+            raise ConfigError(f"{targets.place(target)} has parameters, which no optimizer would train")
+    logits = torch.zeros(_IMAGES, classes, device=device, requires_grad=True)
+    value = made(logits, torch.zeros(_IMAGES, dtype=torch.int64, device=device))
+    if not (isinstance(value, Tensor) and value.shape == () and value.requires_grad):
+        raise ConfigError(
+            f"{targets.place(target)} returned {_seen(value)} for logits [{_IMAGES}, {classes}]; a loss must be a "
+            "scalar that follows from the logits: their mean over the images"
+        )
+    loss: Loss = made
+    return loss
+
+
+def metrics(config: TrainerConfig, classes: int, device: torch.device) -> dict[str, Loss]:
+    """Further metrics by name: functions of logits [n, classes] and labels [n] to a value for each image, [n].
+
+    Raises:
+        ConfigError: one that returns something else.
+    """
+    found = {name: targets.load(target) for name, target in config.metrics.items()}
+    logits, labels = (
+        torch.zeros(_IMAGES, classes, device=device),
+        torch.zeros(_IMAGES, dtype=torch.int64, device=device),
+    )
+    for name, function in found.items():
+        value = function(logits, labels)
+        if not isinstance(value, Tensor) or value.shape != (_IMAGES,):
+            raise ConfigError(
+                f"{targets.place(config.metrics[name])} returned {_seen(value)} for logits [{_IMAGES}, {classes}]; a "
+                f"metric must be a value for each image, [{_IMAGES}], whose mean is told"
+            )
+    return found
+
+
+def _seen(value: object) -> str:
+    return f"{value.dtype} {[*value.shape]}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def class_weights(wanted: str | list[float], pack: MappedPack) -> Tensor:

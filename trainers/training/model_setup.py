@@ -43,7 +43,7 @@ def _synchronised(network: nn.Module, node: Node) -> nn.Module:
             "trainer.sync_batchnorm=true needs GPUs: torch.nn.SyncBatchNorm has no form for processors; "
             "take trainer.sync_batchnorm=false"
         )
-    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(network)
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
     return converted
 
 

@@ -1,0 +1,143 @@
+"""Targets and their arguments, checked in the source before anything starts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.own_targets import check_targets
+from pipeline.core.errors import UsageError
+from pipeline.keys.import_closure import source_of
+from tests.trainers.tiny_runs import config
+from trainers.core.config import TrainConfig
+from trainers.core.options import parse
+
+NETS = """
+from torch import nn
+
+from . import blocks
+from .blocks import Block
+
+class Plain(nn.Module):
+    def __init__(self, num_classes, channels, width=8, *, depth):
+        super().__init__()
+
+class Same(Plain):
+    pass
+
+class Foreign(Block):
+    pass
+
+class Open(nn.Module):
+    def __init__(self, **settings): ...
+
+made = Plain
+try:
+    from fast import Quick
+except ImportError:
+    def Quick(num_classes, speed): ...
+"""
+OPTIM = """
+class Step:
+    def __init__(self, params, lr, beta=0.9): ...
+def focal(logits, labels, gamma, alpha=1.0): ...
+def top(logits, labels, k): ...
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "my_package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from .nets import Plain as Net\n")
+    (folder / "nets.py").write_text(NETS)
+    (folder / "blocks.py").write_text("class Block: ...\n")
+    (folder / "optim.py").write_text(OPTIM)
+    (folder / "torn.py").write_text("\nclass Net(:\n")
+    return tmp_path
+
+
+def model(target: str, **args: Any) -> dict[str, Any]:
+    return {"model": {"name": "own", "target": target, "args": args}}
+
+
+def optimizer(target: str, **args: Any) -> dict[str, Any]:
+    return {"optimizer": {"name": "own", "target": target, "args": args}}
+
+
+def checked(root: Path, settings: dict[str, Any]) -> None:
+    train: TrainConfig = parse(config(settings))
+    check_targets(train, root)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        model("my_package.nets:Plain", depth=1),
+        model("my_package.nets:Same", depth=1, width=2),
+        model("my_package:Net", depth=1),
+        model("my_package.nets:Open", anything=1),
+        model("my_package.nets:Foreign", anything=1),  # its base is elsewhere: the hosts will tell
+        model("my_package.nets:made", anything=1),
+        model("my_package.nets:Quick", speed=1),
+        optimizer("my_package.optim:Step", beta=0.5),
+        {"trainer.loss": "my_package.optim:focal", "trainer.loss_args": {"gamma": 2}},
+    ],
+)
+def test_what_fits_passes_and_what_only_running_tells_too(root: Path, settings: dict[str, Any]) -> None:
+    checked(root, settings)
+    assert "my_package" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            model("my_package.nets:Plain", widht=1, depth=1),
+            "model.args.widht is no argument of Plain (my_package/nets.py:7); did you mean width? valid: channels, ",
+        ),
+        (model("my_package:Net"), "Plain (my_package/nets.py:7) needs depth, which has no default"),
+        (model("my_package.nets:Same", dept=1), "is no argument of Same (my_package/nets.py:11); did you mean depth?"),
+        (
+            model("my_package.nets:Plane"),
+            "model.target=my_package.nets:Plane: my_package/nets.py has no class or function Plane; did you mean Plain "
+            "(my_package/nets.py:7)?",
+        ),
+        (model("my_package.optim:Net"), "my_package/optim.py has no class or function Net; it has: Step, focal, top"),
+        (model("my_package.torn:Net"), "my_package/torn.py:2: invalid syntax"),
+        (
+            model("my_package.net:Net"),
+            "module my_package.net under {root}, nor is it installed here; did you mean my_package.nets?",
+        ),
+        (
+            model("my_packag.nets:Net"),
+            "module my_packag.nets under {root}, nor is it installed here; did you mean my_package?",
+        ),
+        (
+            optimizer("my_package.optim:Step", bta=1),
+            "bta is no argument of Step (my_package/optim.py:2); did you mean beta? valid: beta, lr",
+        ),
+        ({"trainer.loss": "my_package.optim:focal"}, "focal (my_package/optim.py:4) needs gamma, which has no default"),
+        (
+            {"trainer.loss": "my_package.optim:focal", "trainer.loss_args": {"gama": 1}},
+            "loss_args.gama is no argument of focal (my_package/optim.py:4); did you mean gamma? valid: alpha, gamma",
+        ),
+        (
+            {"trainer.metrics": {"top": "my_package.optim:top"}},
+            "top (my_package/optim.py:5) needs k; a metric gets logits and labels alone",
+        ),
+    ],
+)
+def test_what_does_not_is_told_with_file_line_and_near_words(root: Path, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        checked(root, settings)
+    assert said.replace("{root}", str(root)) in str(caught.value)
+
+
+def test_a_module_is_looked_for_where_the_ranks_will_find_it(root: Path, tmp_path: Path) -> None:
+    assert source_of(root, "my_package.nets") == root / "my_package/nets.py"
+    assert source_of(root, "my_package.gone") is None
+    assert source_of(tmp_path / "elsewhere", "my_package.nets", [str(root)]) == root / "my_package/nets.py"

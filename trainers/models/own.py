@@ -1,0 +1,67 @@
+"""A network of one's own: ``model=own model.target=my_package.nets:MyNet model.args.width=64``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainers.core import targets
+from trainers.core.config import ConfigError, ModelConfig, check_target
+from trainers.models import ImageShape
+
+_IMAGES = 2
+
+
+@dataclass(kw_only=True)
+class OwnModelConfig(ModelConfig):
+    """A class or function that returns a torch.nn.Module from float images [n, C, H, W] to logits [n, classes].
+
+    It gets ``num_classes``, ``channels`` and ``image_size`` (pixels of a side; height and width where they differ) if
+    its signature has these names.
+
+    Attributes:
+        target: the class or function, as package.module:Name.
+        args: its other arguments, by name.
+    """
+
+    name: str = "own"
+    target: str = ""
+    args: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_target("model.target", self.target)
+
+
+def build(config: OwnModelConfig, image: ImageShape) -> nn.Module:
+    """Raises ConfigError: it makes no network, or one whose logits have another shape."""
+    size = image.height if image.height == image.width else (image.height, image.width)
+    offered = {"num_classes": image.num_classes, "channels": image.channels, "image_size": size}
+    make = targets.load(config.target)
+    network = make(**targets.asked(make, config.args, offered))
+    if not isinstance(network, nn.Module):
+        raise ConfigError(
+            f"{targets.place(config.target)} returned {type(network).__name__}, and model.target must make a "
+            "torch.nn.Module"
+        )
+    _refuse_other_logits(network, image, config.target)
+    return network
+
+
+@torch.no_grad()
+def _refuse_other_logits(network: nn.Module, image: ImageShape, target: str) -> None:
+    """One pass over black images, which also gives lazy layers their shapes."""
+    network.eval()
+    logits = network(torch.zeros(_IMAGES, image.channels, image.height, image.width))
+    network.train()
+    wanted = (_IMAGES, image.num_classes)
+    if isinstance(logits, Tensor) and logits.shape == wanted and logits.is_floating_point():
+        return
+    seen = f"{logits.dtype} {[*logits.shape]}" if isinstance(logits, Tensor) else type(logits).__name__
+    images = f"{_IMAGES} images of {image.channels}×{image.height}×{image.width}"
+    raise ConfigError(
+        f"{targets.place(target)} returned {seen} for {images}; forward must return float logits {[*wanted]}: one for "
+        f"each of the {image.num_classes} classes"
+    )
