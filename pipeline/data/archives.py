@@ -1,4 +1,4 @@
-"""Take the wanted files out of a tar or zip archive that nobody vouches for."""
+"""Take the wanted files out of a tar or zip archive whose sender need not be trusted."""
 
 from __future__ import annotations
 

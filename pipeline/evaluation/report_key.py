@@ -45,7 +45,7 @@ def stale_because(folder: RunFolder, root: Path) -> str | None:
     old = report.get("made_of")
     if not isinstance(old, dict):
         return f"{EVALUATED[0]} does not say what it was made of"
-    known = folder.vouched().get(TRAINED[2])
+    known = folder.recorded_files().get(TRAINED[2])
     digest = known.sha256 if known is not None else sha256_file(folder.path / TRAINED[2])
     changes = _changes(old, made_of(root, digest))
     return f"the evaluation was made with other means: {', '.join(changes)}" if changes else None

@@ -277,10 +277,10 @@ def evaluate_again(folder: RunFolder, root: Path, say: Say) -> None:
         evaluate_in_child(folder, root)  # says what is missing
     with locked(folder, say):
         folder.read_result()  # refuses one that was altered
-        vouched = folder.vouched()
-        if TRAINED[2] in vouched and (why := changed(folder.path / TRAINED[2], vouched[TRAINED[2]])):
+        recorded = folder.recorded_files()
+        if TRAINED[2] in recorded and (why := changed(folder.path / TRAINED[2], recorded[TRAINED[2]])):
             raise folder.altered(TRAINED[2], why)
-        intact = all(name in vouched and changed(folder.path / name, vouched[name]) is None for name in EVALUATED)
+        intact = all(name in recorded and changed(folder.path / name, recorded[name]) is None for name in EVALUATED)
         if not intact or report_key.stale_because(folder, root) is not None:
             evaluate_in_child(folder, root)
             folder.refresh_fingerprints()

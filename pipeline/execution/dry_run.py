@@ -111,7 +111,7 @@ def _train(run: Run, stale: str | None) -> Step:
 
 def _evaluate(run: Run, stale: str | None, root: Path) -> Step:
     if not run.folder.result.exists():
-        return Step(name="evaluate", done=False, why="the command ended before its report was vouched for")
+        return Step(name="evaluate", done=False, why="the command ended before result.json recorded its report")
     reason = stale or report_key.stale_because(run.folder, root)
     return Step(name="evaluate", done=reason is None, why=reason or "made of what is there")
 

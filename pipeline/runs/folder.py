@@ -26,7 +26,7 @@ EVALUATED = ("evaluation/report.json", "evaluation/confusion_matrix.png")
 DESCRIBED = ("key.json", "config.json", "config.yaml", "summary.json")
 """What the run was made of and has come to: made again, without a training, where it was altered."""
 TARGETS = (*TRAINED, *EVALUATED, *DESCRIBED)
-"""The files that result.json vouches for."""
+"""The files whose digests result.json holds."""
 ORIGIN = ("provenance.json", "changes.patch", "plan.json")
 """Where the run comes from and how it was launched: history, which nothing can make again. It decides nothing but
 whether the run can be exported and reproduced."""
@@ -126,11 +126,11 @@ class RunFolder(NamedTuple):
     def restore(self, run: Description) -> None:
         """Write again what describes a finished training, where it was altered since. Raises OSError."""
         self._link_data(run.pack_path)
-        vouched = self.vouched()
-        altered = {name for name in DESCRIBED if name not in vouched or changed(self.path / name, vouched[name])}
+        recorded = self.recorded_files()
+        altered = {name for name in DESCRIBED if name not in recorded or changed(self.path / name, recorded[name])}
         if "key.json" in altered:
             self._write_key(run.key)
-        if altered & {"config.json", "config.yaml"} and (vouched or not self.config_agrees(run.key)):
+        if altered & {"config.json", "config.yaml"} and (recorded or not self.config_agrees(run.key)):
             self._write_config(run)
         result = self._intact(run.key)
         if "summary.json" in altered and result is not None:
@@ -244,13 +244,13 @@ class RunFolder(NamedTuple):
         )
 
     def refuse_incomplete(self) -> None:
-        """Raises TrainingError where a target is missing: a result would vouch for what nobody can look at."""
+        """Raises TrainingError where a target is missing: a result would record what nobody can look at."""
         for name in TARGETS:
             if not (self.path / name).is_file():
                 raise removed(self.path / name)
 
     def refresh_fingerprints(self) -> None:
-        """Fingerprint the report anew after it was repeated; a run without a result vouches for nothing."""
+        """Fingerprint the report anew after it was repeated; a run without a result has none."""
         result = self.read_result()
         if result is not None:
             report = self._fingerprints(EVALUATED)
@@ -259,8 +259,8 @@ class RunFolder(NamedTuple):
     def _fingerprints(self, names: Sequence[str]) -> dict[str, Any]:
         return {name: results.fingerprint(self.path / name) for name in names if (self.path / name).exists()}
 
-    def vouched(self) -> Mapping[str, results.Fingerprint]:
-        """The targets that result.json vouches for; none where it is missing or was altered."""
+    def recorded_files(self) -> Mapping[str, results.Fingerprint]:
+        """The targets as result.json records them; none where it is missing or was altered."""
         try:
             result = self._result()
             return result.files if result is not None else {}
@@ -281,8 +281,8 @@ class RunFolder(NamedTuple):
             return False
         if known is None or summary is None or known.digest != key.digest:
             return False
-        vouched = self.vouched()
-        if any(name in vouched and changed(self.path / name, vouched[name]) for name in TRAINED):
+        recorded = self.recorded_files()
+        if any(name in recorded and changed(self.path / name, recorded[name]) for name in TRAINED):
             return False
         outputs = summary.get("outputs_sha256")
         return (
@@ -312,7 +312,7 @@ class RunFolder(NamedTuple):
             return f"{results.FILE} belongs to another key"
         for name in TRAINED:
             if name not in files:
-                return f"{results.FILE} vouches for no {name}"
+                return f"{results.FILE} holds no digest of {name}"
         stamps = Stamps(self.path)
         for name, expected in files.items():
             reason = stamps.changed(name, expected)

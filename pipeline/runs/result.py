@@ -27,7 +27,7 @@ class AlteredError(PacelineError):
 
 
 class Fingerprint(NamedTuple):
-    """A target as it was when result.json vouched for it. ``stamp`` is its modification time, inode and change time
+    """A target as it was when result.json was written. ``stamp`` is its modification time, inode and change time
     (unix times in ns): what tells that nobody wrote to it since, also not with the old modification time."""
 
     sha256: str

@@ -91,11 +91,11 @@ def test_another_key_or_no_result_is_not_finished(finished: RunFolder) -> None:
     assert finished.stale_because(KEY) == "not finished yet"
 
 
-def test_a_result_that_vouches_for_no_weights_is_neither_written_nor_believed(finished: RunFolder) -> None:
+def test_a_result_that_holds_no_digest_of_the_weights_is_neither_written_nor_believed(finished: RunFolder) -> None:
     result = finished.read_result()
     assert result is not None
     write_sealed(finished.result, {**result.fields, "files": {}})
-    assert finished.stale_because(KEY) == "result.json vouches for no checkpoints/final.pt"
+    assert finished.stale_because(KEY) == "result.json holds no digest of checkpoints/final.pt"
     (finished.path / "metrics.jsonl").unlink()
     with pytest.raises(TrainingError, match=r"metrics\.jsonl is missing: it, or the whole folder, was removed"):
         finished.write_result(key=KEY, summary={}, hosts=[], attempts=1, duration_s=1.0, mlflow_run_id=None)
@@ -133,7 +133,7 @@ def test_a_result_that_was_altered_is_told_and_made_again_from_what_the_nodes_le
         assert (row.state, row.accuracy) == ("ALTERED", None)
         assert "\n  state    ALTERED; the same doit train makes it again\n" in status(finished)
         assert finished.training_done(KEY)
-        assert finished.vouched() == {}
+        assert finished.recorded_files() == {}
     finished.result.write_text(written)
     assert finished.stale_because(KEY) is None
 
