@@ -165,6 +165,7 @@ for step in range(40):
 )
 
 
+@pytest.mark.long  # at one moment: tests/integration/test_pssh_faults.py
 def test_streams_killed_at_twenty_random_moments_cost_no_line_of_a_loud_run(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

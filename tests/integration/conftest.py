@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import ALONE, Project
+from tests.integration.commands import ALONE, Project, with_readings
 from tests.shared_fixture import made_once
 
 FINISHED = ("experiment=quickstart", "trainer.epochs=10", *ALONE, "tracking=none")
@@ -16,11 +16,12 @@ FINISHED = ("experiment=quickstart", "trainer.epochs=10", *ALONE, "tracking=none
 
 @pytest.fixture(scope="session")
 def fetched(shared: Path) -> Path:
-    """A folder of data with the quickstart's, to copy: fetching it imports scikit-learn."""
+    """A folder of data with the quickstart's, to copy: fetching it imports scikit-learn. ``with_readings`` needs it."""
 
     def fetch(folder: Path) -> None:
-        done = Project(folder).doit("fetch", "experiment=quickstart")
-        assert done.returncode == 0, done.stdout
+        for verb in ("fetch", "plan"):
+            done = Project(folder).doit(verb, "experiment=quickstart")
+            assert done.returncode == 0, done.stdout
 
     return made_once(shared / "pack", fetch) / "data"
 
@@ -28,7 +29,7 @@ def fetched(shared: Path) -> Path:
 @pytest.fixture
 def project(tmp_path: Path, fetched: Path, request: pytest.FixtureRequest) -> Project:
     """A project in the test's folder that has the quickstart's data already. No stand-ins in the long tests."""
-    shutil.copytree(fetched, tmp_path / "data")
+    with_readings(fetched, tmp_path)
     return Project(tmp_path, whole=request.node.get_closest_marker("long") is not None)
 
 

@@ -22,6 +22,7 @@ TINY = ("experiment=quickstart", "trainer.max_steps=2", *ALONE, "tracking=none",
 
 
 def test_a_folder_of_runs_that_cannot_be_made_is_one_error(project: Project) -> None:
+    shutil.rmtree(project.folder / "runs")
     (project.folder / "runs").write_text("a file")
     done = project.doit("train", "experiment=quickstart", "tracking=none")
     assert done.returncode == 1
@@ -30,6 +31,7 @@ def test_a_folder_of_runs_that_cannot_be_made_is_one_error(project: Project) -> 
 
 
 def test_a_sweep_whose_folder_cannot_be_made_is_one_error(project: Project) -> None:
+    shutil.rmtree(project.folder / "runs")
     (project.folder / "runs").write_text("a file")
     done = project.doit("sweep", *TINY)
     assert done.returncode == 1
@@ -42,6 +44,7 @@ def test_a_sweep_whose_folder_cannot_be_made_is_one_error(project: Project) -> N
 @pytest.fixture
 def small_disk(project: Project) -> Iterator[Path]:
     """The runs folder is a file system of 2 MiB."""
+    shutil.rmtree(project.folder / "runs")
     with mounted(project.folder / "runs") as disk:
         yield disk
 

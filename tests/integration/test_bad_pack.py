@@ -26,7 +26,8 @@ def rot(folder: Path) -> None:
     (folder / manifest.STAMPS).write_text(json.dumps({**noted, "images.bin": manifest.stamp(path)}))
 
 
-@pytest.mark.parametrize("verb", ["train", pytest.param("fetch", marks=pytest.mark.long)])
+@pytest.mark.long  # that a rank refuses it and sets it aside: tests/trainers/test_node_data.py
+@pytest.mark.parametrize("verb", ["train", "fetch"])
 def test_a_pack_that_rots_here_is_made_again(project: Project, verb: str) -> None:
     project.words = [*ALONE]
     (pack,) = (project.folder / "data").glob("digits-*")

@@ -51,12 +51,13 @@ def test_a_rank_sees_the_snapshot_and_nothing_else_of_the_project(tmp_path: Path
     assert f"ERROR: trainers/models/small_cnn.py:{line} imports gone_astray: neither a file of the project" in refused
 
 
+@pytest.mark.long  # of the agent with stub ranks: tests/pipeline/test_agent_supervisor.py
 @pytest.mark.parametrize(
     ("ranks", "end", "said"),
     [
         (2, "if os.environ['RANK'] == '1': os._exit(0)", "rank 1: ended with exit code 0 before the run was over; "),
         *(
-            pytest.param(1, end, f"rank 0: {said}", marks=pytest.mark.long)
+            (1, end, f"rank 0: {said}")
             for end, said in (
                 ("os._exit(0)", "ended with exit code 0 before the run was over; take out what ends the process"),
                 ("sys.exit()", r"SystemExit: \(it ends a process, and the run was not over; raise an Exception"),

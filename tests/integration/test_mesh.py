@@ -102,6 +102,7 @@ def test_a_key_with_a_passphrase_is_named_and_kept(hosts: Lab) -> None:
     assert str(hit.value).endswith("node1 -t 'ssh-keygen -p -f ~/.ssh/id_ed25519'")
 
 
+@pytest.mark.long  # on one host without ssh: tests/pipeline/test_agent_mesh.py
 def test_undo_with_a_damaged_record_takes_the_access_back_and_says_what_it_could_not_tell(hosts: Lab) -> None:
     mesh.connect(cluster(hosts))
     on(hosts, "node0", "echo null > ~/.ssh/paceline-mesh.json")

@@ -18,7 +18,8 @@ import pytest
 from pipeline.core import documents
 from pipeline.core.files import sha256_file
 from pipeline.runs import result as results
-from tests.integration.commands import ALONE, ROOT
+from tests.integration import preloaded
+from tests.integration.commands import ALONE, ROOT, with_readings
 from tests.integration.light import light_python
 from tests.waiting import HANG_S
 
@@ -44,6 +45,10 @@ class Checkout:
 
     def doit(self, *words: str, code: int = 0) -> str:
         """Both outputs of a command that must end with ``code``."""
+        if not self.whole:
+            forked = preloaded.doit(*words, root=self.root)
+            assert forked.returncode == code, forked.stdout
+            return forked.stdout
         done = self.start(*words)
         output, _ = done.communicate(timeout=HANG_S)
         assert done.returncode == code, output
@@ -98,7 +103,7 @@ def copied(root: Path, data: Path | None = None) -> Checkout:
             shutil.copy(source, root / name)
     (root / ".gitignore").write_text((ROOT / ".gitignore").read_text())
     if data is not None:
-        shutil.copytree(data, root / "data")
+        with_readings(data, root)
     checkout = Checkout(root)
     checkout.git("init", "-q")
     checkout.git("add", "-A")

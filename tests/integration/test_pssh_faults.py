@@ -102,6 +102,7 @@ if rank == 0 and not (run / "summary.json").exists():
 """
 
 
+@pytest.mark.long  # the local launcher: test_train.py; an attempt that goes on over pssh: test_pssh_outputs.py
 def test_the_same_command_goes_on_from_the_checkpoint_of_a_killed_controller(pssh: Bench) -> None:
     stub = pssh.stub(KEEPS_A_CHECKPOINT, stand_in=True)
     child = pssh.spawn(stub)
@@ -178,7 +179,7 @@ def test_a_removed_workdir_on_a_host_leaves_nothing_alive_though_no_registration
 
 
 def test_killed_torchrun_leaves_no_orphans(pssh: Bench) -> None:
-    stub = pssh.stub(SLEEP)
+    stub = pssh.stub(SLEEP, stand_in=True)  # its ranks too have sessions of their own and outlive it
 
     def kill_torchrun() -> None:
         for pid in processes("torch.distributed.run", f"--rdzv-id={stub.digest[:12]}"):

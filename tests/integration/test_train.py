@@ -144,7 +144,6 @@ def test_stop_ends_what_a_killed_command_has_left_and_the_run_counts_as_ended(pr
 def test_killed_outright_the_same_command_finishes_with_the_weights_of_an_undisturbed_run(
     project: Project, finished: Project
 ) -> None:
-    project.whole = True
     child = project.start("train", *FINISHED)
     wait_for_step(project, 40, child)
     interrupt(child, signal.SIGKILL)
@@ -183,7 +182,7 @@ def test_a_bare_doit_shows_what_there_is_and_starts_nothing(project: Project) ->
     done = subprocess.run(bare, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "doit train" in done.stdout
-    assert list(project.folder.glob("runs/*")) == []
+    assert [path.name for path in project.folder.glob("runs/*")] == [".paceline"]
 
 
 def test_synthetic_data_is_named_wherever_its_accuracy_shows(project: Project) -> None:

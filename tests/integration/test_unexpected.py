@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ def original(tmp_path_factory: pytest.TempPathFactory, fetched: Path) -> Checkou
 def project(original: Checkout) -> Iterator[Checkout]:
     yield original
     original.git("checkout", "--", ".")
-    original.git("clean", "-fdxq", "--exclude=data", "--exclude=__pycache__")
+    original.git("clean", "-fdxq", "--exclude=data", "--exclude=.paceline", "--exclude=__pycache__")
 
 
 def broken(project: Checkout, name: str, after: str) -> None:
@@ -89,6 +90,7 @@ def test_an_unforeseen_error_in_a_child_names_its_file_too(project: Checkout) ->
 
 def test_where_no_folder_of_runs_can_be_made_the_traceback_lies_in_tmp(project: Checkout) -> None:
     broken(project, "pipeline/runs/index.py", "def rows(")
+    shutil.rmtree(project.root / "runs", ignore_errors=True)
     (project.root / "runs").write_text("a file")
     done = call([DOIT, "runs"], project.root, project.root)
     found = re.search(r"report it\): (\S+/paceline-error-\S+\.txt)$", done.stdout.strip())

@@ -8,7 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import pytest
 
 from pipeline.cli import cleaning
 from pipeline.cli.clean_rules import ranks, superseded
-from pipeline.cli.session import session
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_json
 from pipeline.core.locks import FileLock
@@ -27,25 +26,18 @@ from pipeline.runs.acceptance import by_this_person, write
 from pipeline.runs.folder import RunFolder
 from pipeline.sweep.folder import SweepFolder
 from pipeline.tracking.state import DONE, PENDING, TrackingState, fingerprints
+from tests.integration import preloaded
 from tests.integration.commands import ROOT
+from tests.pipeline.conftest import Printed
 from tests.pipeline.finished_folder import CONFIG, finished, key_of
 
-Clean = Callable[..., str]
 DAY_S = 86_400.0
 
 
 @pytest.fixture
-def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Clean]:
+def clean(tmp_path: Path, printed: Printed) -> Printed:
     """`doit clean` with these words and without a terminal; what it says."""
-
-    def run(*words: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["doit", "clean", f"paths.runs={tmp_path}", *words])
-        session.cache_clear()
-        cleaning.clean()
-        return capsys.readouterr().out
-
-    yield run
-    session.cache_clear()
+    return partial(printed, cleaning.clean, tmp_path)
 
 
 def seeded(
@@ -92,7 +84,9 @@ def with_checkpoint(folder: RunFolder) -> RunFolder:
     return folder
 
 
-def test_without_a_rule_what_failed_or_is_superseded_is_shown_and_nothing_removed(tmp_path: Path, clean: Clean) -> None:
+def test_without_a_rule_what_failed_or_is_superseded_is_shown_and_nothing_removed(
+    tmp_path: Path, clean: Printed
+) -> None:
     failed = ended(tmp_path, "f" * 12, State.FAILED)
     old, new, other = seeded(tmp_path, 0, days=2, code=b"A = 0\n"), seeded(tmp_path, 0), seeded(tmp_path, 1, days=3)
     ended(tmp_path, "e" * 12, State.KILLED)
@@ -107,7 +101,7 @@ def test_without_a_rule_what_failed_or_is_superseded_is_shown_and_nothing_remove
     assert all(folder.path.is_dir() for folder in (failed, old, new, other))
 
 
-def test_what_is_confirmed_is_removed_with_its_lock(tmp_path: Path, clean: Clean) -> None:
+def test_what_is_confirmed_is_removed_with_its_lock(tmp_path: Path, clean: Printed) -> None:
     failed, kept = ended(tmp_path, "f" * 12, State.FAILED), seeded(tmp_path, 0)
     failed.lock.touch()
     assert clean("yes=1").splitlines()[-1] == "removed 1 run, 3.0 MB"
@@ -115,7 +109,7 @@ def test_what_is_confirmed_is_removed_with_its_lock(tmp_path: Path, clean: Clean
     assert clean("yes=1") == f"nothing to remove under {tmp_path}\n"
 
 
-def test_each_rule_narrows_and_overrides_choose(tmp_path: Path, clean: Clean) -> None:
+def test_each_rule_narrows_and_overrides_choose(tmp_path: Path, clean: Printed) -> None:
     ended(tmp_path, "a" * 12, State.KILLED, days=40)
     ended(tmp_path, "b" * 12, State.KILLED)
     run = seeded(tmp_path, 5, days=50)
@@ -128,7 +122,7 @@ def test_each_rule_narrows_and_overrides_choose(tmp_path: Path, clean: Clean) ->
     assert clean("older_than=30", "superseded=1").startswith("nothing to remove")
 
 
-def test_all_but_the_best_go(tmp_path: Path, clean: Clean) -> None:
+def test_all_but_the_best_go(tmp_path: Path, clean: Printed) -> None:
     worst, best, middle = (seeded(tmp_path, seed, val_loss=loss) for seed, loss in enumerate((0.9, 0.1, 0.5)))
     without = seeded(tmp_path, 3)
     lines = clean("keep_best=1", "by=val/loss").splitlines()
@@ -142,7 +136,7 @@ def test_all_but_the_best_go(tmp_path: Path, clean: Clean) -> None:
         clean("keep_best=1", "by=val/los")
 
 
-def test_a_result_that_something_relies_on_stays(tmp_path: Path, clean: Clean) -> None:
+def test_a_result_that_something_relies_on_stays(tmp_path: Path, clean: Printed) -> None:
     swept, held, pending, recorded, plain = (seeded(tmp_path, seed, days=9) for seed in range(5))
     SweepFolder(tmp_path / "sweeps" / "grid").begin(
         {"key": "k", "configurations": "c", "words": [], "total": 1, "trials": [trial(swept.key)]}
@@ -167,7 +161,7 @@ def trial(key: str) -> dict[str, Any]:
     return {"number": 0, "key": key, "configuration": "c", "chosen": [], "overrides": []}
 
 
-def test_a_run_that_is_under_way_stays(tmp_path: Path, clean: Clean) -> None:
+def test_a_run_that_is_under_way_stays(tmp_path: Path, clean: Printed) -> None:
     locked, fresh, dead = (
         ended(tmp_path, letter * 12, State.RUNNING, days=days) for letter, days in (("a", 3), ("b", 0.5), ("c", 3))
     )
@@ -181,7 +175,7 @@ def test_a_run_that_is_under_way_stays(tmp_path: Path, clean: Clean) -> None:
 
 
 def test_a_run_that_has_changed_since_it_was_shown_stays(
-    tmp_path: Path, clean: Clean, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clean: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = ended(tmp_path, "f" * 12, State.FAILED)
 
@@ -197,7 +191,7 @@ def test_a_run_that_has_changed_since_it_was_shown_stays(
     assert folder.path.is_dir()
 
 
-def test_checkpoints_go_and_the_result_stays_whole(tmp_path: Path, clean: Clean) -> None:
+def test_checkpoints_go_and_the_result_stays_whole(tmp_path: Path, clean: Printed) -> None:
     folder, failed = with_checkpoint(finished(tmp_path)), ended(tmp_path, "f" * 12, State.FAILED)
     SweepFolder(tmp_path / "sweeps" / "grid").begin(
         {"key": "k", "configurations": "c", "words": [], "total": 1, "trials": [trial(folder.key)]}
@@ -209,7 +203,7 @@ def test_checkpoints_go_and_the_result_stays_whole(tmp_path: Path, clean: Clean)
     assert clean("checkpoints=1", "yes=1").startswith("nothing to remove")
 
 
-def test_a_removal_that_was_killed_leaves_no_run_and_the_next_call_ends_it(tmp_path: Path, clean: Clean) -> None:
+def test_a_removal_that_was_killed_leaves_no_run_and_the_next_call_ends_it(tmp_path: Path, clean: Printed) -> None:
     folder = finished(tmp_path)
     program = (
         "import os, sys; from pathlib import Path\n"
@@ -226,7 +220,7 @@ def test_a_removal_that_was_killed_leaves_no_run_and_the_next_call_ends_it(tmp_p
 
 
 def test_what_the_system_refuses_is_said_with_the_run(
-    tmp_path: Path, clean: Clean, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clean: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = ended(tmp_path, "f" * 12, State.FAILED)
 
@@ -250,7 +244,7 @@ def test_what_the_system_refuses_is_said_with_the_run(
         (("state=FALED",), "state=FALED is no state of a run; did you mean FAILED?"),
     ],
 )
-def test_a_word_that_chooses_nothing_is_refused(clean: Clean, words: tuple[str, ...], said: str) -> None:
+def test_a_word_that_chooses_nothing_is_refused(clean: Printed, words: tuple[str, ...], said: str) -> None:
     with pytest.raises(UsageError) as error:
         clean(*words)
     assert str(error.value).startswith(said)
@@ -265,8 +259,7 @@ def test_a_word_that_chooses_nothing_is_refused(clean: Clean, words: tuple[str, 
     ],
 )
 def test_a_wrong_word_is_one_line_with_the_nearest(tmp_path: Path, words: str, said: str) -> None:
-    argv = [sys.executable, "-m", "doit", *words.split(), f"paths.runs={tmp_path}"]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = preloaded.doit(*words.split(), f"paths.runs={tmp_path}", apart=True)
     assert (done.returncode, done.stdout, done.stderr[: len(said) + 7]) == (3, "", f"ERROR: {said}")
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from pipeline.cli import help as pages
 from pipeline.cli.verbs import VERBS
 from pipeline.config.groups import groups
 from pipeline.core.errors import UsageError
-from tests.integration.commands import ROOT
+from tests.integration import preloaded
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"]])
@@ -67,6 +64,5 @@ def test_help_of_nothing_that_exists_names_what_there_is() -> None:
     ],
 )
 def test_help_as_it_is_typed(words: list[str], code: int, said: str) -> None:
-    argv = [sys.executable, "-m", "doit", *words]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, (done.stdout + done.stderr)[: len(said)]) == (code, said)
+    done = preloaded.doit(*words)
+    assert (done.returncode, done.stdout[: len(said)]) == (code, said)

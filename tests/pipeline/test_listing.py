@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from pipeline.cli import listing
 from pipeline.cli.listing import differences, matches
-from pipeline.cli.session import session
 from pipeline.config import compose
 from pipeline.core.specs import State
 from pipeline.runs import journal
-from tests.integration.commands import ROOT
+from tests.integration import preloaded
+from tests.pipeline.conftest import Printed
 from tests.pipeline.finished_folder import finished
 
 RUNS = {  # key → words, state
@@ -39,27 +37,15 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-Listed = Callable[..., str]
-
-
 @pytest.fixture
-def listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Listed]:
-    """What `doit runs` of a folder says, in this process."""
-
-    def run(runs_dir: Path, *words: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["doit", "runs", f"paths.runs={runs_dir}", *words])
-        session.cache_clear()
-        listing.runs()
-        return capsys.readouterr().out
-
-    yield run
-    session.cache_clear()
+def listed(printed: Printed) -> Printed:
+    """What `doit runs` of a folder says."""
+    return partial(printed, listing.runs)
 
 
 def typed(runs_dir: Path, *words: str) -> tuple[int, str]:
     """Exit code and output of `doit runs` as a person types it."""
-    argv = [sys.executable, "-m", "doit", "runs", f"paths.runs={runs_dir}", *words]
-    done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = preloaded.doit("runs", f"paths.runs={runs_dir}", *words)
     return done.returncode, done.stdout
 
 
@@ -75,11 +61,11 @@ def typed(runs_dir: Path, *words: str) -> tuple[int, str]:
         (("cluster=local", "optimizer.lr=0.1"), "ca"),
     ],
 )
-def test_words_choose_runs_by_their_values(runs_dir: Path, listed: Listed, words: tuple[str, ...], keys: str) -> None:
+def test_words_choose_runs_by_their_values(runs_dir: Path, listed: Printed, words: tuple[str, ...], keys: str) -> None:
     assert [line[0] for line in listed(runs_dir, *words).splitlines()] == [*keys]
 
 
-def test_a_line_has_the_fields_in_which_the_listed_runs_differ(runs_dir: Path, listed: Listed) -> None:
+def test_a_line_has_the_fields_in_which_the_listed_runs_differ(runs_dir: Path, listed: Printed) -> None:
     (second, first) = listed(runs_dir, "model=resnet18").splitlines()
     assert first.endswith("kB  optimizer.lr=0.1  seed=0")
     assert first.split("  ")[3:5] == ["cifar10 resnet18 sgd", "1 rank"]
@@ -102,7 +88,7 @@ def test_a_word_that_chooses_nothing_is_refused(runs_dir: Path, word: str, said:
     assert (code, output.startswith(f"ERROR: {said}")) == (3, True), output
 
 
-def test_a_line_has_hosts_time_and_size(tmp_path: Path, listed: Listed) -> None:
+def test_a_line_has_hosts_time_and_size(tmp_path: Path, listed: Printed) -> None:
     few = finished(tmp_path, summary={"train_s": 754.2})
     (few.path / "checkpoints" / "step-00000001.pt").write_bytes(bytes(2_000_000))
     (few.path / "requirements.lock").write_bytes(bytes(5_000_000))
@@ -121,7 +107,7 @@ def test_a_line_has_hosts_time_and_size(tmp_path: Path, listed: Listed) -> None:
 
 
 def test_the_sizes_of_many_runs_are_told_when_they_are_asked_for(
-    runs_dir: Path, listed: Listed, monkeypatch: pytest.MonkeyPatch
+    runs_dir: Path, listed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "_MOST_MEASURED", 2)
     for words, shown in (((), False), (("seed=0",), True), (("sort=size",), True)):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import yaml  # type: ignore[import-untyped]
 
 from pipeline.config import compose, origins
-from tests.integration.commands import ROOT
+from tests.integration import preloaded
 
 WORDS = (
     "experiment=cifar10_resnet50", "optimizer.lr=0.3", "cluster=two_node", "cluster.env.A=1",
@@ -68,6 +65,5 @@ def test_what_is_printed_is_the_composition_as_yaml(found: list[origins.Value]) 
     ],
 )
 def test_options_of_hydra_and_doit_do_what_their_users_expect(words: list[str], code: int, said: str) -> None:
-    argv = [sys.executable, "-m", "doit", *words]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, (done.stdout + done.stderr)[: len(said)]) == (code, said)
+    done = preloaded.doit(*words)
+    assert (done.returncode, done.stdout[: len(said)]) == (code, said)

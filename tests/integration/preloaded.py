@@ -1,0 +1,144 @@
+"""`doit` in a fork of a process that has imported what it imports, which is most of a small command's processor time.
+
+Nothing else differs: each command is a process of its own, with the arguments, environment, working directory, outputs
+and exit code that `python -m doit` would have, and it ends as an interpreter does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from tests.integration.light import light_python
+from tests.waiting import HANG_S
+
+ROOT = Path(__file__).resolve().parents[2]
+_IMPORTED = (
+    "doit.__main__", "doit.doit_cmd", "hydra_plugins.paceline_launcher", "omegaconf._impl", "pipeline.cli.acceptance",
+    "pipeline.cli.commands", "pipeline.cli.database", "pipeline.cli.loader", "pipeline.cli.provenance",
+    "pipeline.cli.reporter", "pipeline.cli.sweeping", "pipeline.cli.tasks", "pipeline.cluster.attempt",
+    "pipeline.cluster.launchers.local", "pipeline.config.build", "pipeline.config.compose",
+    "pipeline.config.remembered", "pipeline.data.datasets.digits", "pipeline.execution.attempting",
+    "pipeline.execution.complete", "pipeline.execution.dry_run", "pipeline.sweep", "pipeline.tracking.description",
+)  # fmt: skip
+_idle: dict[Path, list[_Server]] = defaultdict(list)
+
+
+def doit(
+    *words: str, root: Path = ROOT, apart: bool = False, timeout_s: float = HANG_S
+) -> subprocess.CompletedProcess[str]:
+    """`python -m doit` with these words in the project ``root``, to its end; stdout and stderr together in ``stdout``,
+    or ``apart``. Raises TimeoutExpired.
+    """
+    while True:
+        server = _idle[root].pop() if _idle[root] else _Server(root)
+        with suppress(_StaleError):
+            done = server.run([light_python(), "-m", "doit", *words], apart, timeout_s)
+            _idle[root].append(server)
+            return done
+
+
+class _StaleError(Exception):
+    """What was imported has been edited since."""
+
+
+class _Server:
+    """A process that waits for commands, one at a time. It ends with the one that made it."""
+
+    def __init__(self, root: Path) -> None:
+        self._path = {} if root == ROOT else {"PYTHONPATH": str(root)}
+        self._process = subprocess.Popen(
+            [light_python(), "-m", __name__],
+            cwd=root,
+            env=os.environ | self._path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
+        atexit.register(self._process.communicate)
+
+    def run(self, argv: list[str], apart: bool, timeout_s: float) -> subprocess.CompletedProcess[str]:
+        with NamedTemporaryFile() as out, NamedTemporaryFile() as err:
+            outputs = [out.name, err.name if apart else out.name]
+            request = {"argv": argv, "env": os.environ | self._path, "outputs": outputs}
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            pid = self._answer(timeout_s)["pid"]
+            try:
+                code = self._answer(timeout_s)["code"]
+            except TimeoutError:
+                self._process.kill()
+                os.kill(pid, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(argv, timeout_s, out.read()) from None
+            return subprocess.CompletedProcess(argv, code, out.read().decode(), err.read().decode())
+
+    def _answer(self, timeout_s: float) -> dict[str, int]:
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+            raise TimeoutError
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            raise _StaleError
+        answer: dict[str, int] = json.loads(line)
+        return answer
+
+
+def _serve() -> int:
+    """Fork a process for each line of stdin. Returns in a forked one, with the exit code of its command."""
+    from hydra.core.plugins import Plugins  # not for the tests' own process
+
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    Plugins.instance()  # imports every one that Hydra finds
+    gc.collect()
+    gc.freeze()  # or the first look for garbage copies these pages
+    requests = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115  (as long as the process)
+    imported = _imported()
+    while (line := requests.readline()) and _imported() == imported:
+        pid = os.fork()
+        if pid == 0:
+            return _command(**json.loads(line))
+        os.write(1, json.dumps({"pid": pid}).encode() + b"\n")
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.write(1, json.dumps({"code": code}).encode() + b"\n")
+    return 0
+
+
+def _imported() -> dict[Path, int]:
+    """The project's modules that were imported, with the times of their sources (0: it is gone)."""
+    files = {Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    own = [Path.cwd() / "pipeline", Path.cwd() / "trainers"]
+    found = [file for file in files if any(file.is_relative_to(folder) for folder in own)]
+    return {file: file.stat().st_mtime_ns if file.exists() else 0 for file in found}
+
+
+def _command(argv: list[str], env: dict[str, str], outputs: list[str]) -> int:
+    """Become the process that ``argv`` starts."""
+    import doit.__main__
+    from doit.doit_cmd import DoitMain
+
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, path in enumerate(outputs, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.orig_argv[:] = argv
+    sys.argv[:] = [doit.__main__.__file__, *argv[3:]]
+    code: int = DoitMain().run(sys.argv[1:])
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(_serve())
