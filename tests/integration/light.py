@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import subprocess
 import sysconfig
 import tempfile
 import venv
@@ -12,11 +15,20 @@ STAND_INS = Path(__file__).resolve().parents[1] / "stand_ins"
 
 
 @cache
-def light_python() -> str:
-    """Its path. It has all that this interpreter has; made once a test process, in the tests' temporary folder."""
+def light_python(*, forks_ranks: bool = False) -> str:
+    """Its path. It has all that this interpreter has; made once a test process, in the tests' temporary folder.
+
+    ``forks_ranks``: another one, whose torchrun has ranks forked by a process that ends with this one.
+    """
     folder = Path(tempfile.mkdtemp(prefix="light python "))
     venv.create(folder, symlinks=True)
     site = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
     layer = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})"
     Path(site, "light.pth").write_text(f"{layer}\n{STAND_INS}\nimport light_start\n")
-    return str(folder / "bin" / "python")
+    python = str(folder / "bin" / "python")
+    if forks_ranks:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        argv = [python, "-Iu", str(STAND_INS / "forked_ranks.py")]
+        server = subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE)
+        atexit.register(server.communicate)
+    return python

@@ -44,7 +44,7 @@ def doit(
     while True:
         server = _idle[root].pop() if _idle[root] else _Server(root)
         with suppress(_StaleError):
-            done = server.run([light_python(), "-m", "doit", *words], apart, timeout_s)
+            done = server.run([light_python(forks_ranks=True), "-m", "doit", *words], apart, timeout_s)
             _idle[root].append(server)
             return done
 
@@ -59,7 +59,7 @@ class _Server:
     def __init__(self, root: Path) -> None:
         self._path = {} if root == ROOT else {"PYTHONPATH": str(root)}
         self._process = subprocess.Popen(
-            [light_python(), "-m", __name__],
+            [light_python(forks_ranks=True), "-m", __name__],
             cwd=root,
             env=os.environ | self._path,
             stdin=subprocess.PIPE,

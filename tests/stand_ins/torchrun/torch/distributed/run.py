@@ -10,6 +10,12 @@ import subprocess
 import sys
 import time
 
+try:
+    import forked_ranks  # type: ignore[import-not-found]  # only where tests/stand_ins is on the path
+    from forked_ranks import ForkedRank
+except ImportError:
+    forked_ranks = None
+
 options, argv = {}, sys.argv[1:]
 while argv[0].startswith("--"):
     name, _, options[name] = argv.pop(0).partition("=")
@@ -37,15 +43,17 @@ def environment(local_rank: int, folder: pathlib.Path) -> dict[str, str]:
     }
 
 
-def start(local_rank: int) -> subprocess.Popen[bytes]:
+def start(local_rank: int) -> "subprocess.Popen[bytes] | ForkedRank":
     folder = pathlib.Path(options["--log-dir"], options["--rdzv-id"], "attempt_0", str(local_rank))
     folder.mkdir(parents=True)
     env = os.environ | environment(local_rank, folder)
+    if forked_ranks is not None and forked_ranks.can_fork(argv, env):
+        return forked_ranks.ForkedRank(argv, env, str(folder / "stdout.log"), str(folder / "stderr.log"))
     with (folder / "stdout.log").open("wb") as out, (folder / "stderr.log").open("wb") as err:
         return subprocess.Popen([sys.executable, "-u", *argv], env=env, stdout=out, stderr=err, start_new_session=True)
 
 
-def alive() -> list[subprocess.Popen[bytes]]:
+def alive() -> "list[subprocess.Popen[bytes] | ForkedRank]":
     return [rank for rank in ranks if rank.poll() is None]
 
 
@@ -55,7 +63,7 @@ def leave_after_a_failure() -> None:
             sys.exit(f"failed (exitcode: {rank.returncode}) local_rank: {local_rank} (pid: {rank.pid})")
 
 
-ranks: list[subprocess.Popen[bytes]] = []
+ranks: "list[subprocess.Popen[bytes] | ForkedRank]" = []
 try:
     for local_rank in range(nproc):
         ranks.append(start(local_rank))
@@ -64,9 +72,9 @@ try:
         time.sleep(0.05)
     leave_after_a_failure()
 finally:
-    for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
+    for end in ("terminate", "kill"):
         for rank in ranks:
-            end(rank)
+            getattr(rank, end)()
         until = time.monotonic() + float(os.environ["PET_SHUTDOWN_TIMEOUT"])
         while alive() and time.monotonic() < until:
             time.sleep(0.05)
