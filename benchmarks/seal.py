@@ -4,7 +4,7 @@
 
 Planted are files of a project that a run's key doesn't hold, each read by one line of a script in one of four ways: by
 an absolute path, by one in a folder with an odd name, relative to the working directory, relative to the script. The
-last two aren't there when the script runs from its snapshot. Five more are read in ways that no audit hook is told of;
+last two aren't there when the script runs from its snapshot. Four more are read in ways that the seal isn't told of;
 they count among the 100. False alarms: a script that trains with torch and reads and writes what a run may.
 """
 
@@ -119,10 +119,7 @@ def planted() -> dict[str, tuple[str, str, str]]:
             f"configs/c_{name}": f"'configs/c_{name}'",
             f"d_{name}": f"os.path.join(os.path.dirname(os.path.abspath(__file__)), 'd_{name}')",
         }
-        chosen = (
-            [*ways.items()] if kind in SEEN else [way for way in ways.items() if ("lacks" in kind) == ("/c_" in way[0])]
-        )
-        for path, expression in chosen[: 4 if kind in SEEN else 1]:
+        for path, expression in [*ways.items()][: 4 if kind in SEEN else 1]:
             plants[path] = kind, expression, line
     return plants
 

@@ -26,6 +26,8 @@ SEEN = {
     "except FileNotFoundError:\n    open(PATH)\nfinally:\n    os.chdir(here)",
     "mmap": "import mmap; file = open(PATH, 'rb'); mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ).close()",
     "numpy.load": "import numpy; numpy.load(PATH, allow_pickle=True)",
+    "numpy.loadtxt": "import numpy; numpy.loadtxt(PATH, dtype=str)",
+    "if it exists": "file = open(PATH) if os.path.exists(PATH) else None",
     "yaml": "import yaml; yaml.safe_load(open(PATH))",
     "zipfile": "import zipfile; zipfile.ZipFile(PATH)",
     "sqlite3": "import sqlite3; sqlite3.connect(PATH).close(); open(PATH).close()",
@@ -39,17 +41,16 @@ SEEN = {
     "cat child": "import subprocess; subprocess.run(['cat', PATH], capture_output=True)",
     "shell child": "os.system('sort < ' + shlex.quote(PATH) + ' > /dev/null 2>&1')",
 }
-"""What the audit hook is told of."""
+"""What the seal is told of."""
 
 UNSEEN = {
     "fopen of a C library": "import ctypes; ctypes.CDLL(None).fopen(os.fsencode(PATH), b'r')",
     "python -S child": "import subprocess; subprocess.run([sys.executable, '-S', '-c', 'import sys; open(sys.argv[1])',"
     " PATH], stderr=subprocess.DEVNULL)",
     "size alone": "os.path.getsize(PATH)",
-    "numpy.loadtxt of a file that the copy lacks": "import numpy; numpy.loadtxt(PATH)",
     "names alone": "[name for name in os.listdir(os.path.dirname(PATH)) if name == os.path.basename(PATH)]",
 }
-"""What it isn't: loadtxt asks whether the file exists, and opens none that doesn't."""
+"""What it isn't."""
 
 HELPER = """
 def load(path):

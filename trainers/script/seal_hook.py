@@ -9,7 +9,7 @@ Source of the events: the table "Audit events" of Python's documentation. An eve
 """
 
 # It runs at the start of each process: os.path is loaded by then, pathlib isn't.
-# ruff: noqa: PTH109, PTH110, PTH114, PTH116, PTH118, PTH119, PTH120
+# ruff: noqa: PTH109, PTH114, PTH118, PTH119, PTH120
 from __future__ import annotations
 
 import os
@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # typing takes a small process longer than all of this
 
 WORK, PROJECT, ORIGIN, SKIP = "work", "project", "origin", "skip"
 READ, ABSENT, MODULE, WORD = "read", "absent", "module", "word"
+_stat = os.stat  # as it was: see watch_stat
 _WRITES = os.O_TRUNC | os.O_CREAT | os.O_DIRECTORY
 
 
@@ -70,13 +71,13 @@ class Watch:
         kind, inside = found
         inside = inside + "/" + name if inside else name
         if kind == WORK:
-            if missing and not os.path.exists(os.path.join(folder, name)):
+            if missing and not _exists(os.path.join(folder, name)):
                 self.note(missing, kind, inside)
             elif not is_link and os.path.islink(path):
                 self.look(os.path.realpath(path), missing, is_link=True)
             return
         try:
-            seen = os.stat(os.path.join(folder, name))
+            seen = _stat(os.path.join(folder, name))
         except OSError:
             return
         if stat.S_ISREG(seen.st_mode) and seen.st_ctime_ns < self.since_ns:  # later: the run itself wrote it
@@ -112,6 +113,14 @@ class Watch:
             for word in {text, *(part.strip("'\"<>;|&()") for part in text.split())}:
                 if word and not word.startswith("-"):
                     self.look(os.path.join(base, word.rpartition("=")[2] or word), WORD)
+
+
+def _exists(path: str) -> bool:
+    try:
+        _stat(path)
+    except OSError:
+        return False
+    return True
 
 
 def _text(value: Any) -> str:
@@ -194,6 +203,30 @@ class LastFinder:
             return
 
 
+def watch_stat(watch: Watch) -> None:
+    """``os.path.exists`` opens nothing and raises no event; a script that goes on without a file that the checkout has
+    would come to other results. So ``os.stat``, which it calls, notes what isn't there."""
+    missed: set[Any] = set()
+
+    def stat(path: Any, *args: Any, **options: Any) -> os.stat_result:
+        try:
+            return _stat(path, *args, **options)
+        except FileNotFoundError:
+            try:
+                if path not in missed and options.get("dir_fd") is None:
+                    missed.add(path)
+                    watch.look(os.path.join(os.getcwd(), _text(path)), WORD)
+            except Exception:
+                missed.clear()
+            raise
+
+    stat.__doc__ = _stat.__doc__
+    for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+        if _stat in able:
+            able.add(stat)
+    os.stat = stat
+
+
 def leave_project(zones: Iterable[tuple[str, str]]) -> None:
     """Take the project's folders from ``sys.path``: an editable install puts them there, on one host and not on
     another, and what the snapshot lacks would come from them."""
@@ -237,5 +270,6 @@ def begin(
     if watches:
         watch = Watch(zones, report, since_ns)
         sys.addaudithook(hook_of(watch))
+        watch_stat(watch)
         sys.meta_path.append(LastFinder(watch))
     chain(folder)

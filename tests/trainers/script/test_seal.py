@@ -33,10 +33,12 @@ READS = """
         worker.start(); worker.join()
         sys.path.append(here)
         importlib.import_module("by_" + "name")
+        assert not pathlib.Path(__file__).with_name("by_exists.txt").exists()
 """
 KINDS = [
-    "by_cat.txt", "by_chdir.txt", "by_child.txt", "by_exec.py", "by_fork.txt", "by_linecache.py", "by_link.txt",
-    "by_name.py", "by_open.txt", "by_os.txt", "by_path.txt", "by_spawn.txt", "by_sqlite.db", "by_thread.txt",
+    "by_cat.txt", "by_chdir.txt", "by_child.txt", "by_exec.py", "by_exists.txt", "by_fork.txt", "by_linecache.py",
+    "by_link.txt", "by_name.py", "by_open.txt", "by_os.txt", "by_path.txt", "by_spawn.txt", "by_sqlite.db",
+    "by_thread.txt",
 ]  # fmt: skip
 
 
