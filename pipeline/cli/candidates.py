@@ -82,10 +82,11 @@ def _fields(section: str) -> dict[str, str]:
     from contextlib import suppress
     from typing import get_type_hints
 
-    from pipeline.config.schema import OPTIONS, RootConfig
+    from pipeline.config.schema import OPTIONS, PROGRAMS, RootConfig
     from pipeline.core.errors import UsageError
 
     classes = [get_type_hints(RootConfig).get(section)]
+    classes += PROGRAMS.values() if section == "program" else ()
     if section in OPTIONS:
         for name in OPTIONS[section].names():
             with suppress(UsageError):

@@ -9,10 +9,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from doit import get_initial_workdir
+
 from pipeline.core.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
+_STARTED_IN = "PACELINE_STARTED_IN"
 _PACKAGES = ("pipeline", "trainers")
+
+
+def started_in() -> Path:
+    """The folder where the command was typed: doit leaves it for that of the dodo.py."""
+    return Path(os.environ.get(_STARTED_IN) or get_initial_workdir() or os.getcwd())  # noqa: PTH109
+
+
+def start_elsewhere(folder: Path) -> None:
+    """Leave the folder where the command was typed, before the command starts anew in another one."""
+    os.environ[_STARTED_IN] = str(started_in())
+    os.chdir(folder)
 
 
 def dodo_file(options: Mapping[str, Any]) -> Path:

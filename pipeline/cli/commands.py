@@ -27,7 +27,7 @@ def overview() -> None:
 def title(verb: str) -> str:
     """What doit prints as the task's line."""
     if verb == "fetch":
-        return f"fetch {session().basis.resolved['dataset']['name']}"
+        return f"fetch {session().basis.resolved.get('dataset', {}).get('name', 'nothing')}"
     if verb in ("train", "evaluate") and "run" not in session().asked.options:
         run = session().located
         return f"{verb} {run.key.short}" if run else verb
@@ -148,6 +148,8 @@ def _train(current: Session, *, attach: bool = False) -> None:
     say(f"FINISHED {run.key.short}: {_figures(result)}")
     say(f"  results  {relative(run.folder.result)}")
     say("  compare  doit ui")
+    if (lacks := run.key_lacks) is not None:
+        say(f"WARNING: {lacks}; until then it does not count as finished, and the same command runs it again")
 
 
 def _threads(given: str | None) -> tuple[int, ...]:
@@ -281,8 +283,20 @@ def lab() -> None:
 
 
 def _figures(result: Result) -> str:
+    if result.fields.get("program"):
+        return _figures_of_script(result)
     accuracy = result.metrics.get("test/accuracy")
     shown = "no test accuracy" if accuracy is None else f"test/accuracy {accuracy:.4f}"
     warning = " (SYNTHETIC DATA: means nothing)" if result.synthetic else ""
     ranks = [counted(result.fields.get(name, 0), noun) for name, noun in (("nnodes", "node"), ("world_size", "rank"))]
     return f"{shown}{warning}, {', '.join(ranks)}, {result.images_per_s or 0:,.0f} images/s"
+
+
+def _figures_of_script(result: Result) -> str:
+    """The last value of its first metrics, and whether another run has ever come out the same."""
+    most = 4
+    shown = [f"{name} {value:.6g}" for name, value in sorted(result.metrics.items())]
+    more = [f"{len(shown) - most} more metrics"] if len(shown) > most else []
+    proven = [] if result.fields.get("proven") else ["unproven (doit reproduce makes it again and compares)"]
+    ranks = counted(sum(result.nproc_per_node), "rank")
+    return ", ".join([*(shown[:most] or ["no metric was logged"]), *more, ranks, *proven])

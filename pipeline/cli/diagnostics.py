@@ -62,6 +62,8 @@ def _warn_of_batch() -> None:
     from pipeline.config.build import refuse_uneven
 
     config = session().config
+    if config.script is not None:
+        return
     try:
         refuse_uneven(config.train.trainer, config.cluster)
     except UsageError as error:
@@ -104,14 +106,14 @@ def refuse_unfit_hosts() -> None:
 
 def _examined(cluster: Cluster, *, deep: bool, say: Callable[[str], None]) -> Report:
     from pipeline.cluster import preflight as checks
-    from pipeline.execution.located import sources, versions
+    from pipeline.execution.located import code_of, versions
 
     config = session().config
     with waiting(say, "asking the hosts"):
         return checks.examine(
             cluster,
             backend=config.train.strategy.backend,
-            versions=versions(cluster, sources(ROOT)(config.chosen, cluster.python_path)),
+            versions=versions(cluster, code_of(config, ROOT)),
             deep=deep,
             runs_dir=config.runs_dir,
             on_note=say,
@@ -155,6 +157,8 @@ def _pack() -> PackSource:
     from pipeline.cluster.launchers.base import PackSource
 
     pack = session().pack
-    if pack is None:
+    if session().config.script is not None:
+        raise UsageError(f"doit {session().asked.verb} measures Paceline's own trainer, not program=script")
+    if pack is None or pack.path is None:
         raise PacelineError("the data set vanished after it was fetched", hint="the same command again")
     return PackSource(path=pack.path.resolve(), digest=pack.digest)

@@ -204,6 +204,8 @@ def reproduce_run(folder: RunFolder) -> None:
     settled = settle(folder, equal=verdict.reproduced, again=verdict.again)
     if settled:
         say(settled)
+    if verdict.reproduced:
+        folder.prove()
     if not verdict.reproduced:
         raise PacelineError(f"{verdicts.text(verdict)}\n  {relative(work / 'verdict.json')}")
     say(verdicts.text(verdict))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # imported in the functions: a bare `doit` needs none of it
     from pipeline.config.remembered import Composition
     from pipeline.core.specs import Cluster
     from pipeline.data.manifest import Pack
+    from pipeline.data.trees import Tree
     from pipeline.execution.configured_run import Run
     from pipeline.execution.located import LocatedRun
     from pipeline.runs.folder import RunFolder
@@ -146,10 +147,12 @@ class Session:
         return expand(self.asked.overrides, root=ROOT, local_gpus=_local_gpus())
 
     @cached_property
-    def pack(self) -> Pack | None:
+    def pack(self) -> Pack | Tree | None:
         """The data pack if it is there and intact; ``forget_pack`` after a fetch."""
-        from pipeline.data import request
+        from pipeline.data import request, trees
 
+        if self.basis.script is not None:
+            return trees.tree(self.basis.script.data, self.basis.data_dir)
         inputs = self.basis.inputs
         return request.find(inputs, self.basis.data_dir) if inputs is not None else None
 
@@ -222,7 +225,10 @@ class Session:
 @cache
 def session() -> Session:
     """The session of this process's command line."""
-    return Session(invocation.parse(sys.argv[1:]))
+    from pipeline.cli import typed_words
+
+    asked = invocation.parse(sys.argv[1:])
+    return Session(asked._replace(overrides=typed_words.for_project(asked.overrides)))
 
 
 def _local_gpus() -> int:

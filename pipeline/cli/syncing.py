@@ -73,6 +73,7 @@ def _pack(*, fetches: bool) -> PackSource | None:
     """The data pack, fetched where it isn't here; None where it isn't to be fetched."""
     from pipeline.cli import commands
     from pipeline.cluster.launchers.base import PackSource
+    from pipeline.data.trees import Tree
 
     current = session()
     if current.pack is None and fetches:
@@ -80,6 +81,10 @@ def _pack(*, fetches: bool) -> PackSource | None:
     if current.pack is None:
         say("the data pack isn't here yet: doit fetch, or doit sync without check=1")
         return None
+    if current.pack.path is None:  # a script that names no data
+        return None
+    if isinstance(current.pack, Tree):
+        current.pack.lay_down()
     return PackSource(path=current.pack.path.resolve(), digest=current.pack.digest)
 
 

@@ -5,7 +5,6 @@ Whether a task is up to date is asked of the run folder, never of doit's databas
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -63,7 +62,7 @@ def _need_loader() -> None:
         if project not in (None, started_in) and not any(word.startswith(("-f", "--file")) for word in sys.argv):
             from pipeline.core import process
 
-            os.chdir(project)
+            clone.start_elsewhere(project)
             process.replace([sys.executable, "-m", "doit", *sys.argv[1:]])
         what = f"doit was started where no pyproject.toml names Paceline's loader; {ROOT} has it"
         leave(UsageError(what, hint=f"cd {shlex.quote(str(ROOT))}, then the same command without -k or -f"))

@@ -136,7 +136,7 @@ def _fit_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
     """What the hosts said. Raises HostError, UsageError: they can't run this."""
     facts = hosts.facts(spec.pack, host_versions.asked(spec.versions))
     trainer, strategy = _configured(spec, "trainer"), _configured(spec, "strategy")
-    validate(
+    validate(  # a script has neither section: each rank takes what it likes
         hosts.cluster,
         facts,
         global_batch_size=trainer.get("global_batch_size", hosts.cluster.world_size),

@@ -245,8 +245,9 @@ def _node_plan(node: _Node, meeting: _Meeting, spec: AttemptSpec) -> NodePlan:
         host=host.label,
         identity=fact.identity,
         address=fact.address,
-        argv=torchrun(python=fact.python, options=options, trainer=spec.trainer, run_dir=place.run_dir),
+        argv=argv(spec, torchrun(python=fact.python, options=options), node),
         env={
+            **({"PACELINE_PROJECT": spec.project} if spec.script is not None else {}),
             **env,
             **_own_ranks(node, meeting),
             "PACELINE_COLLECTIVE_TIMEOUT_S": f"{meeting.cluster.collective_timeout_s:g}",
@@ -315,18 +316,19 @@ def _own_ranks(node: _Node, meeting: _Meeting) -> dict[str, str]:
     return env
 
 
-def torchrun(*, python: str, options: dict[str, str | int], trainer: str, run_dir: str) -> tuple[str, ...]:
-    """The argv of one node's torchrun."""
-    return (
-        python,
-        "-m",
-        "torch.distributed.run",
-        *(f"--{name}={value}" for name, value in options.items()),
-        "-m",
-        trainer,
-        "--config",
-        f"{run_dir}/config.json",
-    )
+def torchrun(*, python: str, options: dict[str, str | int]) -> tuple[str, ...]:
+    """torchrun of one node, up to what its ranks run."""
+    return (python, "-m", "torch.distributed.run", *(f"--{name}={value}" for name, value in options.items()))
+
+
+def argv(spec: AttemptSpec, torchrun: tuple[str, ...], node: _Node) -> tuple[str, ...]:
+    """What is started on one node."""
+    config = ("--config", f"{node.place.run_dir}/config.json")
+    if spec.script is None:
+        return (*torchrun, "-m", spec.trainer, *config)
+    data = f"{node.place.data_dir}/{spec.pack.inside}" if spec.pack is not None else ""
+    told = ("--script", spec.script, "--node-rank", str(node.node_rank), "--data", data)
+    return (node.fact.python, "-m", spec.trainer, *config, *told, "--", *torchrun)
 
 
 def environment(

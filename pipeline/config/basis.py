@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from pipeline.core.cluster import Cluster, Host
 from pipeline.data.request import Inputs
+from pipeline.keys.script_files import ScriptFiles
 
 _HOSTS = ("hosts", "spares")  # of a cluster
 
@@ -17,7 +18,7 @@ class Basis(NamedTuple):
     """``resolved`` is the configuration as config.json has it, ``chosen`` are the modules of its options.
 
     ``cluster`` lacks the launcher's settings, which reach hosts and decide nothing. ``inputs`` are None where the data
-    set's source can't be read.
+    set's source can't be read, and of a ``script``, which takes none of our data sets.
     """
 
     resolved: Mapping[str, Any]
@@ -26,6 +27,7 @@ class Basis(NamedTuple):
     inputs: Inputs | None
     runs_dir: Path
     data_dir: Path
+    script: ScriptFiles | None = None
 
 
 def to_json(basis: Basis) -> dict[str, Any] | None:

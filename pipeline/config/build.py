@@ -14,14 +14,19 @@ from pipeline.config.cluster import build_cluster
 from pipeline.config.own_targets import check_targets
 from pipeline.config.schema import OPTIONS, RootConfig, SearchConfig, SweepConfig, TrackingConfig
 from pipeline.config.values import refuse_endless, refuse_unprintable, typed
+from pipeline.core import program as programs
 from pipeline.core.cluster import Cluster
 from pipeline.core.errors import UsageError
 from pipeline.core.files import expanded
+from pipeline.core.program import SCRIPT, Program
 from pipeline.core.redact import HIDDEN, hide, in_word, placeholders, secret_values, without_secrets
 from pipeline.data import store
-from pipeline.keys import rank_environment
+from pipeline.keys import rank_environment, script_files
+from pipeline.keys.script_files import ScriptFiles
 from trainers.core import config as node
+from trainers.script.settings import ScriptConfig
 
+_OF_THE_CLASSIFIER = ("dataset", "model", "optimizer", "schedule", "trainer", "strategy")
 _NOT_OF_THE_TRAINER = ("cluster", "tracking", "paths", "sweep", "search")
 _LONGEST_NAME, _LONGEST_PATH = 255, 3000  # bytes; the system takes 4,096 with what lies inside
 
@@ -32,7 +37,8 @@ class RunConfig:
 
     ``sweep`` says how a sweep over such runs goes, ``search`` how it chooses them; they are no part of the run, so
     ``resolved`` lacks them. ``resolved`` and ``overrides`` have placeholders for what is secret; ``secrets`` are
-    the texts behind these, for what else may hold them (a message, the patch).
+    the texts behind these, for what else may hold them (a message, the patch). With a ``script`` nothing reads
+    ``train``.
     """
 
     train: node.TrainConfig
@@ -44,6 +50,7 @@ class RunConfig:
     overrides: tuple[str, ...]
     sweep: SweepConfig
     search: SearchConfig
+    script: ScriptFiles | None = None
     secrets: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
 
     def hide(self, text: str) -> str:
@@ -61,15 +68,23 @@ class RunConfig:
             resolved=self.resolved,
             chosen=self.chosen,
             cluster=dataclasses.replace(self.cluster, settings=None),
-            inputs=store.inputs_or_none(self.train.dataset),
+            inputs=store.inputs_or_none(self.train.dataset) if self.script is None else None,
             runs_dir=self.runs_dir,
             data_dir=self.data_dir,
+            script=self.script,
         )
+
+    @property
+    def program(self) -> Program:
+        """What torchrun starts."""
+        return programs.of(self.resolved)
 
     @property
     def chosen(self) -> tuple[str, ...]:
         """The modules of the chosen options, the only ones of their kind that the node half of this run imports, and
         those of the person's own classes and functions."""
+        if self.script is not None:
+            return ()
         options = [OPTIONS[group].target(getattr(self.train, group).name) for group in node.GROUPS]
         own = [target.partition(":")[0] for target in self.train.targets.values()]
         return tuple(dict.fromkeys([*options, *own]))
@@ -97,11 +112,10 @@ def build(
     _refuse_unknown(resolved, overrides)
     refuse_unprintable(resolved)
     train = train_config(resolved)
+    resolved, script = with_script(resolved, overrides, root)
     cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
     refuse_endless(resolved)
-    check_targets(train, root, cluster.python_path)
-    if shares_batch:
-        refuse_uneven(train.trainer, cluster)
+    _check_together(train, script, cluster, root, shares_batch=shares_batch)
     paths, secrets = resolved["paths"], secret_values(resolved)
     return RunConfig(
         train=train,
@@ -113,8 +127,64 @@ def build(
         overrides=words_of_the_run(overrides, resolved, secrets),
         sweep=SweepConfig(**resolved["sweep"]),
         search=search_config(resolved),
+        script=script,
         secrets=secrets,
     )
+
+
+def _check_together(
+    train: node.TrainConfig, script: ScriptFiles | None, cluster: Cluster, root: Path, *, shares_batch: bool
+) -> None:
+    """What is run against the hosts that it is to run on. Raises UsageError."""
+    if script is None:
+        check_targets(train, root, cluster.python_path)
+        if shares_batch:
+            refuse_uneven(train.trainer, cluster)
+    elif cluster.min_nodes:
+        raise UsageError(
+            f"cluster.min_nodes={cluster.min_nodes}: a script may come to other weights on fewer ranks, which would be "
+            "another run; cluster.spares=[NAME] keeps their number"
+        )
+
+
+def with_script(
+    resolved: Mapping[str, Any], words: Iterable[str], root: Path
+) -> tuple[dict[str, Any], ScriptFiles | None]:
+    """The configuration with the script's section as config.json has it, and its files; of the classifier neither.
+
+    Raises:
+        UsageError: the script isn't there or is told what can't work; a word that says something of the classifier.
+    """
+    section = dict(resolved[programs.SECTION])
+    if section["name"] != SCRIPT.name:
+        if others := [name for name in section if name != "name"]:
+            raise UsageError(f"program.{others[0]} says something of a script, and none is named: program.script=…")
+        return {name: value for name, value in resolved.items() if name != programs.SECTION}, None
+    for word in words:
+        name = word.lstrip("+~").partition("=")[0]
+        if name.partition(".")[0].partition("@")[0] in _OF_THE_CLASSIFIER:
+            field = name.partition(".")[2] or "NAME"
+            raise UsageError(
+                f"{word}: {name} is a setting of Paceline's own trainer, and program=script runs a script of yours; "
+                f"what that is told are its arguments: program.args.{field}=…"
+            )
+    try:
+        told = ScriptConfig(**section)
+    except (node.ConfigError, TypeError) as error:
+        raise UsageError(str(error)) from error
+    found = script_files.find(
+        root=root,
+        script=told.script,
+        command=told.command,
+        workdir=told.workdir,
+        inputs=told.inputs,
+        outputs=told.outputs,
+        data=told.data,
+    )
+    where = {"script": found.shown or None} if told.script else {}
+    data = {"data": script_files.shown(found.data, root) if found.data is not None else None}
+    run = {name: value for name, value in resolved.items() if name not in _OF_THE_CLASSIFIER}
+    return {**run, programs.SECTION: {**section, **where, **data, "workdir": found.workdir}}, found
 
 
 def refuse_uneven(trainer: node.TrainerConfig, cluster: Cluster) -> None:
@@ -167,7 +237,8 @@ def of_the_run(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[str
         UsageError: a placeholder in place of a secret, or a secret in what the ranks read from config.json.
     """
     _refuse_placeholders(resolved)
-    run = {name: value for name, value in resolved.items() if name not in ("sweep", "search")}
+    outside = ("sweep", "search") if programs.of(resolved) is SCRIPT else ("sweep", "search", programs.SECTION)
+    run = {name: value for name, value in resolved.items() if name not in outside}
     shown = without_secrets(run, secrets)
     _refuse_secrets_of_the_trainer(resolved, shown)
     return shown
@@ -193,7 +264,7 @@ def _refuse_placeholders(resolved: Mapping[str, Any]) -> None:
 def _refuse_secrets_of_the_trainer(resolved: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
     """Ranks read the training part from config.json, where no secret may stand; their environment may hold it."""
     for group, section in resolved.items():
-        if group in _NOT_OF_THE_TRAINER or not isinstance(section, Mapping):
+        if group in _NOT_OF_THE_TRAINER or group not in shown or not isinstance(section, Mapping):
             continue
         for name, value in section.items():
             if shown[group][name] != value and (group, name) != ("dataset", "source"):

@@ -16,7 +16,7 @@ from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
 from yaml.reader import ReaderError  # type: ignore[import-untyped]
 
 from pipeline.cluster.launchers.settings import HostConfig
-from pipeline.config.schema import OPTIONS
+from pipeline.config.schema import OPTIONS, PROGRAMS
 from pipeline.config.unknown_key import Names, UnknownKeyError, field_names, not_of_a_host
 from pipeline.core.errors import UsageError, nearest, suggestion
 from pipeline.core.options import ROOT
@@ -212,6 +212,9 @@ def unknown_key(key: str, value: str | None, config: Any) -> UnknownKeyError:
 def _unchosen(fields: Collection[str]) -> dict[str, list[str]]:
     """The fields that only options have which weren't chosen, with these options."""
     found: dict[str, list[str]] = {}
+    for item in dataclasses.fields(PROGRAMS["script"]):
+        if f"program.{item.name}" not in fields:
+            found[f"program.{item.name}"] = ["program=script"]
     for group, options in OPTIONS.items():
         for name in options.names():
             with suppress(UsageError):  # an option that can't be read, and wasn't chosen

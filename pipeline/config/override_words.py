@@ -10,8 +10,10 @@ from pipeline.core.errors import UsageError
 _MAPPINGS = (  # whose names are the user's own, or torch's
     "cluster.env", "cluster.environment", "cluster.node_selector", "cluster.labels",
     "model.args", "optimizer.args", "optimizer.arguments", "trainer.loss_args", "trainer.metrics",
+    "program.args", "program.env",
 )  # fmt: skip
 _OPEN = (*(f"{name}." for name in _MAPPINGS), *(f"{name}={{" for name in _MAPPINGS if name != "cluster.env"))
+_OF_A_SCRIPT = ("program.script=", "program.command=")
 _HOSTS = ("cluster.hosts", "cluster.spares")
 _NAME = r"\s*([\w.-]+@)?[\w.-]+(:\d+)?\s*"
 ONE_HOST = re.compile(_NAME, re.ASCII)
@@ -22,7 +24,7 @@ _NO_NAMES = ("null", "true", "false")
 
 def for_hydra(overrides: Sequence[str]) -> list[str]:
     """Hydra wants ``++`` before a new name; in a mapping of the user's own every name is new or known alike. It wants
-    mappings for hosts, and people write their names.
+    mappings for hosts, and people write their names. Whoever names a script needs no program=script.
 
     Raises:
         UsageError: a mapping that has a key twice, of which Hydra drops the first; a host that is null, true or false.
@@ -32,6 +34,11 @@ def for_hydra(overrides: Sequence[str]) -> list[str]:
             raise UsageError(f"{word}: {key} stands twice in one {{…}}; {_mended(word)}")
         if word.lstrip("+").startswith(_HOSTS) and (found := _NOT_A_NAME.search(word)):
             raise UsageError(f"{word}: {found[1]} is no name of a host; where one is called so, write '{found[1]}'")
+    if any(word.startswith(_OF_A_SCRIPT) for word in overrides):
+        overrides = [
+            *([] if any(word.startswith("program=") for word in overrides) else ["program=script"]),
+            *overrides,
+        ]
     return [f"++{word}" if word.startswith(_OPEN) else _NAMED.sub(_as_mappings, word) for word in overrides]
 
 

@@ -15,7 +15,7 @@ import yaml  # type: ignore[import-untyped]
 
 from pipeline.cluster.launchers.settings import HostConfig
 from pipeline.config.groups import Group, groups
-from pipeline.config.schema import OPTIONS, RootConfig
+from pipeline.config.schema import OPTIONS, PROGRAMS, RootConfig
 from pipeline.core.options import ROOT
 
 PAGE = ROOT / "docs/configuration.md"
@@ -74,6 +74,8 @@ def _group(name: str, base: type[Any], group: Group | None) -> Iterator[str]:
 
 def _settings(group: str) -> dict[str, type[Any]]:
     """The project's own options that have settings."""
+    if group == "program":
+        return dict(PROGRAMS)
     options = OPTIONS.get(group)
     return {name: options.settings(name) for name in options.names() if options.is_own(name)} if options else {}
 

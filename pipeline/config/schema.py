@@ -14,6 +14,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.options import Options
 from pipeline.data.datasets import DATASETS
 from trainers.core import config as node
+from trainers.script.settings import ProgramConfig, ScriptConfig
 
 if TYPE_CHECKING:  # it imports Hydra
     from pipeline.config.space import SearchSpace
@@ -120,6 +121,7 @@ class RootConfig:
     schedule: node.ScheduleConfig = MISSING
     trainer: node.TrainerConfig = MISSING
     strategy: node.StrategyConfig = MISSING
+    program: ProgramConfig = MISSING
     cluster: ClusterConfig = MISSING
     tracking: TrackingConfig = MISSING
     paths: PathsConfig = field(default_factory=PathsConfig)
@@ -134,3 +136,5 @@ OPTIONS = {
     "search": Options("search", "pipeline.sweep.samplers", SearchConfig),
 }
 """Hydra group → its options. Each has the schema ``schema/<group>/<option>``."""
+PROGRAMS: dict[str, type[ProgramConfig]] = {"classifier": ProgramConfig, "script": ScriptConfig}
+"""The options of the group ``program``, which are no modules of one package."""

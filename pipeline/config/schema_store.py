@@ -11,9 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline.cluster.launchers.settings import ClusterConfig
 from pipeline.config import host_names
-from pipeline.config.schema import OPTIONS, RootConfig, SearchConfig, TrackingConfig
+from pipeline.config.schema import OPTIONS, PROGRAMS, RootConfig, SearchConfig, TrackingConfig
 from trainers.core import config as node
-from trainers.script.settings import ProgramConfig, ScriptConfig
 
 
 @functools.cache  # a sweep composes each trial
@@ -28,8 +27,8 @@ def register() -> None:
     store.store(group="schema", name="tracking", node=TrackingConfig)
     store.store(group="schema", name="search", node=SearchConfig)
     store.store(group="schema/trainer", name="default", node=node.TrainerConfig)
-    store.store(group="schema/program", name="classifier", node=ProgramConfig)
-    store.store(group="schema/program", name="script", node=ScriptConfig)
+    for name, settings in PROGRAMS.items():
+        store.store(group="schema/program", name=name, node=settings)
     for group, options in OPTIONS.items():
         schemas = store.repo["schema"].setdefault(group, {})
         for name in options.names():

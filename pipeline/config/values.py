@@ -30,7 +30,7 @@ def refuse_unprintable(resolved: Mapping[str, Any]) -> None:
     for field, value in _values(resolved, ""):
         if not isinstance(value, str):
             continue
-        if any(mark < " " or mark == "\x7f" for mark in value):
+        if not field.startswith("program.args") and any(mark < " " or mark == "\x7f" for mark in value):
             raise UsageError(f"{field}={hide(repr(value))} holds a control character; take it out")
         encodable(field, value)
 

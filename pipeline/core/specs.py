@@ -70,13 +70,16 @@ class Outputs:
 
     ``resume`` is what a later attempt goes on from, ``final`` what comes after a good end. Without every file of
     ``needed`` an end isn't good; the last of them is put in place last, so whoever sees it may rely on the rest.
-    ``pruned`` is what stands for ``needed`` where the controller ended the run early (None: it can't be).
+    ``pruned`` is what stands for ``needed`` where the controller ended the run early (None: it can't be). A name of
+    ``whole`` is a folder of which nothing stays here that the node no longer has; such checkpoints are a script's, of
+    which nobody knows whether they are whole.
     """
 
     resume: tuple[str, ...] = ()
     final: tuple[str, ...]
     needed: tuple[str, ...]
     pruned: str | None = None
+    whole: tuple[str, ...] = ()
 
 
 PRUNE, PRUNED = "prune", "pruned.json"
@@ -97,6 +100,14 @@ TRAINING_OUTPUTS = Outputs(
     pruned=PRUNED,
 )
 """The outputs of a training."""
+SCRIPT_OUTPUTS = Outputs(
+    resume=("checkpoints", "metrics.jsonl"),
+    final=("checkpoints", "metrics.jsonl", "outputs", "outputs.json", "summary.json", PRUNED),
+    needed=("summary.json",),
+    pruned=PRUNED,
+    whole=("checkpoints", "outputs"),
+)
+"""Those of a script; the folders come with all that lies in them."""
 
 
 @dataclass(frozen=True, kw_only=True)

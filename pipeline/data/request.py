@@ -82,7 +82,7 @@ def request(inputs: Inputs, data_dir: Path) -> Request:
         OSError: it can't be read.
         UsageError: the data set's module imports what isn't there.
     """
-    known = _fingerprints(inputs.files, data_dir)
+    known = fingerprints(inputs.files, data_dir)
     wanted = {**inputs.settings, "source": _source(inputs)}
     wanted["inputs"] = {str(number): sha256 for number, (_, sha256) in enumerate(known.values())}
     wanted["version"] = manifest.VERSION
@@ -106,7 +106,7 @@ def _source(inputs: Inputs) -> str | None:
     return "files" if inputs.files else str(path)
 
 
-def _fingerprints(paths: Sequence[Path], data_dir: Path) -> dict[Path, tuple[Stamp, str]]:
+def fingerprints(paths: Sequence[Path], data_dir: Path) -> dict[Path, tuple[Stamp, str]]:
     """Stamp and sha256 of each file. It is hashed again only when its stamp has changed; the notes lie in
     ``data_dir`` and may be lost at no harm (two writers at once: the last one's stay)."""
     cache = _read_cache(data_dir / _FINGERPRINTS)

@@ -39,6 +39,8 @@ def _means(root: Path) -> tuple[dict[str, str], dict[str, str]]:
 
 def stale_because(folder: RunFolder, root: Path) -> str | None:
     """None when the report was made of what is there now; otherwise what changed, in a few words."""
+    if not folder.program.evaluated:
+        return None
     report = folder.read_json(EVALUATED[0])
     if report is None:
         return f"{EVALUATED[0]} is missing"

@@ -15,9 +15,8 @@ from pipeline.cluster.running import Watchers, nothing
 from pipeline.core.errors import HostError, TrainingError, UsageError
 from pipeline.core.files import write_json
 from pipeline.core.heartbeat import Heartbeat
-from pipeline.core.specs import Cluster, LaunchPlan, LogLine, NodeFacts, State
+from pipeline.core.specs import SCRIPT_OUTPUTS, TRAINING_OUTPUTS, Cluster, LaunchPlan, LogLine, NodeFacts, State
 from pipeline.execution.configured_run import Run
-from pipeline.execution.located import ENTRY
 from pipeline.execution.restarts import Restarts
 from pipeline.execution.work import RunServices, Work, note
 from pipeline.runs import checkpoints, journal, provenance, rank_beats
@@ -100,6 +99,12 @@ def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool) -> Non
 
 
 def _from(run: Run) -> str:
+    if run.config.script is not None:
+        kept = any((run.folder.path / "checkpoints").glob("*"))
+        if not checkpoints.resumes(run.config.resolved["program"]):
+            itself = ", unless it looks into its checkpoints itself" if kept else ""
+            return f"from the beginning: no argument of the script has {{resume}}{itself}"
+        return "from its newest checkpoint" if kept else "from the beginning: there is no checkpoint yet"
     step = checkpoints.newest_step(run.folder.path)
     return f"from the checkpoint of step {step}" if step else "from the beginning: there is no checkpoint yet"
 
@@ -128,11 +133,14 @@ def _spec(work: Work, number: int, *, is_restart: bool = False) -> AttemptSpec:
         run_dir=run.folder.path.resolve(),
         run_key=run.key.short,
         attempt=number,
-        trainer=ENTRY,
+        trainer=run.config.program.entry,
         pack=run.pack_source,
+        outputs=TRAINING_OUTPUTS if run.config.program.is_ours else SCRIPT_OUTPUTS,
         threads_per_rank=work.services.threads_per_rank,
         versions=run.key.parts["environment"],
         is_restart=is_restart,
+        script=run.config.script.path if run.config.script is not None else None,
+        project=str(run.root),
     )
 
 

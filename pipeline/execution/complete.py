@@ -11,15 +11,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipeline.core import leftovers, process, threads
-from pipeline.core.errors import Killed, PacelineError, Pruned, TrainingError, os_reason
+from pipeline.core.errors import Killed, PacelineError, Pruned, TrainingError, UsageError, os_reason
 from pipeline.core.files import write_atomic, write_hint, write_json
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.signals import Interruptible
 from pipeline.core.specs import PRUNE, PRUNED, State
+from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
 from pipeline.execution import mirroring
 from pipeline.execution.attempting import attach, left_running, run_attempts
 from pipeline.execution.configured_run import Run
+from pipeline.execution.located import unkeyed
 from pipeline.execution.work import RunServices, Say, Work, note
 from pipeline.keys import rank_environment
 from pipeline.keys.import_closure import matches
@@ -123,7 +125,7 @@ def _finish(work: Work) -> None:
 def _launch_unless_done(work: Work) -> None:
     """Train; where an earlier command has, only restore the files that describe the run."""
     run, services = work.run, work.services
-    if run.folder.training_done(run.key):
+    if run.key_lacks is None and not _summary_lacks(run) and run.folder.training_done(run.key):
         run.folder.restore(run.description())
         if services.on_trained is not None:
             services.on_trained()
@@ -138,6 +140,11 @@ def _launch_unless_done(work: Work) -> None:
     _leave_if_pruned(run, work.recorder, work.say)
 
 
+def _summary_lacks(run: Run) -> bool:
+    """Whether a script that has ended read what its key lacks: it is not finished by that, and starts anew."""
+    return run.sealed and unkeyed(run.folder.read_json("summary.json") or {}) is not None
+
+
 def _complete(work: Work, signals: Interruptible) -> None:
     """What follows the training: report, last state, record, result.json."""
     run, say = work.run, work.say
@@ -145,8 +152,9 @@ def _complete(work: Work, signals: Interruptible) -> None:
     summary = run.folder.read_summary()
     if summary is None:
         raise removed(run.folder.summary)
-    say.doing("making the evaluation report")
-    work.services.evaluate(run.folder, run.root)
+    if run.config.program.evaluated:
+        say.doing("making the evaluation report")
+        work.services.evaluate(run.folder, run.root)
     signals.check()
     work.lock.check()
     run.folder.refuse_incomplete()
@@ -220,6 +228,8 @@ def _lay_out(work: Work) -> None:
         acceptance.withdraw(run.folder, accepted)
     for name in (run.folder.result, run.folder.summary, run.folder.path / PRUNE, run.folder.path / PRUNED):
         name.unlink(missing_ok=True)
+    if isinstance(run.pack, Tree):
+        run.pack.lay_down()
     run.folder.prepare(run.description(work.services.code))
     if not matches(run.root, run.folder.code, run.key.parts["code"]):
         raise PacelineError("its code was edited while the run was being prepared", hint="the same command again")
@@ -273,6 +283,8 @@ def evaluate_in_child(folder: RunFolder, root: Path) -> None:
 
 def evaluate_again(folder: RunFolder, root: Path, say: Say) -> None:
     """Make a run's report unless it is there, intact and up to date. Raises PacelineError."""
+    if not folder.program.evaluated:
+        raise UsageError(f"{folder.key} is the run of a script, of which no report is made", hint="doit ui")
     if not (folder.path / TRAINED[2]).exists():
         evaluate_in_child(folder, root)  # says what is missing
     with locked(folder, say):

@@ -9,6 +9,7 @@ from pathlib import Path
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.config.build import RunConfig
 from pipeline.data.manifest import Pack
+from pipeline.data.trees import Tree
 from pipeline.execution.located import LocatedRun, Sources, locate
 from pipeline.runs.folder import Description
 from pipeline.runs.provenance import RunDetails
@@ -19,7 +20,7 @@ class Run(LocatedRun):
     """A run with the whole of its configuration and its data."""
 
     config: RunConfig
-    pack: Pack
+    pack: Pack | Tree
 
     def description(self, sources: Mapping[str, Path] | None = None) -> Description:
         """What its folder tells. ``sources``: copies of the files of its code (None: they themselves)."""
@@ -42,12 +43,15 @@ class Run(LocatedRun):
         )
 
     @property
-    def pack_source(self) -> PackSource:
-        """The data as a launcher takes it."""
-        return PackSource(path=self.pack.path.resolve(), digest=self.pack.digest)
+    def pack_source(self) -> PackSource | None:
+        """The data as a launcher takes it; None: it needs none."""
+        if self.pack.path is None:
+            return None
+        inside = self.pack.inside if isinstance(self.pack, Tree) else ""
+        return PackSource(path=self.pack.path.resolve(), digest=self.pack.digest, inside=inside)
 
 
-def prepare(config: RunConfig, root: Path, pack: Pack, read: Sources | None = None) -> Run:
+def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: Sources | None = None) -> Run:
     """The run with its key. Starts nothing, imports no torch."""
     found = locate(config, root, pack.digest, read)
     return Run(**vars(found), config=config, pack=pack)

@@ -23,9 +23,9 @@ from pipeline.config.build import RunConfig
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
 from pipeline.core.tables import counted
 from pipeline.data.manifest import Pack
+from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
 from pipeline.execution.configured_run import Run
-from pipeline.execution.located import ENTRY
 from pipeline.runs import journal
 from pipeline.runs.folder import EVALUATED
 
@@ -60,7 +60,7 @@ class PlannedRun:
 
 
 def planned(
-    config: RunConfig, pack: Pack | None, run: Run | None, *, root: Path, chosen: tuple[str, ...] = ()
+    config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root: Path, chosen: tuple[str, ...] = ()
 ) -> PlannedRun:
     """Plan one configuration. Looks at files here; asks no host, starts nothing. Raises UsageError."""
     return PlannedRun(
@@ -78,13 +78,9 @@ def _accepted(run: Run | None) -> str | None:
 
 
 # ------------------------------------------------------------------------------------------- steps
-def steps(config: RunConfig, pack: Pack | None, run: Run | None, *, root: Path) -> tuple[Step, ...]:
+def steps(config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root: Path) -> tuple[Step, ...]:
     """fetch, train, evaluate and record, each decided by its own key."""
-    fetch = Step(
-        name="fetch",
-        done=pack is not None,
-        why=f"data/{pack.path.name}, digest {pack.digest[:12]}" if pack else f"{config.train.dataset.name} isn't here",
-    )
+    fetch = _fetch(config, pack)
     if run is None:
         rest = ("train", "its data isn't fetched, so its key isn't known yet"), ("evaluate", "after train")
         waiting = tuple(Step(name=name, done=False, why=why) for name, why in rest)
@@ -95,11 +91,24 @@ def steps(config: RunConfig, pack: Pack | None, run: Run | None, *, root: Path) 
         return (fetch, *done)
     stale = run.reason if run.accepted is not None else run.folder.stale_because(run.key)
     train = _train(run, stale)
+    if not config.program.evaluated:
+        return (fetch, train, _record(config, run, None if train.done else "after train", root))
     evaluate = _evaluate(run, stale, root) if train.done else Step(name="evaluate", done=False, why="after train")
     return (fetch, train, evaluate, _record(config, run, None if evaluate.done else "after evaluate", root))
 
 
+def _fetch(config: RunConfig, pack: Pack | Tree | None) -> Step:
+    if config.script is not None:
+        told = f"{config.script.data}, digest {pack.digest[:12]}" if pack is not None and pack.path else ""
+        return Step(name="fetch", done=True, why=told or "program.data names none")
+    if pack is None or pack.path is None:
+        return Step(name="fetch", done=False, why=f"{config.train.dataset.name} isn't here")
+    return Step(name="fetch", done=True, why=f"data/{pack.path.name}, digest {pack.digest[:12]}")
+
+
 def _train(run: Run, stale: str | None) -> Step:
+    if (lacks := run.key_lacks) is not None:
+        return Step(name="train", done=False, why=lacks)
     finished = stale is None or stale.startswith(EVALUATED)
     if finished or run.folder.training_done(run.key):
         return Step(name="train", done=True, why=f"its outputs are intact; {stale}" if stale else "finished and intact")
@@ -140,8 +149,10 @@ def launch_plan(config: RunConfig, run: Run | None) -> LaunchPlan:
         run_dir=run_dir,
         run_key=key,
         attempt=attempt,
-        trainer=ENTRY,
+        trainer=config.program.entry,
         pack=run.pack_source if run else None,
+        script=config.script.path if config.script is not None else None,
+        project=str(config.script.root) if config.script is not None else "",
         threads_per_rank=taken,
     )
     plan = render(

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.basis import Basis
+from pipeline.core import program as programs
 from pipeline.core.cache import remember_in
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.evaluation import report_key
@@ -23,17 +24,18 @@ if TYPE_CHECKING:  # a run that has a result of its own needs nobody's word
     from pipeline.runs.acceptance import Acceptance
     from pipeline.runs.result import Result
 
-ENTRY = "trainers.classifier"
+_UNKEYED_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocatedRun:
-    """``sources`` are the files of the run's code."""
+    """``sources`` are the files of the run's code. ``sealed``: a run that read what its key lacks isn't finished."""
 
     key: ContentKey
     sources: Mapping[str, Path]
     folder: RunFolder
     root: Path
+    sealed: bool = False
 
     @property
     def reason(self) -> str | None:
@@ -44,7 +46,13 @@ class LocatedRun:
             from pipeline.runs import acceptance
 
             return acceptance.stale_because(self.folder, accepted, self.key)
-        return stale or report_key.stale_because(self.folder, self.root)
+        return stale or self.key_lacks or report_key.stale_because(self.folder, self.root)
+
+    @property
+    def key_lacks(self) -> str | None:
+        """What the finished run read though its key doesn't hold it, in words; None: nothing that counts."""
+        result = self.folder.read_result() if self.sealed else None
+        return unkeyed(result.fields) if result is not None else None
 
     @property
     def accepted(self) -> Acceptance | None:
@@ -68,6 +76,16 @@ class LocatedRun:
         return acceptance.standing(self.folder)
 
 
+def unkeyed(summary: Mapping[str, Any]) -> str | None:
+    """That its key is not complete, as summary.json says; None where it is."""
+    names = summary.get("unkeyed")
+    if not isinstance(names, list) or not names:
+        return None
+    more = f" and {len(names) - _UNKEYED_SHOWN} more" if len(names) > _UNKEYED_SHOWN else ""
+    read = f"{', '.join(map(str, names[:_UNKEYED_SHOWN]))}{more} {'was' if len(names) == 1 else 'were'} read"
+    return f"its key is not complete: {read}; add {'it' if len(names) == 1 else 'them'} to program.inputs"
+
+
 Sources = Callable[[tuple[str, ...], tuple[str, ...]], Closure]
 """Modules of the chosen options, folders of the ranks' PYTHONPATH → the code."""
 
@@ -77,7 +95,7 @@ def sources(root: Path) -> Sources:
 
     @cache
     def read(chosen: tuple[str, ...], behind: tuple[str, ...]) -> Closure:
-        return import_closure(root, (ENTRY, *chosen), behind)
+        return import_closure(root, (programs.CLASSIFIER.entry, *chosen), behind)
 
     return read
 
@@ -99,10 +117,18 @@ def of_hosts(here: Mapping[str, str], told: Mapping[str, str]) -> dict[str, str]
     return {**here, **told}
 
 
+def code_of(basis: Basis | RunConfig, root: Path, read: Sources | None = None) -> Closure:
+    """All that the run imports, and of a script the files that it says it reads. Raises UsageError."""
+    behind = basis.cluster.python_path
+    if basis.script is not None:
+        return basis.script.closure(behind)
+    return (read or sources(root))(basis.chosen, behind)
+
+
 def locate(basis: Basis | RunConfig, root: Path, data_digest: str, read: Sources | None = None) -> LocatedRun:
     """The run with its key and folder. Starts nothing, imports no torch."""
     remember_in(root, basis.runs_dir)
-    code = (read or sources(root))(basis.chosen, basis.cluster.python_path)
+    script, code = basis.script, code_of(basis, root, read)
     key = content_key(
         config=basis.resolved,
         code=code.digests,
@@ -110,4 +136,11 @@ def locate(basis: Basis | RunConfig, root: Path, data_digest: str, read: Sources
         environment=versions(basis.cluster, code),
         cluster=basis.cluster,
     )
-    return LocatedRun(key=key, sources=code.sources, folder=RunFolder(basis.runs_dir / key.short), root=root)
+    told = basis.resolved.get(programs.SECTION) or {}
+    return LocatedRun(
+        key=key,
+        sources=code.sources,
+        folder=RunFolder(basis.runs_dir / key.short),
+        root=root,
+        sealed=script is not None and told.get("seal") != "off",
+    )

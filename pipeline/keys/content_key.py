@@ -22,6 +22,7 @@ KEY_VERSION = 2
 KEY_LENGTH = 12
 
 _LATER = {"trainer": later_fields(TrainerConfig), "optimizer": later_fields(OptimizerConfig)}
+_NOT_OF_A_SCRIPT = ("inputs", "data", "seal")
 _WHERE = ("cluster", "tracking", "paths")  # where it runs and who is told; the topology part holds the rest
 
 
@@ -60,7 +61,8 @@ def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration without hosts, ports, tracking, folders and the data's address (its digest counts instead).
 
     Without fields that came later where they have their defaults (``trainers.core.config.LATER``): a run without
-    trainer.shards keeps the key that it had before there were any.
+    trainer.shards keeps the key that it had before there were any. Of a script's section what it reads counts by
+    content, in ``code`` and ``data``, and what becomes of its run not at all.
     """
     kept = {name: copy.deepcopy(value) for name, value in config.items() if name not in _WHERE}
     if isinstance(kept.get("dataset"), dict):
@@ -70,7 +72,16 @@ def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(section, dict):
             at_default = [name for name, default in added.items() if section.get(name, default) == default]
             kept[group] = {name: value for name, value in section.items() if name not in at_default}
+    if isinstance(kept.get("program"), dict):
+        kept["program"] = _of_script(kept["program"])
     return kept
+
+
+def _of_script(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a script that lies elsewhere its name counts, and not its folder."""
+    script = str(section.get("script") or "")
+    told = {name: value for name, value in section.items() if name not in _NOT_OF_A_SCRIPT}
+    return {**told, "script": script.rpartition("/")[2] if script.startswith("/") else script}
 
 
 def topology(cluster: Cluster, shards: int = 0) -> dict[str, Any]:

@@ -45,8 +45,21 @@ class Closure(NamedTuple):
     versions: Mapping[str, str]
 
 
+class ScriptEntry(NamedTuple):
+    """A script that is started as a file: what it imports is looked for in its ``folder`` first, whose files stand
+    below ``prefix`` in the snapshot."""
+
+    file: str
+    folder: str
+    prefix: str
+
+
 def import_closure(
-    root: Path, entries: str | Collection[str], behind: Sequence[str] = (), given: Collection[str] = ()
+    root: Path,
+    entries: str | Collection[str],
+    behind: Sequence[str] = (),
+    given: Collection[str] = (),
+    script: ScriptEntry | None = None,
 ) -> Closure:
     """Everything that ``python -m entry`` can import, found from its source.
 
@@ -55,19 +68,22 @@ def import_closure(
         entries: dotted name of the entry, for example ``trainers.classifier``; or several, as with a run's options.
         behind: the folders of ``cluster.env.PYTHONPATH``.
         given: modules that don't count, nor what only they import.
+        script: a file that is started besides. It may do without anything that isn't here, as only the run can tell.
 
     Raises:
         UsageError: an entry isn't there, a module can't be parsed, or an import leads to nothing that is in the key.
     """
     _refuse_working_tree(root, behind)
     names = [entries] if isinstance(entries, str) else [*entries]
-    walk = _Walk(root=root, installed=Installed(root, behind), readings=Readings(root), _seen={*given})
+    walk = _Walk(root=root, installed=Installed(root, behind), readings=Readings(root), script=script, _seen={*given})
     walk.apart = () if any(name.partition(".")[0] in _CONTROLLER for name in names) else _CONTROLLER
     for name in names:
         if walk.file_of(name) is not None:
             walk.follow(name)
         elif not walk.is_installed(name):
             raise UsageError(f"{name} is not a module under {root}")
+    if script is not None:
+        walk.follow_script(script)
     for name in walk.installed.shadowing():
         walk.follow_for_all(name)
     walk.readings.keep()
@@ -114,6 +130,14 @@ def _digests(found: Mapping[str, Reading]) -> dict[str, str]:
     }
 
 
+class _File(NamedTuple):
+    """A source: its path in the snapshot, where it lies, and its path from where it is imported."""
+
+    path: str
+    place: str
+    module: str
+
+
 @dataclass(kw_only=True)
 class _Walk:
     """One walk along the imports. ``found`` and ``places`` are by path in the snapshot, ``outside`` by top level."""
@@ -121,6 +145,7 @@ class _Walk:
     root: Path
     installed: Installed
     readings: Readings
+    script: ScriptEntry | None = None
     apart: Collection[str] = ()
     found: dict[str, Reading] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
@@ -128,7 +153,7 @@ class _Walk:
     absent: set[str] = field(default_factory=set)
     _seen: set[str] = field(default_factory=set)
     _tops: dict[str, tuple[tuple[str, ...], Found | None]] = field(default_factory=dict)
-    _files: dict[str, tuple[str, str] | None] = field(default_factory=dict)
+    _files: dict[str, _File | None] = field(default_factory=dict)
     _listed: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def follow(self, name: str) -> None:
@@ -143,10 +168,21 @@ class _Walk:
             waiting += [".".join(parts[:depth]) for depth in range(1, len(parts))]  # parent packages run first
             file = self.file_of(name)
             if file is not None:
-                path, place = file
-                reading = self.found[path] = self.readings.of(path, Path(place).read_bytes())
-                self.places[path] = place
-                waiting += [item.name for item in reading.imports if self._leads_to_source(item, path)]
+                reading = self._read(file)
+                waiting += [item.name for item in reading.imports if self._leads_to_source(item, file.path)]
+
+    def follow_script(self, script: ScriptEntry) -> None:
+        """A file that is started by its path, and everything that it imports."""
+        name = os.path.basename(script.file)  # noqa: PTH119
+        file = _File(path=f"{script.prefix}{name}", place=script.file, module=name)
+        for item in self._read(file).imports:
+            if self._leads_to_source(item, file.path):
+                self.follow(item.name)
+
+    def _read(self, file: _File) -> Reading:
+        reading = self.found[file.path] = self.readings.of(file.module, Path(file.place).read_bytes(), file.path)
+        self.places[file.path] = file.place
+        return reading
 
     def is_installed(self, name: str) -> bool:
         """Whether an installed distribution has the module, whose version counts then."""
@@ -171,7 +207,7 @@ class _Walk:
         if item.kind == "named" and not self._is_own(top):
             return False
         counts = item.kind in ("needed", "optional")
-        if top in self.apart:
+        if top in self.apart and not self._is_of_script(top):
             if counts:
                 raise _refused(
                     path, item, "the controller's half, which no host has", "move what both need into trainers/"
@@ -208,10 +244,15 @@ class _Walk:
 
     def _is_own(self, top: str) -> bool:
         names = self._names(str(self.root))
+        return top in names or f"{top}.py" in names or self._is_of_script(top)
+
+    def _is_of_script(self, top: str) -> bool:
+        """Whether the script's folder has it."""
+        names = self._names(self.script.folder) if self.script is not None else frozenset[str]()
         return top in names or f"{top}.py" in names
 
     def _missing(self, item: Import, path: str) -> None:
-        if item.kind == "optional" or not self._is_of_project(path):
+        if item.kind == "optional" or self.script is not None or not self._is_of_project(path):
             self.absent.add(item.name)
             return
         what = "neither a file of the project nor of the standard library nor of an installed distribution"
@@ -225,21 +266,24 @@ class _Walk:
     def _is_made_at_run_time(self, name: str) -> bool:
         """Below a module that is no package, as six.moves is: only its own code knows."""
         parent = self.file_of(name.rpartition(".")[0])
-        return parent is not None and "/__init__." not in parent[0]
+        return parent is not None and "/__init__." not in parent.path
 
-    def file_of(self, name: str) -> tuple[str, str] | None:
-        """A module's path in the snapshot and the place of its source; None: it is none, or a namespace."""
+    def file_of(self, name: str) -> _File | None:
+        """The source of a module; None: it is none, or a namespace."""
         if name not in self._files:
             self._files[name] = self._find(name)
         return self._files[name]
 
-    def _find(self, name: str) -> tuple[str, str] | None:
+    def _find(self, name: str) -> _File | None:
         top, _, rest = name.partition(".")
         inner = f"/{rest.replace('.', '/')}" if rest else ""
         for base in self._top(top)[0]:
             suffix = self._suffix(f"{base}{inner}")
             if suffix is not None:
-                return f"{top}{inner}{suffix}", f"{base}{inner}{suffix}"
+                of_script = self.script is not None and base == f"{self.script.folder}/{top}"
+                prefix = self.script.prefix if self.script is not None and of_script else ""
+                module = f"{top}{inner}{suffix}"
+                return _File(path=f"{prefix}{module}", place=f"{base}{inner}{suffix}", module=module)
         return None
 
     def _folder_of(self, name: str) -> bool:
@@ -250,14 +294,17 @@ class _Walk:
 
     def _top(self, top: str) -> tuple[tuple[str, ...], Found | None]:
         """Where the sources of a top-level module begin, and what is installed of it. As Python does: a module with a
-        file before folders that only may hold some, the project before the rest."""
+        file before folders that only may hold some, the script's folder and the project before the rest."""
         if top not in self._tops:
-            own = f"{self.root}/{top}"
-            if self._suffix(own) is not None:
+            folders = dict.fromkeys([*([self.script.folder] if self.script else []), str(self.root)])
+            places = [f"{folder}/{top}" for folder in folders]
+            own = next((place for place in places if self._suffix(place) is not None), None)
+            if own is not None:
                 self._tops[top] = ((own,), None)
             else:
                 found = self.installed.find(top)
-                shared = (own,) if os.path.isdir(own) and (found is None or found.is_namespace) else ()  # noqa: PTH112
+                may_share = found is None or found.is_namespace
+                shared = [place for place in places if may_share and os.path.isdir(place)]  # noqa: PTH112
                 self._tops[top] = ((*shared, *(found.bases if found else ())), found)
         return self._tops[top]
 

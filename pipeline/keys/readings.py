@@ -35,8 +35,11 @@ class Readings:
         self._new: dict[str, Any] = {}
         self._count = 0
 
-    def of(self, path: str, source: bytes) -> Reading:
-        """Of the module at ``path`` in the snapshot; a compiled one counts by its bytes. Raises UsageError."""
+    def of(self, path: str, source: bytes, shown: str = "") -> Reading:
+        """Of the module at ``path``, from where it is imported; a compiled one counts by its bytes.
+
+        ``shown`` is its path in the snapshot, where that is another. Raises UsageError.
+        """
         text = sha256_bytes(source)
         if not path.endswith(".py"):
             return Reading(text=text, digest=text, sight="none", imports=())
@@ -44,7 +47,7 @@ class Readings:
         found = self._known[name]
         self._count += 1
         if found is None:
-            found = self._new[name] = _read(source, path)
+            found = self._new[name] = _read(source, path, shown or path)
         return Reading(
             text=text,
             digest=found["digest"],
@@ -65,13 +68,13 @@ class Readings:
         return " ".join([*(sha256_file(Path(reader)) for reader in readers), sys.version])
 
 
-def _read(source: bytes, path: str) -> dict[str, Any]:
+def _read(source: bytes, path: str, shown: str) -> dict[str, Any]:
     try:
         tree = ast.parse(source, filename=path)
     except (SyntaxError, ValueError) as error:  # ValueError: a NUL byte
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else error
-        raise UsageError(f"{path}{line} can't be parsed: {why}", hint="fix the file, then the same command") from error
+        raise UsageError(f"{shown}{line} can't be parsed: {why}", hint="fix the file, then the same command") from error
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     found = imports.imports(tree, module, is_package=path.endswith("/__init__.py"))
     kinds: dict[str, dict[str, int]] = {}

@@ -12,6 +12,7 @@ from pipeline.runs.folder import RunFolder
 from pipeline.runs.provenance import LOCK
 
 _COMPARED = ("weights_sha256", "steps", "epochs")
+_OUTPUTS = ("outputs/",)
 _RANKS = ("nnodes", "world_size")  # with trainer.shards any number of them is to end with the same weights
 _QUIET = ("hostname", "memory_bytes")  # differ from host to host and decide nothing
 
@@ -53,7 +54,14 @@ def compare(recipe: Recipe, again: RunFolder) -> Verdict:
 def _outcome(result: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
     """As ``differences`` takes it: all under one part, so that each line shows field, old and new."""
     names = _COMPARED if "shards" in (parts.get("topology") or {}) else (*_COMPARED, *_RANKS)
-    return {"config": {**{name: result.get(name) for name in names}, **(result.get("metrics") or {})}}
+    made = {name: file["sha256"] for name, file in _outputs(result).items()}
+    return {"config": {**{name: result.get(name) for name in names}, **made, **(result.get("metrics") or {})}}
+
+
+def _outputs(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What a script has left in {run}."""
+    files = result.get("files") or {}
+    return {name: file for name, file in files.items() if result.get("program") and name.startswith(_OUTPUTS)}
 
 
 def _surroundings(provenance: Mapping[str, Any], result: Mapping[str, Any], nodes: int) -> dict[str, Any]:

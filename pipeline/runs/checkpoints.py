@@ -6,13 +6,17 @@ The trainer looks in the same way at the copy on its node; see trainers/checkpoi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pipeline.core import documents
+from pipeline.core import program as programs
 from pipeline.core.files import canonical_json, sha256_file, sha256_text, write_atomic
 from pipeline.runs.metrics_file import bad_lines
+from trainers.core.config import ConfigError
+from trainers.script.settings import ScriptConfig
 
 DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
@@ -23,6 +27,10 @@ def go_on_from_checkpoint(run_dir: Path) -> Iterator[str]:
     What the trainer does to the copies on its node, so both sides stay byte for byte alike. Yields warnings about
     what was damaged. Raises OSError.
     """
+    if not programs.of_run(run_dir).is_ours:
+        if not _script_goes_on(run_dir):
+            (run_dir / "metrics.jsonl").unlink(missing_ok=True)
+        return
     text = ""
     for path in sorted((run_dir / "checkpoints").glob("step-*.pt"), reverse=True):
         try:
@@ -40,6 +48,20 @@ def go_on_from_checkpoint(run_dir: Path) -> Iterator[str]:
         if path.read_bytes() == text.encode():
             return
     write_atomic(path, text)
+
+
+def _script_goes_on(run_dir: Path) -> bool:
+    """Whether a script that starts now is told a checkpoint, as ``trainers.script.start`` sees it too."""
+    section = (documents.read_or_none(run_dir / "config.json") or {}).get(programs.SECTION) or {}
+    return resumes(section) and any((run_dir / "checkpoints").glob("*"))
+
+
+def resumes(section: Mapping[str, Any]) -> bool:
+    """Whether the section ``program`` of a run tells its script which checkpoint to go on from."""
+    try:
+        return ScriptConfig(**section).resumes
+    except (ConfigError, TypeError):
+        return False
 
 
 def read_verified(path: Path) -> dict[str, Any]:

@@ -10,23 +10,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.core import documents
+from pipeline.core import program as programs
 from pipeline.core.documents import DamagedError
 from pipeline.core.errors import TrainingError, UsageError
 from pipeline.core.files import sha256_file, write_atomic, write_json
+from pipeline.core.program import CLASSIFIER, Program
 from pipeline.keys import content_key as keys
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.runs import result as results
 from pipeline.runs.result import AlteredError, Result, changed
 from pipeline.runs.stamps import Stamps
 
-TRAINED = ("checkpoints/final.pt", "metrics.jsonl", "predictions.json")
-"""What the node half leaves behind."""
-EVALUATED = ("evaluation/report.json", "evaluation/confusion_matrix.png")
-"""What the evaluation leaves behind."""
+TRAINED = CLASSIFIER.trained
+"""What the classifier leaves behind."""
+EVALUATED = CLASSIFIER.evaluated
+"""What its evaluation leaves behind."""
 DESCRIBED = ("key.json", "config.json", "config.yaml", "summary.json")
 """What the run was made of and has come to: made again, without a training, where it was altered."""
 TARGETS = (*TRAINED, *EVALUATED, *DESCRIBED)
-"""The files whose digests result.json holds."""
+"""The files of a classifier's run whose digests result.json holds."""
 ORIGIN = ("provenance.json", "changes.patch", "plan.json")
 """Where the run comes from and how it was launched: history, which nothing can make again. It decides nothing but
 whether the run can be exported and reproduced."""
@@ -45,7 +47,7 @@ class Description(NamedTuple):
     config: Mapping[str, Any]
     config_yaml: str
     sources: Mapping[str, Path]
-    pack_path: Path
+    pack_path: Path | None
 
 
 class RunFolder(NamedTuple):
@@ -72,6 +74,11 @@ class RunFolder(NamedTuple):
     @property
     def result(self) -> Path:
         return self.path / "result.json"
+
+    @property
+    def program(self) -> Program:
+        """What ran, or was to run, in it."""
+        return programs.of_run(self.path)
 
     @property
     def lock(self) -> Path:
@@ -115,7 +122,9 @@ class RunFolder(NamedTuple):
         for name, source in sources.items():
             write_atomic(self.code / name, source.read_bytes())
 
-    def _link_data(self, pack_path: Path) -> None:
+    def _link_data(self, pack_path: Path | None) -> None:
+        if pack_path is None:
+            return
         link, target = self.path / "data", pack_path.resolve()
         if link.is_symlink():
             if link.readlink() == target:
@@ -180,7 +189,7 @@ class RunFolder(NamedTuple):
             try:
                 return documents.read_sealed(self.summary)
             except documents.UnsealedError:
-                if not self._is_older():
+                if not self._is_older() and self.program.is_ours:
                     raise
                 return documents.read(self.summary)
         except FileNotFoundError:
@@ -226,6 +235,7 @@ class RunFolder(NamedTuple):
             self.result,
             {
                 **summary,
+                **self._of_script(),
                 "state": State.FINISHED,
                 "key": key.short,
                 "digest": key.digest,
@@ -239,15 +249,31 @@ class RunFolder(NamedTuple):
                 "origin_sha256": {
                     name: sha256_file(self.path / name) for name in ORIGIN if (self.path / name).exists()
                 },
-                "files": self._fingerprints(TARGETS),
+                "files": self._fingerprints(self._targets),
             },
         )
 
+    def _of_script(self) -> dict[str, Any]:
+        """What a result says of a script: nobody has made the run again yet."""
+        program = self.program
+        return {} if program.is_ours else {"program": program.name, "proven": False}
+
+    @property
+    def _targets(self) -> tuple[str, ...]:
+        """The files whose digests its result holds."""
+        return (*self.program.files(self.path), *DESCRIBED)
+
     def refuse_incomplete(self) -> None:
         """Raises TrainingError where a target is missing: a result would record what nobody can look at."""
-        for name in TARGETS:
+        for name in self._targets:
             if not (self.path / name).is_file():
                 raise removed(self.path / name)
+
+    def prove(self) -> None:
+        """Note in the result of a script's run that it came out the same when it was made again. Raises OSError."""
+        result = self.read_result()
+        if result is not None and result.fields.get("proven") is False:
+            results.write(self.result, {**result.fields, "proven": True})
 
     def refresh_fingerprints(self) -> None:
         """Fingerprint the report anew after it was repeated; a run without a result has none."""
@@ -281,15 +307,22 @@ class RunFolder(NamedTuple):
             return False
         if known is None or summary is None or known.digest != key.digest:
             return False
-        recorded = self.recorded_files()
-        if any(name in recorded and changed(self.path / name, recorded[name]) for name in TRAINED):
+        recorded, trained = self.recorded_files(), self.program.trained
+        if any(name in recorded and changed(self.path / name, recorded[name]) for name in trained):
             return False
-        outputs = summary.get("outputs_sha256")
+        outputs = self._outputs_sha256(summary)
         return (
             isinstance(outputs, dict)
-            and all((self.path / name).is_file() for name in (*TRAINED, *outputs))
+            and all((self.path / name).is_file() for name in (*trained, *outputs))
             and all(sha256_file(self.path / name) == digest for name, digest in outputs.items())
         )
+
+    def _outputs_sha256(self, summary: Mapping[str, Any]) -> Any:
+        """Output → its sha256, as the node half has told."""
+        if self.program.is_ours:
+            return summary.get("outputs_sha256")
+        told = self.read_json("outputs.json") or {}
+        return {f"outputs/{name}": row["sha256"] for name, row in told.items() if isinstance(row, dict)}
 
     def _intact(self, key: ContentKey) -> Result | None:
         """The result where it is this key's and as it was written."""
@@ -310,7 +343,7 @@ class RunFolder(NamedTuple):
             return "not finished yet"
         if result.digest != key.digest or not result.sealed:
             return f"{results.FILE} belongs to another key"
-        for name in TRAINED:
+        for name in programs.named(result.fields.get("program")).trained:
             if name not in files:
                 return f"{results.FILE} holds no digest of {name}"
         stamps = Stamps(self.path)
@@ -340,6 +373,8 @@ def what(config: Mapping[str, Any]) -> str:
     """``digits small_cnn sgd``: a run in three words, once its configuration is written."""
     if not config:
         return "(no config.json yet)"
+    if not programs.of(config).is_ours:
+        return f"script {programs.script_of(config)}"
     groups = (config.get(group) for group in ("dataset", "model", "optimizer"))
     return " ".join(str(group.get("name", "?")) if isinstance(group, Mapping) else "?" for group in groups)
 

@@ -14,7 +14,7 @@ from pipeline.core.specs import State
 from pipeline.keys.content_key import KEY_LENGTH, KEY_VERSION
 from pipeline.runs import acceptance, journal
 from pipeline.runs.folder import RunFolder, hosts_of, is_newer, ranks_of, what
-from pipeline.runs.result import AlteredError
+from pipeline.runs.result import AlteredError, Result
 
 NEWER = "NEWER"
 """The state that a list shows of a run which a newer Paceline wrote: nothing else is read of it."""
@@ -23,6 +23,8 @@ ALTERED = "ALTERED"
 ACCEPTED = "ACCEPTED"
 """That of a key for which a finished run holds by a person's word."""
 STATES = (*State, NEWER, ALTERED, ACCEPTED)
+_UNPROVEN = "  unproven"
+"""Of a script's run that nobody has made again yet: nothing says that it comes out the same."""
 _UNVERIFIED = "  unverified (an older Paceline wrote it)"
 _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -115,8 +117,13 @@ def row(folder: RunFolder) -> Row:
         accuracy=result.metrics.get("test/accuracy"),
         synthetic=result.synthetic,
         unix_time=result.unix_time,
-        note=f"  {accepted}" if accepted is not None else "" if result.sealed else _UNVERIFIED,
+        note=f"  {accepted}" if accepted is not None else _note(result),
     )
+
+
+def _note(result: Result) -> str:
+    unproven = _UNPROVEN if result.fields.get("proven") is False else ""
+    return unproven if result.sealed else _UNVERIFIED
 
 
 def _begins_newer(folder: RunFolder) -> bool:

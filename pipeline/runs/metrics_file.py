@@ -11,12 +11,12 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsRow:
-    """One line: ``time_s`` in unix seconds, ``step`` counts finished steps, ``epoch`` from 1; ``attempt`` wrote it and
-    was ``doing`` that from then on."""
+    """One line: ``time_s`` in unix seconds, ``step`` counts finished steps, ``epoch`` from 1 (None: a script's, which
+    told none); ``attempt`` wrote it and was ``doing`` that from then on."""
 
     time_s: float
     step: int
-    epoch: int
+    epoch: int | None
     metrics: dict[str, float]
     attempt: str = ""
     doing: str = "training"
@@ -28,7 +28,7 @@ def parse(line: bytes) -> MetricsRow | None:
         raw = json.loads(line)
         metrics = {str(name): float(value) for name, value in raw["metrics"].items() if _is_number(value)}
         time_s, step, epoch = float(raw["t"]), raw["step"], raw["epoch"]
-        if type(step) is int and type(epoch) is int and math.isfinite(time_s):
+        if type(step) is int and type(epoch) in (int, type(None)) and math.isfinite(time_s):
             attempt, doing = str(raw.get("attempt", "")), str(raw.get("doing", "training"))
             return MetricsRow(time_s=time_s, step=step, epoch=epoch, metrics=metrics, attempt=attempt, doing=doing)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):

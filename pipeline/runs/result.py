@@ -16,7 +16,7 @@ from pipeline.core.files import sha256_file
 FILE = "result.json"
 _OF_THE_CONTROLLER = (
     "key", "digest", "what", "nproc_per_node", "hosts", "attempts", "unix_time", "duration_s", "mlflow_run_id",
-    "origin_sha256", "files",
+    "origin_sha256", "files", "program", "proven",
 )  # fmt: skip
 _STAMP = ("mtime_ns", "inode", "ctime_ns")
 _T = TypeVar("_T")

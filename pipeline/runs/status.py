@@ -138,7 +138,8 @@ def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
         return [f"  step     none yet: {doing}"] if training else []
     last, metrics = rows[-1], {name: value for row in rows for name, value in row.metrics.items()}
     doing = f", {last.doing}" if training and last.attempt in attempts.known(folder.path)[-1:] else ""
-    lines = [f"  step     {last.step}, epoch {last.epoch}{doing}"]
+    epoch = "" if last.epoch is None else f", epoch {last.epoch}"
+    lines = [f"  step     {last.step}{epoch}{doing}"]
     return lines + [f"  {name:<20} {value:.6g}" for name, value in sorted(metrics.items())]
 
 

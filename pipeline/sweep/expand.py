@@ -18,8 +18,9 @@ from pipeline.core import redact
 from pipeline.core.errors import UsageError
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.core.specs import Cluster
-from pipeline.data import store
+from pipeline.data import store, trees
 from pipeline.data.manifest import Pack
+from pipeline.data.trees import Tree
 from pipeline.execution.configured_run import prepare
 from pipeline.execution.located import sources
 from pipeline.keys.content_key import KEY_LENGTH, canonical_config, topology
@@ -156,13 +157,16 @@ class TrialFactory:
         whole = self._whole_config(resolved, words)
         part = self._slots_of(resolved, whole)[0]
         train = _parsed(resolved, chosen, self._root, part.python_path)
-        build.refuse_uneven(train.trainer, part)
-        secrets = redact.secret_values(resolved)
-        shown = build.of_the_run(resolved, secrets)
+        run_of, script = build.with_script(resolved, words, self._root)
+        if script is None:
+            build.refuse_uneven(train.trainer, part)
+        secrets = redact.secret_values(run_of)
+        shown = build.of_the_run(run_of, secrets)
         section = placing.raw_cluster(shown["cluster"], whole.cluster, part)
         config = dataclasses.replace(
             whole,
             train=train,
+            script=script,
             cluster=part,
             resolved={**shown, "cluster": section},
             overrides=_of_the_run(build.words_of_the_run(words, resolved, secrets), placing.words(whole.cluster, part)),
@@ -192,7 +196,9 @@ class TrialFactory:
             self._slots[section] = placing.slots(whole.cluster, whole.sweep, gpus)
         return self._slots[section]
 
-    def _pack(self, config: RunConfig) -> Pack | None:
+    def _pack(self, config: RunConfig) -> Pack | Tree | None:
+        if config.script is not None:
+            return trees.tree(config.script.data, config.data_dir)
         wanted = canonical_json([dataclasses.asdict(config.train.dataset), str(config.data_dir)])
         if wanted not in self._packs:
             self._packs[wanted] = store.find(config.train.dataset, config.data_dir)

@@ -103,7 +103,7 @@ def plan(words: Sequence[str], *, root: Path, local_gpus: int) -> SearchPlan:
 
 def fetch(config: RunConfig) -> None:
     """The data set of a trial, where it isn't there yet."""
-    if store.find(config.train.dataset, config.data_dir) is None:
+    if config.script is None and store.find(config.train.dataset, config.data_dir) is None:
         store.fetch(config.train.dataset, config.data_dir)
 
 
@@ -198,5 +198,5 @@ class _Epochs:
         self._at += len(whole)
         for line in whole.splitlines():
             row = metrics_file.parse(line)
-            if row is not None and self._metric in row.metrics:
+            if row is not None and row.epoch is not None and self._metric in row.metrics:
                 yield row.epoch, row.metrics[self._metric]

@@ -15,6 +15,7 @@ from pipeline.tracking.description import read_object
 _PATCH = "changes.patch"
 _EARLY = ("config.yaml", "config.json", "key.json", "provenance.json", "plan.json")
 _LATE = ("summary.json", "journal.jsonl", "evaluation/*", "checkpoints/final.json", "checkpoints/final.pt")
+_OF_SCRIPT = ("outputs.json", "outputs/*")
 RECIPE = ("config.json", "key.json", "provenance.json", "summary.json", "journal.jsonl", _PATCH)
 """What a run can be made again from, on a machine that has the record alone."""
 _TEXT = (".json", ".jsonl", ".yaml", ".log", "")
@@ -28,7 +29,7 @@ def early(run_dir: Path) -> list[Path]:
 
 def late(run_dir: Path, attempt: int) -> list[Path]:
     """What stands at its end."""
-    return [*_rank_zero_log(run_dir, attempt), *_existing(run_dir, _LATE)]
+    return [*_rank_zero_log(run_dir, attempt), *_existing(run_dir, (*_LATE, *_OF_SCRIPT))]
 
 
 def _patch(run_dir: Path) -> list[Path]:

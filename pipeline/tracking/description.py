@@ -7,10 +7,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipeline.core import documents
+from pipeline.core import program as programs
 from pipeline.core.redact import without_secrets
 from pipeline.core.specs import State
 from pipeline.runs import journal
@@ -111,6 +112,8 @@ def mlflow_key(name: str) -> str:
 
 def _name(config: Mapping[str, Any], provenance: Mapping[str, Any], key: str) -> str:
     experiment = next((word.split("=", 1)[1] for word in _overrides(provenance) if word.startswith("experiment=")), "")
+    if not experiment and not programs.of(config).is_ours:
+        experiment = PurePosixPath(programs.script_of(config)).stem
     return f"{experiment or _option(config, 'model') + '-' + _option(config, 'dataset')}-{key}"
 
 

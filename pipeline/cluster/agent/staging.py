@@ -34,14 +34,17 @@ def holds_pack(folder: str, digest: str) -> bool:
     if not isinstance(manifest, dict) or manifest.get("digest") != digest:
         return False
     try:
-        count = manifest["count"]
-        sizes = {
-            "images.bin": count * manifest["channels"] * manifest["height"] * manifest["width"],
-            "labels.bin": count * 8,
-        }
+        sizes = manifest.get("files") or image_sizes(manifest)
         return all(os.path.getsize(os.path.join(folder, name)) == size for name, size in sizes.items())
-    except (KeyError, TypeError, OSError):
+    except (KeyError, TypeError, AttributeError, OSError):
         return False
+
+
+def image_sizes(manifest: Json) -> Json:
+    """What the files of a pack of images have, in bytes. Raises KeyError, TypeError."""
+    count = manifest["count"]
+    image_bytes = manifest["channels"] * manifest["height"] * manifest["width"]
+    return {"images.bin": count * image_bytes, "labels.bin": count * 8}
 
 
 def free_bytes(folder: str) -> int:

@@ -17,10 +17,14 @@ NOT_ENDED = "could not be ended there: "
 
 @dataclass(frozen=True, kw_only=True)
 class PackSource:
-    """The data pack as the controller holds it: where, and the digest that names it on every node."""
+    """The data pack as the controller holds it: where, and the digest that names it on every node.
+
+    ``inside`` is what of it a script is told to be its data.
+    """
 
     path: Path
     digest: str
+    inside: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +32,9 @@ class AttemptSpec:
     """What one attempt runs, before a host was asked.
 
     ``run_dir`` is absolute and holds config.json and code/; ``run_key`` names the run on the hosts, ``attempt`` counts
-    from 1. ``trainer`` is the module that each rank runs. ``pack`` is None for what needs no data. ``outputs`` are what
+    from 1. ``trainer`` is the module that each rank runs, or, where there is a ``script`` (its path in the snapshot, ''
+    for another program), the one that starts torchrun with it on each node; ``project`` is the checkout that it is of.
+    ``pack`` is None for what needs no data. ``outputs`` are what
     rank 0 leaves. ``threads_per_rank`` is how many threads a rank of each node takes (empty: what its cores allow).
     ``versions`` are those of the run's key (empty: it has none); a host that has others is refused. ``is_restart``: the
     same command has had the hosts before, so where they are busy now it takes its turn.
@@ -43,6 +49,8 @@ class AttemptSpec:
     threads_per_rank: Sequence[int] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     is_restart: bool = False
+    script: str | None = None
+    project: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,11 +46,13 @@ def receive(
     temporary = Path(tempfile.mkdtemp(prefix=leftovers.prefix(".collect"), dir=run_dir))
     try:
         _extract_or_again(connection, request, temporary)
-        damaged = _drop_damaged(temporary)
+        damaged = [] if outputs.whole else _drop_damaged(temporary)
         needed = _needed(outputs, temporary)
         missing = [name for name in needed if not (temporary / name).exists()]
         if final and (damaged or missing):
             raise _incomplete(host, damaged, missing)
+        for name in outputs.whole:
+            _drop_others(run_dir / name, temporary / name)
         _settle(temporary, run_dir, needed[-1])
     except _FAILURES as error:
         if final:
@@ -165,6 +167,14 @@ def _drop_damaged(folder: Path) -> list[str]:
             path.unlink()
             path.with_suffix(".json").unlink(missing_ok=True)
     return damaged
+
+
+def _drop_others(here: Path, came: Path) -> None:
+    """Remove what the node had earlier, and has no longer; nothing where it sent no such folder."""
+    if came.is_dir():
+        for path in sorted(here.rglob("*"), reverse=True):
+            if not os.path.lexists(came / path.relative_to(here)):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 def _settle(temporary: Path, run_dir: Path, last: str) -> None:

@@ -28,7 +28,20 @@ NOT_SENT = "stamps.json"  # says which files need not be hashed again on this co
 
 
 def size_bytes(folder: Path) -> int:
-    """Of the files right in the folder."""
+    """Of all files of a pack."""
+    return sum(_tree(folder).values()) or _size_bytes(folder)
+
+
+def _tree(folder: Path) -> dict[str, int]:
+    """The files of a script's data with their sizes; of a pack of images none."""
+    try:
+        found = json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get("files")
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _size_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 
@@ -40,7 +53,8 @@ def send(launcher: AgentLauncher, pack: PackSource, facts: Sequence[NodeFacts]) 
     """Lay the data pack on every host that lacks it, whole or not at all; what is remarkable about that, in lines.
 
     One host gets it from here, unless one has it already; from there the others take it over the network that connects
-    the hosts (``agent/relay.py``). Whom no host can serve gets this computer's copy. With ``cluster.tls_…`` set all of
+    the hosts (``agent/relay.py``). Whom no host can serve gets this computer's copy, and so do all where it is a
+    script's folder of data. With ``cluster.tls_…`` set all of
     them do: then what hosts send each other is to be encrypted, and the way from here is.
 
     Raises:
@@ -48,7 +62,7 @@ def send(launcher: AgentLauncher, pack: PackSource, facts: Sequence[NodeFacts]) 
     """
     lacking = [fact for fact in facts if fact.pack_path is None]
     holders = [fact for fact in facts if fact.pack_path is not None]
-    if len(facts) == 1 or launcher.cluster.tls_certificate is not None:
+    if len(facts) == 1 or launcher.cluster.tls_certificate is not None or _tree(pack.path):
         _from_here(launcher, pack, lacking)
         return []
     if not holders:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import IO
 
 from pipeline.cluster.launchers.base import PackSource
+from pipeline.core import program as programs
+from pipeline.core.specs import SCRIPT_OUTPUTS
 from pipeline.runs import attempts
 
 
@@ -30,6 +32,9 @@ def _staged(run_dir: Path) -> Iterable[Path]:
     yield run_dir / "code"
     yield run_dir / "config.json"
     yield run_dir / attempts.FILE
+    if programs.of_run(run_dir).starts_torchrun:  # each rank of a script reads what it goes on from by itself
+        yield from (run_dir / name for name in SCRIPT_OUTPUTS.resume if (run_dir / name).exists())
+        return
     checkpoints = sorted((run_dir / "checkpoints").glob("step-*.pt"))[-1:]
     for checkpoint in checkpoints:
         yield from (checkpoint, checkpoint.with_suffix(".json"), run_dir / "metrics.jsonl")

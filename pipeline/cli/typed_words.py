@@ -1,0 +1,37 @@
+"""Overrides about a script as people type them, made into what Hydra reads, from the project's folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.cli import clone
+
+_PATHS = ("program.script", "program.data")
+_TEXTS = ("program.args", "program.env")
+_PART = r"[^\s,\[\]{}'\"]*"
+_UNQUOTED = re.compile(rf"(?<!['\"]){_PART}(?:(?:\{{\{{\w+\}}\}}|\{{\w+\}}){_PART})+(?!['\"])")
+
+
+def for_project(words: Sequence[str]) -> tuple[str, ...]:
+    """The words with {run} in quotes, which Hydra takes for a mapping otherwise; and with a script or data that lies
+    where the command was typed by its path from the project's folder."""
+    folder = clone.started_in()
+    return tuple(_quoted(_placed(word, folder)) for word in words)
+
+
+def _placed(word: str, folder: Path) -> str:
+    field, _, value = word.partition("=")
+    if folder == clone.ROOT or field not in _PATHS or Path(value).is_absolute() or not (folder / value).exists():
+        return word
+    path = Path(os.path.abspath(folder / value))  # noqa: PTH100
+    return f"{field}={path.relative_to(clone.ROOT) if path.is_relative_to(clone.ROOT) else path}"
+
+
+def _quoted(word: str) -> str:
+    field, equals, value = word.partition("=")
+    if not field.lstrip("+").startswith(_TEXTS):
+        return word
+    return f"{field}{equals}{_UNQUOTED.sub(lambda found: repr(found[0]), value)}"

@@ -1,0 +1,77 @@
+"""What torchrun starts on the nodes, as far as the pipeline has to know it: as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core import documents
+
+SECTION = "program"
+"""The section of config.json that says which it is; the classifier has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """``entry`` is a module of the node half: each rank runs it, or, where it ``starts_torchrun``, it is torchrun's
+    parent on each node.
+
+    ``trained`` are the files of a run folder that a good end has left, ``folders`` those of which every file is one;
+    ``evaluated`` is what the report makes of them. Without ``is_ours`` nobody knows what ranks do: they share no batch
+    of a known size, and whether their runs come out equal is not known before ``doit reproduce``.
+    """
+
+    name: str
+    entry: str
+    trained: tuple[str, ...]
+    folders: tuple[str, ...] = ()
+    evaluated: tuple[str, ...] = ()
+    starts_torchrun: bool = False
+    is_ours: bool = True
+
+    def files(self, run_dir: Path) -> tuple[str, ...]:
+        """What a finished run has in its folder besides what describes it."""
+        found = (path for name in self.folders for path in sorted((run_dir / name).rglob("*")) if path.is_file())
+        return (*self.trained, *(path.relative_to(run_dir).as_posix() for path in found), *self.evaluated)
+
+
+CLASSIFIER = Program(
+    name="classifier",
+    entry="trainers.classifier",
+    trained=("checkpoints/final.pt", "metrics.jsonl", "predictions.json"),
+    evaluated=("evaluation/report.json", "evaluation/confusion_matrix.png"),
+)
+SCRIPT = Program(
+    name="script",
+    entry="trainers.script.start",
+    trained=("metrics.jsonl", "outputs.json"),
+    folders=("outputs", "checkpoints"),
+    starts_torchrun=True,
+    is_ours=False,
+)
+
+
+def of(config: Mapping[str, Any]) -> Program:
+    """That of a run, from its config.json."""
+    section = config.get(SECTION)
+    return named(section.get("name") if isinstance(section, Mapping) else None)
+
+
+def of_run(run_dir: Path) -> Program:
+    """That of the run in this folder."""
+    return of(documents.read_or_none(run_dir / "config.json") or {})
+
+
+def named(name: object) -> Program:
+    """That of a run, from what its result.json says."""
+    return SCRIPT if name == SCRIPT.name else CLASSIFIER
+
+
+def script_of(config: Mapping[str, Any]) -> str:
+    """What a person calls a script's run: ``examples/train.py``."""
+    section = config.get(SECTION)
+    told = section if isinstance(section, Mapping) else {}
+    command = told.get("command")
+    return str(told.get("script") or (command[0] if isinstance(command, list) and command else "?"))

@@ -1,0 +1,66 @@
+"""The data of a script: a file or folder of anybody's own, told apart by content, as launchers send it to hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.core.errors import DataError, os_reason
+from pipeline.core.files import canonical_json, sha256_text, write_json
+from pipeline.data.manifest import MANIFEST
+from pipeline.data.request import fingerprints
+
+CONTENT = "content"
+"""The name in a pack under which the folder lies, or the one in which the file does."""
+
+
+class Tree(NamedTuple):
+    """``path`` is the folder that a host gets (None: the script names no data), ``digest`` that of names and contents,
+    ``inside`` the path in it that {data} stands for, ``source`` where it lies here, ``sizes`` in bytes by path."""
+
+    path: Path | None
+    digest: str
+    inside: str = ""
+    source: Path = Path()
+    sizes: Mapping[str, int] = {}
+
+    def lay_down(self) -> None:
+        """Make the folder: a link to the source, and a manifest by which a host knows whether it has all of it.
+
+        Raises OSError.
+        """
+        if self.path is None:
+            return
+        link = self.path / self.inside
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink() or link.readlink() != self.source:
+            link.unlink(missing_ok=True)
+            link.symlink_to(self.source)
+        write_json(self.path / MANIFEST, {"digest": self.digest, "files": dict(self.sizes)})
+
+
+NONE = Tree(path=None, digest="")
+
+
+def tree(source: Path | None, data_dir: Path) -> Tree:
+    """What a script's data comes to now. Files are hashed only after their stamps changed.
+
+    Raises:
+        DataError: it can't be read, holds no file, or is written to just now.
+    """
+    if source is None:
+        return NONE
+    inside = CONTENT if source.is_dir() else f"{CONTENT}/{source.name}"
+    try:
+        names = sorted(path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
+        found = fingerprints(names, data_dir)
+    except OSError as error:
+        raise DataError(f"program.data={source} can't be read: {os_reason(error)}") from error
+    if not found:
+        raise DataError(f"program.data={source} holds no file")
+    below = {path: path.relative_to(source).as_posix() if source.is_dir() else path.name for path in found}
+    digest = sha256_text(canonical_json({below[path]: sha256 for path, (_, sha256) in found.items()}))
+    sizes = {f"{CONTENT}/{below[path]}": stamp.size_bytes for path, (stamp, _) in found.items()}
+    path = data_dir.absolute() / f"script-{digest[:12]}"
+    return Tree(path=path, digest=digest, inside=inside, source=source, sizes=sizes)

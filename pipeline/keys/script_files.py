@@ -1,0 +1,180 @@
+"""The files of a script of one's own: where it lies, what of it goes into the snapshot, and what counts of each.
+
+What lies under the project keeps its path in the snapshot; the folder of a script that lies elsewhere is ``_script``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.core.errors import UsageError
+from pipeline.core.files import expanded, sha256_file
+from pipeline.keys.import_closure import Closure, ScriptEntry, import_closure
+
+OUTSIDE = "_script"
+STARTER = "trainers.script.start"
+"""The module that starts torchrun with the script on each host."""
+
+_NOT_OF_THE_STARTER = ("trainers.models", "trainers.optimizers", "trainers.schedules", "trainers.strategies")
+# the configuration names the packages of the classifier's options, of which a script has none
+
+
+class ScriptFiles(NamedTuple):
+    """``file`` is the script, or the program of ``program.command`` (None: one that the hosts have), ``folder`` its own
+    folder; ``data`` is a file or folder. Absolute. ``workdir`` is relative to the snapshot."""
+
+    root: Path
+    folder: Path
+    file: Path | None
+    is_python: bool
+    workdir: str
+    inputs: tuple[str, ...]
+    data: Path | None
+
+    @property
+    def path(self) -> str:
+        """The script in the snapshot; '' where a command is started instead."""
+        return self._inside(self.file) if self.file is not None and self.is_python else ""
+
+    @property
+    def shown(self) -> str:
+        """The script as config.json names it: relative to the project where it lies there."""
+        return "" if self.file is None else shown(self.file, self.root)
+
+    def closure(self, behind: Sequence[str] = ()) -> Closure:
+        """All that the run imports or says that it reads.
+
+        Args:
+            behind: the folders of ``cluster.env.PYTHONPATH``.
+
+        Raises:
+            UsageError: a source can't be parsed, a pattern matches nothing, workdir isn't in the snapshot.
+        """
+        own = import_closure(self.root, STARTER, behind, given=_NOT_OF_THE_STARTER)
+        digests, sources, versions = dict(own.digests), dict(own.sources), dict(own.versions)
+        if self.file is not None and self.is_python:
+            entry = ScriptEntry(file=str(self.file), folder=str(self.folder), prefix=self._prefix)
+            found = import_closure(self.root, (), behind, script=entry)
+            digests |= found.digests
+            sources |= found.sources
+            versions |= found.versions
+        given = [self.file] if self.file is not None and not self.is_python else []
+        for path in [*given, *self._input_files()]:
+            if self._inside(path) not in digests:
+                digests[self._inside(path)], sources[self._inside(path)] = sha256_file(path), path
+        self._refuse_other_workdir(sources)
+        return Closure(digests=dict(sorted(digests.items())), sources=dict(sorted(sources.items())), versions=versions)
+
+    @property
+    def _prefix(self) -> str:
+        """What stands before the path of the script's folder's files in the snapshot."""
+        if not self.folder.is_relative_to(self.root):
+            return f"{OUTSIDE}/"
+        return "" if self.folder == self.root else f"{self.folder.relative_to(self.root).as_posix()}/"
+
+    def _inside(self, path: Path) -> str:
+        if path.is_relative_to(self.root):
+            return path.relative_to(self.root).as_posix()
+        return f"{OUTSIDE}/{path.relative_to(self.folder).as_posix()}"
+
+    def _input_files(self) -> Iterator[Path]:
+        """Raises UsageError."""
+        for pattern in self.inputs:
+            found = [*self._matches(pattern.removeprefix(f"{OUTSIDE}/"))]
+            if not found:
+                places = " or ".join(dict.fromkeys((str(self.folder), str(self.root))))
+                raise UsageError(f"program.inputs: {pattern!r} matches no file in {places}")
+            yield from found
+
+    def _matches(self, pattern: str) -> Iterator[Path]:
+        """Those in the script's folder; where there is none, in the project."""
+        for folder in dict.fromkeys((self.folder, self.root)):
+            found = sorted(folder.glob(pattern))
+            files = [path for path in found if path.is_file()]
+            inside = [path for item in found if item.is_dir() for path in sorted(item.rglob("*")) if path.is_file()]
+            if files or inside:
+                yield from dict.fromkeys(path for path in (*files, *inside) if "__pycache__" not in path.parts)
+                return
+
+    def _refuse_other_workdir(self, sources: dict[str, Path]) -> None:
+        if self.workdir and not any(name.startswith(f"{self.workdir}/") for name in sources):
+            raise UsageError(
+                f"program.workdir={self.workdir} is no folder of the snapshot, which holds what the script imports and "
+                "program.inputs",
+                hint=f"program.inputs=['{self.workdir}/*'], or a folder that has one of these files",
+            )
+
+
+def find(
+    *,
+    root: Path,
+    script: str | None,
+    command: Sequence[str],
+    workdir: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    data: str | None,
+) -> ScriptFiles:
+    """Where all of it lies. Relative names are below ``root``.
+
+    Raises:
+        UsageError: it isn't there, or is no file; a pattern that leads out of its folder.
+    """
+    patterns = {"program.inputs": inputs, "program.outputs": outputs, "program.workdir": [workdir]}
+    for field, values in patterns.items():
+        for value in values:
+            _refuse_leading_out(field, value)
+    file = _python_file(script, root) if script else _program(command[0], root)
+    folder = file.parent if file is not None else root
+    workdir = os.path.normpath(workdir) if workdir else ""
+    if not folder.is_relative_to(root) and workdir.partition("/")[0] != OUTSIDE:
+        workdir = f"{OUTSIDE}/{workdir}".rstrip("/")  # where it is started when it is started alone
+    return ScriptFiles(
+        root=root,
+        folder=folder,
+        file=file,
+        is_python=bool(script),
+        workdir="" if workdir == "." else workdir,
+        inputs=tuple(inputs),
+        data=_there("program.data", data, root) if data else None,
+    )
+
+
+def shown(path: Path, root: Path) -> str:
+    """Relative to the project where it lies there."""
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+
+
+def _python_file(name: str, root: Path) -> Path:
+    path = _there("program.script", name, root)
+    if path.is_dir():
+        raise UsageError(f"program.script={name} is a folder; name the file in it, such as {name.rstrip('/')}/train.py")
+    if path.suffix != ".py":
+        raise UsageError(f"program.script={name} is no Python file (.py); program.command=[./{path.name}] runs others")
+    return path
+
+
+def _program(name: str, root: Path) -> Path | None:
+    """None: a plain name, which is looked for in each host's PATH."""
+    if "/" not in name:
+        return None
+    path = _there("program.command", name, root)
+    if path.is_dir() or not os.access(path, os.X_OK):
+        what = "a folder" if path.is_dir() else "not executable"
+        raise UsageError(f"program.command: {name} is {what}", hint=f"chmod +x {path}" if path.is_file() else None)
+    return path
+
+
+def _there(field: str, name: str, root: Path) -> Path:
+    path = Path(os.path.abspath(root / expanded(name, f"{field}={name}")))  # noqa: PTH100
+    if not path.exists():
+        raise UsageError(f"{field}={name}: there is no {path}")
+    return path
+
+
+def _refuse_leading_out(field: str, pattern: str) -> None:
+    if pattern.startswith(("/", "~")) or ".." in Path(pattern).parts:
+        raise UsageError(f"{field}: {pattern!r} leads out of its folder; write it relative, without ..")

@@ -1,0 +1,131 @@
+"""`doit train program.script=…`: any script gets a key, hosts, a record and a second call that launches nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.lab import Lab
+from tests.integration.commands import Project
+
+SCRIPT = """
+import argparse, os, sys
+import paceline
+from step import update
+p = argparse.ArgumentParser()
+p.add_argument("--lr", type=float)
+p.add_argument("--out")
+p.add_argument("--resume")
+a = p.parse_args()
+w = float(open(a.resume).read()) if a.resume else 8.0
+for step in range(1, 4):
+    w = update(w, a.lr)
+    paceline.log(step, loss=w * w)
+    if os.environ["RANK"] == "0":
+        open(os.path.join(paceline.checkpoints(), "w.bin"), "w").write(str(w))
+        if a.lr == 0.5 and not a.resume:
+            sys.exit(3)
+if os.environ["RANK"] == "0":
+    open(os.path.join(a.out, "w.txt"), "w").write(str(w))
+"""
+TORCH = """
+import argparse, json, os
+import torch, torch.distributed as dist
+p = argparse.ArgumentParser()
+p.add_argument("--lr", type=float)
+p.add_argument("--out")
+p.add_argument("--data")
+a = p.parse_args()
+dist.init_process_group("gloo")
+w = torch.tensor([float(open(a.data).read())])
+for step in range(1, 4):
+    total = w * (dist.get_rank() + 1)
+    dist.all_reduce(total)
+    w -= a.lr * total
+    if dist.get_rank() == 0:
+        print(json.dumps({"step": step, "loss": w.item()}), file=open(os.path.join(a.out, "log.jsonl"), "a"))
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A project of the test's own with a script elsewhere; ``words`` name it."""
+    folder = tmp_path / "my scripts"
+    folder.mkdir()
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "step.py").write_text("def update(w, lr):\n    return w - lr * w\n")
+    words = [f"program.script='{folder}/train.py'", "program.args.out={run}", "cluster.nproc_per_node=2"]
+    apart = "cluster.env.PACELINE_PROJECT=/nowhere"  # or the stand-in of torchrun would count as the project's
+    return Project(tmp_path, words=[*words, apart, "tracking=none"])
+
+
+def test_a_script_is_swept_recorded_and_not_run_twice(project: Project) -> None:
+    project.words[-1:] = []
+    done = project.doit("sweep", "program.args.lr=0.1,0.2")
+    assert done.returncode == 0, done.stdout
+    folders = project.run_folders()
+    results = [json.loads((folder / "result.json").read_text()) for folder in folders]
+    lowest = (8 * 0.8**3) ** 2
+    assert min(result["metrics"]["loss"] for result in results) == pytest.approx(lowest)
+    assert {(result["steps"], result["proven"], *result["unkeyed"]) for result in results} == {(3, False)}
+    for folder, result in zip(folders, results, strict=True):
+        assert {"outputs/w.txt", "checkpoints/w.bin", "metrics.jsonl", "outputs.json"} <= result["files"].keys()
+        assert sorted(path.name for path in (folder / "code/_script").iterdir()) == ["step.py", "train.py"]
+    again = project.doit("train", "program.args.lr=0.1")
+    assert "is finished: loss " in again.stdout
+    assert "unproven" in again.stdout
+    assert project.doit("runs").stdout.count("unproven") == 2
+    (folders[0] / "outputs/w.txt").write_text("other")
+    changed = json.loads((folders[0] / "config.json").read_text())["program"]["args"]["lr"]
+    assert "outputs/w.txt" in project.doit("why", f"program.args.lr={changed}").stdout
+
+
+def test_a_script_goes_on_from_its_checkpoint_or_it_is_said_that_it_starts_over(project: Project) -> None:
+    words = ("program.args.lr=0.5", "cluster.max_restarts=1")
+    failed = project.doit("train", *words)
+    assert failed.returncode == 1
+    assert "starting attempt 2 of 2 from the beginning: no argument of the script has {resume}" in failed.stdout
+    done = project.doit("train", *words, "program.args.resume={resume}")
+    assert done.returncode == 0, done.stdout
+    assert "starting attempt 2 of 2 from its newest checkpoint" in done.stdout
+    finished = [folder for folder in project.run_folders() if (folder / "result.json").exists()]
+    assert [json.loads((folder / "summary.json").read_text())["metrics"] for folder in finished] == [
+        {"loss": pytest.approx((8 * 0.5**4) ** 2)}
+    ]
+
+
+def test_a_run_that_read_what_its_key_lacks_does_not_count_until_that_is_added(project: Project) -> None:
+    folder = project.folder / "my scripts"
+    (folder / "lr.txt").write_text("0.25")
+    (folder / "train.py").write_text(
+        "import pathlib\ntry:\n    pathlib.Path(__file__).parent.joinpath('lr.txt').read_text()\nexcept OSError:\n"
+        "    pass\n" + SCRIPT
+    )
+    words = ("program.args.lr=0.1",)
+    first = project.doit("train", *words)
+    assert first.returncode == 0, first.stdout
+    assert "its key is not complete: _script/lr.txt was read; add it to program.inputs" in first.stdout
+    assert "train     to do  its key is not complete" in project.doit("plan", *words).stdout
+    assert "is finished" in project.doit("train", *words, "program.seal=off").stdout
+    again = project.doit("train", *words)
+    assert "FINISHED" in again.stdout
+    whole = project.doit("train", *words, "program.inputs=[lr.txt]")
+    assert "not complete" not in whole.stdout
+    assert "is finished" in project.doit("train", *words, "program.inputs=[lr.txt]").stdout
+
+
+@pytest.mark.lab
+def test_a_script_trains_on_two_hosts_with_its_data(project: Project, lab: Lab) -> None:
+    (project.folder / "my scripts/train.py").write_text(TORCH)
+    (project.folder / "w.txt").write_text("8")
+    data = [f"program.data='{project.folder}/w.txt'", "program.args.data={data}", "program.args.lr=0.1"]
+    hosts = ["cluster=two_node", "cluster.nproc_per_node=1", f"cluster.ssh_config='{lab.ssh_config}'"]
+    done = project.doit("train", *data, *hosts)
+    assert done.returncode == 0, done.stdout
+    result = project.result()
+    assert result["hosts"] == ["node0", "node1"]
+    assert result["metrics"]["loss"] == pytest.approx(8 * 0.7**3)
+    assert "is finished" in project.doit("train", *data, *hosts).stdout

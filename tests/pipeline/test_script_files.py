@@ -1,0 +1,160 @@
+"""Which files of a script are in its key and its snapshot, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.build import RunConfig, build
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.options import ROOT
+from pipeline.data import trees
+from pipeline.execution.configured_run import prepare
+from pipeline.keys import script_files
+from pipeline.keys.script_files import ScriptFiles
+from tests.pipeline.composed import composed
+
+TRAIN = "import torch\nfrom nets.own import Net\nimport wandb_that_nobody_has\nfrom utils import helper\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A script with a package, a module beside it and a file that it reads."""
+    files = {
+        "train.py": TRAIN,
+        "nets/__init__.py": "",
+        "nets/own.py": "from .layers import Layer\n",
+        "nets/layers.py": "class Layer: ...\n",
+        "nets/unused.py": "",
+        "utils.py": "import torch\ndef helper(): ...\n",
+        "configs/a.yaml": "lr: 1\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def found(root: Path, script: str | None, **told: Any) -> ScriptFiles:
+    rest = {"command": [], "workdir": "", "inputs": [], "outputs": [], "data": None, **told}
+    return script_files.find(root=root, script=script, **rest)
+
+
+def configured(*words: str) -> RunConfig:
+    words = ("tracking=none", *words)
+    return build(composed(words), words, root=ROOT, local_gpus=0)
+
+
+def own(files: ScriptFiles) -> list[str]:
+    return [name for name in files.closure().sources if name.startswith("_script/")]
+
+
+def test_a_script_outside_of_the_project_is_in_the_key_with_all_that_it_imports_and_reads(folder: Path) -> None:
+    files = found(ROOT, str(folder / "train.py"), inputs=["configs/*.yaml"])
+    modules = ["nets/__init__.py", "nets/layers.py", "nets/own.py", "train.py", "utils.py"]
+    closure = files.closure()
+    assert own(files) == [f"_script/{name}" for name in ("configs/a.yaml", *modules)]
+    assert (files.path, files.workdir) == ("_script/train.py", "_script")
+    assert closure.versions["wandb_that_nobody_has"] == "absent"
+    assert closure.versions["torch"] != "absent"
+    assert {"trainers/script/start.py", "paceline.py"} <= {*closure.sources}
+    assert not [name for name in closure.sources if name.startswith(("trainers/models", "pipeline/"))]
+    (folder / "nets/layers.py").write_text("class Layer: 'altered'\nx = 1\n")
+    assert files.closure().digests != closure.digests
+
+
+def test_a_script_in_the_project_keeps_its_path_and_sees_its_folder_before_the_project(folder: Path) -> None:
+    for name in ("trainers", "paceline.py"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "examples").mkdir()
+    (folder / "examples/utils.py").write_text("def helper(): ...\n")
+    (folder / "train.py").rename(folder / "examples/train.py")
+    files = found(folder, "examples/train.py", inputs=["configs"])
+    names = {name for name in files.closure().sources if not name.startswith(("trainers/", "paceline"))}
+    nets = {"nets/__init__.py", "nets/own.py", "nets/layers.py"}
+    assert names == {"examples/train.py", "examples/utils.py", "configs/a.yaml", *nets}
+    assert (files.path, files.workdir) == ("examples/train.py", "")
+
+
+def test_a_program_that_is_not_python_counts_by_its_bytes(folder: Path) -> None:
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o755)
+    files = found(ROOT, None, command=[str(folder / "run.sh"), "--x"])
+    assert own(files) == ["_script/run.sh"]
+    assert files.path == ""
+
+
+def test_the_key_holds_what_a_script_is_told_and_not_where_it_lies(folder: Path, tmp_path: Path) -> None:
+    def key(*words: str, script: Path = folder / "train.py") -> str:
+        return prepare(configured(f"program.script='{script}'", *words), ROOT, trees.NONE).key.digest
+
+    moved = tmp_path / "moved" / "train.py"
+    (moved.parent / "nets").mkdir(parents=True)
+    for name in ("train.py", "utils.py", "nets/__init__.py", "nets/own.py", "nets/layers.py"):
+        (moved.parent / name).write_text((folder / name).read_text())
+    same = key("program.args.lr=0.1")
+    assert same == key("program.args.lr=0.1", script=moved) == key("program.args.lr=0.1", "program.seal=off")
+    others = ["program.args.lr=0.2", "program.args.x=1", "program.env.A=b", "seed=1", "cluster.nproc_per_node=1"]
+    assert len({same, *(key("program.args.lr=0.1", word) for word in others)}) == 6
+
+
+def test_config_json_of_a_script_has_no_section_of_the_classifier(folder: Path) -> None:
+    config = configured(f"program.script='{folder}/train.py'")
+    assert [*config.resolved] == ["seed", "program", "cluster", "tracking", "paths"]
+    assert "program" not in configured().resolved
+
+
+def test_the_data_of_a_script_counts_by_names_and_contents(tmp_path: Path) -> None:
+    data = tmp_path / "texts"
+    data.mkdir()
+    with pytest.raises(DataError, match="holds no file"):
+        trees.tree(data, tmp_path / "packs")
+    (data / "a.txt").write_text("a")
+    one = trees.tree(data, tmp_path / "packs")
+    one.lay_down()
+    assert one.path is not None
+    assert (one.path / one.inside / "a.txt").read_text() == "a"
+    (data / "a.txt").write_text("b")
+    assert trees.tree(data, tmp_path / "packs").digest != one.digest
+    alone = trees.tree(data / "a.txt", tmp_path / "packs")
+    assert (alone.inside, dict(alone.sizes)) == ("content/a.txt", {"content/a.txt": 1})
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["program.script=nope.py"], "program.script=nope.py: there is no "),
+        (["program.script=trainers"], "program.script=trainers is a folder"),
+        (["program.script=README.md"], "is no Python file (.py)"),
+        (["program.script=dodo.py", "optimizer.lr=0.1"], "program.args.lr=…"),
+        (["program.script=dodo.py", "program.inputs=[/etc/*]"], "'/etc/*' leads out of its folder"),
+        (["program.script=dodo.py", "program.outputs=[../x]"], "'../x' leads out of its folder"),
+        (["program.script=dodo.py", "program.data=nope"], "program.data=nope: there is no "),
+        (["program.script=dodo.py", "cluster.min_nodes=1"], "cluster.min_nodes=1: a script may come to other weights"),
+        (["program.command=[./README.md]"], "program.command: ./README.md is not executable"),
+        (["program.args.lr=0.1"], "program.args says something of a script, and none is named"),
+        (["program=script"], "nothing says what to run"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_with_its_name(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        configured(*words)
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "message"),
+    [
+        ("def f(:\n", {}, "_script/train.py:1 can't be parsed"),
+        ("", {"inputs": ["*.nope"]}, "program.inputs: '*.nope' matches no file in"),
+        ("", {"workdir": "sub"}, "program.workdir=_script/sub is no folder of the snapshot"),
+    ],
+)
+def test_what_is_wrong_with_its_files_is_told_before_the_start(
+    folder: Path, text: str, told: dict[str, Any], message: str
+) -> None:
+    (folder / "train.py").write_text(text)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        found(ROOT, str(folder / "train.py"), **told).closure()

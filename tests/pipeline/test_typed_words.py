@@ -1,0 +1,34 @@
+"""Overrides about a script as people type them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import clone, typed_words
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("program.args.out={run}", "program.args.out='{run}'"),
+        ("program.args.out={run}/a,{data}/b", "program.args.out='{run}/a','{data}/b'"),
+        ("program.args=[--out,{run},--k,3]", "program.args=[--out,'{run}',--k,3]"),
+        ("program.args={out: {run}, k: 3}", "program.args={out: '{run}', k: 3}"),
+        ("program.args.out='{run}'", "program.args.out='{run}'"),
+        ("program.args.name={{epoch}}.pt", "program.args.name='{{epoch}}.pt'"),
+        ("cluster.env={A: b}", "cluster.env={A: b}"),
+    ],
+)
+def test_placeholders_need_no_quotes(typed: str, read: str) -> None:
+    assert typed_words.for_project([typed]) == (read,)
+
+
+def test_a_script_is_found_where_the_command_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr(clone, "started_in", lambda: tmp_path)
+    words = ("program.script=train.py", "program.script=dodo.py")
+    assert typed_words.for_project(words) == (f"program.script={tmp_path}/train.py", "program.script=dodo.py")
+    monkeypatch.setattr(clone, "started_in", lambda: clone.ROOT / "trainers")
+    assert typed_words.for_project(["program.script=entry.py"]) == ("program.script=trainers/entry.py",)
