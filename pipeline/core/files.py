@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import tempfile
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,27 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         Path(temporary).unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:  # a write to an open file doesn't say to which
             error.filename = str(path)
+        raise
+
+
+def write_json_in(folder: int, name: str, value: Any) -> None:
+    """``write_json`` into the folder that a descriptor is open on, whatever has its path by now.
+
+    Raises:
+        FileNotFoundError: the folder was removed.
+        OSError: it can't be written.
+    """
+    temporary = f"{leftovers.prefix(f'.{name}')}{os.urandom(4).hex()}"
+    try:
+        with open(temporary, "w", encoding="utf-8", opener=partial(os.open, dir_fd=folder)) as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(json.dumps(value, indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
         raise
 
 

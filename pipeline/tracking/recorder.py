@@ -55,7 +55,8 @@ def record(
     with _alone(run_dir, _FOLLOWER_WAIT_S if follow else _WAIT_S):
         if not check and state.is_recorded(run_dir, uri, experiment):
             return _outcome(run_dir)
-        return _Recording(run_dir, uri, experiment, follow, give_up_s, parent_pid).run()
+        with _held(run_dir) as folder:
+            return _Recording(run_dir, folder, uri, experiment, follow, give_up_s, parent_pid).run()
 
 
 def _outcome(run_dir: Path) -> Recorded:
@@ -80,13 +81,14 @@ def _alone(run_dir: Path, wait_s: float) -> Iterator[None]:
         lock.release()
 
 
-def _identity(folder: Path) -> tuple[int, int] | None:
-    """What sets a folder apart from another one at its path; None: there is none."""
+@contextlib.contextmanager
+def _held(run_dir: Path) -> Iterator[int]:
+    """A descriptor of the folder: it names this one for as long as it is open, and no other gets its inode."""
+    folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        stat = folder.stat()
-    except OSError:
-        return None
-    return stat.st_dev, stat.st_ino
+        yield folder
+    finally:
+        os.close(folder)
 
 
 class _SlowError(Exception):
@@ -99,7 +101,14 @@ class _RemovedError(Exception):
 
 class _Recording:
     def __init__(
-        self, run_dir: Path, uri: str, experiment: str, follow: bool, give_up_s: float, parent_pid: int | None
+        self,
+        run_dir: Path,
+        folder: int,
+        uri: str,
+        experiment: str,
+        follow: bool,
+        give_up_s: float,
+        parent_pid: int | None,
     ) -> None:
         from pipeline.tracking.writer import Writer
 
@@ -107,13 +116,13 @@ class _Recording:
         self.follow = follow
         self.give_up_s = give_up_s
         self.parent_pid = parent_pid
-        self.folder = _identity(run_dir)
+        self.folder = folder
         self.began = self.last_success = time.monotonic()
         self.ended_at: float | None = None
         self.counting = False
         self.refused = False  # the last time, for a reason that waiting does not fix
         self.state = self._resumed_state(uri, experiment)
-        self.writer = Writer(run_dir, uri, self.state, self._succeeded)
+        self.writer = Writer(run_dir, folder, uri, self.state, self._succeeded)
 
     def _resumed_state(self, uri: str, experiment: str) -> TrackingState:
         known = state.load(self.run_dir)
@@ -158,6 +167,10 @@ class _Recording:
             return str(error)
         except _RemovedError:
             return None  # the caller asks again
+        except FileNotFoundError:
+            if not self._removed():
+                raise
+            return None
         except _SlowError:
             return f"too slow: not everything was taken within {_TAIL_S:g} s"
         return None
@@ -196,7 +209,10 @@ class _Recording:
 
     def _removed(self) -> bool:
         """Whether another folder may stand in the run folder's place: nothing may be written there."""
-        return _identity(self.run_dir) != self.folder
+        try:
+            return not os.path.samestat(self.run_dir.stat(), os.fstat(self.folder))
+        except FileNotFoundError:
+            return True
 
     def _journal_bytes(self) -> int:
         try:
@@ -215,5 +231,6 @@ class _Recording:
     def _pending(self, reason: str) -> Recorded:
         self.state.state = state.PENDING
         self.state.message = redact(f"MLflow at {self.state.uri} took no (more) records: {reason}")
-        self.state.save(self.run_dir)
+        with contextlib.suppress(FileNotFoundError):  # removed right now
+            self.state.save(self.folder)
         return self.state.outcome()

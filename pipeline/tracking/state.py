@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import documents
-from pipeline.core.files import write_json
+from pipeline.core.files import write_json_in
 from pipeline.tracking.address import shown
 
 FILE = "tracking.json"
@@ -68,9 +68,10 @@ class TrackingState:
     notes: list[str] = field(default_factory=list)
     message: str = ""
 
-    def save(self, run_dir: Path) -> None:
-        """Write tracking.json atomically. Raises OSError."""
-        write_json(run_dir / FILE, asdict(self))
+    def save(self, folder: int) -> None:
+        """Write tracking.json atomically into the run folder that this descriptor is open on, and into no other one
+        that has taken its place. Raises OSError."""
+        write_json_in(folder, FILE, asdict(self))
 
     def outcome(self) -> Recorded:
         return Recorded(state=self.state, run_id=self.run_id, message=self.message)

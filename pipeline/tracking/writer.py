@@ -20,11 +20,15 @@ _POINTS_PER_READ = 1000
 class Writer:
     """Brings one MLflow run up to date and keeps ``state`` (tracking.json) in step.
 
-    ``succeeded`` is called after every answer of the store and may raise to end the pass.
+    ``folder`` is a descriptor of ``run_dir``. ``succeeded`` is called after every answer of the store and may raise to
+    end the pass.
     """
 
-    def __init__(self, run_dir: Path, uri: str, state: TrackingState, succeeded: Callable[[], None]) -> None:
+    def __init__(
+        self, run_dir: Path, folder: int, uri: str, state: TrackingState, succeeded: Callable[[], None]
+    ) -> None:
         self.run_dir = run_dir
+        self._folder = folder
         self.uri = uri
         self.state = state
         self._succeeded = succeeded
@@ -42,7 +46,7 @@ class Writer:
             self.state.inputs = inputs
             self.state.state = state.DONE
             self.state.message = ""
-            self.state.save(self.run_dir)
+            self.state.save(self._folder)
 
     def _connected(self) -> Store:
         if self._store is None:
@@ -54,7 +58,7 @@ class Writer:
 
     def _open(self, store: Store, now: Progress) -> None:
         """Find or make the run. A crash between the two writes of tracking.json finds it again by its tag."""
-        self.state.save(self.run_dir)
+        self.state.save(self._folder)
         about = describe(self.run_dir)
         experiment_id = store.experiment_id(self.state.experiment)
         run_id = store.open_run(
@@ -66,7 +70,7 @@ class Writer:
             self.state.metrics_offset_bytes = 0
         self.state.run_id, self.state.experiment_id, self.state.attempt = run_id, experiment_id, now.attempt
         self._succeeded()  # before it writes: while the store worked, another run may have taken the folder's place
-        self.state.save(self.run_dir)
+        self.state.save(self._folder)
         self._log_description(store, run_id, about)
         if not now.ended:
             store.set_running(run_id, about.name)
@@ -94,7 +98,7 @@ class Writer:
                 self._note([f"{chunk.bad_lines} lines of metrics.jsonl before byte {chunk.end_bytes} make no sense"])
             self.state.metrics_offset_bytes = chunk.end_bytes
             self._succeeded()
-            self.state.save(self.run_dir)
+            self.state.save(self._folder)
 
     def _log_points(self, store: Store, points: Iterable[Point]) -> None:
         new = [point for point in points if point.step > self.state.last_steps.get(point.key, -1)]

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -148,7 +149,7 @@ def test_a_result_that_something_relies_on_stays(tmp_path: Path, clean: Printed)
     )
     for folder, state in ((pending, PENDING), (recorded, DONE)):
         told = TrackingState(uri="u", experiment="e", token="t", state=state, inputs=fingerprints(folder.path))
-        told.save(folder.path)
+        write_json(folder.path / "tracking.json", asdict(told))
 
     said = clean("older_than=5", "yes=1").splitlines()
     assert f"{swept.key} stays: the sweep grid names its result" in said

@@ -16,7 +16,7 @@ import pytest
 
 from pipeline import tracking
 from pipeline.core.errors import PacelineError
-from pipeline.tracking.state import DONE, RECORDING
+from pipeline.tracking.state import DONE, RECORDING, TrackingState
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
 from tests.pipeline.tracking_store import EXPERIMENT
@@ -252,6 +252,26 @@ def test_the_follower_of_a_removed_folder_leaves_what_stands_there_now_alone(tmp
     follower.join(HANG_S)
     assert not follower.is_alive()
     assert not (run / "tracking.json").exists()
+
+
+def test_what_is_saved_goes_into_the_folder_that_was_opened_and_into_no_other_at_its_path(tmp_path: Path) -> None:
+    told = TrackingState(uri="u", experiment="e", token="t")
+    (tmp_path / "run").mkdir()
+    folder = os.open(tmp_path / "run", os.O_RDONLY)
+    try:
+        (tmp_path / "run").rename(tmp_path / "removed")
+        (tmp_path / "run").mkdir()
+        told.save(folder)
+        assert [[path.name for path in (tmp_path / name).iterdir()] for name in ("run", "removed")] == [
+            [],
+            ["tracking.json"],
+        ]
+        shutil.rmtree(tmp_path / "removed")
+        with pytest.raises(FileNotFoundError):
+            told.save(folder)
+    finally:
+        os.close(folder)
+    assert not (tmp_path / "removed").exists()
 
 
 def test_the_follower_leaves_when_its_controller_is_gone(tmp_path: Path, uri: str) -> None:
