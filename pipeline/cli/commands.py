@@ -106,7 +106,15 @@ def attach() -> None:
     """Take up the attempt that a command which is gone has left running."""
     if _finished(session()):
         return
-    if session().run is None:  # a run begins only once its data is here
+    run = session().run
+    if run is not None and "run" in session().asked.options:
+        started = session().folder()
+        if started.key != run.key.short:
+            raise UsageError(
+                f"run {started.key} was started with other code, data or versions than are here now",
+                hint=f"doit why run={started.key}, which shows them; or doit stop run={started.key}",
+            )
+    if run is None:  # a run begins only once its data is here
         raise UsageError(
             "nothing of this run is under way here: its data set was never fetched",
             hint="doit attach with the words of the command that has started it, or doit train with the same words",

@@ -7,12 +7,12 @@ import shlex
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.acceptance import settle
 from pipeline.cli.options import is_on
 from pipeline.cli.output import say
-from pipeline.cli.session import ROOT, relative, session
+from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.cluster.spares import without_use
 from pipeline.core import leftovers
 from pipeline.core.errors import PacelineError, UsageError, suggestion
@@ -56,14 +56,13 @@ def _trials() -> list[PlannedRun]:
 def why() -> None:
     from pipeline.execution import dry_run
     from pipeline.keys import diff as compare
-    from pipeline.runs import index as runs
 
     current = session()
     current.refuse_data()
     run = current.run
     steps = dry_run.steps(current.config, current.pack, run, root=ROOT)
     reason = run.reason if run else "the data set isn't fetched, so this run has no key yet; try doit fetch"
-    finished = runs.finished_parts(current.config.runs_dir) if run and reason else {}
+    finished = _finished_parts(current) if run and reason else {}
     found = compare.nearest(finished, run.key.parts) if run else None
     accepted = run.accepted if run and not reason else None
     damage = _damage(run) if run and not (reason or accepted) else None
@@ -92,6 +91,15 @@ def why() -> None:
         say("no finished run to compare with")
     for step in steps:
         say(f"{step.name:<9} {'done' if step.done else 'to do':<6} {step.why}")
+
+
+def _finished_parts(current: Session) -> dict[str, dict[str, Any]]:
+    """Key and key parts of the finished runs to compare with: of the one that ``run=`` names alone, if it is."""
+    from pipeline.runs import index as runs
+
+    found = runs.finished_parts(current.config.runs_dir)
+    named = current.folder().key if "run" in current.asked.options else ""
+    return {named: found[named]} if named in found else found
 
 
 def _damage(run: Run) -> AlteredError | None:

@@ -12,6 +12,7 @@ from pipeline.cli.clone import ROOT as ROOT
 from pipeline.cli.verbs import VERBS
 from pipeline.core import masking, unexpected
 from pipeline.core.errors import UsageError
+from pipeline.core.files import expanded
 
 if TYPE_CHECKING:  # imported in the functions: a bare `doit` needs none of it
     from omegaconf import DictConfig
@@ -71,11 +72,13 @@ class Session:
     def _built(self) -> RunConfig:
         from pipeline.config import build
 
-        resolved = self._resolved()
+        resolved, words = self._resolved(), self.asked.overrides
+        if self._of_named_run:
+            resolved, words = self._of_folder(resolved)
         verb = VERBS.get(self.asked.verb or "")
         config = build.build(
             resolved,
-            self.asked.overrides,
+            words,
             root=ROOT,
             local_gpus=_local_gpus(),
             shares_batch=verb is None or verb.shares_batch,
@@ -86,6 +89,40 @@ class Session:
 
             tracking.absolute_uri(config.tracking.uri, ROOT)
         return config
+
+    @property
+    def _of_named_run(self) -> bool:
+        """Whether ``run=KEY`` stands for the words of that run, for a verb that needs its whole configuration."""
+        return self.asked.verb in ("why", "attach") and "run" in self.asked.options
+
+    def _of_folder(self, resolved: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The configuration and the words of the run that is named; of ``resolved`` where runs and data lie, and where
+        it is recorded if a word says so.
+
+        Raises:
+            UsageError: no such run, it has no configuration, or another word would change it.
+        """
+        from pipeline.core import documents
+        from pipeline.runs import index as runs
+
+        for word in self.asked.overrides:
+            if not word.lstrip("+").startswith(("paths.", "tracking")):
+                raise UsageError(
+                    f"doit {self.asked.verb} run=… takes no {word!r}: the run has its own configuration",
+                    hint=f"doit {self.asked.verb} with all words of the run and this one, in place of run=",
+                )
+        folder = runs.find(ROOT / expanded(resolved["paths"]["runs"], "paths.runs"), self.asked.options["run"])
+        try:
+            own = documents.read(folder.path / "config.json")
+        except (documents.DamagedError, OSError) as error:
+            raise UsageError(
+                f"{folder.path / 'config.json'} can't be read, so only its words tell of run {folder.key}: {error}",
+                hint=f"doit {self.asked.verb} with the words that it was trained with, in place of run=",
+            ) from error
+        told = (folder.read_json("provenance.json") or {}).get("overrides")
+        words = tuple(map(str, told)) if isinstance(told, list) else ()
+        told_anew = {"paths"} | {"tracking" for word in self.asked.overrides if word.lstrip("+").startswith("tracking")}
+        return {**resolved, **own, **{name: resolved[name] for name in told_anew}}, words
 
     def _resolved(self) -> dict[str, Any]:
         """Composed by Hydra, or, for a training that was asked for before, remembered."""

@@ -103,8 +103,8 @@ VERBS: Mapping[str, Verb] = {
         module="pipeline.cli.provenance",
         answers=True,
         summary="why this run is not up to date: the fields that differ from the nearest finished one",
-        options={"json": _JSON},
-        examples=("why experiment=quickstart optimizer.lr=0.2",),
+        options={"run": _RUN, "json": _JSON},
+        examples=("why experiment=quickstart optimizer.lr=0.2", "why run=cf0848"),
     ),
     "accept": Verb(
         module="pipeline.cli.acceptance",
@@ -135,7 +135,8 @@ VERBS: Mapping[str, Verb] = {
         summary="take up a training whose command was closed or killed, where it is",
         details="Its hosts go on with it for cluster.lease_s (600 s); attach shows their lines from there on, brings "
         "the results and records them. `doit train` would end it and go on from its last checkpoint instead.",
-        examples=("attach experiment=quickstart cluster=two_node",),
+        options={"run": _RUN},
+        examples=("attach experiment=quickstart cluster=two_node", "attach run=cf0848"),
     ),
     "sweep": Verb(
         module="pipeline.cli.sweeping",

@@ -61,7 +61,7 @@ def test_why_and_export_tell_which_file_of_a_finished_runs_history_was_cut_or_lo
     folder, key = finished.only_run(), f"run={finished.only_run().name}"
     (folder / "plan.json").write_text((folder / "plan.json").read_text()[:-20])
     said = f"{folder}/plan.json was altered: it isn't what it was when the run finished"
-    shown = finished.doit("why", *FINISHED).stdout
+    shown = finished.doit("why", key).stdout
     assert f"{folder.name}: finished; doit train launches nothing\nWARNING: {said}\n" in shown
     assert "try: another copy of the run folder" in shown
     refused = finished.doit("export", key)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cli.invocation import parse
+from pipeline.cli.invocation import Invocation, parse
 from pipeline.cli.options import is_on
+from pipeline.cli.session import Session
 from pipeline.core.errors import UsageError
 
 
@@ -67,3 +68,9 @@ def test_a_switch_of_a_verb_is_on_or_off() -> None:
     for name in ("dry_run", "weights"):
         with pytest.raises(UsageError, match=f"{name}={words[name]} must be 1 or 0"):
             is_on(words, name)
+
+
+def test_a_named_run_has_its_own_configuration_and_takes_no_further_words() -> None:
+    asked = Invocation(verb="why", overrides=("optimizer.lr=0.2",), options={"run": "cf0848"})
+    with pytest.raises(UsageError, match=r"doit why run=… takes no 'optimizer.lr=0.2': the run has its own"):
+        Session(asked).config  # noqa: B018
