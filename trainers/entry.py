@@ -31,18 +31,25 @@ def start(program: str, run: Callable[[Path], None], description: str | None = N
     from trainers.core.errors import TrainerError
     from trainers.distributed.process_group import read_ranks
 
+    ranks = read_ranks()  # before anybody's model may change the environment
     try:
         # writes what goes wrong to TORCHELASTIC_ERROR_FILE, where the agent finds it
         record(_raising_what_can_be_recorded(run))(path.resolve())
     except (ConfigError, TrainerError) as error:
-        if read_ranks().local_rank == 0:
+        if ranks.local_rank == 0:
             print(f"paceline: error: {error}", file=sys.stderr, flush=True)
         leave(1)
     except Exception:
-        traceback.print_exc()
+        print(marked(traceback.format_exc(), ranks.rank), file=sys.stderr, flush=True)
         leave(1)
     if running is not None:
         running.unlink(missing_ok=True)
+
+
+def marked(text: str, rank: int) -> str:
+    """Each line with the rank, as torch marks those of an exception that nobody catches: an exception's text may have
+    thousands of lines, and who shows the output as it comes knows by the mark that they belong together."""
+    return "\n".join(f"[rank{rank}]: {line}" for line in text.rstrip("\n").split("\n"))
 
 
 def _note_running() -> Path | None:

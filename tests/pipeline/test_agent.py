@@ -146,6 +146,41 @@ def test_end_tree_takes_the_marked_and_their_sessions_and_nothing_else() -> None
         other.wait()
 
 
+ADOPTS = """
+import os, subprocess, sys, time
+from pipeline.cluster.agent.processes import Orphans, end_tree, find_processes, start_time
+if sys.argv[1] == "adopts":
+    Orphans.adopt()
+shell = subprocess.Popen(["sh", "-c", sys.argv[2]], start_new_session=True, stdout=subprocess.PIPE, text=True)
+child = int(shell.stdout.readline())
+if "wait" not in sys.argv[2]:
+    shell.wait()
+print(child in find_processes(os.environ["PACELINE_NODE"] if sys.argv[1] == "marks" else "nobody's"))
+if sys.argv[1] == "adopts":
+    print(end_tree("nobody's", 0.2), start_time(child))
+    Orphans.reap(shell.pid)
+    print(os.path.exists(f"/proc/{child}"))
+os.path.exists(f"/proc/{child}") and os.kill(child, 9)
+"""
+
+
+@pytest.mark.skipif(not processes.LINUX, reason="needs /proc and prctl")
+@pytest.mark.parametrize(
+    ("who", "then", "said"),
+    [("adopts", "", "True\nTrue None\nFalse\n"), ("ignores", "", "False\n"), ("marks", "wait", "True\n")],
+)
+def test_a_child_without_the_mark_and_with_a_session_of_its_own_is_found_by_its_parents(
+    who: str, then: str, said: str
+) -> None:
+    """``adopts``: its parent is gone, and it has become the agent's child; ``marks``: its parent carries the mark."""
+    program = f"setsid env -i sleep 60 >/dev/null & echo $!; {then}"
+    env = {**os.environ, processes.MARK: uuid.uuid4().hex} if who == "marks" else os.environ
+    done = subprocess.run(
+        [sys.executable, "-c", ADOPTS, who, program], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == said
+
+
 def test_start_time_tells_a_recycled_pid_from_ours() -> None:
     assert processes.start_time(os.getpid()) == processes.start_time(os.getpid()) != processes.start_time(1)
     gone = subprocess.Popen(["true"])
@@ -218,6 +253,10 @@ def test_printed_error_is_the_last_traceback_of_a_rank_that_ended_by_it(tmp_path
     failed = rank_errors.printed_error(str(path), {"code": 1, "pid": 1, "unix_time": 5.0})
     assert failed is not None
     assert (failed["message"], failed["traceback"]) == ("ModuleNotFoundError: No module named x", trace.rstrip())
+    path.write_text("".join(f"[rank1]: {line}\n" for line in trace.splitlines()))
+    marked = rank_errors.printed_error(str(path), {"code": 1, "pid": 1, "unix_time": 5.0})
+    assert marked is not None
+    assert marked["traceback"] == trace.rstrip()
 
 
 def test_of_a_traceback_that_breaks_off_no_frame_is_taken_for_the_error(tmp_path: Path) -> None:
@@ -244,6 +283,8 @@ def test_of_a_rank_that_crashed_the_reason_and_its_own_stack_are_told(tmp_path: 
         "[enforce fail] 24 vs 8. Is there a distributed collective mismatch in your code? (signal 6 (SIGABRT))"
     )
     assert crashed["traceback"] == '  File "net.py", line 1 in outer\n  File "sum.py", line 2 in inner'
+    untold = rank_errors.printed_error(str(path), {"code": 0, "pid": 1, "unix_time": 5.0})
+    assert untold == crashed, "torchrun was ended before it could tell the signal"
 
 
 def test_what_a_rank_says_of_its_error_is_cut_and_has_no_half_characters() -> None:
@@ -253,6 +294,10 @@ def test_what_a_rank_says_of_its_error_is_cut_and_has_no_half_characters() -> No
     assert told["message"].startswith("ValueError: ? xxx")
     assert told["message"].endswith("x… (cut: 3,014 more characters are in the log)")
     assert told["traceback"] == f"***back …\n{told['message']}"
+    lines = "\n".join(f"line {number}" for number in range(1000))
+    told = rank_errors.tellable({"unix_time": 1.0, "message": lines, "traceback": f"Trace\n{lines}"}, str)
+    assert told["message"].split("\n")[7:10] == ["line 7", "… 988 lines, see the log", "line 996"]
+    assert told["traceback"] == f"Trace\n{told['message']}"
     short = {"unix_time": 1.0, "message": "KeyError: 1", "traceback": ""}
     assert rank_errors.tellable(short, str) == short
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.agent import processes, registry
+from pipeline.cluster.agent.early_exits import EarlyExits
 from pipeline.cluster.agent.follow import FROZEN_S
 from pipeline.cluster.agent.node import identity
 from pipeline.cluster.agent.silence import LOOK_S, Silence
@@ -225,15 +226,20 @@ peer = rank(1, "import time; time.sleep(60)")
 early.wait()
 """
 WAITS = "peer.wait()"
-ENDS_THE_PEER = "print('Sending process', peer.pid, 'closing signal SIGTERM'); peer.kill(); peer.wait(); sys.exit(1)"
-
-
+ENDS_THE_PEER = "print('Sending process', peer.pid, 'closing signal SIGTERM'); peer.kill(); peer.wait();"
+TELLS_ALL = "print('  exitcode  : -6 (pid: %d)' % early.pid);"
+"""Of ranks that end at once torchrun names the first alone before its last words."""
 EARLY = [(4, "ended with exit code 0 before the run was ov")]
 
 
 @pytest.mark.parametrize(
     ("then", "named"),
-    [(WAITS, EARLY), (ENDS_THE_PEER, EARLY), ("peer.kill(); peer.wait(); os.kill(os.getpid(), 9)", [])],
+    [
+        (WAITS, EARLY),
+        (f"{ENDS_THE_PEER} sys.exit(1)", EARLY),
+        (f"{ENDS_THE_PEER} {TELLS_ALL} sys.exit(1)", [(4, "ended with signal 6 (SIGABRT)")]),
+        ("peer.kill(); peer.wait(); os.kill(os.getpid(), 9)", []),
+    ],
 )
 def test_a_rank_that_ends_early_with_exit_code_0_is_named(
     node: tuple[dict[str, Any], dict[str, Any]], then: str, named: list[tuple[int, str]]
@@ -246,3 +252,16 @@ def test_a_rank_that_ends_early_with_exit_code_0_is_named(
     ended = json.loads((state / "exit.json").read_text())
     assert ended["code"] != 0
     assert [(error["rank"], error["message"][:44]) for error in ended["errors"]] == named
+
+
+def test_a_rank_whose_end_only_torchrun_knows_gets_its_time_to_tell(tmp_path: Path) -> None:
+    (tmp_path / "ranks/x/attempt_0/0").mkdir(parents=True)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (tmp_path / f"ranks/x/attempt_0/0/running-{gone.pid}").touch()
+    found = EarlyExits(str(tmp_path))
+    assert (found.ranks(), found.torchrun_ends_others) == ({0: 0}, False)
+    found.read("W1122 14:35:38 api.py:1010] Sending process 4194999 closing signal SIGTERM")
+    assert found.torchrun_ends_others
+    found.read(f"  exitcode  : -9 (pid: {gone.pid}) (SIGKILL)")
+    assert found.ranks() == {0: -9}

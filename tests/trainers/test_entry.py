@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainers.entry import recordable
+from trainers.entry import marked, recordable
 
 
 class Mute(Exception):  # noqa: N818
@@ -35,3 +35,12 @@ def test_anything_else_is_recorded_by_its_name(error: BaseException, shown: str)
     told = recordable(error)
     assert f"{type(told).__name__}: {told}".startswith(shown)
     assert type(told).__module__ == type(error).__module__
+
+
+def test_all_lines_of_an_error_carry_the_rank_so_that_they_are_known_to_belong_together() -> None:
+    assert marked("Traceback …\nValueError: one\n\ntwo\n", 3).split("\n") == [
+        "[rank3]: Traceback …",
+        "[rank3]: ValueError: one",
+        "[rank3]: ",
+        "[rank3]: two",
+    ]

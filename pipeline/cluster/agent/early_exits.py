@@ -1,7 +1,8 @@
-"""Ranks that ended with exit code 0 while their run was not over: torchrun takes that for success, and waits.
+"""Ranks that ended while their run was not over, perhaps with exit code 0: torchrun takes that for success, and waits.
 
 The entry of a rank makes ``running-PID`` beside its error file and removes it at a good end. A rank whose process is
-gone and whose file is there has ended by itself, unless torchrun or the agent told it to.
+gone and whose file is there has ended by itself, unless torchrun or the agent told it to. Of several that end at once
+torchrun tells the first one's exit code while it ends the others, and all of them in the table of its last words.
 """
 
 # Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
@@ -15,6 +16,7 @@ import re
 from .processes import start_time
 
 _TOLD = re.compile(r"Sending process (\d+) closing signal")  # torchrun does this after another rank's failure
+_CODE = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)")
 
 
 class EarlyExits:
@@ -23,13 +25,21 @@ class EarlyExits:
     def __init__(self, state: str) -> None:
         self._pattern = os.path.join(glob.escape(state), "ranks/*/attempt_*/*/running-*")
         self._told: set[int] = set()
+        self._codes: dict[int, int] = {}
         self._ending = False
 
     def read(self, line: str) -> None:
         """A line of torchrun's."""
-        found = _TOLD.search(line)
+        found, code = _TOLD.search(line), _CODE.match(line)
         if found:
             self._told.add(int(found[1]))
+        if code:
+            self._codes[int(code[2])] = int(code[1])
+
+    @property
+    def torchrun_ends_others(self) -> bool:
+        """Whether it has seen a failure, and will tell of it when the other ranks are gone."""
+        return bool(self._told)
 
     def about_to_end_all(self) -> None:
         """Whoever is alive now is told to end by the agent."""
@@ -41,9 +51,10 @@ class EarlyExits:
         if code < 0 and not self._ending:
             self._told |= {pid for _, pid in self._unfinished()}
 
-    def ranks(self) -> list[int]:
-        """Local ranks that have ended by themselves; also those whose failure torchrun will tell of in a moment."""
-        return [rank for rank, pid in self._unfinished() if pid not in self._told and start_time(pid) is None]
+    def ranks(self) -> dict[int, int]:
+        """Local ranks that have ended by themselves, with their exit codes; 0 also where torchrun has told of none."""
+        ended = ((rank, pid) for rank, pid in self._unfinished() if pid not in self._told and start_time(pid) is None)
+        return {rank: self._codes.get(pid, 0) for rank, pid in ended}
 
     def _unfinished(self) -> list[tuple[int, int]]:
         """(local rank, process id) of each rank that has not come to a good end."""

@@ -25,6 +25,7 @@ from .beats import read_beats
 from .look import look
 from .node import own_node
 from .probe import interfaces, probe
+from .processes import Orphans
 from .registry import end_attempts
 from .silence import Silence
 from .supervisor import Supervisor, lay_out
@@ -40,6 +41,7 @@ def job(request: Json) -> None:
 
     A node whose part has ended well stays too: the others' may not have, and then another start wants it.
     """
+    Orphans.adopt()
     node = JobNode(request)
     secrets = node.scheduler.secrets(request)
     if not node.scheduler.REQUEUES:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 MARK = "PACELINE_NODE"
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 LINUX = os.path.isdir("/proc/self")
 POLL_S = 0.05
 TERM_GRACE_S = 3.0
@@ -32,8 +33,35 @@ def start_time(pid: int) -> str | None:
     return ps.stdout.strip() or None
 
 
+class Orphans:
+    """Processes of a run whose parents are gone, as children of this one: so those are found too that have dropped
+    the mark and begun a session of their own."""
+
+    adopter: int | None = None  # this process's id, once it adopts
+
+    @classmethod
+    def adopt(cls) -> None:
+        """From here on, where the system has it (Linux): no rights are needed."""
+        with contextlib.suppress(ImportError, OSError, AttributeError):
+            import ctypes
+
+            if LINUX and ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0:
+                cls.adopter = os.getpid()
+
+    @classmethod
+    def reap(cls, child: int) -> None:
+        """Forget those that have ended, which stay as zombies otherwise; ``child`` is waited for elsewhere."""
+        with contextlib.suppress(ChildProcessError):
+            while cls.adopter == os.getpid():
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if ended is None or ended.si_pid == child:
+                    return
+                os.waitpid(ended.si_pid, 0)
+
+
 def find_processes(mark: str) -> set[int]:
-    """Processes that carry ``PACELINE_NODE=mark``, and all of their sessions.
+    """Processes that carry ``PACELINE_NODE=mark``, what they have started, and all of their sessions; for who adopts
+    orphans also these.
 
     A mark that ends with "-" is the beginning that all attempts of one run folder share.
     """
@@ -43,6 +71,7 @@ def find_processes(mark: str) -> set[int]:
         return {int(words[0]) for words in rows if any(carries(word.encode(), mark) for word in words)}
     found: set[int] = set()
     sessions: dict[int, str] = {}
+    children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         pid = int(name)
         try:
@@ -51,12 +80,21 @@ def find_processes(mark: str) -> set[int]:
             if fields[0] in "ZX":
                 continue
             sessions[pid] = fields[3]
+            children.setdefault(int(fields[1]), []).append(pid)
             with open(f"/proc/{pid}/environ", "rb") as environ:
                 if any(carries(variable, mark) for variable in environ.read().split(b"\0")):
                     found.add(pid)
         except OSError:
             continue
-    mine = {sessions[pid] for pid in found} - {str(os.getsid(0))}
+    own = str(os.getsid(0))
+    if Orphans.adopter == os.getpid():
+        found.update(pid for pid in children.get(os.getpid(), []) if sessions[pid] != own)
+    begun = [*found]
+    while begun:
+        new = [pid for pid in children.get(begun.pop(), []) if pid not in found and pid != os.getpid()]
+        found.update(new)
+        begun += new
+    mine = {sessions[pid] for pid in found} - {own}
     return found | {pid for pid, session in sessions.items() if session in mine}
 
 

@@ -14,6 +14,17 @@ from collections.abc import Callable
 from .wire import Json, read_json
 
 LONGEST_MESSAGE, LONGEST_TRACEBACK = 2000, 20_000  # characters of what is told; the rank's log has all of it
+FIRST_LINES, LAST_LINES = 8, 4  # of a message
+
+
+FATAL = {
+    "Aborted": signal.SIGABRT,
+    "Segmentation fault": signal.SIGSEGV,
+    "Bus error": signal.SIGBUS,
+    "Illegal instruction": signal.SIGILL,
+    "Floating-point exception": signal.SIGFPE,
+}
+"""faulthandler's words for the signals that it tells of."""
 
 
 def mute(error: Json) -> bool:
@@ -51,6 +62,7 @@ def printed_error(path: str, failed: Json | None) -> Json | None:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
             text = file.read().decode("utf-8", "replace").replace("\r\n", "\n")
+        text = re.sub(r"^\[rank\d+\]: ", "", text, flags=re.MULTILINE)
         printed = os.path.getmtime(path)
     except FileNotFoundError:
         text, printed = "", time.time()
@@ -65,11 +77,19 @@ def printed_error(path: str, failed: Json | None) -> Json | None:
         return {"unix_time": printed, "message": last, "traceback": head + shown}
     if failed is None:
         return None
-    how = describe(failed["code"])
-    crash = re.findall(r"^[ \t]*what\(\):[ \t]*(\S.*)$", text, flags=re.MULTILINE)[-1:] if failed["code"] < 0 else []
+    code = failed["code"] or fatal_signal(text)
+    how = describe(code)
+    crash = re.findall(r"^[ \t]*what\(\):[ \t]*(\S.*)$", text, flags=re.MULTILINE)[-1:] if code < 0 else []
     message = f"{crash[0].rstrip()} ({how})" if crash else f"ended with {how}"
     last = crash_stack(text) or "\n".join(text.rstrip().splitlines()[-10:])
     return {"unix_time": failed["unix_time"], "message": message, "traceback": last}
+
+
+def fatal_signal(text: str) -> int:
+    """The signal, as a negative exit code, that faulthandler told of on stderr; 0 where it told of none."""
+    names = "|".join(map(re.escape, FATAL))
+    found = re.findall(rf"^Fatal Python error: ({names})$", text, flags=re.MULTILINE)
+    return -FATAL[found[-1]] if found else 0
 
 
 def crash_stack(text: str) -> str:
@@ -84,9 +104,13 @@ def tellable(error: Json, hide: Callable[[str], str]) -> Json:
     message, trace = (
         hide(error[name]).encode("utf-8", "replace").decode("utf-8").rstrip() for name in ("message", "traceback")
     )
-    short = message
-    if len(message) > LONGEST_MESSAGE:
-        left = len(message) - LONGEST_MESSAGE
-        short = f"{message[:LONGEST_MESSAGE]}… (cut: {left:,} more characters are in the log)"
-        trace = trace.removesuffix(message) + short if trace.endswith(message) else trace
+    short, lines = message, message.split("\n")
+    if len(lines) > FIRST_LINES + LAST_LINES + 1:
+        left = f"… {len(lines) - FIRST_LINES - LAST_LINES:,} lines, see the log"
+        short = "\n".join([*lines[:FIRST_LINES], left, *lines[-LAST_LINES:]])
+    if len(short) > LONGEST_MESSAGE:
+        cut = len(short) - LONGEST_MESSAGE
+        short = f"{short[:LONGEST_MESSAGE]}… (cut: {cut:,} more characters are in the log)"
+    if short != message and trace.endswith(message):
+        trace = trace.removesuffix(message) + short
     return {**error, "message": short, "traceback": trace[-LONGEST_TRACEBACK:]}

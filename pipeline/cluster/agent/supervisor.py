@@ -23,7 +23,7 @@ from .log_lines import Tail
 from .meeting import Meeting
 from .node import own_node, peers_of
 from .probe import from_environment
-from .processes import MARK, POLL_S, TERM_GRACE_S, end_tree, start_time
+from .processes import MARK, POLL_S, TERM_GRACE_S, Orphans, end_tree, start_time
 from .rank_errors import describe, mute, printed_error, recorded_error, tellable
 from .reasons import full_disk, reason
 from .registry import end_attempts, outdated, own_entries, tombstone_path
@@ -34,6 +34,7 @@ from .wire import REMOVED, Json, in_thread, say, touch, write_json
 BEAT_STALE_S = 3.0  # the controller beats every second
 PEER_TRY_S = 1.0
 SIBLING_GRACE_S = 2.0  # after a rank's error: what torchrun gets to reap the others by itself
+TELLING_GRACE_S = 8.0  # the same where only torchrun knows how the rank ended: it tells when the others are gone
 UNATTENDED_S = 20.0
 RESERVE_BYTES = 64 << 10  # room for exit.json where the disk fills up, and as much for what a rank says of it
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
@@ -91,6 +92,7 @@ def supervise_forever(request: Json, node: Json, tell: int, claim: Claim | None)
         os.dup2(null, 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        Orphans.adopt()
         Supervisor(request, node).run(tell)
         code = 0
     except BaseException:
@@ -117,6 +119,7 @@ class Supervisor:
         self.said: list[str] = []
         self.failed: dict[int, Json] = {}
         self.early_exits = EarlyExits(self.state)
+        self.early_before: dict[int, int] = {}
         self.tails: dict[str, tuple[int, Tail]] = {}
         self.reachable: set[tuple[str, int]] = set()
         self.lease = Silence(self.path("lease"))
@@ -247,6 +250,7 @@ class Supervisor:
                 self.pump()
                 if now - looked > 0.5:
                     looked = now
+                    Orphans.reap(child.pid)
                     self.look()
             except OSError as error:
                 folder = self.node["run_dir"]
@@ -270,8 +274,11 @@ class Supervisor:
             self.end(f"the controller has not been heard of for {lease_s:g} s")
         if glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/error.json")):
             self.end("a rank failed", SIBLING_GRACE_S)
-        elif self.early_exits.ranks():
-            self.end("a rank ended before the run was over", SIBLING_GRACE_S)
+        early = self.early_exits.ranks()
+        if early and early.keys() == self.early_before.keys():  # torchrun has looked at it meanwhile
+            telling = self.early_exits.torchrun_ends_others
+            self.end("a rank ended before the run was over", TELLING_GRACE_S if telling else SIBLING_GRACE_S)
+        self.early_before = early
 
     def watch_peers(self) -> None:
         """End the run when this node is cut off: no beats, and no node that used to answer does any more."""
@@ -326,7 +333,7 @@ class Supervisor:
     def errors(self) -> list[Json]:
         """Each rank's own error: from torch's error file, else from its stderr and exit code."""
         found: dict[int, Json] = {}
-        early = {rank: {"code": 0, "unix_time": time.time()} for rank in self.early_exits.ranks()}
+        early = {rank: {"code": code, "unix_time": time.time()} for rank, code in self.early_exits.ranks().items()}
         failed = {**early, **self.failed}
         for folder in sorted(glob.glob(os.path.join(glob.escape(self.state), "ranks/*/attempt_*/*/"))):
             local_rank = int(os.path.basename(os.path.dirname(folder)))
