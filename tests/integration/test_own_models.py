@@ -16,9 +16,9 @@ from tests.waiting import HANG_S
 TWO_STEPS = "trainer.max_steps=2 cluster.nproc_per_node=2 ++cluster.env.OMP_NUM_THREADS=1 tracking=none"
 
 
-def typed(checkout: Checkout, lines: str) -> subprocess.CompletedProcess[str]:
-    """Typed into a shell in the checkout; a training has two steps only."""
-    doit = f'doit() {{ {light_python().replace(" ", chr(92) + " ")} -m doit "$@" {TWO_STEPS}; }}\n'
+def typed(checkout: Checkout, lines: str, words: str = TWO_STEPS) -> subprocess.CompletedProcess[str]:
+    """Typed into a shell in the checkout, each command with ``words`` added: a training has two steps only."""
+    doit = f'doit() {{ {light_python().replace(" ", chr(92) + " ")} -m doit "$@" {words}; }}\n'
     env = {**os.environ, "PYTHONPATH": str(checkout.root)}
     return subprocess.run(
         ["bash", "-c", doit + lines],

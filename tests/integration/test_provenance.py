@@ -26,6 +26,7 @@ from tests.waiting import HANG_S
 A = ("experiment=quickstart", "trainer.max_steps=2", *ALONE, "tracking=none")
 SOURCES = (
     "dodo.py",
+    "paceline.py",
     "pyproject.toml",
     "requirements.lock",
     "README.md",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from pipeline.lab import Lab
-from tests.integration.commands import Project
+from tests.integration.commands import ROOT, Project
+from tests.integration.test_own_models import typed
+from tests.integration.test_provenance import copied
 
+ALONE = "cluster.nproc_per_node=1 cluster.env.OMP_NUM_THREADS=1 tracking=none"
 SCRIPT = """
 import argparse, os, sys
 import paceline
@@ -129,3 +133,15 @@ def test_a_script_trains_on_two_hosts_with_its_data(project: Project, lab: Lab) 
     assert result["hosts"] == ["node0", "node1"]
     assert result["metrics"]["loss"] == pytest.approx(8 * 0.7**3)
     assert "is finished" in project.doit("train", *data, *hosts).stdout
+
+
+def test_the_example_of_the_page_trains_as_printed(tmp_path: Path, fetched: Path) -> None:
+    (example, *_) = re.findall(
+        r"^```\n(.*?)^```$", (ROOT / "docs/own-scripts.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert example.count("\n") <= 15
+    checkout = copied(tmp_path / "project", fetched)
+    done = typed(checkout, example, ALONE)
+    assert done.returncode == 0, done.stdout
+    assert "FINISHED" in done.stdout
+    assert "is finished: loss" in typed(checkout, example.splitlines()[-1], ALONE).stdout
