@@ -36,7 +36,10 @@ _IN_A_HOST = re.compile(rf"Key '([^']+)' not in '{HostConfig.__name__}'\s+full_k
 _NO_HOSTS = re.compile(
     f"is not a subclass of {HostConfig.__name__}|is not a ListConfig|DictConfig with ListConfig|not Optional|not an int"
 )
-_HOSTS_ARE = "write cluster.hosts=[node1,me@node2:2222], or with their fields [{name: node1, nproc_per_node: 4}, …]"
+_HOSTS_ARE = (
+    "write cluster.hosts=[node1,me@node2:2222], or with their fields [{name: node1, nproc_per_node: 4}, …]; a file "
+    "takes the latter alone: hosts: [{name: node1}, {name: node2, user: me, port: 2222}]"
+)
 
 
 def explain(error: Exception, overrides: list[str], composed: Composer) -> UsageError:

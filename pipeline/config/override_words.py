@@ -16,7 +16,6 @@ _OPEN = (*(f"{name}." for name in _MAPPINGS), *(f"{name}={{" for name in _MAPPIN
 _OF_A_SCRIPT = ("program.script=", "program.command=")
 _HOSTS = ("cluster.hosts", "cluster.spares")
 _NAME = r"\s*([\w.-]+@)?[\w.-]+(:\d+)?\s*"
-ONE_HOST = re.compile(_NAME, re.ASCII)
 _NAMED = re.compile(rf"(?P<field>\+{{0,2}}cluster\.(hosts|spares))=\[(?P<names>{_NAME}(,{_NAME})*)\]$", re.ASCII)
 _NOT_A_NAME = re.compile(r"[{,]\s*name\s*:\s*(true|false)\s*[,}]", re.IGNORECASE)
 _NO_NAMES = ("null", "true", "false")
@@ -68,22 +67,16 @@ def _doubled(word: str) -> Iterator[str]:
             open_[-1].add(token.text)
 
 
-def host_entry(text: str) -> dict[str, str | int]:
-    """``me@node2:2222``, which fits ONE_HOST, as the fields of a host that it tells."""
-    user, _, place = text.strip().rpartition("@")
-    name, _, port = place.partition(":")
-    return {"name": name, **({"user": user} if user else {}), **({"port": int(port)} if port else {})}
-
-
 def _as_mappings(word: re.Match[str]) -> str:
     """``cluster.hosts=[node1,me@node2:2222]`` with each as the mapping that it stands for."""
     entries = []
     for item in word["names"].split(","):
-        told = host_entry(item)
+        user, _, place = item.strip().rpartition("@")
+        name, _, port = place.partition(":")
         if item.strip().lower() in _NO_NAMES:
-            name = told["name"]
             raise UsageError(
                 f"{word[0]}: {name} is no name of a host; where one is called so, write {{name: '{name}'}}"
             )
-        entries.append(", ".join(f"{field}: {value!r}" for field, value in told.items()))
+        known = {"name": f"'{name}'", "user": user and f"'{user}'", "port": port}
+        entries.append(", ".join(f"{field}: {value}" for field, value in known.items() if value))
     return f"{word['field']}=[{', '.join(f'{{{entry}}}' for entry in entries)}]"

@@ -10,7 +10,6 @@ from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.cluster.launchers.settings import ClusterConfig
-from pipeline.config import host_names
 from pipeline.config.schema import OPTIONS, PROGRAMS, RootConfig, SearchConfig, TrackingConfig
 from trainers.core import config as node
 
@@ -18,7 +17,6 @@ from trainers.core import config as node
 @functools.cache  # a sweep composes each trial
 def register() -> None:
     """Put all schemas into Hydra's store; calling it twice does no harm."""
-    host_names.accept_in_files()
     store: Any = ConfigStore.instance()
     store.store(group="schema", name="root", node=RootConfig)
     launcher = {"_target_": "hydra_plugins.paceline_launcher.PacelineLauncher"}

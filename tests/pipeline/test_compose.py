@@ -236,17 +236,14 @@ def test_a_configuration_file_that_cannot_be_read_is_named_with_its_line(
     assert str(caught.value) == "conf/optimizer/sgd.yaml" + said.format(place)
 
 
-def test_files_name_hosts_as_a_command_line_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_by_their_names_alone_in_a_file_are_told_how_a_file_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(CONF_DIR, tmp_path / "conf")
     monkeypatch.setattr(compose, "CONF_DIR", tmp_path / "conf")
-    mine = "defaults:\n  - /schema/cluster@_here_: pssh\n  - _self_\nlauncher: pssh\nhosts: [a, me@b:2222]\n"
-    (tmp_path / "conf/cluster/mine.yaml").write_text(mine)
-    own = "# @package _global_\ncluster:\n  hosts: [c]\n  spares: [d, {name: e, nproc_per_node: 2}]\n"
+    own = "# @package _global_\ncluster:\n  hosts: [c]\n"
     (tmp_path / "conf/experiment/own.yaml").write_text(own)
-    hosts = resolve(compose_config(["cluster=mine"]))["cluster"]["hosts"]
-    assert [(host["name"], host["user"], host["port"]) for host in hosts] == [("a", None, None), ("b", "me", 2222)]
-    cluster = resolve(compose_config(["cluster=pssh", "experiment=own"]))["cluster"]
-    assert [host["name"] for host in (*cluster["hosts"], *cluster["spares"])] == ["c", "d", "e"]
-    (tmp_path / "conf/cluster/mine.yaml").write_text(mine.replace("me@b:2222", "'fd00::7'"))
-    with pytest.raises(UsageError, match="cluster=mine: that is no list of hosts"):
-        compose_config(["cluster=mine"])
+    with pytest.raises(UsageError, match=r"that is no list of hosts; .* a file takes .* hosts: \[{name: node1}, "):
+        compose_config(["cluster=pssh", "experiment=own"])
+    (tmp_path / "conf/experiment/own.yaml").write_text(own.replace("[c]", "[{name: c}]"))
+    assert resolve(compose_config(["cluster=pssh", "experiment=own"]))["cluster"]["hosts"][0]["name"] == "c"

@@ -61,8 +61,8 @@ class ClusterConfig:
 
     Attributes:
         launcher: how hosts are reached: local, pssh, mpi, slurm or kubernetes.
-        hosts: the nodes, in the order of their ranks; rank 0 is on the first. Names alone will do, on a command line
-            and in a file: [node1,me@node2:2222].
+        hosts: the nodes, in the order of their ranks; rank 0 is on the first. A command line may tell their names
+            alone: [node1,me@node2:2222]; a file tells mappings: [{name: node1}].
         hostfile: replaces hosts: a file with one `user@host:port slots=N` a line.
         nproc_per_node: ranks of each host that names no number itself; auto (local alone): its GPUs, or 2 CPU ranks.
         ssh_config: an ssh_config file besides your own ~/.ssh/config.
