@@ -129,7 +129,11 @@ def test_composes_what_hydra_main_composes(most: int, monkeypatch: pytest.Monkey
     [
         (
             "optimizer.lrr=1",
-            ["unknown key 'optimizer.lrr'", "did you mean optimizer.lr=1?", "valid in optimizer: decay_bias_and_norm, lr, "],
+            [
+                "unknown key 'optimizer.lrr'",
+                "did you mean optimizer.lr=1?",
+                "valid in optimizer: decay_bias_and_norm, lr, ",
+            ],
         ),
         ("optimzer.lr=1", ["unknown key 'optimzer.lr'", "did you mean optimizer.lr=1?", "cluster, dataset"]),
         ("optimzer=sgd", ["unknown key 'optimzer'", "did you mean optimizer=sgd?", "dataset, experiment, model"]),
@@ -137,8 +141,14 @@ def test_composes_what_hydra_main_composes(most: int, monkeypatch: pytest.Monkey
             "optimizer.bias_lr=1",
             ["unknown key 'optimizer.bias_lr'; optimizer.bias_lr is a field of optimizer=airbench_muon;"],
         ),
-        ("optimizer=sgdd", ["optimizer=sgdd", "did you mean sgd? valid: adam, adamw, airbench_muon, muon, own, sgd, torch"]),
-        ("model=resnet", ["model=resnet", "did you mean resnet", "valid: own, resnet18, resnet50, small_cnn, whitened_cnn"]),
+        (
+            "optimizer=sgdd",
+            ["optimizer=sgdd", "did you mean sgd? valid: adam, adamw, airbench_muon, muon, own, sgd, torch"],
+        ),
+        (
+            "model=resnet",
+            ["model=resnet", "did you mean resnet", "valid: own, resnet18, resnet50, small_cnn, whitened_cnn"],
+        ),
         ("optimizer.lr=abc", ["optimizer.lr=abc", "'abc'", "Float"]),
         ("trainer.epochs=1.5", ["trainer.epochs=1.5", "'1.5'", "Integer"]),
         ("seed=null", ["seed=null", "not Optional"]),
