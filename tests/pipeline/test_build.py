@@ -74,8 +74,11 @@ def test_a_hostfile_replaces_the_hosts(tmp_path: Path) -> None:
     ("overrides", "said"),
     [
         (["+note=1"], "unknown key 'note'; "),
-        (["optimizer.arguments.eps=1"], "optimizer.arguments is not a field of optimizer=sgd; it has: decay_bias_and_norm, lr, "),
-        (["++optimizer.foo=1"], "optimizer.foo is not a field of optimizer=sgd; it has: decay_bias_and_norm, lr, "),
+        (
+            ["optimizer.arguments.eps=1"],
+            "optimizer.arguments is not a field of optimizer=sgd; it has: decay_bias_and_norm, ",
+        ),
+        (["++optimizer.foo=1"], "optimizer.foo is not a field of optimizer=sgd; it has: decay_bias_and_norm, "),
         (["optimizer.lr=-1"], "optimizer.lr=-1.0 must be greater than 0"),
         (
             ["optimizer.lr_scaling=cube"],
