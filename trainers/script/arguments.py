@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,10 +99,12 @@ def newest_checkpoint(folder: Path) -> Path | None:
     """The newest file or folder of checkpoints that is whole, by modification time; None without one.
 
     Left out are names of unfinished files, empty ones, notes such as .json, and a zip (torch.save writes one) that
-    breaks off.
+    breaks off. Where some are called checkpoint-N, the rest is something else (transformers' Trainer lays the final
+    weights beside them).
     """
     found = [(time_ns, path.name, path) for path in sorted(folder.glob("*")) if (time_ns := _whole_since(path))]
-    return max(found)[2] if found else None
+    numbered = [row for row in found if re.fullmatch(r"checkpoint[-_]\d+", row[1])]
+    return max(numbered or found)[2] if found else None
 
 
 def _whole_since(path: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainers.script.metrics_file import Row
-from trainers.script.tensorboard import EventFile
+from trainers.script.tensorboard import EventFile, Scalar
 
 _LONGEST_LINE_BYTES = 1 << 20
 
@@ -133,8 +134,10 @@ class EventFiles:
                 continue
             self._first = self._first or path.parent
             prefix = self._prefix(path.parent, self._first)
-            for scalar in file.scalars():
-                yield Row(time_s=scalar.time_s, step=scalar.step, metrics={prefix + scalar.tag: scalar.value})
+            for (step, _), together in itertools.groupby(file.scalars(), key=_step_and_second):
+                scalars = {prefix + scalar.tag: scalar for scalar in together}
+                metrics = {name: scalar.value for name, scalar in scalars.items()}
+                yield Row(time_s=max(scalar.time_s for scalar in scalars.values()), step=step, metrics=metrics)
             if file.damage:
                 self.notes.setdefault(f"{path.relative_to(self._folder)} is not read on: {file.damage}")
 
@@ -144,6 +147,11 @@ class EventFiles:
             return ""
         common = os.path.commonpath([folder, first])
         return f"{folder.relative_to(common).as_posix()}/" if folder != Path(common) else f"{folder.name}/"
+
+
+def _step_and_second(scalar: Scalar) -> tuple[int, int]:
+    """What a writer adds one after the other for one step is one row."""
+    return scalar.step, int(scalar.time_s)
 
 
 class PatternLines:

@@ -48,9 +48,11 @@ def main(words: Sequence[str]) -> int:
     """Returns the exit code. What a person can mend is said in one line."""
     try:
         return Attempt(_parsed(words)).run()
-    except (ConfigError, OSError) as error:
+    except ConfigError as error:
         say(f"error: {error}")
-        return 1
+    except OSError as error:
+        say(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}")
+    return 1
 
 
 def say(text: str) -> None:
@@ -180,18 +182,26 @@ class Attempt:
         signal.signal(signal.SIGINT, self.pass_on)
         workdir = self.work / self.settings.workdir
         self.child = subprocess.Popen(command, cwd=workdir, env=env, stdin=subprocess.DEVNULL)
-        while True:
-            try:
-                code = self.child.wait(_LOOK_S)
-                break
-            except subprocess.TimeoutExpired:
-                if recorder is not None:
-                    recorder.look()
+        try:
+            code = self.wait(self.child, recorder)
+        except BaseException:  # a full disk, or a folder that was removed
+            self.child.terminate()
+            raise
         if recorder is not None:
             recorder.look(last=True)
             for note in recorder.notes(ended_well=code == 0):
                 say(note)
         return code
+
+    @staticmethod
+    def wait(child: subprocess.Popen[bytes], recorder: Recorder | None) -> int:
+        """The exit code; until then rows are recorded as they come. Raises OSError."""
+        while True:
+            try:
+                return child.wait(_LOOK_S)
+            except subprocess.TimeoutExpired:
+                if recorder is not None:
+                    recorder.look()
 
     def pass_on(self, number: int, frame: FrameType | None) -> None:
         """The agent tells every process of a run itself; whoever tells this one alone means torchrun."""

@@ -132,6 +132,12 @@ def test_a_script_that_hears_that_it_was_pruned_leaves_pruned_json(run: ScriptRu
     assert run.read("pruned.json") == {"step": 1, "epoch": 0, "metrics": {"loss": 0.5}}
 
 
+def test_metrics_that_can_not_be_written_end_the_run_at_once(run: ScriptRun) -> None:
+    script = "import os, sys, time\nos.remove(sys.argv[1] + '/../metrics.jsonl')\n" + LOGS + "time.sleep(600)"
+    said = run.write(script, args=["{run}"]).start(code=1)
+    assert said == f"paceline: error: {run.path}/metrics.jsonl: No such file or directory\n"
+
+
 def test_a_folder_that_is_no_part_of_the_snapshot_is_named(run: ScriptRun) -> None:
     assert "paceline: error: program.workdir=sub is no folder" in run.write("", workdir="sub").start(code=1)
     assert "{data} is named and there is none; set program.data" in run.write("", args=["{data}"]).start(code=1)
