@@ -139,7 +139,8 @@ def _sources(root: Path) -> Iterator[str]:
     for folder in (*OPTION_FOLDERS.values(), *_BUILDERS):
         with suppress(FileNotFoundError):
             yield from (f"{folder}/{name}" for name in os.listdir(root / folder) if name.endswith(".py"))  # noqa: PTH208
-    yield from ("pipeline/core/options.py", "trainers/core/config.py", "trainers/script/settings.py")
+    yield from ("pipeline/core/options.py", "trainers/script/settings.py")
+    yield from (f"trainers/core/{name}.py" for name in ("config", "fields", "trainer_config"))
 
 
 def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str]]]:

@@ -30,7 +30,7 @@ class Objective:
 
 
 def objectives(config: SearchConfig) -> tuple[Objective, ...]:
-    """What to make large or small. Raises UsageError that lists the valid names."""
+    """What to make large or small. Raises UsageError: no metric and direction."""
     words = config.objectives or [f"{config.metric} {config.direction}"]
     return tuple(_objective(word) for word in words)
 
@@ -42,9 +42,12 @@ def _objective(word: str) -> Objective:
             f"search: {word!r} is no objective; write a metric and maximize or minimize, as in "
             "search.objectives='[val/accuracy maximize, train_s minimize]'"
         )
-    if metric not in EVERY_EPOCH + AT_THE_END:
-        raise UsageError(f"search: no run has a metric {metric!r}; {suggestion(metric, EVERY_EPOCH + AT_THE_END)}")
     return Objective(metric=metric, direction=direction)
+
+
+def told_every_epoch(metric: str) -> bool:
+    """Whether a run has it after each evaluation of the val split."""
+    return metric.startswith("val/")
 
 
 def most_epochs(space: SearchSpace, resolved: Mapping[str, Any]) -> int:
@@ -79,9 +82,15 @@ def check(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any])
 
 def _check_metrics(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any]) -> None:
     wanted = objectives(config)
+    names = (resolved.get("trainer") or {}).get("metrics") or ()
+    own = [f"{split}/{name}" for name in names for split in ("val", "test")]
+    known = (*EVERY_EPOCH, *AT_THE_END, *own)
+    for item in wanted:
+        if item.metric not in known:
+            raise UsageError(f"search: no run has a metric {item.metric!r}; {suggestion(item.metric, known)}")
     val_free = not any(name.startswith("dataset") for name in space.dimensions) and not resolved["dataset"]["val_size"]
     for item in wanted:
-        if item.metric in EVERY_EPOCH and val_free:
+        if told_every_epoch(item.metric) and val_free:
             raise UsageError(
                 f"search: runs without val images have no {item.metric} (dataset.val_size=0); set dataset.val_size "
                 "to take some from the training images"
@@ -94,8 +103,8 @@ def _check_metrics(config: SearchConfig, space: SearchSpace, resolved: Mapping[s
         raise UsageError(
             f"search.min_epochs={config.min_epochs} must not be above the {epochs} epochs of a trial (trainer.epochs)"
         )
-    if wanted[0].metric not in EVERY_EPOCH:
+    if not told_every_epoch(wanted[0].metric):
         raise UsageError(
             f"search.pruner={config.pruner} needs a metric that a run has every epoch, not {wanted[0].metric}; "
-            f"valid: {', '.join(EVERY_EPOCH)}"
+            f"valid: {', '.join(name for name in known if told_every_epoch(name))}"
         )

@@ -18,7 +18,7 @@ from pipeline.data import store
 from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.runs import acceptance, metrics_file
 from pipeline.sweep.expand import TrialFactory, configuration_digest
-from pipeline.sweep.search_rules import EVERY_EPOCH, Objective, check, most_epochs, objectives
+from pipeline.sweep.search_rules import Objective, check, most_epochs, objectives, told_every_epoch
 from pipeline.sweep.trial import Outcome, Trial
 
 if TYPE_CHECKING:  # imports optuna
@@ -113,7 +113,7 @@ class Searching:
     def __init__(self, search: Search, plan: SearchPlan, on_asked: OnAsked) -> None:
         self._search, self._plan, self._on_asked = search, plan, on_asked
         self._goals = objectives(plan.config)
-        self._metric = self._goals[0].metric if self._goals[0].metric in EVERY_EPOCH else None
+        self._metric = self._goals[0].metric if told_every_epoch(self._goals[0].metric) else None
         self._read: dict[int, _Epochs] = {}
         self._pruning: set[int] = set()
 
@@ -174,7 +174,7 @@ def _value(goal: Objective, result: Mapping[str, Any], trial: Trial) -> float:
         hint = "dataset.val_size=…, which takes val images from the training images"
         raise PacelineError(
             f"trial {trial.number} ({trial.key}) has no {goal.metric}, which the search looks at",
-            hint=hint if goal.metric in EVERY_EPOCH else "another search.metric",
+            hint=hint if told_every_epoch(goal.metric) else "another search.metric",
         )
     return value
 

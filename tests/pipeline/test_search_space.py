@@ -106,6 +106,14 @@ def test_without_val_images_the_field_to_set_is_named() -> None:
     check(config, words, WITH_VAL)
 
 
+def test_a_search_may_aim_at_a_metric_of_ones_own() -> None:
+    words, own = parsed("optimizer.lr=interval(0,1)"), {**WITH_VAL, "trainer": {"metrics": {"top5": "my_package:top5"}}}
+    config = SearchConfig(name="tpe", n_trials=4, metric="val/top5", pruner="median")
+    check(config, words, own)
+    with pytest.raises(UsageError, match="no run has a metric 'val/top5'; did you mean"):
+        check(config, words, WITH_VAL)
+
+
 def test_an_objective_is_a_figure_of_result_json() -> None:
     first, second = objectives(SearchConfig(objectives=["val/accuracy maximize", "train_s minimize"]))
     result = {"metrics": {"val/accuracy": 0.9}, "train_s": 3}

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from trainers.checkpoint import checkpoint
 from trainers.checkpoint.checkpoint import Checkpoint, CheckpointFolder
-from trainers.core import garbage
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.data.augment import EpochPlan, normaliser, plan_epoch
@@ -32,6 +31,7 @@ from trainers.training.evaluation import Evaluation, Evaluator
 from trainers.training.metrics import Clock, Losses, MetricsFile, Reading, Throughput
 from trainers.training.model_setup import agree_on_precision, calibrate, choose_kernels, make_network
 from trainers.training.step import Stepper
+from trainers.training.warm_up import warm_up
 
 
 class Trainer:
@@ -73,7 +73,7 @@ class Trainer:
     # ----------------------------------------------------------------------------- start and resume
     def prepare(self) -> None:
         """Warm up; take up the newest good checkpoint (rank 0 reads it and shares it), or share the fresh weights."""
-        warm_up_s = self._warm_up()
+        warm_up_s = warm_up(self.stepper, lambda: self.plan(0, 0), self.say)
         layout, path = self.stepper.strategy.layout, self.run_dir / "checkpoints"
         row, metrics = rank_state.row(self._own(), self.node.device), ""
         table: Tensor | None = None
@@ -125,26 +125,6 @@ class Trainer:
     def _rows_of_ranks(self, own: Tensor) -> Tensor:
         """A checkpoint's rows for the ranks of now; without shards they are rows of the ranks that wrote it."""
         return rank_state.rows_of_ranks(own, self.node.ranks.world_size) if self.config.trainer.shards else own
-
-    def _warm_up(self) -> float:
-        """Passes that leave nothing behind; the seconds they took. Before a checkpoint is taken up, which may hold
-        state that only they bring about."""
-        garbage.resume()
-        whole = self.stepper.strategy.layout.name == "ddp" and self.node.ranks.world_size > 1
-        if whole and self.node.device.type == "cpu" and not self.config.trainer.compile:
-            HEARTBEAT.watch_gradients(self.model)
-        if not self.stepper.warm_up_passes:
-            return 0.0
-        plan = self.plan(0, 0)
-        self.model.train()
-        began = time.perf_counter()
-        self.stepper.warm_up(plan)
-        if self.node.device.type == "cuda":
-            torch.cuda.synchronize(self.node.device)
-        seconds = time.perf_counter() - began
-        if self.config.trainer.compile:
-            self.say(f"compiled in {seconds:.1f} s")
-        return seconds
 
     def _own(self) -> list[Tensor]:
         """What each rank has of its own: batch statistics of its parts, and gradients that it hasn't sent."""

@@ -1,0 +1,47 @@
+"""What fields of a configuration are checked with."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A configuration value that cannot work; the text names the field, the value and the valid ones."""
+
+
+def choice(name: str, value: str, options: tuple[str, ...]) -> None:
+    """Raises ConfigError where the value of the field ``name`` is none of ``options``."""
+    if value not in options:
+        raise ConfigError(f"{name}={value!r} is not an option; choose one of: {', '.join(options)}")
+
+
+OWN = "own"
+"""The option of a group whose ``target`` names a class or function of one's own."""
+
+_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def check_target(name: str, value: str) -> None:
+    """Raises ConfigError where the value of the field ``name`` names no class or function of a module."""
+    if not value:
+        raise ConfigError(f"{name} is missing: a class or function of your own, as in {name}=my_package.parts:MyName")
+    if not _TARGET.fullmatch(value):
+        raise ConfigError(f"{name}={value!r} must be MODULE:NAME, as in my_package.parts:MyName")
+
+
+LATER = {"later": True}
+"""Metadata of a field that came when there were runs already: while it has its default it is no part of their keys."""
+
+
+def later_fields(settings: type[Any]) -> dict[str, Any]:
+    """Name → default of the fields that are marked with ``LATER``."""
+    found = [item for item in fields(settings) if item.metadata == LATER]
+    return {item.name: item.default_factory() if callable(item.default_factory) else item.default for item in found}
+
+
+def at_least(name: str, value: float, low: float) -> None:
+    """Raises ConfigError where the value of the field ``name`` is below ``low``."""
+    if value < low:
+        raise ConfigError(f"{name}={value} must be at least {low}")
