@@ -22,15 +22,17 @@ LOG, RUN_DIR, OUTPUTS = "PACELINE_LOG", "PACELINE_RUN_DIR", "PACELINE_OUTPUTS"
 def log(step: int, **metrics: Any) -> None:
     """Record metrics of one finished step; a value is a number, or what ``float()`` takes (a tensor of one element).
 
+    Ranks other than 0 don't even look at the values: that would wait for the device.
+
     Args:
         step: counts finished steps.
     """
-    _write({"step": int(step), "metrics": _numbers(metrics)})
+    _write(metrics, step=int(step))
 
 
 def finish(**metrics: Any) -> None:
     """Record the results of the whole run, at the last step that was logged."""
-    _write({"step": None, "metrics": _numbers(metrics)})
+    _write(metrics, step=None)
 
 
 def run_dir() -> Path:
@@ -56,7 +58,7 @@ def should_stop() -> bool:
     pruned = bool(folder) and Path(str(folder), "prune").exists()
     if pruned and not _state.told:
         _state.told = True
-        _write({"stopping": True})
+        _write({}, step=None, stopping=True)
     return pruned or _state.term
 
 
@@ -82,16 +84,18 @@ def _catch_term() -> None:
     _state.caught = True
 
 
-def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items()}
+def _number(value: Any) -> float:
+    item = getattr(value, "item", None)  # of a tensor or a numpy scalar; float() of a tensor with a gradient warns
+    return float(item() if callable(item) else value)
 
 
-def _write(row: dict[str, Any]) -> None:
+def _write(metrics: dict[str, Any], **row: Any) -> None:
     """One whole line by one call, or nothing. What can't be recorded is said and never ends a training."""
     path = os.environ.get(LOG)
     if not path or os.environ.get("RANK", "0") != "0":
         return
-    line = json.dumps({"t": round(time.time(), 6), **row}) + "\n"
+    numbers = {name: _number(value) for name, value in metrics.items()}
+    line = json.dumps({"t": round(time.time(), 6), **row, "metrics": numbers}) + "\n"
     try:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -99,4 +103,4 @@ def _write(row: dict[str, Any]) -> None:
         finally:
             os.close(file)
     except OSError as error:
-        print(f"paceline: {row.get('metrics')} could not be recorded: {error}", flush=True)
+        print(f"paceline: {numbers} could not be recorded: {error}", flush=True)

@@ -204,6 +204,6 @@ class Logged:
         for line in self._file.lines():
             value = json.loads(line)
             self.stopping = self.stopping or "stopping" in value
-            if "metrics" in value:
+            if value["metrics"]:
                 step = self._newest_step() or 0 if value["step"] is None else value["step"]
                 yield Row(time_s=value["t"], step=step, metrics=value["metrics"])

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import FrameType
@@ -107,6 +108,8 @@ class Attempt:
             code = self.finish(paths, recorder, [item.path for item in unkeyed])
         if code == 0:
             shutil.rmtree(self.folder, ignore_errors=True)
+            with suppress(OSError):  # another node's may lie there
+                self.folder.parent.rmdir()
         return code
 
     def prepare(self) -> Paths:

@@ -29,7 +29,7 @@ def test_a_script_leaves_metrics_outputs_and_a_summary(run: ScriptRun) -> None:
     summary = run.read("summary.json")
     assert 0 < summary.pop("duration_s") < 60
     assert summary == {"steps": 1, "metrics": {"loss": 0.5, "best": 0.25}, "unkeyed": []}
-    assert not (run.path / "work" / "node0").exists()
+    assert not (run.path / "work").exists()
 
 
 def test_the_example_of_the_documentation_runs_as_printed(run: ScriptRun) -> None:
@@ -102,7 +102,7 @@ def test_a_daemon_of_the_script_does_not_hold_up_the_end(run: ScriptRun, tmp_pat
 
 def test_another_node_records_nothing(run: ScriptRun) -> None:
     run.write(LOGS, outputs=["*.pt"]).start(node_rank=1)
-    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "code", "config.json", "outputs", "work"]
+    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "code", "config.json", "outputs"]
 
 
 def test_starting_over_drops_earlier_rows_and_going_on_keeps_those_before(run: ScriptRun) -> None:
