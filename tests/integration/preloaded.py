@@ -104,11 +104,14 @@ def _serve() -> int:
     Plugins.instance()  # imports every one that Hydra finds
     gc.collect()
     gc.freeze()  # or the first look for garbage copies these pages
+    root = Path.cwd()
+    os.chdir("/")  # a file system that is to be unmounted would be busy
     requests = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115  (as long as the process)
-    imported = _imported()
-    while (line := requests.readline()) and _imported() == imported:
+    imported = _imported(root)
+    while (line := requests.readline()) and _imported(root) == imported:
         pid = os.fork()
         if pid == 0:
+            os.chdir(root)
             return _command(**json.loads(line))
         os.write(1, json.dumps({"pid": pid}).encode() + b"\n")
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -116,10 +119,10 @@ def _serve() -> int:
     return 0
 
 
-def _imported() -> dict[Path, int]:
+def _imported(root: Path) -> dict[Path, int]:
     """The project's modules that were imported, with the times of their sources (0: it is gone)."""
     files = {Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
-    own = [Path.cwd() / "pipeline", Path.cwd() / "trainers"]
+    own = [root / "pipeline", root / "trainers"]
     found = [file for file in files if any(file.is_relative_to(folder) for folder in own)]
     return {file: file.stat().st_mtime_ns if file.exists() else 0 for file in found}
 
