@@ -186,5 +186,5 @@ def test_a_rank_says_which_options_there_are_with_those_of_other_packages(tmp_pa
     code = "from trainers.core.options import module; print(module('model', 'tiny').__name__); module('model', 'tinny')"
     done = unpacked(tmp_path, code)
     assert done.stdout == "acme_parts.tiny\n"
-    assert "model.name='tinny' is not an option; choose one of: resnet18" in done.stderr
+    assert "model.name='tinny' is not an option; choose one of: own, resnet18" in done.stderr
     assert done.stderr.rstrip().endswith("tiny")
