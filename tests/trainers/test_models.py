@@ -40,7 +40,7 @@ def test_resnet_takes_images_of_one_pixel() -> None:
 
 def test_an_unknown_model_names_the_known_ones() -> None:
     with pytest.raises(
-        ConfigError, match=r"model.name='vgg' is not an option; choose one of: resnet18, resnet50, small_cnn, "
+        ConfigError, match=r"model.name='vgg' is not an option; choose one of: own, resnet18, resnet50, small_cnn, "
     ):
         build(ModelConfig(name="vgg"), CIFAR)
 
