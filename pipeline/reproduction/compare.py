@@ -12,20 +12,25 @@ from pipeline.runs.folder import RunFolder
 from pipeline.runs.provenance import LOCK
 
 _COMPARED = ("weights_sha256", "steps", "epochs")
-_OUTPUTS = ("outputs/",)
+_OF_SCRIPT = "outputs/"
+_LOGS = (".jsonl", ".log")  # they and TensorBoard's hold the times at which they were written
 _RANKS = ("nnodes", "world_size")  # with trainer.shards any number of them is to end with the same weights
 _QUIET = ("hostname", "memory_bytes")  # differ from host to host and decide nothing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """``outcome`` differs in weights, metrics or steps (empty: reproduced); ``key`` and ``surroundings`` say why."""
+    """``outcome`` differs in weights, metrics or steps (empty: reproduced); ``key`` and ``surroundings`` say why.
+
+    ``compared``: what stands for the weights; of a script they are its outputs.
+    """
 
     run: str
     again: str
     outcome: tuple[Difference, ...]
     key: tuple[Difference, ...]
     surroundings: tuple[Difference, ...]
+    compared: str = "weights_sha256"
 
     @property
     def reproduced(self) -> bool:
@@ -40,6 +45,7 @@ def compare(recipe: Recipe, again: RunFolder) -> Verdict:
     nodes = min(len(_hosts(recipe.provenance)), len(_hosts(provenance)))  # their number stands in ``outcome``
     return Verdict(
         run=recipe.folder.key,
+        compared="outputs" if recipe.result.get("program") else "weights_sha256",
         again=again.key,
         outcome=tuple(differences(_outcome(recipe.result, recipe.parts), _outcome(result, recipe.parts))),
         key=tuple(differences(recipe.parts, parts)),
@@ -59,9 +65,10 @@ def _outcome(result: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, A
 
 
 def _outputs(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What a script has left in {run}."""
-    files = result.get("files") or {}
-    return {name: file for name, file in files.items() if result.get("program") and name.startswith(_OUTPUTS)}
+    """What a script has left in {run}, but for its logs."""
+    files = result.get("files") or {} if result.get("program") else {}
+    names = [name for name in files if name.startswith(_OF_SCRIPT) and not name.endswith(_LOGS)]
+    return {name: files[name] for name in names if "tfevents" not in name}
 
 
 def _surroundings(provenance: Mapping[str, Any], result: Mapping[str, Any], nodes: int) -> dict[str, Any]:
@@ -83,7 +90,7 @@ def text(verdict: Verdict) -> str:
     """The verdict for a terminal."""
     lines = []
     if verdict.reproduced:
-        lines.append(f"REPRODUCED {verdict.run}: weights_sha256, metrics and steps are equal")
+        lines.append(f"REPRODUCED {verdict.run}: {verdict.compared}, metrics and steps are equal")
     else:
         lines.append(f"NOT REPRODUCED {verdict.run}: {len(verdict.outcome)} field(s) differ")
         lines += [f"  {item}" for item in verdict.outcome]

@@ -62,6 +62,8 @@ def under_way(folder: RunFolder) -> str:
         return f"{rows[-1].doing}, the last word was of step {rows[-1].step}"
     if (absent := meeting.awaited(folder)) is not None:
         return absent
+    if not folder.program.is_ours:
+        return "waiting for the script's first metric"
     if not rows:
         return "waiting for the first step; the ranks import torch and read the data"
     step = checkpoints.newest_step(folder.path)
