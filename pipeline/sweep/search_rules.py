@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.config.schema import SearchConfig
 from pipeline.config.space import SearchSpace
+from pipeline.core import program as programs
 from pipeline.core.errors import UsageError, suggestion
 
 PRUNERS = ("none", "median", "hyperband")
@@ -82,6 +83,10 @@ def check(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any])
 
 def _check_metrics(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any]) -> None:
     wanted = objectives(config)
+    if not programs.of(resolved).is_ours:  # its metrics are known once it has run
+        if config.pruner != "none":
+            raise UsageError(f"search.pruner={config.pruner} looks at epochs, and a script has none; take none")
+        return
     names = (resolved.get("trainer") or {}).get("metrics") or ()
     own = [f"{split}/{name}" for name in names for split in ("val", "test")]
     known = (*EVERY_EPOCH, *AT_THE_END, *own)
