@@ -10,11 +10,15 @@ import pytest
 
 from pipeline.config.build import RunConfig, build
 from pipeline.core.errors import DataError, UsageError
+from pipeline.core.files import write_atomic, write_json
 from pipeline.core.options import ROOT
 from pipeline.data import trees
 from pipeline.execution.configured_run import prepare
 from pipeline.keys import script_files
+from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.keys.script_files import ScriptFiles
+from pipeline.runs import index
+from pipeline.runs.folder import RunFolder
 from tests.pipeline.composed import composed
 
 TRAIN = "import torch\nfrom nets.own import Net\nimport wandb_that_nobody_has\nfrom utils import helper\n"
@@ -158,3 +162,21 @@ def test_what_is_wrong_with_its_files_is_told_before_the_start(
     (folder / "train.py").write_text(text)
     with pytest.raises(UsageError, match=re.escape(message)):
         found(ROOT, str(folder / "train.py"), **told).closure()
+
+
+def test_the_run_of_a_script_is_unproven_until_it_came_out_equal_again(tmp_path: Path) -> None:
+    config = {"program": {"name": "script", "script": "a.py"}}
+    key = ContentKey(digest="f" * 64, parts={"version": KEY_VERSION, "config": config})
+    folder = RunFolder(tmp_path / key.short)
+    for name in ("outputs/w.pt", "checkpoints/1/model.pt", "metrics.jsonl", "outputs.json", "config.yaml"):
+        write_atomic(folder.path / name, "x")
+    for name, value in (("config.json", config), ("key.json", {"key": key.short}), ("summary.json", {"metrics": {}})):
+        write_json(folder.path / name, value)
+    summary = {"metrics": {"loss": 1.0}, "unkeyed": []}
+    folder.write_result(key=key, summary=summary, hosts=["a"], attempts=1, duration_s=1.0, mlflow_run_id=None)
+    assert folder.stale_because(key) is None
+    assert index.row(folder).note.strip() == "unproven"
+    folder.prove()
+    assert (folder.stale_because(key), index.row(folder).note) == (None, "")
+    (folder.path / "checkpoints/1/model.pt").write_text("y")
+    assert folder.stale_because(key) == "checkpoints/1/model.pt was altered"
