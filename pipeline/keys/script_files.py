@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from pipeline.core.errors import UsageError
 from pipeline.core.files import expanded, sha256_file
-from pipeline.keys.import_closure import Closure, ScriptEntry, import_closure
+from pipeline.keys.import_closure import ABSENT, Closure, ScriptEntry, import_closure
+from pipeline.keys.installed import Installed
 
 OUTSIDE = "_script"
 STARTER = "trainers.script.start"
 """The module that starts torchrun with the script on each host."""
 
-_NOT_OF_THE_STARTER = ("trainers.models", "trainers.optimizers", "trainers.schedules", "trainers.strategies")
-# the configuration names the packages of the classifier's options, of which a script has none
+_TORCH = "torch"  # torchrun is a part of it, whatever the script imports
 
 
 class ScriptFiles(NamedTuple):
@@ -53,8 +53,9 @@ class ScriptFiles(NamedTuple):
         Raises:
             UsageError: a source can't be parsed, a pattern matches nothing, workdir isn't in the snapshot.
         """
-        own = import_closure(self.root, STARTER, behind, given=_NOT_OF_THE_STARTER)
-        digests, sources, versions = dict(own.digests), dict(own.sources), dict(own.versions)
+        own = import_closure(self.root, STARTER, behind)
+        digests, sources = dict(own.digests), dict(own.sources)
+        versions = {**own.versions, _TORCH: Installed(self.root, behind).version(_TORCH) or ABSENT}
         if self.file is not None and self.is_python:
             entry = ScriptEntry(file=str(self.file), folder=str(self.folder), prefix=self._prefix)
             found = import_closure(self.root, (), behind, script=entry)

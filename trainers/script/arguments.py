@@ -8,7 +8,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.core.config import ConfigError
+from trainers.core.fields import ConfigError
 from trainers.script.settings import ScriptConfig, filled, groups, names
 
 OUTSIDE = "_script"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainers.core.config import ConfigError, choice
+from trainers.core.fields import ConfigError, choice
 
 PLACEHOLDERS = ("data", "run", "checkpoints", "resume", "seed")
 """What ``{…}`` in args and env may name; put in on the host, so no part of the key."""

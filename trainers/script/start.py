@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 import paceline
-from trainers.core.config import ConfigError
+from trainers.core.fields import ConfigError
 from trainers.script import seal
 from trainers.script.arguments import Paths, argv, newest_checkpoint, program, variables
 from trainers.script.files import write_json
