@@ -33,6 +33,7 @@ def test_the_speed_run_has_the_rates_it_was_tuned_with() -> None:
         "lr": 0.24,
         "weight_decay": 0.004,
         "lr_scaling": "none",
+        "decay_bias_and_norm": True,
         "momentum": 0.6,
         "iterations": 3,
         "head_lr": 0.02,
