@@ -47,20 +47,44 @@ def tree(source: Path | None, data_dir: Path) -> Tree:
     """What a script's data comes to now. Files are hashed only after their stamps changed.
 
     Raises:
-        DataError: it can't be read, holds no file, or is written to just now.
+        DataError: it can't be read, holds no file or a link to a folder, or is written to just now.
     """
     if source is None:
         return NONE
     inside = CONTENT if source.is_dir() else f"{CONTENT}/{source.name}"
     try:
-        names = sorted(path for path in source.rglob("*") if path.is_file()) if source.is_dir() else [source]
+        names, empty = _below(source)
         found = fingerprints(names, data_dir)
     except OSError as error:
         raise DataError(f"program.data={source} can't be read: {os_reason(error)}") from error
     if not found:
         raise DataError(f"program.data={source} holds no file")
     below = {path: path.relative_to(source).as_posix() if source.is_dir() else path.name for path in found}
-    digest = sha256_text(canonical_json({below[path]: sha256 for path, (_, sha256) in found.items()}))
+    contents = {below[path]: sha256 for path, (_, sha256) in found.items()}
+    digest = sha256_text(canonical_json({**contents, **dict.fromkeys(empty, "")}))
     sizes = {f"{CONTENT}/{below[path]}": stamp.size_bytes for path, (stamp, _) in found.items()}
     path = data_dir.absolute() / f"script-{digest[:12]}"
     return Tree(path=path, digest=digest, inside=inside, source=source, sizes=sizes)
+
+
+def _below(source: Path) -> tuple[list[Path], list[str]]:
+    """All files, and the folders without anything in them (``a/b/``): a script may count those, too.
+
+    Raises:
+        DataError: a link to a folder, which wouldn't be sent.
+        OSError: a folder can't be read.
+    """
+    if not source.is_dir():
+        return [source], []
+    files, empty = list[Path](), list[str]()
+    for path in sorted(source.rglob("*")):
+        if path.is_symlink() and path.is_dir():
+            raise DataError(
+                f"program.data={source}: {path.relative_to(source)} is a link to a folder, which is not sent",
+                hint="put the folder itself there, or name the folder that it leads to",
+            )
+        if path.is_file():
+            files.append(path)
+        elif path.is_dir() and not any(path.iterdir()):
+            empty.append(f"{path.relative_to(source).as_posix()}/")
+    return files, empty

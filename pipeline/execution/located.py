@@ -52,7 +52,12 @@ class LocatedRun:
     def key_lacks(self) -> str | None:
         """What the finished run read though its key doesn't hold it, in words; None: nothing that counts."""
         result = self.folder.read_result() if self.sealed else None
-        return unkeyed(result.fields) if result is not None else None
+        if result is None:
+            return None
+        made = (self.folder.read_json("config.json") or {}).get(programs.SECTION) or {}
+        if made.get("seal") == "off":  # it is no part of the key
+            return "it was made with program.seal=off, so nobody looked for files that its key lacks"
+        return unkeyed(result.fields)
 
     @property
     def accepted(self) -> Acceptance | None:

@@ -151,6 +151,8 @@ def shown(path: Path, root: Path) -> str:
 
 def _python_file(name: str, root: Path) -> Path:
     path = _there("program.script", name, root)
+    if path.is_symlink():  # Python looks for modules in the folder of the file itself
+        path = path.resolve()
     if path.is_dir():
         raise UsageError(f"program.script={name} is a folder; name the file in it, such as {name.rstrip('/')}/train.py")
     if path.suffix != ".py":

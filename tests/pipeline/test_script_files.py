@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pipeline.core.files import write_atomic, write_json
 from pipeline.core.options import ROOT
 from pipeline.data import trees
 from pipeline.execution.configured_run import prepare
+from pipeline.execution.located import LocatedRun
 from pipeline.keys import script_files
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.keys.script_files import ScriptFiles
@@ -142,6 +144,9 @@ def test_the_data_of_a_script_counts_by_names_and_contents(tmp_path: Path) -> No
         (["program.command=[./README.md]"], "program.command: ./README.md is not executable"),
         (["program.args.lr=0.1"], "program.args says something of a script, and none is named"),
         (["program=script"], "nothing says what to run"),
+        (["program.script=setup.py", "program.env.PYTHONPATH=/x"], "take cluster.env.PYTHONPATH, whose"),
+        (["program.script=setup.py", "program.env.RANK=3"], "program.env.RANK is set by what starts the ranks"),
+        (["program.script=setup.py", "program.env.PACELINE_X=3"], "program.env.PACELINE_X is set by what"),
     ],
 )
 def test_what_cannot_be_started_is_refused_with_its_name(words: list[str], message: str) -> None:
@@ -163,6 +168,42 @@ def test_what_is_wrong_with_its_files_is_told_before_the_start(
     (folder / "train.py").write_text(text)
     with pytest.raises(UsageError, match=re.escape(message)):
         found(ROOT, str(folder / "train.py"), **told).closure()
+
+
+def test_a_link_to_a_script_stands_for_the_file_beside_its_modules(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "elsewhere/link.py"
+    link.symlink_to(folder / "train.py")
+    assert found(ROOT, str(link)) == found(ROOT, str(folder / "train.py"))
+
+
+def test_empty_folders_of_data_count_and_links_to_folders_are_refused(tmp_path: Path) -> None:
+    data, packs = tmp_path / "data", tmp_path / "packs"
+    (data / "sub").mkdir(parents=True)
+    (data / "sub/a.txt").write_text("a")
+    one = trees.tree(data, packs).digest
+    (data / "sub/none").mkdir()
+    assert trees.tree(data, packs).digest != one
+    (data / "sub/none").rmdir()
+    assert trees.tree(data, packs).digest == one
+    (data / "link").symlink_to(data / "sub")
+    with pytest.raises(DataError, match="link is a link to a folder, which is not sent"):
+        trees.tree(data, packs)
+
+
+def test_a_result_made_without_the_seal_does_not_count_where_the_seal_is_asked_for(tmp_path: Path) -> None:
+    config = {"program": {"name": "script", "script": "a.py", "seal": "off"}}
+    key = ContentKey(digest="f" * 64, parts={"version": KEY_VERSION, "config": config})
+    folder = RunFolder(tmp_path / key.short)
+    for name in ("metrics.jsonl", "outputs.json", "config.yaml"):
+        write_atomic(folder.path / name, "x")
+    for name, value in (("config.json", config), ("key.json", {"key": key.short}), ("summary.json", {"metrics": {}})):
+        write_json(folder.path / name, value)
+    summary = {"metrics": {}, "unkeyed": []}
+    folder.write_result(key=key, summary=summary, hosts=["a"], attempts=1, duration_s=1.0, mlflow_run_id=None)
+    run = LocatedRun(key=key, sources={}, folder=folder, root=ROOT, sealed=True)
+    assert run.reason == "it was made with program.seal=off, so nobody looked for files that its key lacks"
+    assert dataclasses.replace(run, sealed=False).reason is None
 
 
 def test_the_run_of_a_script_is_unproven_until_it_came_out_equal_again(tmp_path: Path) -> None:

@@ -11,6 +11,10 @@ from trainers.core.fields import ConfigError, choice
 
 PLACEHOLDERS = ("data", "run", "checkpoints", "resume", "seed")
 """What ``{…}`` in args and env may name; put in on the host, so no part of the key."""
+_OF_TORCHRUN = (
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
 _MARK = re.compile(r"\{\{(?P<literal>\w*)\}\}|\{(?P<name>[A-Za-z_]\w*)\}")
 
 
@@ -60,6 +64,8 @@ class ScriptConfig(ProgramConfig):
         if bool(self.script) == bool(self.command):
             both = "both program.script and program.command are set" if self.script else "nothing says what to run"
             raise ConfigError(f"{both}; take program.script=train.py, or program.command=[./train] for no Python")
+        for name in self.env:
+            _check_variable(name)
         for where, text in self.texts():
             for name in names(text):
                 if name not in PLACEHOLDERS:
@@ -85,6 +91,17 @@ class ScriptConfig(ProgramConfig):
         """Each text that placeholders are filled into, with the field where it stands. Raises ConfigError."""
         yield from (("program.args", word) for word in words(self.args))
         yield from ((f"program.env.{name}", value) for name, value in self.env.items())
+
+
+def _check_variable(name: str) -> None:
+    """Raises ConfigError: code that the key wouldn't hold, or what torchrun and Paceline tell the ranks themselves."""
+    if name == "PYTHONPATH":
+        raise ConfigError(
+            "program.env.PYTHONPATH would bring in modules that the key doesn't hold; take cluster.env.PYTHONPATH, "
+            "whose folders are followed, or put them into the script's folder"
+        )
+    if name in _OF_TORCHRUN or name.startswith(("TORCHELASTIC_", "PACELINE_")):
+        raise ConfigError(f"program.env.{name} is set by what starts the ranks; choose another name")
 
 
 def names(text: str) -> list[str]:
