@@ -11,10 +11,9 @@ from trainers.core.fields import ConfigError, choice
 
 PLACEHOLDERS = ("data", "run", "checkpoints", "resume", "seed")
 """What ``{…}`` in args and env may name; put in on the host, so no part of the key."""
-_OF_TORCHRUN = (
-    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
-    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-)  # fmt: skip
+_OF_TORCHRUN = re.compile(
+    r"((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|(TORCHELASTIC|PACELINE)_.*"
+)
 _MARK = re.compile(r"\{\{(?P<literal>\w*)\}\}|\{(?P<name>[A-Za-z_]\w*)\}")
 
 
@@ -100,7 +99,7 @@ def _check_variable(name: str) -> None:
             "program.env.PYTHONPATH would bring in modules that the key doesn't hold; take cluster.env.PYTHONPATH, "
             "whose folders are followed, or put them into the script's folder"
         )
-    if name in _OF_TORCHRUN or name.startswith(("TORCHELASTIC_", "PACELINE_")):
+    if _OF_TORCHRUN.fullmatch(name):
         raise ConfigError(f"program.env.{name} is set by what starts the ranks; choose another name")
 
 
