@@ -42,6 +42,8 @@ class Paths:
 def argv(settings: ScriptConfig, paths: Paths) -> list[str]:
     """The script (a program: torchrun's ``--no-python`` and its words) and its arguments.
 
+    The ``--`` ends torchrun's own options: else its argparse takes a script's ``--log`` for the beginning of one of
+    them, and drops a ``--`` of the script.
     Without a checkpoint the argument that names {resume} is left out, with its flag.
 
     Raises:
@@ -56,8 +58,8 @@ def argv(settings: ScriptConfig, paths: Paths) -> list[str]:
         else:
             words += [filled(word, values) for word in group]
     if settings.script:
-        return [str(paths.work / paths.script), *words]
-    return ["--no-python", program(settings, paths), *settings.command[1:], *words]
+        return ["--", str(paths.work / paths.script), *words]
+    return ["--no-python", "--", program(settings, paths), *settings.command[1:], *words]
 
 
 def variables(settings: ScriptConfig, paths: Paths) -> dict[str, str]:

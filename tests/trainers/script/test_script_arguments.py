@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.run import parse_args as torchrun
 
 from trainers.core.config import ConfigError
 from trainers.script.arguments import Paths, argv, newest_checkpoint, variables
@@ -38,21 +39,30 @@ def test_placeholders_are_filled_and_resume_is_left_out_without_a_checkpoint(
     args: Any, first: list[str], later: list[str]
 ) -> None:
     settings = ScriptConfig(script="t.py", args=args, env={"A": "{seed}", "B": "{resume}"})
-    assert argv(settings, _paths()) == ["/w/a/t.py", *first]
-    assert argv(settings, _paths("/c")) == ["/w/a/t.py", *later]
+    assert argv(settings, _paths()) == ["--", "/w/a/t.py", *first]
+    assert argv(settings, _paths("/c")) == ["--", "/w/a/t.py", *later]
     assert variables(settings, _paths()) == {"A": "3"}
 
 
 def test_a_program_that_is_not_python_is_started_from_the_snapshot(tmp_path: Path) -> None:
     paths = Paths(run_dir=Path("/r"), work=tmp_path, script="", data="", seed=3, resume=None)
-    assert argv(ScriptConfig(command=["train"], args={"n": 1}), paths) == ["--no-python", "train", "--n", "1"]
+    assert argv(ScriptConfig(command=["train"], args={"n": 1}), paths) == ["--no-python", "--", "train", "--n", "1"]
     for place in ("_script/other", "b/train"):
         (tmp_path / place).parent.mkdir()
         (tmp_path / place).touch()
     for typed, place in (("./b/train", "b/train"), ("/p/b/train", "b/train"), ("../x/other", "_script/other")):
         words = argv(ScriptConfig(command=[typed, "-v"], workdir="sub"), paths)
-        assert words == ["--no-python", str(tmp_path / place), "-v"]
-    assert argv(ScriptConfig(command=["/bin/true"]), paths) == ["--no-python", "/bin/true"]
+        assert words == ["--no-python", "--", str(tmp_path / place), "-v"]
+    assert argv(ScriptConfig(command=["/bin/true"]), paths) == ["--no-python", "--", "/bin/true"]
+
+
+@pytest.mark.parametrize("told", [{"script": "t.py"}, {"command": ["/bin/train"]}])
+def test_torchrun_takes_no_argument_of_the_script_for_its_own(told: dict[str, Any]) -> None:
+    args = ["--", "x", "--log", "--max", "--run", "--d", "--start", "--r", "--", "--nnodes=7"]
+    words = argv(ScriptConfig(**told, args=args), _paths())
+    taken = torchrun(["--nnodes=1", "--nproc-per-node=2", *words])
+    assert taken.training_script == ("/w/a/t.py" if "script" in told else "/bin/train")
+    assert (taken.training_script_args, taken.nnodes, taken.no_python) == (args, "1", "command" in told)
 
 
 def test_data_that_is_not_there_is_named() -> None:
