@@ -21,6 +21,7 @@ _DIFFERENT = (
     "every collective"
 )
 _EXPLAINED = re.compile(r"(?:TrainerError|ConfigError): ")  # trainers' own: the text says all
+_OWN = re.compile(r"^paceline: error: (.*)", re.MULTILINE)  # of trainers.script.start: the line says all
 _CONFIG = re.compile(r"(?:ConfigError|SyntaxError|IndentationError|ModuleNotFoundError): ")
 _MEMORY = re.compile(
     r"out of memory|OutOfMemoryError|MemoryError|can(?:no|')t allocate memory|\bSIGKILL\b",
@@ -104,7 +105,9 @@ def failure_text(plan: LaunchPlan, ends: Mapping[str, NodeExit | NodeLost], orde
     else:
         host = order[0] if order else plan.nodes[0].host
         last = ends.get(host)
-        what = f"training failed on {host}: {last.reason if last is not None else 'no node answered'}"
+        reason = last.reason if last is not None else "no node answered"
+        own = _OWN.findall(reason)
+        what = f"training failed on {host}: {own[-1] if own else reason}"
     others = [name for name in order if name != host]
     also = f"\nended with it: {', '.join(others)}" if others else ""
     return f"{what}{also}\nlogs: {log_dir}"

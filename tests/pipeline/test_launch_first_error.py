@@ -150,6 +150,8 @@ def test_a_lost_node_comes_before_the_echoes_it_caused() -> None:
 def test_without_rank_errors_torchruns_own_words_are_shown() -> None:
     ends = {"node0": ended("node0", reason="torchrun ended with exit code 1\nNo module named torch")}
     assert "node0: torchrun ended with exit code 1\nNo module" in failure_text(PLAN, ends, ["node0"], Path("logs"))
+    ends = {"node0": ended("node0", reason="torchrun ended with exit code 1\nx\npaceline: error: no foo in PATH")}
+    assert failure_text(PLAN, ends, ["node0"], Path("l")) == "training failed on node0: no foo in PATH\nlogs: l"
 
 
 def test_only_node_zero_can_have_lost_the_port() -> None:

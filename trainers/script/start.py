@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -97,6 +97,7 @@ class Attempt:
         command = [*self.started.torchrun, *argv(self.settings, paths)]
         if self.settings.command:
             make_executable(Path(program(self.settings, paths)), self.work)
+            require_program(program(self.settings, paths), env, self.work / self.settings.workdir)
         recorder = self.recorder(paths) if self.is_first else None
         code = self.follow(command, env, recorder)
         unkeyed = the_seal.unkeyed(ended_well=code == 0)
@@ -235,6 +236,26 @@ def make_executable(path: Path, work: Path) -> None:
     """The snapshot holds what a file says, and no modes. Raises OSError."""
     if path.is_relative_to(work):
         path.chmod(path.stat().st_mode | 0o111)
+
+
+def require_program(word: str, env: Mapping[str, str], workdir: Path) -> None:
+    """Where torchrun would find nothing to start, its traceback of twenty lines doesn't say what was looked for.
+
+    Raises:
+        ConfigError: no such file, or in PATH no such program.
+    """
+    path = env.get("PATH", os.defpath)
+    if "/" in word:
+        if not os.access(workdir / word, os.X_OK) or not (workdir / word).is_file():
+            raise ConfigError(
+                f"program.command=[{word}]: {workdir / word} is no program here (an executable file); install it on "
+                "this host, or name a file of the project"
+            )
+    elif shutil.which(word, path=os.pathsep.join(str(workdir / entry) for entry in path.split(os.pathsep))) is None:
+        raise ConfigError(
+            f"program.command=[{word}]: no {word} in PATH={path}; install it on this host, or set program.env.PATH "
+            f"(a file of the project is named with a slash: ./{word})"
+        )
 
 
 def end_as(code: int) -> None:

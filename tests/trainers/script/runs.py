@@ -21,7 +21,7 @@ class ScriptRun:
     project: Path
     path: Path
 
-    def write(self, script: str, files: Mapping[str, str] | None = None, **program: Any) -> ScriptRun:
+    def write(self, script: str, /, files: Mapping[str, str] | None = None, **program: Any) -> ScriptRun:
         """The snapshot (the script and ``files``) and config.json."""
         for name, text in {"train.py": script, **(files or {})}.items():
             for folder in (self.project, self.path / "code"):

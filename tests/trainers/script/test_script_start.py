@@ -143,6 +143,24 @@ def test_a_folder_that_is_no_part_of_the_snapshot_is_named(run: ScriptRun) -> No
     assert "{data} is named and there is none; set program.data" in run.write("", args=["{data}"]).start(code=1)
 
 
+def test_a_program_that_is_not_there_is_told_in_one_line(run: ScriptRun) -> None:
+    for word, said in (
+        ("nosuchprogram", "no nosuchprogram in PATH=/usr/bin:sub; install it on this host, or set program.env.PATH"),
+        ("x", "no x in PATH=/usr/bin:sub; "),  # not executable
+        ("./sub", "work/node0/code/sub is no program here"),
+        ("/no/such", "/no/such is no program here"),
+    ):
+        run.write("", files={"sub/x": ""}, script=None, command=[word], env={"PATH": "/usr/bin:sub"})
+        told = run.start("/bin/echo", "started", code=1)
+        assert told.startswith(f"paceline: error: program.command=[{word}]: "), told
+        assert said in told
+        assert told.count("\n") == 1
+    (run.path / "code/sub/x").chmod(0o755)
+    for word, found in (("x", "x"), ("./sub/x", f"{run.path}/work/node0/code/sub/x")):
+        run.write("", script=None, command=[word], env={"PATH": "/usr/bin:sub"})
+        assert f"--no-python -- {found}" in run.start("/bin/echo")
+
+
 def test_the_launching_process_imports_neither_torch_nor_anything_else_that_is_installed() -> None:
     code = "import trainers.script.start, sys; print(sorted({m.partition('.')[0] for m in sys.modules}))"
     done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
