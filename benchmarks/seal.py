@@ -104,7 +104,7 @@ class Project:
         done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(done.stdout + done.stderr)
-        return json.loads((self.run_dir / "summary.json").read_text())["unkeyed"], done.stdout
+        return list(json.loads((self.run_dir / "summary.json").read_text())["unkeyed"]), done.stdout
 
 
 def planted() -> dict[str, tuple[str, str, str]]:

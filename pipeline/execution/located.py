@@ -83,12 +83,22 @@ class LocatedRun:
 
 def unkeyed(summary: Mapping[str, Any]) -> str | None:
     """That its key is not complete, as summary.json says; None where it is."""
-    names = summary.get("unkeyed")
-    if not isinstance(names, list) or not names:
+    kinds = summary.get("unkeyed")
+    if not isinstance(kinds, Mapping) or not kinds:
         return None
+    read = [str(name) for name, how in kinds.items() if how == "read"]
+    absent = [str(name) for name, how in kinds.items() if how != "read"]
+    parts = [f"{_listed(read)} read"] if read else []
+    if absent:
+        are = "isn't" if len(absent) == 1 else "aren't"
+        parts.append(f"{_listed(absent)} looked for and {are} in the snapshot")
+    them = "it" if len(kinds) == 1 else "them"
+    return f"its key is not complete: {'; '.join(parts)}; add {them} to program.inputs"
+
+
+def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _UNKEYED_SHOWN} more" if len(names) > _UNKEYED_SHOWN else ""
-    read = f"{', '.join(map(str, names[:_UNKEYED_SHOWN]))}{more} {'was' if len(names) == 1 else 'were'} read"
-    return f"its key is not complete: {read}; add {'it' if len(names) == 1 else 'them'} to program.inputs"
+    return f"{', '.join(names[:_UNKEYED_SHOWN])}{more} {'was' if len(names) == 1 else 'were'}"
 
 
 Sources = Callable[[tuple[str, ...], tuple[str, ...]], Closure]

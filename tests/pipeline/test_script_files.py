@@ -15,7 +15,7 @@ from pipeline.core.files import write_atomic, write_json
 from pipeline.core.options import ROOT
 from pipeline.data import trees
 from pipeline.execution.configured_run import prepare
-from pipeline.execution.located import LocatedRun
+from pipeline.execution.located import LocatedRun, unkeyed
 from pipeline.keys import script_files
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.keys.script_files import ScriptFiles
@@ -199,11 +199,28 @@ def test_a_result_made_without_the_seal_does_not_count_where_the_seal_is_asked_f
         write_atomic(folder.path / name, "x")
     for name, value in (("config.json", config), ("key.json", {"key": key.short}), ("summary.json", {"metrics": {}})):
         write_json(folder.path / name, value)
-    summary = {"metrics": {}, "unkeyed": []}
+    summary = {"metrics": {}, "unkeyed": {}}
     folder.write_result(key=key, summary=summary, hosts=["a"], attempts=1, duration_s=1.0, mlflow_run_id=None)
     run = LocatedRun(key=key, sources={}, folder=folder, root=ROOT, sealed=True)
     assert run.reason == "it was made with program.seal=off, so nobody looked for files that its key lacks"
     assert dataclasses.replace(run, sealed=False).reason is None
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"a": "read"}, "a was read; add it"),
+        ({"a": "looked for"}, "a was looked for and isn't in the snapshot; add it"),
+        (
+            {"a": "read", "b": "looked for", "c": "looked for"},
+            "a was read; b, c were looked for and aren't in the snapshot; add them",
+        ),
+        (dict.fromkeys("abcde", "read"), "a, b, c and 2 more were read; add them"),
+    ],
+)
+def test_what_the_key_lacks_was_read_or_only_looked_for(found: dict[str, str], said: str) -> None:
+    assert unkeyed({"unkeyed": found}) == f"its key is not complete: {said} to program.inputs"
+    assert unkeyed({"unkeyed": {}}) is None
 
 
 def test_the_run_of_a_script_is_unproven_until_it_came_out_equal_again(tmp_path: Path) -> None:
@@ -214,7 +231,7 @@ def test_the_run_of_a_script_is_unproven_until_it_came_out_equal_again(tmp_path:
         write_atomic(folder.path / name, "x")
     for name, value in (("config.json", config), ("key.json", {"key": key.short}), ("summary.json", {"metrics": {}})):
         write_json(folder.path / name, value)
-    summary = {"metrics": {"loss": 1.0}, "unkeyed": []}
+    summary = {"metrics": {"loss": 1.0}, "unkeyed": {}}
     folder.write_result(key=key, summary=summary, hosts=["a"], attempts=1, duration_s=1.0, mlflow_run_id=None)
     assert folder.stale_because(key) is None
     assert index.row(folder).note.strip() == "unproven"

@@ -51,6 +51,11 @@ class Unkeyed:
     path: str
     was_read: bool
 
+    @property
+    def how(self) -> str:
+        """What was done with it, as summary.json has it."""
+        return "read" if self.was_read else "looked for"
+
 
 class Seal:
     """Written before the script starts; asked when all of it has ended."""
@@ -134,12 +139,11 @@ def _is_record(name: str) -> bool:
 def message(unkeyed: Collection[Unkeyed]) -> list[str]:
     """What a person is told: a line for files that were read, another for those that were looked for in vain."""
     lines = []
-    for was_read, verb in ((True, "read"), (False, "looked for")):
+    for was_read in (True, False):
         names = [item.path for item in unkeyed if item.was_read is was_read]
         if names:
-            them = "it" if len(names) == 1 else "them"
-            shown = _joined(names)
-            what = f"{shown} {'was' if len(names) == 1 else 'were'} {verb}"
+            was, are, them = ("was", "isn't", "it") if len(names) == 1 else ("were", "aren't", "them")
+            what = f"{_joined(names)} {was} " + ("read" if was_read else f"looked for and {are} in the snapshot")
             lines.append(f"paceline: the key is not complete: {what}; add {them} to program.inputs")
     return lines
 

@@ -106,7 +106,7 @@ class Attempt:
         if code == 0 and unkeyed and self.settings.seal == "fail":
             return 1
         if code == 0 and recorder is not None:
-            code = self.finish(paths, recorder, [item.path for item in unkeyed])
+            code = self.finish(paths, recorder, {item.path: item.how for item in unkeyed})
         if code == 0:
             shutil.rmtree(self.folder, ignore_errors=True)
             with suppress(OSError):  # another node's may lie there
@@ -212,7 +212,7 @@ class Attempt:
         if self.child is not None:
             self.child.send_signal(number)
 
-    def finish(self, paths: Paths, recorder: Recorder, unkeyed: list[str]) -> int:
+    def finish(self, paths: Paths, recorder: Recorder, unkeyed: dict[str, str]) -> int:
         """Node 0's results, summary.json last; the exit code. Raises OSError."""
         metrics = recorder.metrics
         if recorder.stopping:

@@ -28,7 +28,7 @@ def test_a_script_leaves_metrics_outputs_and_a_summary(run: ScriptRun) -> None:
     assert (run.path / "outputs" / "model.pt").read_text() == "w"
     summary = run.read("summary.json")
     assert 0 < summary.pop("duration_s") < 60
-    assert summary == {"steps": 1, "metrics": {"loss": 0.5, "best": 0.25}, "unkeyed": []}
+    assert summary == {"steps": 1, "metrics": {"loss": 0.5, "best": 0.25}, "unkeyed": {}}
     assert not (run.path / "work").exists()
 
 
