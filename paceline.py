@@ -26,12 +26,15 @@ def log(step: int, **metrics: Any) -> None:
 
     Args:
         step: counts finished steps.
+
+    Raises:
+        TypeError: a value is no number.
     """
     _write(metrics, step=int(step))
 
 
 def finish(**metrics: Any) -> None:
-    """Record the results of the whole run, at the last step that was logged."""
+    """Record the results of the whole run, at the last step that was logged. Raises TypeError: a value is no number."""
     _write(metrics, step=None)
 
 
@@ -84,17 +87,21 @@ def _catch_term() -> None:
     _state.caught = True
 
 
-def _number(value: Any) -> float:
+def _number(name: str, value: Any) -> float:
     item = getattr(value, "item", None)  # of a tensor or a numpy scalar; float() of a tensor with a gradient warns
-    return float(item() if callable(item) else value)
+    try:
+        return float(item() if callable(item) else value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # torch's is the last one
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        raise TypeError(f"paceline: metric {name} is no number but a {kind}: {error}") from error
 
 
 def _write(metrics: dict[str, Any], **row: Any) -> None:
-    """One whole line by one call, or nothing. What can't be recorded is said and never ends a training."""
+    """One whole line by one call, or nothing. What can't be written is said and never ends a training."""
     path = os.environ.get(LOG)
     if not path or os.environ.get("RANK", "0") != "0":
         return
-    numbers = {name: _number(value) for name, value in metrics.items()}
+    numbers = {name: _number(name, value) for name, value in metrics.items()}
     line = json.dumps({"t": round(time.time(), 6), **row, "metrics": numbers}) + "\n"
     try:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

@@ -15,7 +15,7 @@ from pipeline.cluster import earlier, lost_hosts
 from pipeline.cluster.checkpoint_fetch import CheckpointFetch
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Following, Launcher
 from pipeline.cluster.stalls import Verdict
-from pipeline.cluster.tracebacks import Tracebacks
+from pipeline.cluster.tracebacks import Tracebacks, is_for_a_person
 from pipeline.cluster.watching import Watch
 from pipeline.core.beats import NodeBeat, NodeLook
 from pipeline.core.errors import TrainingError
@@ -245,9 +245,7 @@ class RunningAttempt:
             rank = "-" if event.rank is None else event.rank
             self._logs[event.host].write(f"{rank} | {event.text}\n")
             self._shown[event.host] = self._shown.get(event.host, 0) - 1
-            if (
-                event.rank is not None and not quiet and self._shown[event.host] < 0
-            ):  # torchrun's own talk stays in the log file
+            if is_for_a_person(event) and not quiet and self._shown[event.host] < 0:
                 self._tracebacks.add(event)
         elif isinstance(event, MetricsLine):
             if self._metrics is not None:

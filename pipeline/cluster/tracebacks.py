@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pipeline.core.specs import LogLine
 
 _BEGIN = re.compile(r"(\[rank\d+\]: )?Traceback \(most recent call last\):")
+_WARNING = "paceline: WARNING: "
 _LINK = re.compile(r"During handling of the above|The above exception was the direct cause")
 _FRAME = re.compile(r'  File "(?P<path>[^"]+)", line ')
 _PLUMBING = (
@@ -15,6 +16,11 @@ _PLUMBING = (
     "trainers/models/__init__.py", "trainers/models/own.py", "trainers/optimizers/__init__.py",
     "trainers/optimizers/own.py", "trainers/optimizers/torch_classes.py",
 )  # fmt: skip
+
+
+def is_for_a_person(line: LogLine) -> bool:
+    """A rank's line, or a warning of trainers.script.start; torchrun's own talk stays in the log file."""
+    return line.rank is not None or line.text.startswith(_WARNING)
 
 
 class Tracebacks:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.cluster.tracebacks import Tracebacks
+import pytest
+
+from pipeline.cluster.tracebacks import Tracebacks, is_for_a_person
 from pipeline.core.specs import LogLine
 
 UNCAUGHT = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', "    f()", "E: a", "", "b"]
@@ -33,3 +35,16 @@ def test_an_exception_before_ranks_know_their_number_is_held_back_too() -> None:
 
 def test_a_traceback_that_the_program_has_caught_is_shown_as_soon_as_the_rank_says_something_else() -> None:
     assert shown(*((0, text) for text in [*CAUGHT, "epoch 1"]))[0] == [*(f"0 {text}" for text in CAUGHT), "0 epoch 1"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "text", "shown"),
+    [
+        (0, "epoch 1", True),
+        (None, "W1122 torch/distributed/run.py: setting OMP_NUM_THREADS", False),
+        (None, "paceline: torchrun is at 10.0.0.1:29500", False),
+        (None, "paceline: WARNING: loss was nan", True),
+    ],
+)
+def test_of_what_no_rank_says_only_a_warning_is_shown(rank: int | None, text: str, shown: bool) -> None:
+    assert is_for_a_person(LogLine(host="node0", rank=rank, text=text)) is shown

@@ -26,10 +26,20 @@ class Row:
     epoch: int | None = None
 
 
+@dataclass
+class LeftOut:
+    """Values of one metric that are no finite numbers: the first, its step, and how many there were."""
+
+    first: float
+    step: int
+    count: int = 0
+
+
 class MetricsFile:
     """Appends rows. Of an earlier attempt, rows are kept up to the first step that this one logs.
 
-    ``last`` holds the newest value of each metric, ``step`` the highest step; ``notes`` what was left out.
+    ``last`` holds the newest value of each metric, ``step`` the highest step; ``left_out`` says of NaN and infinite
+    values, which are not recorded, how many each metric had, with the first and its step.
     """
 
     def __init__(self, path: Path, *, attempt: str = "", keep: bool = False) -> None:
@@ -37,17 +47,17 @@ class MetricsFile:
         self._path, self._attempt = path, attempt
         self.last: dict[str, float] = {}
         self.step: int | None = None
-        self.notes: dict[str, None] = {}
+        self.left_out: dict[str, LeftOut] = {}
         self._earlier: list[tuple[int, str]] = list(_rows_of(path)) if keep and path.exists() else []
         write_text(path, "".join(line for _, line in self._earlier))
         for _, line in self._earlier:
             self._remember(json.loads(line))
 
     def append(self, row: Row) -> None:
-        """Write what is finite; NaN and infinities are left out and noted. Raises OSError."""
+        """Write what is finite; NaN and infinities are left out and counted. Raises OSError."""
         for name, number in row.metrics.items():
             if not math.isfinite(number):
-                self.notes.setdefault(f"{name} was {number} at step {row.step}; such values are not recorded")
+                self.left_out.setdefault(name, LeftOut(first=number, step=row.step)).count += 1
         if any(step >= row.step for step, _ in self._earlier):
             self._cut(row.step)
         self._earlier = []

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from trainers.script.metrics_file import MetricsFile, Row
+from trainers.script.metrics_file import LeftOut, MetricsFile, Row
 from trainers.script.settings import ScriptConfig
 from trainers.script.sources import EventFiles, JsonLines, Logged, PatternLines
+
+_SHOWN = 8
+_NO_METRIC = (
+    "the script logged no metric; what is recorded: paceline.log(step, loss=…), *.jsonl with step and TensorBoard "
+    "files in {run}, lines that program.metrics_pattern matches"
+)
 
 
 class Source(Protocol):
@@ -45,9 +51,18 @@ class Recorder:
 
     def notes(self, *, ended_well: bool) -> list[str]:
         """What a person should know of the metrics when the script has ended."""
-        if self.metrics.step is None and ended_well:
-            return [
-                "the script logged no metric; what is recorded: paceline.log(step, loss=…), *.jsonl with step and "
-                "TensorBoard files in {run}, lines that program.metrics_pattern matches"
-            ]
-        return [*self._json.notes, *self._events.notes, *self.metrics.notes]
+        left_out = _told(self.metrics.left_out)
+        nothing = ended_well and self.metrics.step is None and not left_out
+        return [*([_NO_METRIC] if nothing else []), *self._json.notes, *self._events.notes, *left_out]
+
+
+def _told(left_out: Mapping[str, LeftOut]) -> list[str]:
+    """One line for all metrics: a script whose loss is NaN logs it at each step."""
+    if not left_out:
+        return []
+    each = [
+        f"{name} {'once (' if some.count == 1 else f'{some.count:,} times (first '}{some.first} at step {some.step})"
+        for name, some in left_out.items()
+    ]
+    more = f" and {len(each) - _SHOWN} more metrics" if len(each) > _SHOWN else ""
+    return [f"values that are no finite numbers were not recorded: {', '.join(each[:_SHOWN])}{more}"]

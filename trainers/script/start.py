@@ -30,6 +30,8 @@ from trainers.script.outputs import MissingOutputsError, gather
 from trainers.script.recorder import Recorder
 from trainers.script.settings import ScriptConfig
 
+WARNING = "WARNING: "
+"""Begins what a person should see at once: such a line isn't only in the host's log."""
 _LOOK_S = 0.5
 _MARK = "PACELINE_NODE"  # run id:node rank, which the agent gives to all processes of a run
 
@@ -194,7 +196,7 @@ class Attempt:
         if recorder is not None:
             recorder.look(last=True)
             for note in recorder.notes(ended_well=code == 0):
-                say(note)
+                say(f"{WARNING}{note}")
         return code
 
     @staticmethod

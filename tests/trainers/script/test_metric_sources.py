@@ -6,8 +6,10 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 from tests.trainers.script.test_tensorboard import WRITTEN
-from trainers.script.metrics_file import MetricsFile, Row
+from trainers.script.metrics_file import LeftOut, MetricsFile, Row
 from trainers.script.sources import EventFiles, JsonLines, PatternLines
 
 
@@ -72,8 +74,5 @@ def test_what_is_not_finite_is_left_out_and_noted(tmp_path: Path) -> None:
     written = (tmp_path / "metrics.jsonl").read_text()
     same = {"t": 1.5, "step": 1, "epoch": 2, "metrics": {"a": 1.0}, "attempt": "k-1", "doing": "training"}
     assert written == json.dumps(same) + "\n"
-    assert list(file.notes) == [
-        "b was nan at step 1; such values are not recorded",
-        "b was inf at step 2; such values are not recorded",
-    ]
+    assert file.left_out == {"b": LeftOut(first=pytest.approx(float("nan"), nan_ok=True), step=1, count=2)}
     assert (file.step, file.last) == (1, {"a": 1.0})

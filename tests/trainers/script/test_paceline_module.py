@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
+import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 import paceline
 
@@ -44,6 +48,34 @@ def test_only_rank_0_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (line,) = (tmp_path / "log").read_text().splitlines()
     row = json.loads(line)
     assert (row["step"], row["metrics"]) == (3, {"loss": 0.0})
+
+
+def test_a_tensor_with_a_gradient_is_recorded_without_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(paceline.LOG, str(tmp_path / "log"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        paceline.log(1, loss=torch.ones(1, requires_grad=True) * 2, flag=True, text="0.5")
+    assert json.loads((tmp_path / "log").read_text())["metrics"] == {"loss": 2.0, "flag": 1.0, "text": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("text", "metric bad is no number but a str: could not convert string to float: 'text'"),
+        (None, "metric bad is no number but a NoneType: "),
+        (torch.ones(2), "metric bad is no number but a torch.Tensor: a Tensor with 2 elements"),
+    ],
+)
+def test_a_metric_that_is_no_number_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: object, said: str
+) -> None:
+    monkeypatch.setenv(paceline.LOG, str(tmp_path / "log"))
+    for call in (partial(paceline.log, 1), paceline.finish):
+        with pytest.raises(TypeError, match=re.escape(said)):
+            call(good=1, bad=value)
+    assert not (tmp_path / "log").exists()
 
 
 def test_what_can_not_be_written_is_said_and_ends_no_training(

@@ -59,8 +59,22 @@ def test_the_script_gets_its_environment_and_can_not_alter_the_snapshot(run: Scr
 
 
 def test_a_script_that_logs_nothing_finishes_and_that_is_said(run: ScriptRun) -> None:
-    assert "paceline: the script logged no metric; what is recorded: paceline.log" in run.write("").start()
+    assert "paceline: WARNING: the script logged no metric; what is recorded: paceline.log" in run.write("").start()
     assert (run.read("summary.json")["steps"], run.read("summary.json")["metrics"]) == (None, {})
+
+
+def test_nan_is_told_once_with_how_often_it_came(run: ScriptRun) -> None:
+    script = (
+        "import paceline\nfor step in range(1, 1201): paceline.log(step, loss=float('nan'), lr=1.0)\n"
+        "paceline.log(9, acc=float('inf'))\n"
+    )
+    assert run.write(script).start() == (
+        "paceline: WARNING: values that are no finite numbers were not recorded: loss 1,200 times (first nan at step "
+        "1), acc once (inf at step 9)\n"
+    )
+    said = run.write("import paceline\nfor i in range(10): paceline.log(1, **{f'm{i}': float('nan')})").start()
+    assert said.endswith(" m7 once (nan at step 1) and 2 more metrics\n")
+    assert "no metric" not in said
 
 
 def test_exit_code_0_without_its_outputs_is_a_failure(run: ScriptRun) -> None:
