@@ -15,6 +15,7 @@ from pipeline.runs.index import ALTERED
 from pipeline.runs.result import AlteredError
 
 _TAIL_BYTES = 64 << 10  # enough for the last lines of metrics.jsonl
+_FIRST_METRIC = "waiting for the script's first metric"
 _UNDER_WAY = (State.PLANNED, State.RUNNING)
 
 
@@ -63,7 +64,7 @@ def under_way(folder: RunFolder) -> str:
     if (absent := meeting.awaited(folder)) is not None:
         return absent
     if not folder.program.is_ours:
-        return "waiting for the script's first metric"
+        return _FIRST_METRIC
     if not rows:
         return "waiting for the first step; the ranks import torch and read the data"
     step = checkpoints.newest_step(folder.path)
@@ -136,7 +137,8 @@ def _metrics(folder: RunFolder, *, training: bool) -> list[str]:
     """Step and epoch of the last line, and the newest value of each metric among the last lines."""
     rows = _last_rows(folder)
     if not rows:
-        doing = meeting.awaited(folder) or "the ranks import torch and read the data"
+        first = "the ranks import torch and read the data" if folder.program.is_ours else _FIRST_METRIC
+        doing = meeting.awaited(folder) or first
         return [f"  step     none yet: {doing}"] if training else []
     last, metrics = rows[-1], {name: value for row in rows for name, value in row.metrics.items()}
     doing = f", {last.doing}" if training and last.attempt in attempts.known(folder.path)[-1:] else ""

@@ -46,6 +46,16 @@ def test_a_run_whose_command_died_says_so_and_one_that_is_held_does_not(running:
     )
 
 
+def test_a_script_is_waited_for_wherever_it_goes_on_from(running: RunFolder) -> None:
+    write_json(running.path / "config.json", {"program": {"name": "script", "args": {"resume": "{resume}"}}})
+    attempts.register(running.path, "second")
+    assert progress.under_way(running) == "waiting for the script's first metric"  # rows of the first attempt are there
+    (running.path / "metrics.jsonl").unlink()
+    assert progress.under_way(running) == "waiting for the script's first metric"
+    with held(running.lock):
+        assert "  step     none yet: waiting for the script's first metric" in progress.status(running)
+
+
 def test_a_run_that_is_just_being_prepared_says_so(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / KEY)
     write_json(folder.path / "key.json", {"version": 1})

@@ -139,6 +139,10 @@ def test_the_data_of_a_script_counts_by_names_and_contents(tmp_path: Path) -> No
         (["program.script=dodo.py", "optimizer.lr=0.1"], "program.args.lr=…"),
         (["program.script=dodo.py", "program.inputs=[/etc/*]"], "'/etc/*' leads out of its folder"),
         (["program.script=dodo.py", "program.outputs=[../x]"], "'../x' leads out of its folder"),
+        (
+            ["program.script=dodo.py", "program.args.d='{data}'"],
+            "program.args={data}: {data} is named and there is none",
+        ),
         (["program.script=dodo.py", "program.data=nope"], "program.data=nope: there is no "),
         (["program.script=dodo.py", "cluster.min_nodes=1"], "cluster.min_nodes=1: a script may come to other weights"),
         (["program.command=[./README.md]"], "program.command: ./README.md is not executable"),

@@ -8,7 +8,6 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.core.fields import ConfigError
 from trainers.script.settings import ScriptConfig, filled, groups, names
 
 OUTSIDE = "_script"
@@ -45,9 +44,6 @@ def argv(settings: ScriptConfig, paths: Paths) -> list[str]:
     The ``--`` ends torchrun's own options: else its argparse takes a script's ``--log`` for the beginning of one of
     them, and drops a ``--`` of the script.
     Without a checkpoint the argument that names {resume} is left out, with its flag.
-
-    Raises:
-        ConfigError: {data} is used and there is none.
     """
     values = _values(settings, paths)
     words: list[str] = []
@@ -63,7 +59,7 @@ def argv(settings: ScriptConfig, paths: Paths) -> list[str]:
 
 
 def variables(settings: ScriptConfig, paths: Paths) -> dict[str, str]:
-    """``program.env`` with placeholders filled. Raises ConfigError."""
+    """``program.env`` with placeholders filled."""
     values = _values(settings, paths)
     return {
         name: filled(value, values)
@@ -73,8 +69,6 @@ def variables(settings: ScriptConfig, paths: Paths) -> dict[str, str]:
 
 
 def _values(settings: ScriptConfig, paths: Paths) -> dict[str, str]:
-    if not paths.data and any("data" in names(text) for _, text in settings.texts()):
-        raise ConfigError("{data} is named and there is none; set program.data=<a file or folder>")
     return {
         "data": paths.data,
         "run": str(paths.outputs),

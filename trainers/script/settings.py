@@ -73,6 +73,10 @@ class ScriptConfig(ProgramConfig):
                         f"{where}={text}: {{{name}}} is no placeholder; there are {known}, and {{{{{name}}}}} is "
                         f"{{{name}}} as it stands"
                     )
+                if name == "data" and not self.data:
+                    raise ConfigError(
+                        f"{where}={text}: {{data}} is named and there is none; set program.data=<a file or folder>"
+                    )
         if self.metrics_pattern is not None:
             try:
                 groups = re.compile(self.metrics_pattern).groupindex

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from torch.distributed.run import parse_args as torchrun
 
-from trainers.core.config import ConfigError
 from trainers.script.arguments import Paths, argv, newest_checkpoint, variables
 from trainers.script.settings import ScriptConfig
 
@@ -38,7 +37,7 @@ def _paths(resume: str | None = None) -> Paths:
 def test_placeholders_are_filled_and_resume_is_left_out_without_a_checkpoint(
     args: Any, first: list[str], later: list[str]
 ) -> None:
-    settings = ScriptConfig(script="t.py", args=args, env={"A": "{seed}", "B": "{resume}"})
+    settings = ScriptConfig(script="t.py", args=args, env={"A": "{seed}", "B": "{resume}"}, data="d")
     assert argv(settings, _paths()) == ["--", "/w/a/t.py", *first]
     assert argv(settings, _paths("/c")) == ["--", "/w/a/t.py", *later]
     assert variables(settings, _paths()) == {"A": "3"}
@@ -63,12 +62,6 @@ def test_torchrun_takes_no_argument_of_the_script_for_its_own(told: dict[str, An
     taken = torchrun(["--nnodes=1", "--nproc-per-node=2", *words])
     assert taken.training_script == ("/w/a/t.py" if "script" in told else "/bin/train")
     assert (taken.training_script_args, taken.nnodes, taken.no_python) == (args, "1", "command" in told)
-
-
-def test_data_that_is_not_there_is_named() -> None:
-    paths = Paths(run_dir=Path("/r"), work=Path("/w"), script="t.py", data="", seed=0, resume=None)
-    with pytest.raises(ConfigError, match=r"\{data\} is named and there is none; set program.data"):
-        argv(ScriptConfig(script="t.py", args=["{data}"]), paths)
 
 
 def test_the_newest_whole_checkpoint_is_a_file_or_a_folder(tmp_path: Path) -> None:
