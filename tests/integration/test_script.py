@@ -111,7 +111,10 @@ def test_a_run_that_read_what_its_key_lacks_does_not_count_until_that_is_added(p
     words = ("program.args.lr=0.1",)
     first = project.doit("train", *words)
     assert first.returncode == 0, first.stdout
-    assert "its key is not complete: _script/lr.txt was read; add it to program.inputs" in first.stdout
+    assert (
+        "its key is not complete: _script/lr.txt was looked for and isn't in the snapshot; add it to program.inputs"
+        in first.stdout
+    )
     assert "train     to do  its key is not complete" in project.doit("plan", *words).stdout
     assert "is finished" in project.doit("train", *words, "program.seal=off").stdout
     again = project.doit("train", *words)
