@@ -80,9 +80,11 @@ def shortened(traceback: str, folder: str) -> str:
     """A traceback with the frames of a person's own code and the one in which it was raised.
 
     Args:
-        folder: name of the run's folder on the node; the snapshot of the code in it stands for the project's folder.
+        folder: name of the run's folder on the node; the snapshot of the code in it, or a script's own copy of that,
+            stands for the project's folder.
     """
-    text = re.sub(rf'(?<=  File ")[^"\n]*/{re.escape(folder)}/code/', "", traceback.rstrip()) if folder else traceback
+    code = rf'(?<=  File ")[^"\n]*/{re.escape(folder)}/(?:work/node\d+/)?code/'
+    text = re.sub(code, "", traceback.rstrip()) if folder else traceback
     blocks = list(_blocks(text))
     own = [path for path, _ in blocks if path and not path.startswith("/")]
     mine = [path for path in own if not path.startswith(_PLUMBING)] or own

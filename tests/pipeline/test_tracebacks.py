@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cluster.tracebacks import Tracebacks, is_for_a_person
+from pipeline.cluster.tracebacks import Tracebacks, is_for_a_person, shortened
 from pipeline.core.specs import LogLine
 
 UNCAUGHT = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', "    f()", "E: a", "", "b"]
@@ -48,3 +48,11 @@ def test_a_traceback_that_the_program_has_caught_is_shown_as_soon_as_the_rank_sa
 )
 def test_of_what_no_rank_says_only_a_warning_is_shown(rank: int | None, text: str, shown: bool) -> None:
     assert is_for_a_person(LogLine(host="node0", rank=rank, text=text)) is shown
+
+
+def test_the_lines_of_a_script_are_shown_from_its_own_copy_of_the_snapshot() -> None:
+    frames = [("/r/0123/work/node1/code/sub/t.py", "main()"), ("/usr/lib/x.py", "inner()"), ("/usr/lib/y.py", "raise")]
+    text = "Traceback:\n" + "".join(f'  File "{path}", line 3, in f\n    {line}\n' for path, line in frames)
+    assert shortened(text, "0123") == (
+        'Traceback:\n  File "sub/t.py", line 3, in f\n    main()\n  File "/usr/lib/y.py", line 3, in f\n    raise'
+    )
