@@ -25,7 +25,9 @@ RUNS = (
     ("measuring.profiling", "models.resnet50", "schedules.step"),
     ("measuring.measure", "optimizers.muon"),
     ("measuring.allreduce", "optimizers.torch"),
-    ("measuring.host_speed",),
+    ("measuring.host_speed", "models.own", "optimizers.own"),
+    ("measuring.measure", "optimizers.adamw", "schedules.cosine"),
+    ("script.start",),
 )
 
 
@@ -161,6 +163,7 @@ def test_a_file_that_cannot_be_parsed_is_one_line(tmp_path: Path) -> None:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "trainers", tmp_path / "trainers", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "paceline.py", tmp_path)
     return tmp_path
 
 
