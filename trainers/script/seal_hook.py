@@ -220,7 +220,7 @@ def watch_stat(watch: Watch) -> None:
                 missed.clear()
             raise
 
-    stat.__doc__, stat.__module__, stat.__qualname__ = _stat.__doc__, "os", "stat"
+    stat.__module__, stat.__qualname__ = "os", "stat"
     for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
         if _stat in able:
             able.add(stat)
