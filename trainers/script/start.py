@@ -65,7 +65,7 @@ def say(text: str) -> None:
 
 def _parsed(words: Sequence[str]) -> Started:
     at = words.index("--") if "--" in words else len(words)
-    parser = argparse.ArgumentParser(prog="trainers.script.start", description="Start a script under torchrun.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="trainers.script.start", allow_abbrev=False)
     parser.add_argument("--config", type=Path, required=True, help="config.json in the run folder")
     parser.add_argument("--script", default="", help="the script, relative to the snapshot")
     parser.add_argument("--node-rank", type=int, required=True)
