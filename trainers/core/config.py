@@ -18,6 +18,7 @@ from trainers.core.fields import LATER as LATER
 from trainers.core.fields import OWN as OWN
 from trainers.core.fields import ConfigError as ConfigError
 from trainers.core.fields import at_least as at_least
+from trainers.core.fields import below_one as below_one
 from trainers.core.fields import check_target as check_target
 from trainers.core.fields import choice as choice
 from trainers.core.fields import later_fields as later_fields

@@ -45,3 +45,9 @@ def at_least(name: str, value: float, low: float) -> None:
     """Raises ConfigError where the value of the field ``name`` is below ``low``."""
     if value < low:
         raise ConfigError(f"{name}={value} must be at least {low}")
+
+
+def below_one(name: str, value: float) -> None:
+    """Raises ConfigError where the value of the field ``name`` lies outside of [0, 1)."""
+    if not 0 <= value < 1:
+        raise ConfigError(f"{name}={value} must lie in [0, 1)")

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trainers.core.fields import LATER, ConfigError, at_least, check_target, choice
+from trainers.core.fields import LATER, ConfigError, at_least, below_one, check_target, choice
 
 if TYPE_CHECKING:
     from trainers.core.config import TrainConfig
@@ -101,12 +101,10 @@ class TrainerConfig:
             )
         choice("trainer.tta", self.tta, ("none", "mirror", "multicrop"))
         at_least("trainer.clip_norm", self.clip_norm, 0)
-        if not 0 <= self.ema < 1:
-            raise ConfigError(f"trainer.ema={self.ema} must lie in [0, 1)")
+        below_one("trainer.ema", self.ema)
         self._check_class_weights()
         self._check_own()
-        if not 0 <= self.label_smoothing < 1:
-            raise ConfigError(f"trainer.label_smoothing={self.label_smoothing} must lie in [0, 1)")
+        below_one("trainer.label_smoothing", self.label_smoothing)
         if self.shards < 0 or self.shards & (self.shards - 1):
             raise ConfigError(
                 f"trainer.shards={self.shards} must be 0 (off) or a power of two, as gradients are added pairwise: "

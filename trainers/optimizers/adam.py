@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from trainers.core.config import ConfigError, OptimizerConfig
+from trainers.core.config import OptimizerConfig, below_one
 from trainers.optimizers import Optimizer, decay_groups
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ class AdamConfig(OptimizerConfig):
     def __post_init__(self) -> None:
         OptimizerConfig.__post_init__(self)
         for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must lie in [0, 1)")
+            below_one(f"optimizer.{name}", getattr(self, name))
 
 
 class Adam(Optimizer):

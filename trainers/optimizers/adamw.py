@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from trainers.core.config import ConfigError, OptimizerConfig
+from trainers.core.config import OptimizerConfig, below_one
 from trainers.optimizers.adam import Adam
 
 
@@ -35,8 +35,7 @@ class AdamWConfig(OptimizerConfig):
     def __post_init__(self) -> None:
         OptimizerConfig.__post_init__(self)
         for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"optimizer.{name}={getattr(self, name)} must lie in [0, 1)")
+            below_one(f"optimizer.{name}", getattr(self, name))
 
 
 class AdamW(Adam):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainers.core.config import ConfigError, OptimizerConfig
+from trainers.core.config import OptimizerConfig, below_one
 from trainers.optimizers.torch_classes import TorchOptimizer, param_groups
 
 
@@ -30,8 +30,7 @@ class MuonConfig(OptimizerConfig):
 
     def __post_init__(self) -> None:
         OptimizerConfig.__post_init__(self)
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"optimizer.momentum={self.momentum} must lie in [0, 1)")
+        below_one("optimizer.momentum", self.momentum)
 
 
 class Muon(TorchOptimizer):

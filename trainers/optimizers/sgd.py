@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from trainers.core.config import ConfigError, OptimizerConfig
+from trainers.core.config import ConfigError, OptimizerConfig, below_one
 from trainers.optimizers import Optimizer, decay_groups
 
 
@@ -31,8 +31,7 @@ class SGDConfig(OptimizerConfig):
 
     def __post_init__(self) -> None:
         OptimizerConfig.__post_init__(self)
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"optimizer.momentum={self.momentum} must lie in [0, 1)")
+        below_one("optimizer.momentum", self.momentum)
         if self.nesterov and self.momentum == 0:
             raise ConfigError("optimizer.nesterov=true needs optimizer.momentum greater than 0")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from trainers.core.config import ConfigError, ScheduleConfig
+from trainers.core.config import ConfigError, ScheduleConfig, below_one
 
 
 @dataclass(kw_only=True)
@@ -26,8 +26,7 @@ class CosineConfig(ScheduleConfig):
     end: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.warmup < 1:
-            raise ConfigError(f"schedule.warmup={self.warmup} must lie in [0, 1)")
+        below_one("schedule.warmup", self.warmup)
         if not 0 < self.start <= 1:
             raise ConfigError(f"schedule.start={self.start} must lie in (0, 1]")
         if not 0 <= self.end <= 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainers.core.config import ConfigError, ScheduleConfig
+from trainers.core.config import ConfigError, ScheduleConfig, below_one
 
 
 @dataclass(kw_only=True)
@@ -27,8 +27,7 @@ class TriangleConfig(ScheduleConfig):
     end: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.warmup < 1:
-            raise ConfigError(f"schedule.warmup={self.warmup} must lie in [0, 1)")
+        below_one("schedule.warmup", self.warmup)
         for name in ("start", "end"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"schedule.{name}={getattr(self, name)} must lie in [0, 1]")

@@ -48,7 +48,7 @@ class Started:
 
 
 def main(words: Sequence[str]) -> int:
-    """Returns the exit code. What a person can mend is said in one line."""
+    """Returns the exit code. What a person can fix is said in one line."""
     try:
         return Attempt(_parsed(words)).run()
     except ConfigError as error:
