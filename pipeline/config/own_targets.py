@@ -21,8 +21,14 @@ _OFFERED = {
     "model": ("num_classes", "channels", "image_size"),
     "optimizer": ("lr", "weight_decay"),
     "trainer.loss": ("num_classes",),
+    "dataset.augmentation": ("seeds",),
 }
-_OF_A_CALL = 2  # logits and labels come first
+_ARGUMENTS = {"trainer.loss": "trainer.loss_args", "dataset.augmentation": "dataset.augmentation_args"}
+_OF_A_CALL = {
+    "trainer.loss": 2,
+    "trainer.metrics": 2,
+    "dataset.augmentation": 1,
+}  # logits and labels, images: of functions
 _MOST_IMPORTS = 8
 _Callable = ast.ClassDef | ast.FunctionDef
 
@@ -74,7 +80,7 @@ def check_targets(train: TrainConfig, root: Path, behind: Sequence[str] = ()) ->
         if source is None:
             raise _missing(root, f"{field}={target}", module)
         found = _find(sources, source, name, f"{field}={target}")
-        group = field if field == "trainer.loss" else field.rpartition(".")[0]
+        group = field if field in _ARGUMENTS else field.rpartition(".")[0]
         if found is not None:
             _check_arguments(*found, group, _arguments(train, group))
 
@@ -100,7 +106,9 @@ def _modules(folder: Path) -> Iterator[str]:
 def _arguments(train: TrainConfig, group: str) -> Mapping[str, Any]:
     if group == "trainer.metrics":
         return {}
-    return train.trainer.loss_args if group == "trainer.loss" else getattr(train, group).args
+    section, _, name = _ARGUMENTS.get(group, f"{group}.args").partition(".")
+    arguments: Mapping[str, Any] = getattr(getattr(train, section), name)
+    return arguments
 
 
 def _find(sources: _Sources, source: _Source, name: str, said: str) -> tuple[_Source, _Callable] | None:
@@ -147,7 +155,12 @@ def _imported(source: _Source, item: ast.ImportFrom) -> str:
 
 
 def _near(source: _Source, name: str) -> str:
-    lines = {item.name: item.lineno for item in source.tree.body if isinstance(item, _Callable)}
+    lines = {
+        alias.asname or alias.name: item.lineno
+        for item in source.tree.body
+        if isinstance(item, ast.ImportFrom)
+        for alias in item.names
+    } | {item.name: item.lineno for item in source.tree.body if isinstance(item, _Callable)}
     close = nearest(name, sorted(lines))
     if close:
         return f"did you mean {close} ({source.shown}:{lines[close]})?"
@@ -160,8 +173,8 @@ def _check_arguments(source: _Source, item: _Callable, group: str, given: Mappin
     if made is None:
         return
     where = f"{item.name} ({source.shown}:{item.lineno})"
-    field = "trainer.loss_args" if group == "trainer.loss" else f"{group}.args"
-    passed = 1 if group == "optimizer" else _OF_A_CALL if isinstance(item, ast.FunctionDef) and group != "model" else 0
+    field = _ARGUMENTS.get(group, f"{group}.args")
+    passed = 1 if group == "optimizer" else _OF_A_CALL.get(group, 0) if isinstance(item, ast.FunctionDef) else 0
     names = made.names[passed:]
     for name in given:
         if name not in names and not made.takes_any:

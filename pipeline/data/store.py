@@ -22,7 +22,10 @@ from pipeline.data.source import local_path
 from trainers.core.config import DatasetConfig
 
 # applied by the nodes; any other setting counts
-_TRAINING_ONLY = ("crop_padding", "crop_border", "flip", "alternate_flip", "cutout", "normalise")
+_TRAINING_ONLY = (
+    *("crop_padding", "crop_border", "flip", "alternate_flip", "cutout", "normalise"),
+    *("augmentation", "augmentation_args"),
+)
 
 
 def inputs(dataset: DatasetConfig) -> Inputs:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.keys import rank_environment
-from trainers.core.config import OptimizerConfig, TrainerConfig, later_fields
+from trainers.core.config import DatasetConfig, OptimizerConfig, TrainerConfig, later_fields
 
 if TYPE_CHECKING:
     from pipeline.core.cluster import Cluster
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 KEY_VERSION = 2
 KEY_LENGTH = 12
 
-_LATER = {"trainer": later_fields(TrainerConfig), "optimizer": later_fields(OptimizerConfig)}
+_LATER = {
+    "dataset": later_fields(DatasetConfig),
+    "trainer": later_fields(TrainerConfig),
+    "optimizer": later_fields(OptimizerConfig),
+}
 _NOT_OF_A_SCRIPT = ("inputs", "data", "seal")
 _WHERE = ("cluster", "tracking", "paths")  # where it runs and who is told; the topology part holds the rest
 

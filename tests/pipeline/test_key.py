@@ -101,11 +101,13 @@ def test_with_shards_their_number_stands_in_the_key_in_place_of_the_ranks() -> N
 
 def test_a_run_has_the_key_that_it_had_before_fields_came_whose_defaults_it_keeps() -> None:
     config = configured()
-    before = {**config.resolved, **{group: {**config.resolved[group]} for group in ("trainer", "optimizer")}}
+    groups = ("dataset", "trainer", "optimizer")
+    before = {**config.resolved, **{group: {**config.resolved[group]} for group in groups}}
     added = "shards clip_norm patience ema class_weights sync_batchnorm loss loss_args metrics"
     for name in added.split():
         del before["trainer"][name]
     del before["optimizer"]["decay_bias_and_norm"]
+    del before["dataset"]["augmentation"], before["dataset"]["augmentation_args"]
     assert canonical_config(config.resolved) == canonical_config(before) == before_paths(before)
     assert set(key_of().parts["topology"]) == {"nnodes", "device", "nproc_per_node", "env"}
 

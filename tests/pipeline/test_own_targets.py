@@ -45,6 +45,7 @@ class Step:
     def __init__(self, params, lr, beta=0.9): ...
 def focal(logits, labels, gamma, alpha=1.0): ...
 def top(logits, labels, k): ...
+def turn(images, seeds, most): ...
 """
 
 
@@ -85,6 +86,7 @@ def checked(root: Path, settings: dict[str, Any]) -> None:
         model("my_package.nets:Quick", speed=1),
         optimizer("my_package.optim:Step", beta=0.5),
         {"trainer.loss": "my_package.optim:focal", "trainer.loss_args": {"gamma": 2}},
+        {"dataset.augmentation": "my_package.optim:turn", "dataset.augmentation_args": {"most": 2}},
     ],
 )
 def test_what_fits_passes_and_what_only_running_tells_too(root: Path, settings: dict[str, Any]) -> None:
@@ -106,7 +108,10 @@ def test_what_fits_passes_and_what_only_running_tells_too(root: Path, settings: 
             "model.target=my_package.nets:Plane: my_package/nets.py has no class or function Plane; did you mean Plain "
             "(my_package/nets.py:7)?",
         ),
-        (model("my_package.optim:Net"), "my_package/optim.py has no class or function Net; it has: Step, focal, top"),
+        (
+            model("my_package.optim:Net"),
+            "optim.py has no class or function Net; it has: Step, focal, top, turn",
+        ),
         (model("my_package.torn:Net"), "my_package/torn.py:2: invalid syntax"),
         (
             model("my_package.net:Net"),
@@ -124,6 +129,10 @@ def test_what_fits_passes_and_what_only_running_tells_too(root: Path, settings: 
         (
             {"trainer.loss": "my_package.optim:focal", "trainer.loss_args": {"gama": 1}},
             "loss_args.gama is no argument of focal (my_package/optim.py:4); did you mean gamma? valid: alpha, gamma",
+        ),
+        (
+            {"dataset.augmentation": "my_package.optim:turn", "dataset.augmentation_args": {"mots": 2}},
+            "dataset.augmentation_args.mots is no argument of turn (my_package/optim.py:6); did you mean most?",
         ),
         (
             {"trainer.metrics": {"top": "my_package.optim:top"}},

@@ -1,20 +1,29 @@
-"""A model, optimizer, loss and metrics of one's own in a training of one rank."""
+"""A model, optimizer, loss, augmentation and metrics of one's own in a training of one rank."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from tests.trainers.test_resume import die_and_go_on
-from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary
-from trainers.core.config import ConfigError
+from tests.trainers.tiny_runs import MakeRun, metrics_lines, read_summary, write_pack
+from trainers.core.config import ConfigError, DatasetConfig
+from trainers.data import own_augmentation
+from trainers.data.augment import normaliser, plan_epoch, training_batch
+from trainers.data.pack import open_pack
 from trainers.training.session import run
 
 PARTS = """
+import random
+
 import torch
 from torch import nn
 
@@ -76,6 +85,24 @@ def top2(logits, labels):
 
 def mean(logits, labels):
     return logits.mean()
+
+
+class Noise(nn.Module):
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+
+    def forward(self, image):
+        assert image.shape == (1, 8, 8)
+        return (image // 2 + torch.randint(self.most, image.shape) + random.randrange(2)).to(torch.uint8)
+
+
+def darker(images, seeds, by=2):
+    return torch.where((seeds % 2 == 0)[:, None, None, None], images // by, images)
+
+
+def floats(image):
+    return image / 255
 """
 MODEL = {"name": "own", "target": "my_parts:Net", "args": {"width": 6}}
 
@@ -88,11 +115,13 @@ def my_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.invalidate_caches()
 
 
-def test_all_four_train_and_go_on_to_the_bit(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_five_train_and_go_on_to_the_bit(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = {"name": "own", "target": "my_parts:Momentum", "lr": 0.05, "args": {"beta": 0.9}, "weight_decay": 0.1}
     settings = {
         "model": MODEL,
         "optimizer": {**optimizer, "decay_bias_and_norm": False},
+        "dataset__augmentation": "my_parts:Noise",
+        "dataset__augmentation_args": {"most": 9},
         "trainer__loss": "my_parts:focal",
         "trainer__loss_args": {"gamma": 2.0},
         "trainer__metrics": {"top2": "my_parts:top2", "each": "my_parts:each"},
@@ -120,13 +149,13 @@ def test_all_four_train_and_go_on_to_the_bit(make_run: MakeRun, monkeypatch: pyt
     [
         (
             {"model": {**MODEL, "args": {"bad": "shape"}}},
-            r"my_parts.py:6 Net returned torch.float32 \[2, 4\] for 2 images of 1×8×8; forward must return float "
+            r"my_parts.py:8 Net returned torch.float32 \[2, 4\] for 2 images of 1×8×8; forward must return float "
             r"logits \[2, 3\]: one for each of the 3 classes",
         ),
         ({"model": {**MODEL, "args": {"bad": "nothing"}}}, "Net returned NoneType for 2 images"),
         (
             {"model": {"name": "own", "target": "my_parts:net"}},
-            r"my_parts.py:21 net returned str, and model.target must m",
+            r"my_parts.py:23 net returned str, and model.target must m",
         ),
         ({"model": {**MODEL, "target": "my_parts:Nett"}}, "my_parts:Nett: my_parts has no class or function Nett"),
         (
@@ -143,6 +172,11 @@ def test_all_four_train_and_go_on_to_the_bit(make_run: MakeRun, monkeypatch: pyt
             r"mean returned torch.float32 \[\] for .* value for each",
         ),
         ({"trainer__metrics": {"loss": "my_parts:each"}}, "trainer.metrics.loss: choose another name"),
+        (
+            {"dataset__augmentation": "my_parts:floats"},
+            r"floats returned torch.float32 \[1, 8, 8\] for torch.uint8 \[1, 8, 8\]; an augmentation must return",
+        ),
+        ({"dataset__augmentation_args": {"most": 1}}, "augmentation_args are for an augmentation of your own"),
         ({"trainer__loss_args": {"gamma": 1}}, "trainer.loss_args are for a loss of your own"),
         (
             {"trainer__loss": "my_parts:focal", "trainer__label_smoothing": 0.1},
@@ -153,6 +187,28 @@ def test_all_four_train_and_go_on_to_the_bit(make_run: MakeRun, monkeypatch: pyt
 def test_what_does_not_fit_is_said_with_its_place(make_run: MakeRun, settings: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         run(make_run(**settings) / "config.json")
+
+
+@pytest.mark.parametrize(("name", "args"), [("Noise", {"most": 9}), ("darker", {"by": 3})])
+def test_an_image_is_augmented_alike_in_any_batch(tmp_path: Path, name: str, args: dict[str, int]) -> None:
+    config = DatasetConfig(name="arrays", augmentation=f"my_parts:{name}", augmentation_args=args, normalise=False)
+    pack, device = open_pack(write_pack(tmp_path / "pack")), torch.device("cpu")
+    own = own_augmentation.build(config, pack.manifest, device)
+    scale = normaliser(pack.manifest, normalise=False, device=device)
+
+    def images(start: int, count: int, epoch: int = 0) -> Tensor:
+        plan = plan_epoch(config, pack, seed=3, epoch=epoch).batch(start, count)
+        return training_batch(pack, plan, config, scale, own)[0]
+
+    before = torch.get_rng_state(), random.getstate()
+    whole = images(0, 12)
+    assert (torch.get_rng_state().equal(before[0]), random.getstate()) == (True, before[1])
+    assert whole.equal(torch.cat([images(0, 4), images(4, 8)]))
+    plain = replace(config, augmentation=None, augmentation_args={})
+    assert not whole.equal(training_batch(pack, plan_epoch(plain, pack, seed=3, epoch=0).batch(0, 12), plain, scale)[0])
+    first = plan_epoch(config, pack, seed=3, epoch=0).index
+    again = {int(index): place for place, index in enumerate(plan_epoch(config, pack, seed=3, epoch=1).index)}
+    assert not whole.equal(torch.cat([images(again[int(index)], 1, epoch=1) for index in first[:12]]))
 
 
 def test_an_exception_of_the_network_comes_as_it_is(make_run: MakeRun) -> None:

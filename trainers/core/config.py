@@ -50,6 +50,8 @@ class DatasetConfig(Settings):
         crop_border: what the random crop sees beyond the edge: black, or reflect.
         flip: random horizontal mirroring.
         alternate_flip: draw the first epoch's mirroring alone; from then on an image is mirrored in every other epoch.
+        augmentation: a class or function of your own, as package.module:name, that changes training images.
+        augmentation_args: its arguments by name.
         cutout: side in pixels of a square, anywhere in the image, that is set to the mean colour; 0: none.
         normalise: by the mean and standard deviation of each channel over the train split.
     """
@@ -61,6 +63,8 @@ class DatasetConfig(Settings):
     crop_border: str = "black"
     flip: bool = False
     alternate_flip: bool = False
+    augmentation: str | None = field(default=None, metadata=LATER)
+    augmentation_args: dict[str, Any] = field(default_factory=dict, metadata=LATER)
     cutout: int = 0
     normalise: bool = True
 
@@ -72,6 +76,10 @@ class DatasetConfig(Settings):
         choice("dataset.crop_border", self.crop_border, ("black", "reflect"))
         if self.alternate_flip and not self.flip:
             raise ConfigError("dataset.alternate_flip=true needs dataset.flip=true")
+        if self.augmentation is not None:
+            check_target("dataset.augmentation", self.augmentation)
+        elif self.augmentation_args:
+            raise ConfigError("dataset.augmentation_args are for an augmentation of your own: set dataset.augmentation")
 
 
 # ----------------------------------------------------------------------------------------- model
@@ -193,6 +201,8 @@ class TrainConfig:
         """What the run has of one's own: field → package.module:name."""
         groups = {"model": self.model, "optimizer": self.optimizer}
         found = {f"{group}.target": getattr(item, "target", "") for group, item in groups.items() if item.name == OWN}
+        if self.dataset.augmentation is not None:
+            found["dataset.augmentation"] = self.dataset.augmentation
         if self.trainer.loss is not None:
             found["trainer.loss"] = self.trainer.loss
         return {**found, **{f"trainer.metrics.{name}": target for name, target in self.trainer.metrics.items()}}

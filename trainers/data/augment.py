@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from trainers.core.config import DatasetConfig
 from trainers.core.errors import TrainerError
+from trainers.data.own_augmentation import Augmentation
 from trainers.data.pack import Manifest, MappedPack
 from trainers.data.randomness import Stream, below, epoch_order, key, random_bits
 
@@ -44,7 +45,8 @@ class EpochPlan:
 
     ``index`` counts from the start of the pack (int64); ``top`` and ``left`` are the crop's corner in
     the padded image, ``hole_y`` and ``hole_x`` the middle of the cutout in the image that comes out, in pixels
-    (int64); ``mirrored`` is bool. None: that augmentation is off.
+    (int64); ``mirrored`` is bool; ``seeds`` are the random bits of an augmentation of one's own (int64).
+    None: that augmentation is off.
     """
 
     index: Tensor
@@ -53,6 +55,7 @@ class EpochPlan:
     mirrored: Tensor | None = None
     hole_y: Tensor | None = None
     hole_x: Tensor | None = None
+    seeds: Tensor | None = None
 
     def batch(self, start: int, count: int) -> EpochPlan:
         """The plan of ``count`` samples from position ``start``."""
@@ -90,6 +93,7 @@ def plan_epoch(config: DatasetConfig, pack: MappedPack, *, seed: int, epoch: int
         mirrored=_mirrored(config, order, bits, seed=seed, epoch=epoch) if config.flip else None,
         hole_y=None if holes is None else below(holes, 0, pack.manifest.height),
         hole_x=None if holes is None else below(holes, 24, pack.manifest.width),
+        seeds=random_bits(key(seed, Stream.OWN, epoch), order) if config.augmentation is not None else None,
     )
 
 
@@ -143,11 +147,17 @@ def _inside(middle: Tensor, size: int, side: int) -> Tensor:
 
 
 def training_batch(
-    pack: MappedPack, plan: EpochPlan, config: DatasetConfig, normalise: Normaliser
+    pack: MappedPack, plan: EpochPlan, config: DatasetConfig, normalise: Normaliser, own: Augmentation | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Normalised float32 images [n, C, H, W] and int64 labels [n] of a slice of an epoch's plan."""
+    """Normalised float32 images [n, C, H, W] and int64 labels [n] of a slice of an epoch's plan.
+
+    ``own`` changes them after crop and mirroring.
+    """
     if pack.gatherer is not None:
         images, labels = pack.gatherer.take(plan.index)
     else:
         images, labels = pack.images.index_select(0, plan.index), pack.labels.index_select(0, plan.index)
-    return cut_out(normalise(augmented(images, plan, config)), plan, config.cutout), labels
+    images = augmented(images, plan, config)
+    if own is not None and plan.seeds is not None:
+        images = own(images, plan.seeds)
+    return cut_out(normalise(images), plan, config.cutout), labels

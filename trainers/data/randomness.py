@@ -25,6 +25,7 @@ class Stream(IntEnum):
     DROPOUT = 3
     FLIP = 4
     CUTOUT = 5
+    OWN = 6
 
 
 def _signed(value: int) -> int:

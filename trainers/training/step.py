@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from trainers import optimizers, schedules, strategies
 from trainers.core.config import TrainConfig
 from trainers.core.errors import TrainerError
+from trainers.data import own_augmentation
 from trainers.data.augment import EpochPlan, Normaliser, training_batch
 from trainers.data.pack import MappedPack
 from trainers.data.randomness import Stream, key
@@ -56,6 +57,7 @@ class Stepper:
         decay = config.trainer.ema
         self.average = WeightAverage(self.strategy.layout.parameters, decay) if decay else None
         self.loss = loss.build(config.trainer, pack, node.device)
+        self.augmentation = own_augmentation.build(config.dataset, pack.manifest, node.device)
         self._prepares_kernels = config.trainer.compile or node.device.type == "cuda"
         self._divisor = steps.accumulate * max(1, config.trainer.shards)  # without shards the strategy averages
         self._peak_lr = optimizers.peak_lr(config.optimizer, node.ranks.world_size)
@@ -196,7 +198,7 @@ class Stepper:
         """Add the gradients of one micro-batch; returns its mean loss."""
         config = self.config
         HEARTBEAT.enter(Phase.LOADING)
-        images, labels = training_batch(self.pack, part, config.dataset, self.normalise)
+        images, labels = training_batch(self.pack, part, config.dataset, self.normalise, self.augmentation)
         HEARTBEAT.enter(Phase.COMPUTING)
         with autocast(self.node.device, self.precision):
             logits = self.network(images)

@@ -1,0 +1,71 @@
+"""A person's own change of training images, with draws that are decided by the sample and not by the rank."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainers.core import targets
+from trainers.core.config import ConfigError, DatasetConfig
+from trainers.data.pack import Manifest
+
+_TRIED = 2  # black images
+
+Augmentation = Callable[[Tensor, Tensor], Tensor]
+"""uint8 [n, C, H, W] and the random bits of each sample, int64 [n] → uint8 of the same shape."""
+
+
+def build(config: DatasetConfig, manifest: Manifest, device: torch.device) -> Augmentation | None:
+    """What ``dataset.augmentation`` names, or None.
+
+    A function with a parameter ``seeds`` gets a batch and its samples' random bits. Any other is called for each image
+    by itself, with torch's and Python's generators set to that sample's bits: the transforms of torchvision draw from
+    these. So an image is changed alike on any number of ranks.
+
+    Raises:
+        ConfigError: it returns something else than uint8 images of the same shape.
+    """
+    if config.augmentation is None:
+        return None
+    found = targets.load(config.augmentation)
+    made: Any = found(**config.augmentation_args) if inspect.isclass(found) else found
+    called = made.forward if isinstance(made, nn.Module) else made
+    if not inspect.isclass(found):
+        made = functools.partial(found, **config.augmentation_args)
+    whole_batches = "seeds" in inspect.signature(called).parameters
+    augmentation = functools.partial(_with_seeds if whole_batches else _one_by_one, made, config.augmentation)
+    images = torch.zeros(_TRIED, manifest.channels, manifest.height, manifest.width, dtype=torch.uint8, device=device)
+    augmentation(images, torch.arange(_TRIED, device=device))
+    return augmentation
+
+
+def _with_seeds(made: Callable[..., Any], target: str, images: Tensor, seeds: Tensor) -> Tensor:
+    return _checked(made(images, seeds=seeds), images, target)
+
+
+def _one_by_one(made: Callable[..., Any], target: str, images: Tensor, seeds: Tensor) -> Tensor:
+    before = random.getstate()
+    with torch.random.fork_rng([images.device] if images.is_cuda else [], device_type=images.device.type):
+        changed = []
+        for image, seed in zip(images, seeds.tolist(), strict=True):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            changed.append(_checked(made(image), image, target))
+    random.setstate(before)
+    return torch.stack(changed)
+
+
+def _checked(changed: Any, images: Tensor, target: str) -> Tensor:
+    if isinstance(changed, Tensor) and changed.dtype == torch.uint8 and changed.shape == images.shape:
+        return changed
+    seen = f"{changed.dtype} {[*changed.shape]}" if isinstance(changed, Tensor) else type(changed).__name__
+    raise ConfigError(
+        f"{targets.place(target)} returned {seen} for torch.uint8 {[*images.shape]}; an augmentation must return "
+        "images of the same shape and type (they are normalised after it)"
+    )
