@@ -5,11 +5,34 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from pipeline.core import unexpected
 from pipeline.core.errors import text_of
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+_AHEAD = 2  # items for each worker: one under way, one that waits
+
+
+def in_order(function: Callable[[_Item], _Result], items: Iterable[_Item], *, workers: int) -> Iterator[_Result]:
+    """``map``, with the function called by ``workers`` threads for a bounded number of items ahead. What it raises is
+    raised here, in the place of its result; items that nobody has begun with are dropped then."""
+    waiting: deque[Future[_Result]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="in-order")
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) >= workers * _AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def new(

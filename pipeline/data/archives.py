@@ -41,6 +41,45 @@ def extract(archive: Path, wanted: Mapping[str, int], folder: Path) -> None:
             raise DataError(f"{archive} is neither a tar nor a zip archive, or it is cut off")
 
 
+def extract_tree(archive: Path, suffixes: tuple[str, ...], folder: Path) -> None:
+    """Write the members whose names end in one of ``suffixes``, each at its own path below ``folder``.
+
+    A member that would land elsewhere or is a link or a device makes the whole archive refused. As much is written as
+    the disk has room for.
+
+    Raises:
+        DataError: not a tar or zip archive, damaged, hostile or too large.
+    """
+    with disk.room(folder, 0), _damage_as_data_error(archive):
+        for name, content, size_bytes in _members(archive):
+            path = folder / _inner_path(archive, name)
+            if path.name.lower().endswith(suffixes):
+                disk.require(folder, size_bytes)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _copy(archive, content, path, size_bytes)
+
+
+def _members(archive: Path) -> Iterator[tuple[str, IO[bytes], int]]:
+    """(name, content, size in bytes) of each file, which has to be read at once."""
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as bundle:
+            for member in bundle.infolist():
+                _refuse_special_zip(archive, member)
+                if not member.is_dir():
+                    with bundle.open(member) as content:
+                        yield member.filename, content, member.file_size
+    elif tarfile.is_tarfile(archive):
+        with tarfile.open(archive, "r|*") as tar:
+            for item in tar:
+                if not (item.isreg() or item.isdir()):
+                    raise _hostile(archive, item.name, "is a link or a device")
+                found = tar.extractfile(item)
+                if found is not None:
+                    yield item.name, found, item.size
+    else:
+        raise DataError(f"{archive} is neither a tar nor a zip archive, or it is cut off")
+
+
 @contextmanager
 def _damage_as_data_error(archive: Path) -> Iterator[None]:
     try:
@@ -74,20 +113,28 @@ def _extract_zip(archive: Path, wanted: Mapping[str, int], folder: Path) -> None
         for member in bundle.infolist():
             budget.spend(member.filename, member.file_size)
             name = _inner_name(archive, member.filename)
-            mode = member.external_attr >> 16
-            if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
-                raise _hostile(archive, member.filename, "is a link or a device")
+            _refuse_special_zip(archive, member)
             if not member.is_dir() and name in wanted:
                 with bundle.open(member) as content:
                     _copy(archive, content, folder / name, wanted[name])
 
 
+def _refuse_special_zip(archive: Path, member: zipfile.ZipInfo) -> None:
+    if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
+        raise _hostile(archive, member.filename, "is a link or a device")
+
+
 def _inner_name(archive: Path, member: str) -> str:
-    """The file's own name; a path that leads out of the archive's folder, on any system, is hostile."""
+    """The file's own name."""
+    return _inner_path(archive, member).name
+
+
+def _inner_path(archive: Path, member: str) -> PurePosixPath:
+    """One that leads out of the archive's folder, on any system, is hostile."""
     path = PurePosixPath(member.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or ":" in "".join(path.parts[:1]):
         raise _hostile(archive, member, "lies outside the archive's folder")
-    return path.name
+    return path
 
 
 class _Budget:

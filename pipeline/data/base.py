@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pipeline.core.errors import DataError
 from pipeline.data.progress import OnProgress
@@ -18,23 +18,35 @@ if TYPE_CHECKING:  # numpy costs 0.1 s and more: a run that is up to date only a
     Images = npt.NDArray[np.uint8]
     Labels = npt.NDArray[np.int64]
     Block = tuple[Images, Labels]
+    EncodedBlock = tuple[Block, Sequence["EncodedImage"]]
 
 _BLOCK_BYTES = 16 << 20
 
 
+class EncodedImage(NamedTuple):
+    """A file as it is: ``name`` says in messages which one it is, wherever its folder lies."""
+
+    name: str
+    content: bytes
+
+
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The official training or test images. ``blocks`` gives, each time it is called, all of them in order
-    as (uint8 [n, C, H, W], int64 [n]) with n ≥ 1, so that no more than one block need be in memory."""
+    """The official training, val or test images. ``blocks`` gives, each time it is called, all of them in order
+    as (uint8 [n, C, H, W], int64 [n]) with n ≥ 1, so that no more than one block need be in memory.
+
+    ``encoded_blocks`` gives them with the n files, for a set that has an encoding."""
 
     count: int
     blocks: Callable[[], Iterator[Block]]
+    encoded_blocks: Callable[[], Iterator[EncodedBlock]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RawSet:
     """A data set before it is split and packed. ``source`` says in words what it is and holds no path
-    (it counts for the digest); ``origin`` is where the files were; ``source_files`` maps name → sha256."""
+    (it counts for the digest); ``origin`` is where the files were; ``source_files`` maps name → sha256.
+    ``encoding``: the pack keeps the files, and ranks decode them with these settings into ``shape``."""
 
     train: Part
     test: Part | None
@@ -44,6 +56,8 @@ class RawSet:
     origin: str
     source_files: dict[str, str] = field(default_factory=dict)
     synthetic: bool = False
+    val: Part | None = None
+    encoding: Mapping[str, int | None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +73,9 @@ class DatasetModule(Protocol):
     """Both functions are all that the pack builder calls. Neither is called where a good pack exists,
     except ``local_inputs``, which therefore must be quick and import nothing heavy."""
 
-    def local_inputs(self, config: DatasetConfig) -> list[Path]:
-        """The local files whose content decides the pack; empty for downloads and generated images."""
+    def local_inputs(self, config: DatasetConfig) -> list[Path] | dict[str, Path]:
+        """The local files whose content decides the pack; empty for downloads and generated images. Where their names
+        decide too (a class's folder), they are given by name."""
         ...
 
     def load(self, config: DatasetConfig, work: Workspace) -> RawSet:

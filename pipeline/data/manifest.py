@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,10 +14,15 @@ from pipeline.core.files import canonical_json, sha256_file, sha256_text, write_
 VERSION = 1
 IMAGES = "images.bin"
 LABELS = "labels.bin"
+PLACES = "places.bin"
+NAMES = "names.json"
 MANIFEST = "manifest.json"
 STAMPS = "stamps.json"
 """Side file {name: the file's Stamp, "origin": where the images came from}. Not part of the digest: it only says
 which files need not be hashed again, so a copied pack works without it."""
+
+
+_OF_ENCODED = ("encoding", "files")
 
 
 class Stamp(NamedTuple):
@@ -32,7 +38,10 @@ class Stamp(NamedTuple):
 class Manifest:
     """What manifest.json says. ``splits`` are half-open index ranges; ``mean`` and ``std`` are per channel,
     in units of 0..1, over the train split (a constant channel has std 1). ``digest`` covers all other fields,
-    none of which holds a path or address: the same files give the same digest wherever they were found."""
+    none of which holds a path or address: the same files give the same digest wherever they were found.
+
+    ``encoding`` and ``files`` stand in the manifest of a pack whose images are encoded: what they are decoded with (see
+    trainers.data.image_files), and the size of each file in bytes."""
 
     version: int
     name: str
@@ -49,18 +58,23 @@ class Manifest:
     sha256: dict[str, str]
     source: str
     source_files: dict[str, str]
+    encoding: Mapping[str, int | None] | None = None
+    files: Mapping[str, int] | None = None
     digest: str = ""
 
     @property
-    def sizes_bytes(self) -> dict[str, int]:
+    def sizes_bytes(self) -> Mapping[str, int]:
         """The exact size of each file."""
+        if self.files is not None:
+            return self.files
         image_bytes = self.channels * self.height * self.width
         return {IMAGES: self.count * image_bytes, LABELS: 8 * self.count}
 
     def seal(self) -> dict[str, Any]:
         """The JSON object with its digest filled in."""
         fields = json.loads(json.dumps(asdict(self)))
-        del fields["digest"]
+        for name in ("digest", *(name for name in _OF_ENCODED if fields[name] is None)):
+            del fields[name]
         return {**fields, "digest": sha256_text(canonical_json(fields))}
 
 
@@ -76,7 +90,8 @@ def parse(raw: dict[str, Any]) -> Manifest | None:
 
 class Pack(NamedTuple):
     """A complete pack: a folder with images.bin (uint8 [N, C, H, W]), labels.bin (int64 little-endian [N])
-    and manifest.json."""
+    and manifest.json. Of encoded images images.bin holds the files one after the other, places.bin where each begins
+    and ends (int64 little-endian [N, 2]), and names.json what it is called."""
 
     path: Path
     manifest: Manifest
@@ -108,7 +123,7 @@ def _unaltered(folder: Path, manifest: Manifest) -> bool:
     if any(sha256_file(folder / name) != manifest.sha256[name] for name in doubtful):
         return False
     if doubtful:
-        note_stamps(folder, str(noted.get("origin", "unknown")))
+        note_stamps(folder, manifest, str(noted.get("origin", "unknown")))
     return True
 
 
@@ -126,8 +141,8 @@ def stamp(path: Path) -> Stamp:
     return Stamp(state.st_size, state.st_mtime_ns, state.st_ino, state.st_ctime_ns)
 
 
-def note_stamps(folder: Path, origin: str) -> None:
+def note_stamps(folder: Path, manifest: Manifest, origin: str) -> None:
     """Write the side file; a pack on a read-only disk does without and is hashed on each call."""
-    stamps = {name: list(stamp(folder / name)) for name in (IMAGES, LABELS)}
+    stamps = {name: list(stamp(folder / name)) for name in manifest.sizes_bytes}
     with suppress(OSError):
         write_json(folder / STAMPS, {**stamps, "origin": origin})

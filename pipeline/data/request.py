@@ -37,12 +37,13 @@ _TICK_S = 0.02  # a file system's clock moves on in steps of up to 10 ms: two wr
 
 class Inputs(NamedTuple):
     """What settings say of a pack: ``settings`` that decide its images, ``files`` on this computer that it is read
-    from, in the order of the data set's ``module`` (dotted)."""
+    from, in the order of the data set's ``module`` (dotted). ``names``: what they are called, where that decides."""
 
     dataset: str
     module: str
     settings: Mapping[str, Any]
     files: tuple[Path, ...]
+    names: tuple[str, ...] = ()
 
 
 class Request(NamedTuple):
@@ -74,8 +75,8 @@ def find(inputs: Inputs, data_dir: Path) -> Pack | None:
 
 
 def request(inputs: Inputs, data_dir: Path) -> Request:
-    """Local source files count by their content in the order of the module's list, not by name or folder; an address
-    counts by its text, login aside.
+    """Local source files count by their content in the order of the module's list, not by name or folder (unless the
+    module says so); an address counts by its text, login aside.
 
     Raises:
         DataError: a local source is missing, no regular file, or was changed while it was hashed.
@@ -84,7 +85,8 @@ def request(inputs: Inputs, data_dir: Path) -> Request:
     """
     known = fingerprints(inputs.files, data_dir)
     wanted = {**inputs.settings, "source": _source(inputs)}
-    wanted["inputs"] = {str(number): sha256 for number, (_, sha256) in enumerate(known.values())}
+    names = inputs.names or [str(number) for number in range(len(inputs.files))]
+    wanted["inputs"] = {name: known[path][1] for name, path in zip(names, inputs.files, strict=True)}
     wanted["version"] = manifest.VERSION
     code = import_closure(ROOT, (inputs.module, _PACKING), given=_GIVEN)
     wanted["code"] = dict(code.digests)

@@ -31,9 +31,10 @@ _TRAINING_ONLY = (
 def inputs(dataset: DatasetConfig) -> Inputs:
     """What decides the pack for these settings. Raises DataError: an unknown data set, a source that is missing."""
     settings = {name: value for name, value in asdict(dataset).items() if name not in _TRAINING_ONLY}
-    files = datasets.module(dataset.name).local_inputs(dataset)
+    found = datasets.module(dataset.name).local_inputs(dataset)
     module = datasets.DATASETS.target(dataset.name)
-    return Inputs(dataset=dataset.name, module=module, settings=settings, files=tuple(files))
+    files, names = (found.values(), found) if isinstance(found, dict) else (found, ())
+    return Inputs(dataset=dataset.name, module=module, settings=settings, files=tuple(files), names=tuple(names))
 
 
 def inputs_or_none(dataset: DatasetConfig) -> Inputs | None:

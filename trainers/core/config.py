@@ -19,8 +19,10 @@ from trainers.core.fields import OWN as OWN
 from trainers.core.fields import ConfigError as ConfigError
 from trainers.core.fields import at_least as at_least
 from trainers.core.fields import below_one as below_one
+from trainers.core.fields import check_images as check_images
 from trainers.core.fields import check_target as check_target
 from trainers.core.fields import choice as choice
+from trainers.core.fields import image_sides as image_sides
 from trainers.core.fields import later_fields as later_fields
 from trainers.core.trainer_config import TrainerConfig as TrainerConfig
 

@@ -20,6 +20,8 @@ def choice(name: str, value: str, options: tuple[str, ...]) -> None:
 OWN = "own"
 """The option of a group whose ``target`` names a class or function of one's own."""
 
+_SIDES = 2  # of an image: height and width
+
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -51,3 +53,25 @@ def below_one(name: str, value: float) -> None:
     """Raises ConfigError where the value of the field ``name`` lies outside of [0, 1)."""
     if not 0 <= value < 1:
         raise ConfigError(f"{name}={value} must lie in [0, 1)")
+
+
+def image_sides(name: str, value: Any) -> tuple[int, int] | None:
+    """(height, width) in pixels of ``224``, ``[224, 320]``, or null: None. Raises ConfigError."""
+    sides = value if isinstance(value, list | tuple) else [value, value]
+    if value is None:
+        return None
+    if len(sides) != _SIDES or any(type(side) is not int or side < 1 for side in sides):
+        raise ConfigError(f"{name}={value!r} must be a number of pixels, as in {name}=224, or [height,width]")
+    return sides[0], sides[1]
+
+
+def check_images(image_size: Any, resize: int | None, channels: int | None, decoded_limit: float) -> None:
+    """What data sets of image files can be told of them. Raises ConfigError."""
+    sides = image_sides("dataset.image_size", image_size)
+    if channels not in (None, 1, 3):
+        raise ConfigError(f"dataset.channels={channels} must be 1 (grey), 3 (colour), or null: what the images have")
+    at_least("dataset.decoded_limit", decoded_limit, 0)
+    if resize is not None:
+        if sides is None:
+            raise ConfigError(f"dataset.resize={resize} needs dataset.image_size, which is cut out of the middle then")
+        at_least("dataset.resize", resize, min(sides))

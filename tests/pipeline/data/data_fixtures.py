@@ -7,11 +7,13 @@ import hashlib
 import pickle
 import struct
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from pipeline.data.datasets import cifar10, mnist
 from pipeline.data.download import Wanted
@@ -103,6 +105,18 @@ def make_mnist(root: Path, monkeypatch: pytest.MonkeyPatch) -> MadeSet:
     layouts = (describe(mnist.GZIPPED, gzipped), describe(mnist.PLAIN, plain))
     monkeypatch.setattr(mnist, "CATALOGUE", replace(mnist.CATALOGUE, layouts=layouts))
     return MadeSet(gzipped, train, test)
+
+
+def make_folder(
+    root: Path, count: int, size: tuple[int, int] = (6, 7), classes: Sequence[str] = ("cat", "dog")
+) -> Path:
+    """``count`` PNGs of random pixels in each class's folder below ``root``."""
+    for number, name in enumerate(classes):
+        images, _ = random_images(count, (*size, 3), number)
+        (root / name).mkdir(parents=True)
+        for index, image in enumerate(images):
+            Image.fromarray(image).save(root / name / f"{index}.png")
+    return root
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, module: object, *downloads: Wanted) -> None:

@@ -11,9 +11,10 @@ import pytest
 
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
 from pipeline.data.datasets import DATASETS
+from pipeline.data.datasets.folder import FolderConfig
 from pipeline.data.datasets.synthetic import SyntheticConfig
 from pipeline.data.store import fetch, find
-from tests.pipeline.data.data_fixtures import make_cifar10, make_mnist, random_images, read_pack
+from tests.pipeline.data.data_fixtures import make_cifar10, make_folder, make_mnist, random_images, read_pack
 from trainers.core.config import DatasetConfig
 
 
@@ -32,6 +33,10 @@ def digits(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
     return DatasetConfig(name="digits", holdout=360, val_size=180)
 
 
+def folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
+    return FolderConfig(source=str(make_folder(root, 30)), holdout=10, val_size=5)
+
+
 def mnist(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
     return DatasetConfig(name="mnist", source=str(make_mnist(root, monkeypatch).folder), val_size=12)
 
@@ -40,7 +45,7 @@ def synthetic(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
     return SyntheticConfig(size=60, test_size=20, channels=2, image_size=9, val_size=10)
 
 
-CONFIGS = {make.__name__: make for make in (arrays, cifar10, digits, mnist, synthetic)}
+CONFIGS = {make.__name__: make for make in (arrays, cifar10, digits, folder, mnist, synthetic)}
 
 
 @pytest.fixture(params=sorted(CONFIGS))

@@ -1,0 +1,189 @@
+"""Sets of image files (a folder of them, rows of a table): looked at, then decoded in threads while they are packed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from pipeline.core import threads
+from pipeline.core.errors import DataError
+from pipeline.data.base import EncodedImage, Part, RawSet, images_per_block
+from pipeline.data.progress import OnProgress
+from trainers.core.config import image_sides
+
+if TYPE_CHECKING:
+    from pipeline.data.base import EncodedBlock
+    from trainers.data.image_files import Geometry
+
+_USUAL = 224  # pixels of a side, where images differ or are larger
+_GROUP = 16  # images that a thread decodes before it hands them on
+_HEADERS = 64  # files that a thread looks at before it says what it saw
+_MOST_NAMED = 8  # broken images that an error lists
+
+
+class Item(NamedTuple):
+    """An image: ``name`` as messages show it and as it stands in the pack."""
+
+    name: str
+    open: Callable[[], IO[bytes]]
+    label: int
+
+
+Items = Callable[[], Iterator[Item]]
+"""Gives, each time it is called, all images of a part in order."""
+
+
+class Settings(Protocol):
+    """What every set of image files can be told of them."""
+
+    holdout: int
+    image_size: Any
+    resize: int | None
+    channels: int | None
+    decoded_limit: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where images come from. ``parts``: train, val, test → items; ``text`` is what the manifest says of it."""
+
+    parts: Mapping[str, Items]
+    classes: tuple[str, ...]
+    text: str
+    origin: str
+
+
+@dataclass
+class _Seen:
+    """What the headers of a part's images say, taken together."""
+
+    count: int = 0
+    size: tuple[int, int] | None = None
+    is_one_size: bool = True
+    is_grey: bool = True
+
+
+def raw_set(source: Source, config: Settings, report: OnProgress) -> RawSet:
+    """Look at each image's header; decide on their size and channels, and whether the pack keeps them encoded.
+
+    Raises:
+        DataError: an image that can't be read is named, with others that can't.
+    """
+    from trainers.data.image_files import Geometry
+
+    wanted = [name for name in source.parts if name != "test" or not config.holdout]
+    seen = {name: _survey(source, name, report) for name in wanted}
+    height, width = image_sides("dataset.image_size", config.image_size) or _size(list(seen.values()))
+    channels = config.channels or (1 if all(part.is_grey for part in seen.values()) else 3)
+    geometry = Geometry(height=height, width=width, channels=channels, resize=config.resize)
+    decoded_bytes = sum(part.count for part in seen.values()) * channels * height * width
+    encoded = decoded_bytes > config.decoded_limit * 2**30
+    parts = {name: _part(source, name, seen[name].count, geometry, encoded=encoded) for name in wanted}
+    return RawSet(
+        train=parts["train"],
+        val=parts.get("val"),
+        test=parts.get("test"),
+        shape=(channels, height, width),
+        classes=source.classes,
+        source=source.text,
+        origin=source.origin,
+        encoding={"resize": config.resize} if encoded else None,
+    )
+
+
+def _size(seen: list[_Seen]) -> tuple[int, int]:
+    """That of all images, if they share one that isn't large."""
+    size = seen[0].size
+    is_one = all(part.is_one_size and part.size == size for part in seen)
+    return size if is_one and size is not None and max(size) <= _USUAL else (_USUAL, _USUAL)
+
+
+def _survey(source: Source, name: str, report: OnProgress) -> _Seen:
+    """Raises DataError that lists the images which can't be read."""
+    seen, broken = _Seen(), list[str]()
+    groups = _grouped(source.parts[name](), _HEADERS)
+    for headers, wrong in threads.in_order(_headers, groups, workers=_workers()):
+        broken += wrong
+        for height, width, is_grey in headers:
+            seen.size = seen.size or (height, width)
+            seen.is_one_size &= seen.size == (height, width)
+            seen.is_grey &= is_grey
+        seen.count += len(headers)
+        report(f"looking at the {name} images", 0, None)
+    if broken:
+        more = f" and {len(broken) - _MOST_NAMED} more" if len(broken) > _MOST_NAMED else ""
+        raise DataError(
+            f"{source.origin}: {len(broken)} of {seen.count + len(broken)} images can't be read: "
+            f"{'; '.join(broken[:_MOST_NAMED])}{more}",
+            hint="put good copies in their place, or take them out",
+        )
+    return seen
+
+
+def _headers(items: list[Item]) -> tuple[list[tuple[int, int, bool]], list[str]]:
+    """(height, width, whether it is grey) of each image, and what is wrong with those that can't be read."""
+    from trainers.data.image_files import BrokenImageError, header
+
+    found, broken = list[tuple[int, int, bool]](), list[str]()
+    for item in items:
+        try:
+            with item.open() as file:
+                one = header(file)
+            found.append((one.height, one.width, one.is_grey))
+        except BrokenImageError as error:
+            broken.append(f"{item.name}: {error}")
+    return found, broken
+
+
+def _part(source: Source, name: str, count: int, geometry: Geometry, *, encoded: bool) -> Part:
+    shape = (geometry.channels, geometry.height, geometry.width)
+    group = min(_GROUP, images_per_block(shape))
+
+    def blocks() -> Iterator[EncodedBlock]:
+        return threads.in_order(
+            lambda items: _decoded(items, geometry, source.origin, encoded=encoded),
+            _grouped(source.parts[name](), group),
+            workers=_workers(),
+        )
+
+    return Part(
+        count=count,
+        blocks=lambda: (block for block, _ in blocks()),
+        encoded_blocks=blocks if encoded else None,
+    )
+
+
+def _decoded(items: list[Item], geometry: Geometry, origin: str, *, encoded: bool) -> EncodedBlock:
+    """Raises DataError that names the image."""
+    import numpy as np
+
+    from trainers.data.image_files import BrokenImageError, pixels
+
+    files, planes = list[EncodedImage](), list[bytes]()
+    for item in items:
+        try:
+            with item.open() as file:
+                content = file.read() if encoded else b""
+                planes.append(pixels(BytesIO(content) if encoded else file, geometry))
+        except BrokenImageError as error:
+            raise DataError(
+                f"{origin}: {item.name}: {error}", hint="put a good copy in its place, or take it out"
+            ) from error
+        files.append(EncodedImage(item.name, content))
+    shape = (len(items), geometry.channels, geometry.height, geometry.width)
+    images = np.frombuffer(b"".join(planes), dtype=np.uint8).reshape(shape)
+    labels = np.array([item.label for item in items], dtype=np.int64)
+    return (images, labels), files
+
+
+def _grouped(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
+    while group := list(islice(items, size)):
+        yield group
+
+
+def _workers() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import unicodedata
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.core.errors import DataError
+from pipeline.data.datasets.folder import FolderConfig
+from pipeline.data.store import fetch, find
+from tests.pipeline.data.data_fixtures import make_folder, read_pack
+from tests.pipeline.data.data_server import Server
+from trainers.core.config import ConfigError
+from trainers.data.image_files import Crop, Geometry, centre_box, pixels
+
+
+def config(root: Path, **settings: Any) -> FolderConfig:
+    return FolderConfig(source=str(root), **{"holdout": 4, **settings})
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "photos", 10)
+
+
+def decoded(image: Image.Image, kind: str = "PNG", *, channels: int = 3, **geometry: Any) -> np.ndarray:
+    """What becomes of a file of this image, [C, H, W]."""
+    file = io.BytesIO()
+    image.save(file, kind, **geometry.pop("saved", {}))
+    shape = Geometry(**{"height": image.height, "width": image.width, **geometry}, channels=channels)
+    return np.frombuffer(pixels(file, shape), np.uint8).reshape(channels, shape.height, shape.width)
+
+
+def test_small_images_of_one_size_keep_it_and_classes_are_the_folders_in_order(root: Path, tmp_path: Path) -> None:
+    pack = fetch(config(root), tmp_path / "data")
+    made = pack.manifest
+    assert (made.channels, made.height, made.width, made.classes) == (3, 6, 7, ("cat", "dog"))
+    images, labels = read_pack(pack.path, (3, 6, 7))
+    names = [f"{name}/{number}.png" for name in ("cat", "dog") for number in range(10)]
+    kept = {image.tobytes(): label for image, label in zip(images, labels, strict=True)}
+    wanted = {np.asarray(Image.open(root / name)).transpose(2, 0, 1).tobytes(): name[:3] == "dog" for name in names}
+    assert kept == wanted
+
+
+def test_other_images_become_squares_of_224_and_of_any_size_asked_for(root: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (40, 30)).save(root / "cat" / "wide.jpg")
+    made = fetch(config(root), tmp_path / "data").manifest
+    assert (made.height, made.width, made.count) == (224, 224, 21)
+    made = fetch(config(root, image_size=[8, 12], channels=1), tmp_path / "data").manifest
+    assert (made.channels, made.height, made.width) == (1, 8, 12)
+
+
+def test_grey_images_have_one_channel_unless_all_aren_t_grey(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            Image.new("L", (5, 5), number).save(tmp_path / name / f"{number}.png")
+    assert fetch(config(tmp_path, holdout=1), tmp_path / ".data").manifest.channels == 1
+    assert fetch(config(tmp_path, holdout=1, channels=3), tmp_path / ".data").manifest.channels == 3
+    Image.new("RGB", (5, 5), "red").save(tmp_path / "a" / "colour.webp", lossless=True)
+    assert fetch(config(tmp_path, holdout=1), tmp_path / ".data").manifest.channels == 3
+
+
+def test_folders_train_val_and_test_are_the_splits(root: Path, tmp_path: Path) -> None:
+    for split, count in (("train", 6), ("valid", 3), ("test", 2)):
+        make_folder(tmp_path / "split" / split, count)
+    made = fetch(config(tmp_path / "split", holdout=0), tmp_path / "data").manifest
+    assert made.splits == {"train": (0, 12), "val": (12, 18), "test": (18, 22)}
+    with pytest.raises(
+        DataError, match=r"has 6 val images of its own, and dataset.val_size=2 .*\n  try: dataset.val_s"
+    ):
+        fetch(config(tmp_path / "split", holdout=0, val_size=2), tmp_path / "data")
+
+
+def test_without_a_test_folder_the_val_folder_is_the_test_split(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        make_folder(tmp_path / split, 3)
+    made = fetch(config(tmp_path, holdout=0, val_size=1), tmp_path / ".data").manifest
+    assert made.splits == {"train": (0, 5), "val": (5, 6), "test": (6, 12)}
+    assert "the test split is their val folder" in made.source
+
+
+def test_an_image_in_another_class_is_another_pack_though_no_byte_has_changed(root: Path, tmp_path: Path) -> None:
+    first = fetch(config(root), tmp_path / "data")
+    assert find(config(root), tmp_path / "data") == first
+    (root / "cat" / "9.png").rename(root / "dog" / "00.png")
+    assert find(config(root), tmp_path / "data") is None
+    assert fetch(config(root), tmp_path / "data").digest != first.digest
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
+def test_archives_give_the_digest_of_the_folder(root: Path, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"photos.{kind}"
+    (root / "readme.txt").write_text("left out")
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w") as bundle:
+            for file in root.rglob("*.*"):
+                bundle.write(file, f"photos/{file.relative_to(root)}")
+    else:
+        with tarfile.open(path, "w:gz" if kind == "tar.gz" else "w") as tar:
+            tar.add(root, "photos")
+    assert fetch(config(path), tmp_path / "one").digest == fetch(config(root), tmp_path / "two").digest
+
+
+def test_an_archive_behind_an_address(root: Path, tmp_path: Path, server: Server) -> None:
+    with tarfile.open(tmp_path / "photos.tar", "w") as tar:
+        tar.add(root, "photos")
+    server.script.files["photos.tar"] = (tmp_path / "photos.tar").read_bytes()
+    got = fetch(FolderConfig(source=f"{server.url}photos.tar", holdout=4), tmp_path / "one")
+    assert got.digest == fetch(config(root), tmp_path / "two").digest
+    with pytest.raises(
+        DataError, match=r"is neither a folder nor an archive \(.tar, .*\)\n  try: dataset.source=<a folder"
+    ):
+        fetch(FolderConfig(source=f"{server.url}photos"), tmp_path / "one")
+
+
+def test_an_archive_that_leads_outside_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as bundle:
+        bundle.writestr("../../cat/1.png", b"x")
+    with pytest.raises(DataError, match=r"its member '../../cat/1.png' lies outside the archive's folder"):
+        fetch(config(tmp_path / "bad.zip"), tmp_path / "data")
+    assert not list((tmp_path / "data").glob("*folder-*"))
+
+
+def no_class(root: Path) -> None:
+    for name in ("cat", "dog"):
+        for path in (root / name).iterdir():
+            path.unlink()
+        (root / name).rmdir()
+
+
+def one_class(root: Path) -> None:
+    (root / "dog").rename(root.parent / "away")
+
+
+def alike(root: Path) -> None:
+    (root / "dog").rename(root / "CAT")
+
+
+def unicode_alike(root: Path) -> None:
+    for form, name in (("NFC", "cat"), ("NFD", "dog")):
+        (root / name).rename(root / unicodedata.normalize(form, "café"))  # type: ignore[arg-type]
+
+
+def loop(root: Path) -> None:
+    (root / "cat" / "again").symlink_to(root / "cat")
+
+
+def no_image(root: Path) -> None:
+    (root / "empty").mkdir()
+
+
+def loose(root: Path) -> None:
+    (root / "1.jpg").write_bytes(b"x")
+
+
+def other_kind(root: Path) -> None:
+    (root / "cat" / "1.tiff").write_bytes(b"x")
+
+
+def nowhere(root: Path) -> None:
+    (root / "cat" / "x.jpg").symlink_to(root / "absent")
+
+
+def fifo(root: Path) -> None:
+    os.mkfifo(root / "cat" / "pipe.jpg")
+
+
+def no_train(root: Path) -> None:
+    (root / "cat").rename(root / "val")
+
+
+def stranger(root: Path) -> None:
+    make_folder(root / "test", 2, classes=("cat", "bird"))
+    (root / "train").mkdir()
+    for name in ("cat", "dog"):
+        (root / name).rename(root / "train" / name)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (no_class, r"has no class: it holds no folder; wanted: two classes at least\n  try: .*cat/1.jpg and dog/1.jpg"),
+        (one_class, "has one class, 'cat'; wanted: two classes at least"),
+        (alike, "two classes have one name but for case or Unicode form: 'CAT' and 'cat'"),
+        (unicode_alike, "two classes have one name but for case or Unicode form: "),
+        (loop, r"photos/cat/again is a link to a folder that holds it, so it has no end\n  try: rm /"),
+        (no_image, "the class 'empty' has no training image"),
+        (loose, "1.jpg in .*photos: in no class's folder"),
+        (other_kind, r"cat/1.tiff is of a kind that isn't read; kinds: .jpg, .*\n  try: convert it"),
+        (nowhere, "cat/x.jpg is no file, or a link that leads nowhere"),
+        (fifo, "cat/pipe.jpg is no file, or a link that leads nowhere"),
+        (no_train, "has val and no train/"),
+        (stranger, "test/ has bird, which train/ hasn't; classes: cat, dog"),
+    ],
+)
+def test_a_folder_that_can_t_be_taken_is_told_before_anything_is_read(
+    root: Path, tmp_path: Path, change: Callable[[Path], None], text: str
+) -> None:
+    change(root)
+    with pytest.raises(DataError, match=text):
+        fetch(config(root), tmp_path / "data")
+    assert not list((tmp_path / "data").glob("*folder-*"))
+
+
+def test_images_that_can_t_be_read_are_all_named_and_nothing_is_left(root: Path, tmp_path: Path) -> None:
+    (root / "cat" / "0.png").write_bytes(b"")
+    (root / "dog" / "3.png").write_bytes(b"no image at all")
+    with pytest.raises(DataError) as raised:
+        fetch(config(root), tmp_path / "data")
+    assert str(raised.value) == (
+        f"{root}: 2 of 20 images can't be read: cat/0.png: it is empty (0 bytes); "
+        "dog/3.png: its 15 bytes are no JPEG, PNG, WEBP or BMP image\n"
+        "  try: put good copies in their place, or take them out"
+    )
+    assert not list((tmp_path / "data").glob("*folder-*"))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_an_image_that_is_cut_off_is_named(root: Path, tmp_path: Path, kind: str) -> None:
+    content = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(content, kind)
+    (root / "dog" / "4.png").write_bytes(content.getvalue()[:-1000])
+    with pytest.raises(DataError, match=r"dog/4.png: (it is broken or cut off \(|OSError: )"):
+        fetch(config(root), tmp_path / "data")
+    assert not list((tmp_path / "data").glob("*folder-*"))
+
+
+def test_sixteen_bits_keep_their_upper_eight_and_none_is_clipped() -> None:
+    values = np.array([[0, 255, 256, 0x1234, 0xFFFF]], dtype=np.uint16)
+    assert decoded(Image.fromarray(values), channels=1).tolist() == [[[0, 0, 1, 0x12, 0xFF]]]
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "L", "RGBA", "P", "1", "LA"])
+def test_other_kinds_of_pixels_become_what_pillow_makes_of_them(mode: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+    image = Image.fromarray(noise).convert(mode)
+    seen = decoded(image, "JPEG" if mode == "CMYK" else "PNG", saved={"quality": 100} if mode == "CMYK" else {})
+    if mode == "CMYK":
+        assert np.abs(seen.mean() - noise.mean()) < 8
+    else:
+        np.testing.assert_array_equal(seen, np.asarray(image.convert("RGB")).transpose(2, 0, 1))
+
+
+def test_pixels_of_32_bits_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"its 1,\d* bytes are no JPEG, PNG, WEBP or BMP image"):
+        decoded(Image.new("F", (16, 16)), "TIFF")
+
+
+def test_an_image_is_turned_as_its_orientation_says() -> None:
+    image = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 12))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a photo that was taken with the camera on its side
+    turned = decoded(image, "PNG", channels=1, height=12, width=4, saved={"exif": exif})
+    np.testing.assert_array_equal(turned[0], np.rot90(np.asarray(image), -1))
+
+
+def test_the_middle_is_cut_out_in_the_wanted_proportions() -> None:
+    assert centre_box(500, 375, Geometry(height=224, width=224, channels=3)) == (62.5, 0.0, 437.5, 375.0)
+    assert centre_box(500, 400, Geometry(height=200, width=100, channels=3)) == (150.0, 0.0, 350.0, 400.0)
+    smaller = centre_box(500, 400, Geometry(height=224, width=224, channels=3, resize=256))
+    assert smaller == (75.0, 25.0, 425.0, 375.0)
+
+
+def test_the_result_is_that_of_torchvision_s_resize_and_centre_crop() -> None:
+    transforms = pytest.importorskip("torchvision.transforms")
+    smooth = np.random.default_rng(0).integers(0, 255, (9, 12, 3), dtype=np.uint8)
+    image = Image.fromarray(smooth).resize((400, 300), Image.Resampling.BICUBIC)
+    theirs = transforms.CenterCrop(96)(transforms.Resize(128)(image))
+    ours = decoded(image, height=96, width=96, resize=128).transpose(1, 2, 0).astype(int)
+    assert np.abs(ours - np.asarray(theirs)).mean() < 1.5
+
+
+def test_a_large_photo_is_decoded_in_small_to_nearly_the_same_pixels() -> None:
+    smooth = np.random.default_rng(0).integers(0, 255, (9, 12, 3), dtype=np.uint8)
+    image = Image.fromarray(smooth).resize((1600, 1200), Image.Resampling.BICUBIC)
+    small = decoded(image, "JPEG", height=64, width=64, saved={"quality": 95}).astype(int)
+    assert np.abs(small - decoded(image, height=64, width=64)).mean() < 2
+
+
+def test_a_crop_lies_inside_whatever_was_drawn() -> None:
+    geometry = Geometry(height=224, width=224, channels=3)
+    random = np.random.default_rng(0)
+    for width, height in ((500, 375), (10, 900), (1, 1), (900, 10)):
+        for area, shape, across, down in random.random((200, 4)):
+            crop = Crop(area=0.08 + 0.92 * area, proportions=0.75 + shape * 7 / 12, across=across, down=down)
+            left, upper, right, lower = crop.box(width, height, geometry)
+            assert 0 <= left < right <= width
+            assert 0 <= upper < lower <= height
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"image_size": 0}, r"dataset.image_size=0 must be a number of pixels, as in dataset.image_size=224"),
+        ({"image_size": [1, 2, 3]}, r"dataset.image_size=\[1, 2, 3\] must be a number"),
+        ({"image_size": "large"}, "dataset.image_size='large' must be a number"),
+        ({"channels": 2}, "dataset.channels=2 must be 1"),
+        ({"resize": 256}, "dataset.resize=256 needs dataset.image_size"),
+        ({"resize": 200, "image_size": 224}, "dataset.resize=200 must be at least 224"),
+        ({"decoded_limit": -1.0}, "dataset.decoded_limit=-1.0 must be at least 0"),
+    ],
+)
+def test_settings_that_cannot_work(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        FolderConfig(source="x", **settings)
+
+
+def test_no_source(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"dataset=folder needs your images\n  try: dataset.source=<a folder with one"):
+        fetch(FolderConfig(), tmp_path)
+    with pytest.raises(DataError, match="absent does not exist"):
+        fetch(config(tmp_path / "absent"), tmp_path)
+
+
+def test_packing_holds_few_images_at_a_time(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.data import images
+
+    taken: list[int] = []
+    original = images._decoded
+    monkeypatch.setattr(
+        images, "_decoded", lambda items, *rest, **more: (taken.append(len(items)), original(items, *rest, **more))[1]
+    )
+    monkeypatch.setattr(images, "_GROUP", 3)
+    fetch(config(root), tmp_path / "data")
+    assert max(taken) == 3
+    assert sum(taken) == 20

@@ -1,0 +1,165 @@
+"""Image files decoded: upright, in one size, with one or three channels. A function of the file and the settings alone.
+
+Both halves use this module, so the pixels of a pack that was decoded when it was made and those that ranks decode are
+the same. It needs Pillow and nothing else: neither torch nor numpy.
+
+What becomes of an image, in this order:
+
+- Turned as its EXIF orientation says, as people see it (torchvision's ImageFolder doesn't).
+- Converted to RGB, or to grey, as Pillow does it: CMYK and palettes too; an alpha channel is dropped. Of 16 bits the
+  upper eight are kept: none is clipped.
+- Cut to a box of the wanted proportions and resized to the wanted size, bilinear with antialiasing, in one pass.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import IO
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
+_ORIENTATION = 0x0112  # the EXIF tag
+_ON_ITS_SIDE = 5  # this orientation and those above swap width and height
+_GREY = ("1", "L", "LA", "I;16", "I;16L", "I;16B")
+_SIXTEEN_BITS = {"I;16": 1, "I;16L": 1, "I;16B": 0}  # mode → which of a pixel's two bytes is the upper one
+_TAKEN = (*_GREY, "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+_FINER = 2  # a JPEG may be decoded at 1/2, 1/4 or 1/8 as long as it stays this much larger than what is wanted
+
+Box = tuple[float, float, float, float]
+"""Left, upper, right and lower edge in pixels of the upright image."""
+
+
+class BrokenImageError(ValueError):
+    """The file is no image that can be read; the text says why, without the file's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """What images are made into. ``resize``: pixels of the shorter side before the centre is cut out; None: as many as
+    the cut has, so that no more is lost than the proportions ask for."""
+
+    height: int
+    width: int
+    channels: int
+    resize: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a file says before its pixels: its size when it stands upright, and whether it has no colours."""
+
+    height: int
+    width: int
+    is_grey: bool
+
+
+def header(file: IO[bytes]) -> Header:
+    """Raises BrokenImageError."""
+    image = _opened(file)
+    width, height = image.size if _orientation(image) < _ON_ITS_SIDE else image.size[::-1]
+    return Header(height=height, width=width, is_grey=image.mode in _GREY)
+
+
+def pixels(file: IO[bytes], geometry: Geometry, crop: Crop | None = None) -> bytes:
+    """The decoded image, uint8 [C, H, W] in C order: cut out of the middle, or where ``crop`` says.
+
+    Raises:
+        BrokenImageError: it is no image, cut off, or of a kind that isn't read.
+    """
+    image = _opened(file)
+    upright = image.size if _orientation(image) < _ON_ITS_SIDE else image.size[::-1]
+    box = centre_box(*upright, geometry) if crop is None else crop.box(*upright, geometry)
+    image = _loaded(image, (box[2] - box[0]) / geometry.width)
+    image = _converted(image, "L" if geometry.channels == 1 else "RGB")
+    shrunk_x, shrunk_y = image.width / upright[0], image.height / upright[1]
+    inside = (
+        max(0.0, box[0] * shrunk_x),
+        max(0.0, box[1] * shrunk_y),
+        min(float(image.width), box[2] * shrunk_x),
+        min(float(image.height), box[3] * shrunk_y),
+    )
+    image = image.resize((geometry.width, geometry.height), Image.Resampling.BILINEAR, box=inside)
+    if geometry.channels == 1:
+        return image.tobytes()
+    return b"".join(image.tobytes("raw", band) for band in "RGB")
+
+
+def centre_box(width: int, height: int, geometry: Geometry) -> Box:
+    """The middle of an image, in the proportions of what is wanted."""
+    scale = min(width / geometry.width, height / geometry.height)  # pixels of the image in one of what is wanted
+    if geometry.resize is not None:
+        scale *= min(geometry.height, geometry.width) / geometry.resize
+    across, down = geometry.width * scale, geometry.height * scale
+    left, upper = (width - across) / 2, (height - down) / 2
+    return left, upper, left + across, upper + down
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crop:
+    """A part of an image, drawn before its size is known: share of the area, proportions (width to height, beside
+    those that are wanted), and where it lies between the edges (0..1 across and down)."""
+
+    area: float
+    proportions: float
+    across: float
+    down: float
+
+    def box(self, width: int, height: int, geometry: Geometry) -> Box:
+        """In whole pixels, so that the last bit of a square root decides nothing. One that would be wider or higher
+        than the image is made smaller, with its proportions."""
+        proportions = self.proportions * geometry.width / geometry.height
+        crop_width = math.sqrt(width * height * self.area * proportions)
+        crop_height = crop_width / proportions
+        fits = min(1.0, width / crop_width, height / crop_height)
+        w, h = max(1, round(crop_width * fits)), max(1, round(crop_height * fits))
+        w, h = min(w, width), min(h, height)
+        left, upper = round(self.across * (width - w)), round(self.down * (height - h))
+        return left, upper, left + w, upper + h
+
+
+def _opened(file: IO[bytes]) -> Image.Image:
+    try:
+        image: Image.Image = Image.open(file, formats=FORMATS)
+    except Exception as error:  # decoders raise a dozen unrelated types for what is broken
+        raise BrokenImageError(_why(file, error)) from error
+    if image.mode not in _TAKEN:
+        raise BrokenImageError(f"its pixels are of mode {image.mode}; wanted: 8 or 16 bits, grey or colour")
+    return image
+
+
+def _why(file: IO[bytes], error: Exception) -> str:
+    size_bytes = file.seek(0, 2)
+    if size_bytes == 0:
+        return "it is empty (0 bytes)"
+    if isinstance(error, UnidentifiedImageError):
+        return f"its {size_bytes:,} bytes are no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image"
+    return f"{type(error).__name__}: {error}"
+
+
+def _orientation(image: Image.Image) -> int:
+    if "exif" not in image.info:
+        return 1
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # EXIF that makes no sense turns nothing
+        return 1
+
+
+def _loaded(image: Image.Image, scale: float) -> Image.Image:
+    """All pixels, upright. ``scale``: pixels of the image in one of what is wanted."""
+    orientation = _orientation(image)
+    try:
+        if scale >= 2 * _FINER:
+            image.draft(None, tuple(math.ceil(side * _FINER / scale) for side in image.size))  # type: ignore[arg-type]
+        image.load()
+    except Exception as error:  # as above
+        raise BrokenImageError(f"it is broken or cut off ({error or type(error).__name__})") from error
+    return image if orientation == 1 else ImageOps.exif_transpose(image)
+
+
+def _converted(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode in _SIXTEEN_BITS:  # Pillow's own conversion clips
+        image = Image.frombytes("L", image.size, image.tobytes()[_SIXTEEN_BITS[image.mode] :: 2])
+    return image if image.mode == mode else image.convert(mode)
