@@ -39,6 +39,12 @@ def refuse_endless(resolved: Mapping[str, Any]) -> None:
     """A key can't be taken of inf or NaN, and nothing can be trained by them. Raises UsageError."""
     for field, value in _values(resolved, ""):
         if isinstance(value, float) and not math.isfinite(value):
+            if field.startswith("program.args"):
+                raise UsageError(
+                    f"{field}={value}: what was typed there (12e4567, inf) is read as a number, and no finite one; in "
+                    "quotes it reaches the script as it is typed",
+                    hint=f"\"{field}='TEXT'\"",
+                )
             raise UsageError(f"{field}={value} must be a finite number")
 
 

@@ -7,8 +7,10 @@ file's syntax tree; the digest of the data pack; the environment (Python and wha
 from __future__ import annotations
 
 import copy
+import math
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.core.files import canonical_json, sha256_text
@@ -85,7 +87,33 @@ def _of_script(section: Mapping[str, Any]) -> dict[str, Any]:
     """Of a script that lies elsewhere its name counts, and not its folder."""
     script = str(section.get("script") or "")
     told = {name: value for name, value in section.items() if name not in _NOT_OF_A_SCRIPT}
+    if "args" in told:
+        told["args"] = _same_words(told["args"])
     return {**told, "script": script.rpartition("/")[2] if script.startswith("/") else script}
+
+
+def _same_words(args: Any) -> Any:
+    """``program.args`` in the one form that all values have which come to the same command line: 0.1 for '0.1', and
+    without those that are left out of it (false, null)."""
+    if isinstance(args, Mapping):
+        told = {name: value for name, value in args.items() if value is not None and value is not False}
+        return {name: _same_word(value, is_option=True) for name, value in told.items()}
+    return [_same_word(value) for value in args] if isinstance(args, list) else args
+
+
+def _same_word(value: Any, *, is_option: bool = False) -> Any:
+    """``is_option``: true is --name there, and 'true' its value."""
+    if isinstance(value, list):
+        return [_same_word(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    if value in ("true", "false") and not is_option:
+        return value == "true"
+    for number in (int, float):
+        with suppress(ValueError):
+            if str(read := number(value)) == value and math.isfinite(read):
+                return read
+    return value
 
 
 def topology(cluster: Cluster, shards: int = 0) -> dict[str, Any]:
