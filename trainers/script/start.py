@@ -23,7 +23,7 @@ from typing import Any
 
 import paceline
 from trainers.core.fields import ConfigError
-from trainers.script import seal
+from trainers.script import executables, seal
 from trainers.script.arguments import Paths, argv, newest_checkpoint, program, variables
 from trainers.script.files import write_json
 from trainers.script.outputs import MissingOutputsError, gather
@@ -247,17 +247,21 @@ def require_program(word: str, env: Mapping[str, str], workdir: Path) -> None:
         ConfigError: no such file, or in PATH no such program.
     """
     path = env.get("PATH", os.defpath)
-    if "/" in word:
-        if not os.access(workdir / word, os.X_OK) or not (workdir / word).is_file():
-            raise ConfigError(
-                f"program.command=[{word}]: {workdir / word} is no program here (an executable file); install it on "
-                "this host, or name a file of the project"
-            )
-    elif shutil.which(word, path=os.pathsep.join(str(workdir / entry) for entry in path.split(os.pathsep))) is None:
+    folders = os.pathsep.join(str(workdir / entry) for entry in path.split(os.pathsep))
+    found = workdir / word if "/" in word else shutil.which(word, path=folders)
+    if found is None:
         raise ConfigError(
             f"program.command=[{word}]: no {word} in PATH={path}; install it on this host, or set program.env.PATH "
             f"(a file of the project is named with a slash: ./{word})"
         )
+    if not os.access(found, os.X_OK) or not Path(found).is_file():
+        raise ConfigError(
+            f"program.command=[{word}]: {found} is no program here (an executable file); install it on this host, or "
+            "name a file of the project"
+        )
+    why = executables.why_not(Path(found), folders)
+    if why:
+        raise ConfigError(f"program.command=[{word}]: this host can't start {found}: {why}")
 
 
 def end_as(code: int) -> None:

@@ -169,6 +169,7 @@ def test_a_program_that_is_not_there_is_told_in_one_line(run: ScriptRun) -> None
         assert told.startswith(f"paceline: error: program.command=[{word}]: "), told
         assert said in told
         assert told.count("\n") == 1
+    (run.path / "code/sub/x").write_text("#!/bin/sh\n")
     (run.path / "code/sub/x").chmod(0o755)
     for word, found in (("x", "x"), ("./sub/x", f"{run.path}/work/node0/code/sub/x")):
         run.write("", script=None, command=[word], env={"PATH": "/usr/bin:sub"})
