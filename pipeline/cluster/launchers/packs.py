@@ -6,6 +6,7 @@ import dataclasses
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,15 +30,22 @@ NOT_SENT = "stamps.json"  # says which files need not be hashed again on this co
 
 def size_bytes(folder: Path) -> int:
     """Of all files of a pack."""
-    return sum(_tree(folder).values()) or _size_bytes(folder)
+    files = _tree(folder)
+    return sum(files.values()) if files else _size_bytes(folder)
 
 
 def _tree(folder: Path) -> dict[str, int]:
     """The files of a script's data with their sizes; of a pack of images none."""
     try:
-        found = json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get("files")
+        return _sizes_in(folder / "manifest.json")
     except (OSError, ValueError, AttributeError):
         return {}
+
+
+@lru_cache(maxsize=8)
+def _sizes_in(manifest: Path) -> dict[str, int]:
+    """Read once: a send asks several times, a manifest may name 100,000 files, and its folder's name holds its digest."""
+    found = json.loads(manifest.read_text(encoding="utf-8")).get("files")
     return found if isinstance(found, dict) else {}
 
 
