@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from pipeline.runs.index import Row
 
 _SORTED_BY = ("accuracy", "key", "size", "state", "time", "train_s")
-_TOLD = ("dataset.name", "model.name", "optimizer.name")  # each line begins with these
+_TOLD = (
+    "dataset.name",
+    "model.name",
+    "optimizer.name",
+    "program.name",
+    "program.script",
+)  # each line begins with these
 _ELSEWHERE = ("cluster.", "paths.", "tracking.")  # where it was run, and not what
 _MOST = 1000  # runs whose configurations are read for the fields in which they differ
 _MOST_MEASURED = 200  # whose files are counted, a millisecond each: unless the words ask for sizes
@@ -137,12 +143,28 @@ def matches(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def differences(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Key → the fields in which the runs differ, but for where they ran and what each line begins with."""
+    """Key → the fields in which the runs differ, but for where they ran and what each line begins with.
+
+    A script has none of the classifier's sections and the other way round: compared are runs that have the section. Of
+    what a script is told nothing stands where it was told nothing.
+    """
     known = {key: dict(flat(config)) for key, config in configs.items()}
     names = sorted({name for fields in known.values() for name in fields})
     telling = [name for name in names if name not in _TOLD and not name.startswith(_ELSEWHERE)]
-    all_of = [name for name in telling if len({repr(fields.get(name)) for fields in known.values() if fields}) > 1]
-    return {key: {name: fields[name] for name in all_of if name in fields} for key, fields in known.items()}
+    all_of = [name for name in telling if len({repr(known[key].get(name)) for key in _having(name, configs)}) > 1]
+    return {
+        key: {name: fields[name] for name in all_of if name in fields and not _is_untold(name, fields[name])}
+        for key, fields in known.items()
+    }
+
+
+def _having(name: str, configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    section = name.partition(".")[0]
+    return [key for key, config in configs.items() if section in config]
+
+
+def _is_untold(name: str, value: Any) -> bool:
+    return name.startswith("program.") and value in (None, "", [], {})
 
 
 def flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -122,3 +122,17 @@ def test_where_runs_ran_is_no_difference_and_a_damaged_configuration_matches_not
     configs = {"a": {"cluster": {"lease_s": 1}, "seed": 1}, "b": {"cluster": {"lease_s": 2}, "seed": 2}, "c": {}}
     assert differences(configs) == {"a": {"seed": 1}, "b": {"seed": 2}, "c": {}}
     assert [matches(config, {"seed": 2}) for config in configs.values()] == [False, True, False]
+
+
+def test_a_script_is_compared_with_scripts_and_by_what_it_is_told() -> None:
+    told = {"name": "script", "script": "a.py", "command": [], "data": None, "seal": "warn"}
+    configs = {
+        "a": {"program": {**told, "args": {"lr": 1}}},
+        "b": {"program": {**told, "script": "b.py", "args": {"lr": 2}, "data": "x"}},
+        "c": {"optimizer": {"lr": 0.1}},
+    }
+    assert differences(configs) == {
+        "a": {"program.args.lr": 1},
+        "b": {"program.args.lr": 2, "program.data": "x"},
+        "c": {},
+    }
