@@ -9,6 +9,7 @@ from pipeline.core.specs import LogLine
 
 _BEGIN = re.compile(r"(\[rank\d+\]: )?Traceback \(most recent call last\):")
 _WARNING = "paceline: WARNING: "
+_EXPLAINED = "paceline: error: "  # trainers.entry's, and the last that a rank says
 _LINK = re.compile(r"During handling of the above|The above exception was the direct cause")
 _FRAME = re.compile(r'  File "(?P<path>[^"]+)", line ')
 _PLUMBING = (
@@ -41,7 +42,8 @@ class Tracebacks:
         """The next line of a rank."""
         who = (line.host, line.rank)
         held = self._held.get(who, [])
-        if _BEGIN.match(line.text) or (held and _goes_on(held, line.text)):
+        begins = _BEGIN.match(line.text) or line.text.startswith(_EXPLAINED)
+        if begins or (held and _goes_on(held, line.text)):
             self._held[who] = [*held, line]
             return
         if held and not _is_uncaught(held):
@@ -60,11 +62,13 @@ class Tracebacks:
 
 def _is_uncaught(held: list[LogLine]) -> bool:
     """torch marks each line of an exception that nobody has caught with the rank."""
-    return held[0].text.startswith("[rank")
+    return held[0].text.startswith(("[rank", _EXPLAINED))
 
 
 def _goes_on(held: list[LogLine], text: str) -> bool:
-    """Whether ``text`` belongs to the traceback whose lines are ``held``."""
+    """Whether ``text`` belongs to the traceback or the error whose lines are ``held``."""
+    if held[0].text.startswith(_EXPLAINED):
+        return True
     if _is_uncaught(held):
         return text.startswith(f"{held[0].text.partition(':')[0]}:")
     return text.startswith(" ") or not text or bool(_LINK.match(text)) or held[-1].text.startswith(" ")

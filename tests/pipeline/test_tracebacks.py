@@ -37,6 +37,11 @@ def test_a_traceback_that_the_program_has_caught_is_shown_as_soon_as_the_rank_sa
     assert shown(*((0, text) for text in [*CAUGHT, "epoch 1"]))[0] == [*(f"0 {text}" for text in CAUGHT), "0 epoch 1"]
 
 
+def test_an_error_that_the_trainer_explains_is_left_to_the_end_of_the_attempt() -> None:
+    lines = [(0, "paceline: error: trainer.loss=a:b returned [2]"), (0, "a number was needed")]
+    assert shown(*lines, (1, "epoch 1")) == (["1 epoch 1"], [f"0 {text}" for _, text in lines])
+
+
 @pytest.mark.parametrize(
     ("rank", "text", "shown"),
     [
