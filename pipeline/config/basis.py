@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.core.cluster import Cluster, Host
+from pipeline.core.program import SECTION
 from pipeline.data.request import Inputs
+from pipeline.keys import script_files
 from pipeline.keys.script_files import ScriptFiles
 
 _HOSTS = ("hosts", "spares")  # of a cluster
+_OF_FILES = ("script", "command", "workdir", "inputs", "outputs", "data")  # of the section of a script
 
 
 class Basis(NamedTuple):
@@ -32,7 +35,8 @@ class Basis(NamedTuple):
 
 def to_json(basis: Basis) -> dict[str, Any] | None:
     """What ``from_json`` reads; None where files of this computer decide, which may be others tomorrow."""
-    if basis.inputs is None or basis.inputs.files or basis.inputs.settings["source"] is not None:
+    inputs = basis.inputs
+    if basis.script is None and (inputs is None or inputs.files or inputs.settings["source"] is not None):
         return None
     hosts = {name: [_flat(host) for host in getattr(basis.cluster, name)] for name in _HOSTS}
     cluster = {**_flat(basis.cluster), **hosts}
@@ -40,23 +44,28 @@ def to_json(basis: Basis) -> dict[str, Any] | None:
         "resolved": dict(basis.resolved),
         "chosen": [*basis.chosen],
         "cluster": cluster,
-        "inputs": basis.inputs._replace(settings=dict(basis.inputs.settings))._asdict(),
+        "inputs": inputs._replace(settings=dict(inputs.settings))._asdict() if inputs is not None else None,
         "runs_dir": str(basis.runs_dir),
         "data_dir": str(basis.data_dir),
     }
 
 
-def from_json(raw: Mapping[str, Any]) -> Basis:
-    """The inverse."""
-    cluster = raw["cluster"]
+def from_json(raw: Mapping[str, Any], root: Path) -> Basis:
+    """The inverse. Where a script's files lie is looked up again: another may have come to its place.
+
+    Raises:
+        UsageError: they aren't there any more.
+    """
+    cluster, told = raw["cluster"], raw["resolved"].get(SECTION)
     hosts = {name: tuple(Host(**host) for host in cluster[name]) for name in _HOSTS}
     return Basis(
         resolved=raw["resolved"],
         chosen=tuple(raw["chosen"]),
         cluster=Cluster(**{**cluster, **hosts}),
-        inputs=Inputs(**{**raw["inputs"], "files": ()}),
+        inputs=Inputs(**{**raw["inputs"], "files": ()}) if raw["inputs"] is not None else None,
         runs_dir=Path(raw["runs_dir"]),
         data_dir=Path(raw["data_dir"]),
+        script=script_files.find(root=root, **{name: told[name] for name in _OF_FILES}) if told else None,
     )
 
 

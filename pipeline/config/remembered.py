@@ -82,7 +82,7 @@ class BuiltBasis:
         """None where it was not built before: then ``pipeline.config.build`` is needed, which checks every field."""
         name = self._name
         found = self._composition.known[name] if name else None
-        return basis.from_json(found) if isinstance(found, dict) else None
+        return basis.from_json(found, self._root) if isinstance(found, dict) else None
 
     def keep(self, built: Basis) -> None:
         """Where its composition was kept, which has no secrets then."""

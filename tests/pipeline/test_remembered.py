@@ -11,6 +11,7 @@ from pipeline.config import build
 from pipeline.config.basis import Basis
 from pipeline.config.remembered import OPTION_FOLDERS, BuiltBasis, Composition
 from pipeline.config.schema import OPTIONS
+from pipeline.core.errors import UsageError
 from tests.integration.commands import ROOT
 from tests.pipeline.composed import composed
 
@@ -121,6 +122,20 @@ def test_what_a_composition_was_built_to_is_remembered_for_this_computer(project
     with (project / "pipeline/cluster/plan.py").open("a") as file:
         file.write("# other checks\n")
     assert BuiltBasis(Composition(project, WORDS), project, 0).recall() is None
+
+
+def test_of_a_script_all_is_remembered_but_where_its_files_lie(project: Path) -> None:
+    (project / "my").mkdir()
+    (project / "my/train.py").touch()
+    words = ("program.script=my/train.py", "program.args.lr=0.1", "program.workdir=my")
+    Composition(project, words).keep(composed(words))
+    built = _built(project, words)
+    BuiltBasis(Composition(project, words), project, 0).keep(built)
+    remembered = BuiltBasis(Composition(project, words), project, 0)
+    assert remembered.recall() == built
+    (project / "my/train.py").unlink()
+    with pytest.raises(UsageError, match=r"program\.script=my/train\.py: there is no "):
+        remembered.recall()
 
 
 def test_other_hosts_in_the_hostfile_are_another_basis(project: Path) -> None:

@@ -123,7 +123,7 @@ def test_spares_are_read_as_hosts_are_and_are_no_part_of_the_key() -> None:
     assert key(with_spare) == key(configured())
     told = to_json(configured("experiment=quickstart", "cluster.spares=[{name: node2}]").basis)
     assert told is not None
-    assert from_json(json.loads(json.dumps(told))).cluster.spares == (Host(name="node2", nproc_per_node=1),)
+    assert from_json(json.loads(json.dumps(told)), Path("/")).cluster.spares == (Host(name="node2", nproc_per_node=1),)
     with pytest.raises(UsageError, match=r"cluster\.hosts and cluster\.spares both name node1"):
         configured("cluster.spares=[{name: node1}]")
     with pytest.raises(UsageError, match=r"cluster\.stall_s=1 must be a finite number from 5"):
