@@ -138,9 +138,27 @@ def _check_together(
     """What is run against the hosts that it is to run on. Raises UsageError."""
     if script is None:
         check_targets(train, root, cluster.python_path)
+        if train.trainer.sync_batchnorm and cluster.device != "cuda" and cluster.world_size > 1:
+            raise UsageError(
+                "trainer.sync_batchnorm=true needs GPUs: torch.nn.SyncBatchNorm has no form for processors",
+                hint="trainer.sync_batchnorm=false, or cluster.device=cuda",
+            )
         if shares_batch:
             refuse_uneven(train.trainer, cluster)
-    elif cluster.min_nodes:
+        return
+    if cluster.checkpoint_mirror is not None:
+        raise UsageError(
+            "cluster.checkpoint_mirror keeps copies of Paceline's own checkpoints alone, of which it knows when they are "
+            "whole; a script's are brought here every cluster.checkpoint_fetch_s seconds",
+            hint="cluster.checkpoint_mirror=null",
+        )
+    if cluster.rendezvous != "static" and cluster.nnodes > 1:
+        raise UsageError(
+            f"cluster.rendezvous={cluster.rendezvous}: only static gives a script's rank 0 to the first host, whose "
+            "metrics and checkpoints are taken",
+            hint="cluster.rendezvous=static",
+        )
+    if cluster.min_nodes:
         raise UsageError(
             f"cluster.min_nodes={cluster.min_nodes}: a script may come to other weights on fewer ranks, which would be "
             "another run; cluster.spares=[NAME] keeps their number"

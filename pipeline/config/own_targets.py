@@ -31,6 +31,7 @@ _OF_A_CALL = {
 }  # logits and labels, images: of functions
 _MOST_IMPORTS = 8
 _Callable = ast.ClassDef | ast.FunctionDef
+_Value = ast.Constant | ast.List | ast.Tuple | ast.Dict | ast.Set | ast.JoinedStr
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +123,11 @@ def _find(sources: _Sources, source: _Source, name: str, said: str) -> tuple[_So
                 return None
             raise UsageError(f"{said}: {source.shown} has no class or function {name}; {_near(source, name)}")
         if not isinstance(item, ast.ImportFrom):
+            if isinstance(item, ast.Assign | ast.AnnAssign) and isinstance(item.value, _Value):
+                raise UsageError(
+                    f"{said}: {name} ({source.shown}:{item.lineno}) is {ast.unparse(item.value)[:40]}, and no class or "
+                    f"function; {_near(source, name)}"
+                )
             return None
         alias = next(alias for alias in item.names if name in (alias.asname, alias.name))
         followed = sources.read(_imported(source, item))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.config.build import RunConfig
+from pipeline.core.errors import UsageError
 from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
 from pipeline.execution.located import LocatedRun, Sources, locate
@@ -52,6 +53,12 @@ class Run(LocatedRun):
 
 
 def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: Sources | None = None) -> Run:
-    """The run with its key. Starts nothing, imports no torch."""
+    """The run with its key. Starts nothing, imports no torch. Raises UsageError: its data is of other classes."""
+    weights = config.train.trainer.class_weights
+    if isinstance(pack, Pack) and isinstance(weights, list) and len(weights) != pack.manifest.num_classes:
+        raise UsageError(
+            f"trainer.class_weights has {len(weights)} weights, and {pack.manifest.name} has "
+            f"{pack.manifest.num_classes} classes"
+        )
     found = locate(config, root, pack.digest, read)
     return Run(**vars(found), config=config, pack=pack)

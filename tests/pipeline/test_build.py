@@ -208,6 +208,12 @@ def test_a_control_character_in_a_value_is_refused_with_its_field(word: str) -> 
         build(composed([word]), (word,), root=Path("/"), local_gpus=0)
 
 
+def test_what_ranks_would_refuse_is_refused_before_they_start() -> None:
+    with pytest.raises(UsageError, match=r"trainer\.sync_batchnorm=true needs GPUs"):
+        configured("trainer.sync_batchnorm=true", "cluster.nproc_per_node=2")
+    configured("trainer.sync_batchnorm=true", "cluster.nproc_per_node=1")
+
+
 @pytest.mark.parametrize("word", ["optimizer.lr=inf", "optimizer.lr=1e400", "optimizer.weight_decay=nan"])
 def test_a_number_without_an_end_is_refused_with_its_field(word: str) -> None:
     with pytest.raises(UsageError, match=rf"^{word.partition('=')[0]}=(inf|nan) must be a finite number$"):

@@ -35,6 +35,7 @@ class Open(nn.Module):
     def __init__(self, **settings): ...
 
 made = Plain
+SIZE = 3
 try:
     from fast import Quick
 except ImportError:
@@ -111,6 +112,10 @@ def test_what_fits_passes_and_what_only_running_tells_too(root: Path, settings: 
         (
             model("my_package.optim:Net"),
             "optim.py has no class or function Net; it has: Step, focal, top, turn",
+        ),
+        (
+            model("my_package.nets:SIZE"),
+            "model.target=my_package.nets:SIZE: SIZE (my_package/nets.py:21) is 3, and no class or function; it has: ",
         ),
         (model("my_package.torn:Net"), "my_package/torn.py:2: invalid syntax"),
         (

@@ -108,6 +108,23 @@ def test_the_key_holds_what_a_script_is_told_and_not_where_it_lies(folder: Path,
     assert len({same, *(key("program.args.lr=0.1", word) for word in others)}) == 6
 
 
+@pytest.mark.parametrize(
+    ("words", "same", "other"),
+    [
+        ("program.args.lr=0.1", "program.args.lr='0.1'", "program.args.lr='0.10'"),
+        ("program.args.lr=0.1 program.args.x=false", "program.args.lr=0.1 program.args.x=null", "program.args.lr=0.2"),
+        ("program.args.x=true", "program.args.x=true program.args.y=null", "program.args.x='true'"),
+        ("program.args=[--x,true,1]", "program.args=[--x,'true','1']", "program.args=[--x,true,'1.0']"),
+        ("program.args.x=[1,a]", "program.args.x=['1',a]", "program.args.x=[1,b]"),
+    ],
+)
+def test_the_same_command_line_has_one_key(folder: Path, words: str, same: str, other: str) -> None:
+    def key(words: str) -> str:
+        return prepare(configured(f"program.script='{folder}/train.py'", *words.split()), ROOT, trees.NONE).key.digest
+
+    assert key(words) == key(same) != key(other)
+
+
 def test_config_json_of_a_script_has_no_section_of_the_classifier(folder: Path) -> None:
     config = configured(f"program.script='{folder}/train.py'")
     assert [*config.resolved] == ["seed", "program", "cluster", "tracking", "paths"]
@@ -145,6 +162,19 @@ def test_the_data_of_a_script_counts_by_names_and_contents(tmp_path: Path) -> No
         ),
         (["program.script=dodo.py", "program.data=nope"], "program.data=nope: there is no "),
         (["program.script=dodo.py", "cluster.min_nodes=1"], "cluster.min_nodes=1: a script may come to other weights"),
+        (
+            ["program.script=dodo.py", "program.args.commit=12e4567"],
+            "program.args.commit=inf: what was typed there (12e4567, inf) is read as a number, and no finite one; in "
+            "quotes it reaches the script as it is typed",
+        ),
+        (
+            ["program.script=dodo.py", "cluster=two_node", "cluster.rendezvous=c10d"],
+            "cluster.rendezvous=c10d: only static gives a script's rank 0 to the first host",
+        ),
+        (
+            ["program.script=dodo.py", "cluster.checkpoint_mirror=memory://x"],
+            "cluster.checkpoint_mirror keeps copies of Paceline's own checkpoints alone",
+        ),
         (["program.command=[./README.md]"], "program.command: ./README.md is not executable"),
         (["program.args.lr=0.1"], "program.args says something of a script, and none is named"),
         (["program=script"], "nothing says what to run"),
