@@ -53,7 +53,14 @@ class CheckpointFetch:
 
 
 def of_step(plan: LaunchPlan, step: int) -> LaunchPlan:
-    """The plan with one checkpoint as its outputs: metrics.jsonl comes by the stream, and is being written here."""
+    """The plan with one checkpoint as its outputs: metrics.jsonl comes by the stream, and is being written here.
+
+    Of a script all of them, as they were at a time in ms (``NodeBeat.saved``): nobody knows their names.
+    """
+    if plan.outputs.whole:
+        all_ = ("checkpoints",)
+        outputs = Outputs(resume=all_, final=(), needed=all_, whole=all_, until_s=step / 1000)
+        return dataclasses.replace(plan, outputs=outputs)
     name, shards = f"checkpoints/step-{step:08d}", f"checkpoints/shards-{step:08d}"
     files = (f"{name}.pt", f"{name}.json", f"{shards}/.metadata", f"{shards}/*.distcp", "checkpoints/best.*")
     outputs = Outputs(resume=files, final=(), needed=(f"{name}.json",))

@@ -85,7 +85,8 @@ class RankLook:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeBeat:
-    """What a node tells each second. ``saved`` is the step of its newest checkpoint (0: none, or not rank 0's node)."""
+    """What a node tells each second. ``saved`` is the step of its newest checkpoint (0: none, or not rank 0's node),
+    of a script's the time of the newest, in ms."""
 
     host: str
     ranks: tuple[RankBeat, ...] = ()

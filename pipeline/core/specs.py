@@ -72,7 +72,8 @@ class Outputs:
     ``needed`` an end isn't good; the last of them is put in place last, so whoever sees it may rely on the rest.
     ``pruned`` is what stands for ``needed`` where the controller ended the run early (None: it can't be). A name of
     ``whole`` is a folder of which nothing stays here that the node no longer has; such checkpoints are a script's, of
-    which nobody knows whether they are whole.
+    which nobody knows whether they are whole. What was written to after ``until_s`` (unix seconds of the node) isn't
+    brought.
     """
 
     resume: tuple[str, ...] = ()
@@ -80,6 +81,7 @@ class Outputs:
     needed: tuple[str, ...]
     pruned: str | None = None
     whole: tuple[str, ...] = ()
+    until_s: float | None = None
 
 
 PRUNE, PRUNED = "prune", "pruned.json"

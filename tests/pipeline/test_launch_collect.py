@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from os import getuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipeline.cluster.agent.beats import newest_change
+from pipeline.cluster.checkpoint_fetch import of_step
 from pipeline.cluster.launchers import collect as collecting
 from pipeline.cluster.launchers.collect import receive
 from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.payload import BOOTSTRAP
 from pipeline.core.errors import TrainingError
 from pipeline.core.files import canonical_json, sha256_text
+from pipeline.core.specs import SCRIPT_OUTPUTS
 from pipeline.runs.checkpoints import go_on_from_checkpoint
+from tests.pipeline.test_launch_first_error import PLAN
 from tests.waiting import promised_s
 
 AGENT = [sys.executable, "-c", BOOTSTRAP]
@@ -90,6 +96,30 @@ def test_after_a_failure_only_what_can_be_resumed_from_comes(tmp_path: Path) -> 
     collect(node, run_dir, final=False)
     assert not (run_dir / "summary.json").exists()
     assert (run_dir / "checkpoints" / "step-00000002.pt").exists()
+
+
+def test_a_scripts_checkpoints_come_during_the_run_but_for_one_that_it_may_be_writing(tmp_path: Path) -> None:
+    now = time.time()
+    folder = tmp_path / "node/checkpoints"
+    (folder / "checkpoint-2").mkdir(parents=True)
+    for name, age_s in {"checkpoint-2/model.bin": 5, "last.pt": 4}.items():
+        (folder / name).write_text(name)
+        os.utime(folder / name, (now - age_s, now - age_s))
+    saved = newest_change(str(tmp_path / "node"))
+    assert saved == pytest.approx((now - 4) * 1000, abs=2)
+    plan = replace(PLAN, outputs=SCRIPT_OUTPUTS)
+
+    def fetch() -> list[str]:
+        outputs = of_step(plan, saved).outputs
+        assert receive(to(AGENT), asked(tmp_path / "node"), make(tmp_path / "run"), final=False, outputs=outputs)
+        return sorted(path.read_text() for path in (tmp_path / "run/checkpoints").rglob("*") if path.is_file())
+
+    assert fetch() == ["checkpoint-2/model.bin", "last.pt"]
+    (folder / "last.pt").write_text("half")
+    (folder / "checkpoint-4").mkdir()
+    (folder / "checkpoint-4/model.bin").write_text("half")
+    assert newest_change(str(tmp_path / "node")) == 0
+    assert fetch() == ["checkpoint-2/model.bin", "last.pt"]
 
 
 def test_a_host_that_answers_nothing_is_an_error_only_at_the_end(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import time
 
 from .wire import Json
 
+SETTLED_S = 2.0  # a script's checkpoint that nobody has written to for so long is taken for whole
+
 _CELLS = struct.Struct("@8q")
 
 
@@ -46,3 +48,13 @@ def newest_checkpoint(run_dir: str) -> int:
     sides = glob.glob(os.path.join(glob.escape(run_dir), "checkpoints/step-*.json"))
     found = (re.fullmatch(r"step-(\d+)\.json", os.path.basename(path)) for path in sides)
     return max((int(name[1]) for name in found if name), default=0)
+
+
+def newest_change(run_dir: str) -> int:
+    """When a script last wrote a checkpoint, in ms of unix time; 0 where there is none or it may be at it."""
+    newest = 0.0
+    for folder, _, names in os.walk(os.path.join(run_dir, "checkpoints")):
+        for name in names:
+            with contextlib.suppress(OSError):  # removed meanwhile
+                newest = max(newest, os.stat(os.path.join(folder, name)).st_mtime)
+    return int(newest * 1000) + 1 if newest and time.time() - newest > SETTLED_S else 0

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 
-from .beats import newest_checkpoint, read_beats
+from .beats import newest_change, newest_checkpoint, read_beats
 from .look import look
 from .node import own_node
 from .processes import POLL_S, end_tree, send_all, start_time
@@ -90,7 +90,8 @@ def send_news(request: Json, node: Json, looks: Looks) -> None:
             os._exit(0)
         if time.monotonic() - beat > 1:
             beat = time.monotonic()
-            saved = newest_checkpoint(node["run_dir"]) if "metrics" in files else 0
+            newest = newest_change if request["of_script"] else newest_checkpoint
+            saved = newest(node["run_dir"]) if "metrics" in files else 0
             say(beat=time.time(), ranks=read_beats(node), saved=saved)
         time.sleep(POLL_S)
 

@@ -222,11 +222,16 @@ def settle_pack(run_dir: str, data_dir: str, digest: str) -> None:
 
 
 def collect(request: Json) -> None:
-    """Send the named files of the run folder as a tar behind one answer line."""
-    run_dir = own_node(request)["run_dir"]
+    """Send the named files of the run folder as a tar behind one answer line; with ``until_s`` none that was written to
+    later: it may be half of one."""
+    run_dir, until_s = own_node(request)["run_dir"], request.get("until_s")
+
+    def settled(item: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        return item if until_s is None or item.isdir() or item.mtime <= until_s else None
+
     say(tar=True)
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
         for pattern in request["patterns"]:
             for path in sorted(glob.glob(os.path.join(glob.escape(run_dir), pattern))):
-                archive.add(path, arcname=os.path.relpath(path, run_dir))
+                archive.add(path, arcname=os.path.relpath(path, run_dir), filter=settled)
     sys.stdout.buffer.flush()

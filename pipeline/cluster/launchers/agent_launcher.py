@@ -248,7 +248,7 @@ class AgentLauncher(Launcher, ABC):
     def follow(self, plan: LaunchPlan, emit: Callable[[Event], None], *, metrics_at: int) -> Streams:
         hosts = {host.label: host for host in self.cluster.hosts}
         request = {**self._request(plan, Path()), "do": "follow", **self._local}
-        request["metrics"] = not self.capabilities.shares_run_dir
+        request |= {"metrics": not self.capabilities.shares_run_dir, "of_script": bool(plan.outputs.whole)}
         connections = [self.connection(hosts[node.host]) for node in plan.nodes]
         token = new_token()
         return Streams(connections, lambda offsets: message({**request, **offsets}, token), emit, metrics_at, token)

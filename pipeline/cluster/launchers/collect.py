@@ -42,7 +42,8 @@ def receive(
         TrainingError: when ``final``: nothing came, a digest differs, or a needed file is missing.
     """
     host = connection.host
-    request = {**request, "do": "collect", "patterns": outputs.final if final else outputs.resume}
+    patterns = outputs.final if final else outputs.resume
+    request = {**request, "do": "collect", "patterns": patterns, "until_s": outputs.until_s}
     temporary = Path(tempfile.mkdtemp(prefix=leftovers.prefix(".collect"), dir=run_dir))
     try:
         _extract_or_again(connection, request, temporary)
@@ -51,9 +52,11 @@ def receive(
         missing = [name for name in needed if not (temporary / name).exists()]
         if final and (damaged or missing):
             raise _incomplete(host, damaged, missing)
-        for name in outputs.whole:
+        for name in outputs.whole if outputs.until_s is None else ():
             _drop_others(run_dir / name, temporary / name)
-        _settle(temporary, run_dir, needed[-1])
+        came = _settle(temporary, run_dir, needed[-1])
+        if not outputs.whole:
+            _drop_older(run_dir, came)
     except _FAILURES as error:
         if final:
             raise TrainingError(f"{host}: its outputs could not be collected: {error}") from error
@@ -177,14 +180,18 @@ def _drop_others(here: Path, came: Path) -> None:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
-def _settle(temporary: Path, run_dir: Path, last: str) -> None:
-    """Rename every file into place, ``last`` as the last. Older checkpoints that the node dropped go, once a newer
-    one has come."""
+def _settle(temporary: Path, run_dir: Path, last: str) -> list[Path]:
+    """Rename every file into place, ``last`` as the last; their names."""
     came = sorted(path.relative_to(temporary) for path in temporary.rglob("*") if path.is_file())
     for name in sorted(came, key=lambda name: str(name) == last):
         target = run_dir / name
         target.parent.mkdir(parents=True, exist_ok=True)
         (temporary / name).replace(target)
+    return came
+
+
+def _drop_older(run_dir: Path, came: list[Path]) -> None:
+    """Older checkpoints that the node dropped go, once a newer one has come."""
     if any(name.match("checkpoints/step-*.pt") for name in came):
         checkpoints = run_dir / "checkpoints"
         for old in [*checkpoints.glob("step-*"), *checkpoints.glob("shards-*/*")]:
