@@ -148,8 +148,8 @@ def _check_together(
         return
     if cluster.checkpoint_mirror is not None:
         raise UsageError(
-            "cluster.checkpoint_mirror keeps copies of Paceline's own checkpoints alone, of which it knows when they are "
-            "whole; a script's are brought here every cluster.checkpoint_fetch_s seconds",
+            "cluster.checkpoint_mirror keeps copies of Paceline's own checkpoints alone, of which it knows when they "
+            "are whole; a script's are brought here every cluster.checkpoint_fetch_s seconds",
             hint="cluster.checkpoint_mirror=null",
         )
     if cluster.rendezvous != "static" and cluster.nnodes > 1:

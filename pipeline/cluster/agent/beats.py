@@ -1,7 +1,7 @@
 """Where the ranks of this node stand, as their own memory tells (trainers/distributed/heartbeat.py writes it)."""
 
 # Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
-# ruff: noqa: PTH118, PTH119, PTH120, PTH123, PTH207
+# ruff: noqa: PTH116, PTH118, PTH119, PTH120, PTH123, PTH207
 from __future__ import annotations
 
 import contextlib

@@ -90,7 +90,7 @@ def send_news(request: Json, node: Json, looks: Looks) -> None:
             os._exit(0)
         if time.monotonic() - beat > 1:
             beat = time.monotonic()
-            newest = newest_change if request["of_script"] else newest_checkpoint
+            newest = newest_change if request.get("of_script") else newest_checkpoint
             saved = newest(node["run_dir"]) if "metrics" in files else 0
             say(beat=time.time(), ranks=read_beats(node), saved=saved)
         time.sleep(POLL_S)

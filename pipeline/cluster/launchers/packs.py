@@ -44,7 +44,7 @@ def _tree(folder: Path) -> dict[str, int]:
 
 @lru_cache(maxsize=8)
 def _sizes_in(manifest: Path) -> dict[str, int]:
-    """Read once: a send asks several times, a manifest may name 100,000 files, and its folder's name holds its digest."""
+    """Read once: a send asks several times, it may name 100,000 files, and its folder's name holds its digest."""
     found = json.loads(manifest.read_text(encoding="utf-8")).get("files")
     return found if isinstance(found, dict) else {}
 
