@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,8 +84,13 @@ def check(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any])
 def _check_metrics(config: SearchConfig, space: SearchSpace, resolved: Mapping[str, Any]) -> None:
     wanted = objectives(config)
     if not programs.of(resolved).is_ours:  # its metrics are known once it has run
+        if config.pruner == "hyperband":
+            raise UsageError(
+                "search.pruner=hyperband divides the epochs of a trial, and a script has none; take median, which "
+                "compares the steps at which scripts log (search.warmup_epochs counts these), or none"
+            )
         if config.pruner != "none":
-            raise UsageError(f"search.pruner={config.pruner} looks at epochs, and a script has none; take none")
+            _refuse_several(config, wanted)
         return
     names = (resolved.get("trainer") or {}).get("metrics") or ()
     own = [f"{split}/{name}" for name in names for split in ("val", "test")]
@@ -102,8 +107,7 @@ def _check_metrics(config: SearchConfig, space: SearchSpace, resolved: Mapping[s
             )
     if config.pruner == "none":
         return
-    if len(wanted) > 1:
-        raise UsageError(f"search.pruner={config.pruner} needs a single objective; take search.pruner=none")
+    _refuse_several(config, wanted)
     if config.pruner == "hyperband" and config.min_epochs > (epochs := most_epochs(space, resolved)):
         raise UsageError(
             f"search.min_epochs={config.min_epochs} must not be above the {epochs} epochs of a trial (trainer.epochs)"
@@ -113,3 +117,8 @@ def _check_metrics(config: SearchConfig, space: SearchSpace, resolved: Mapping[s
             f"search.pruner={config.pruner} needs a metric that a run has every epoch, not {wanted[0].metric}; "
             f"valid: {', '.join(name for name in known if told_every_epoch(name))}"
         )
+
+
+def _refuse_several(config: SearchConfig, wanted: Sequence[Objective]) -> None:
+    if len(wanted) > 1:
+        raise UsageError(f"search.pruner={config.pruner} needs a single objective; take search.pruner=none")

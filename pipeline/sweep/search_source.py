@@ -113,7 +113,10 @@ class Searching:
     def __init__(self, search: Search, plan: SearchPlan, on_asked: OnAsked) -> None:
         self._search, self._plan, self._on_asked = search, plan, on_asked
         self._goals = objectives(plan.config)
-        self._metric = self._goals[0].metric if told_every_epoch(self._goals[0].metric) else None
+        first = self._goals[0].metric
+        self._is_script = plan.representative_trial.config.script is not None
+        prunes = plan.config.pruner != "none" if self._is_script else told_every_epoch(first)
+        self._metric = first if prunes else None
         self._read: dict[int, _Epochs] = {}
         self._pruning: set[int] = set()
 
@@ -157,7 +160,8 @@ class Searching:
     def _report(self, trial: Trial) -> None:
         if self._metric is None or trial.run is None:
             return
-        epochs = self._read.setdefault(trial.number, _Epochs(trial.run.folder.path / "metrics.jsonl", self._metric))
+        path = trial.run.folder.path / "metrics.jsonl"
+        epochs = self._read.setdefault(trial.number, _Epochs(path, self._metric, by_step=self._is_script))
         for epoch, value in epochs.new():
             if self._search.report(trial.number, epoch, value):
                 self._pruning.add(trial.number)
@@ -180,13 +184,13 @@ def _value(goal: Objective, result: Mapping[str, Any], trial: Trial) -> float:
 
 
 class _Epochs:
-    """One metric in a growing metrics.jsonl, epoch by epoch."""
+    """One metric in a growing metrics.jsonl, epoch by epoch (``by_step``: step by step, as scripts log)."""
 
-    def __init__(self, path: Path, metric: str) -> None:
-        self._path, self._metric, self._at = path, metric, 0
+    def __init__(self, path: Path, metric: str, *, by_step: bool = False) -> None:
+        self._path, self._metric, self._by_step, self._at = path, metric, by_step, 0
 
     def new(self) -> Iterator[tuple[int, float]]:
-        """(epoch from 1, value) of the lines since the last look; all again where the file was cut back."""
+        """(epoch from 1, or step, and value) of the lines since the last look; all again where the file was cut back."""
         try:
             with self._path.open("rb") as file:
                 self._at = self._at if self._at <= self._path.stat().st_size else 0
@@ -198,5 +202,6 @@ class _Epochs:
         self._at += len(whole)
         for line in whole.splitlines():
             row = metrics_file.parse(line)
-            if row is not None and row.epoch is not None and self._metric in row.metrics:
-                yield row.epoch, row.metrics[self._metric]
+            at = row and (row.step if self._by_step else row.epoch)
+            if row is not None and at is not None and self._metric in row.metrics:
+                yield at, row.metrics[self._metric]

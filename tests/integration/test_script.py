@@ -28,7 +28,10 @@ for step in range(1, 4):
     w = update(w, a.lr)
     paceline.log(step, loss=w * w)
     if os.environ["RANK"] == "0":
-        open(os.path.join(paceline.checkpoints(), "w.bin"), "w").write(str(w))
+        path = os.path.join(paceline.checkpoints(), "w.bin")
+        with open(path + ".tmp", "w") as file:  # the other rank may still be reading the earlier one
+            file.write(str(w))
+        os.replace(path + ".tmp", path)
         if a.lr == 0.5 and not a.resume:
             sys.exit(3)
 if os.environ["RANK"] == "0":
@@ -51,6 +54,16 @@ for step in range(1, 4):
     if dist.get_rank() == 0:
         print(json.dumps({"step": step, "loss": w.item()}), file=open(os.path.join(a.out, "log.jsonl"), "a"))
 dist.destroy_process_group()
+"""
+
+PRUNED = """
+import sys, time, paceline
+lr = float(sys.argv[sys.argv.index("--lr") + 1])
+for step in range(1, 6):
+    paceline.log(step, loss=lr)
+ends = time.monotonic() + 60 * (lr > 5)
+while time.monotonic() < ends and not paceline.should_stop():
+    time.sleep(0.1)
 """
 
 
@@ -148,3 +161,40 @@ def test_the_example_of_the_page_trains_as_printed(tmp_path: Path, fetched: Path
     assert done.returncode == 0, done.stdout
     assert "FINISHED" in done.stdout
     assert "is finished: loss" in typed(checkout, example.splitlines()[-1], ALONE).stdout
+
+
+def test_the_script_of_the_readme_trains_in_a_new_clone(tmp_path: Path, fetched: Path) -> None:
+    (line,) = re.findall(r"^doit train program\.script=\S+ \S+", (ROOT / "README.md").read_text(), re.MULTILINE)
+    checkout = copied(tmp_path / "project", fetched)
+    done = typed(checkout, line, ALONE)
+    assert "FINISHED" in done.stdout, done.stdout
+    (result,) = (checkout.root / "runs").glob("*/result.json")
+    assert json.loads(result.read_text())["metrics"]["loss"] < 0.1
+    assert (result.parent / "outputs/model.pt").exists()
+
+
+def test_a_search_prunes_a_script_that_falls_behind(project: Project) -> None:
+    (project.folder / "my scripts/train.py").write_text(PRUNED)
+    words = ("search=grid", "program.args.lr=1,2,9", "search.metric=loss", "search.direction=minimize")
+    pruner = ("search.pruner=median", "search.startup_trials=2", "sweep.slots=1", "cluster.nproc_per_node=1")
+    done = project.doit("sweep", *words, *pruner)
+    assert "2 finished, 1 pruned, 0 failed" in done.stdout, done.stdout
+    (pruned,) = (path for path in (project.folder / "runs").glob("*/pruned.json"))
+    assert json.loads(pruned.read_text())["metrics"] == {"loss": 9.0}
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("import sys; sys.exit(3)", r"training failed on localhost, rank 0: ended with exit code 3"),
+        ("input()", r"rank 0: EOFError: EOF when reading a line\n.*File \"\S*train\.py\", line 1"),
+        ("import os; os.chdir('/'); open('model.pt')", r"No such file or directory: 'model\.pt'"),
+        ("print('done')", r"train\.py ended with exit code 0 without \*\.pt$"),
+    ],
+)
+def test_what_goes_wrong_in_a_script_is_told_once(project: Project, lines: str, said: str) -> None:
+    (project.folder / "my scripts/train.py").write_text(lines)
+    done = project.doit("train", "program.args={}", "program.outputs=['*.pt']", "cluster.nproc_per_node=1")
+    assert done.returncode == 1
+    assert len(re.findall(said, done.stdout, re.MULTILINE | re.DOTALL)) == 1, done.stdout
+    assert not (project.only_run() / "result.json").exists()

@@ -120,12 +120,14 @@ def test_an_objective_is_a_figure_of_result_json() -> None:
     assert (first.value(result), second.value(result), first.value({})) == (0.9, 3.0, None)
 
 
-def test_a_search_may_aim_at_any_metric_of_a_script_but_prunes_none() -> None:
+def test_a_search_may_aim_at_any_metric_of_a_script_and_prune_by_its_steps() -> None:
     words, script = parsed("program.args.lr=interval(0,1)"), {"program": {"name": "script"}, **WITH_VAL}
     config = SearchConfig(name="tpe", n_trials=4, metric="loss", direction="minimize")
     check(config, words, script)
     with pytest.raises(UsageError, match="no run has a metric 'loss'"):
         check(config, words, WITH_VAL)
     config.pruner = "median"
-    with pytest.raises(UsageError, match=r"search.pruner=median looks at epochs, and a script has none"):
+    check(config, words, script)
+    config.pruner = "hyperband"
+    with pytest.raises(UsageError, match=r"hyperband divides the epochs of a trial, and a script has none;"):
         check(config, words, script)

@@ -45,10 +45,11 @@ def why_not(path: Path, folders: str) -> str:
 
 
 def _of_script(head: bytes, folders: str) -> str:
-    words = os.fsdecode(head[2:].split(b"\n")[0]).split()
+    line = os.fsdecode(head[2:].split(b"\n")[0])
+    words = line.split()
     if not words:
         return "its first line, #!, names no interpreter"
-    if words[0].endswith("\r") or words[-1].endswith("\r"):
+    if line.endswith("\r"):
         return "its first line ends with a carriage return; save it with the line ends of Unix"
     if not os.access(words[0], os.X_OK):
         return f"its first line names {words[0]}, which isn't there"
