@@ -190,7 +190,7 @@ class _Epochs:
         self._path, self._metric, self._by_step, self._at = path, metric, by_step, 0
 
     def new(self) -> Iterator[tuple[int, float]]:
-        """(epoch from 1, or step, and value) of the lines since the last look; all again where the file was cut back."""
+        """(epoch from 1 or step, value) of the lines since the last look; all again where the file was cut back."""
         try:
             with self._path.open("rb") as file:
                 self._at = self._at if self._at <= self._path.stat().st_size else 0

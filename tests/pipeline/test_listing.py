@@ -6,6 +6,7 @@ import json
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,7 +127,7 @@ def test_where_runs_ran_is_no_difference_and_a_damaged_configuration_matches_not
 
 def test_a_script_is_compared_with_scripts_and_by_what_it_is_told() -> None:
     told = {"name": "script", "script": "a.py", "command": [], "data": None, "seal": "warn"}
-    configs = {
+    configs: dict[str, dict[str, Any]] = {
         "a": {"program": {**told, "args": {"lr": 1}}},
         "b": {"program": {**told, "script": "b.py", "args": {"lr": 2}, "data": "x"}},
         "c": {"optimizer": {"lr": 0.1}},
