@@ -116,6 +116,8 @@ def build(
     cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
     refuse_endless(resolved)
     _check_together(train, script, cluster, root, shares_batch=shares_batch)
+    if script is not None:
+        _check_script(ScriptConfig(**resolved[programs.SECTION]), cluster)
     paths, secrets = resolved["paths"], secret_values(resolved)
     return RunConfig(
         train=train,
@@ -145,7 +147,15 @@ def _check_together(
             )
         if shares_batch:
             refuse_uneven(train.trainer, cluster)
-        return
+
+
+def _check_script(told: ScriptConfig, cluster: Cluster) -> None:
+    """What a script can't have of the hosts. Raises UsageError."""
+    if not told.torchrun and cluster.world_size > 1:
+        raise UsageError(
+            f"program.torchrun=false starts one process, and the cluster has {cluster.world_size} ranks",
+            hint="cluster.nproc_per_node=1",
+        )
     if cluster.checkpoint_mirror is not None:
         raise UsageError(
             "cluster.checkpoint_mirror keeps copies of Paceline's own checkpoints alone, of which it knows when they "

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pipeline.core.files import canonical_json, sha256_text
 from pipeline.keys import rank_environment
 from trainers.core.config import DatasetConfig, OptimizerConfig, TrainerConfig, later_fields
+from trainers.script.settings import ScriptConfig
 
 if TYPE_CHECKING:
     from pipeline.core.cluster import Cluster
@@ -27,6 +28,7 @@ _LATER = {
     "dataset": later_fields(DatasetConfig),
     "trainer": later_fields(TrainerConfig),
     "optimizer": later_fields(OptimizerConfig),
+    "program": later_fields(ScriptConfig),
 }
 _NOT_OF_A_SCRIPT = ("inputs", "data", "seal")
 _WHERE = ("cluster", "tracking", "paths")  # where it runs and who is told; the topology part holds the rest

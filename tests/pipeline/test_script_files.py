@@ -175,6 +175,10 @@ def test_the_data_of_a_script_counts_by_names_and_contents(tmp_path: Path) -> No
             ["program.script=dodo.py", "cluster.checkpoint_mirror=memory://x"],
             "cluster.checkpoint_mirror keeps copies of Paceline's own checkpoints alone",
         ),
+        (
+            ["program.script=dodo.py", "program.torchrun=false", "cluster.nproc_per_node=2"],
+            "program.torchrun=false starts one process, and the cluster has 2 ranks",
+        ),
         (["program.command=[./README.md]"], "program.command: ./README.md is not executable"),
         (["program.args.lr=0.1"], "program.args says something of a script, and none is named"),
         (["program=script"], "nothing says what to run"),

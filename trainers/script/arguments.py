@@ -39,7 +39,7 @@ class Paths:
 
 
 def argv(settings: ScriptConfig, paths: Paths) -> list[str]:
-    """The script (a program: torchrun's ``--no-python`` and its words) and its arguments.
+    """The script (a program: torchrun's ``--no-python`` and its words) and its arguments; without torchrun these alone.
 
     The ``--`` ends torchrun's own options: else its argparse takes a script's ``--log`` for the beginning of one of
     them, and drops a ``--`` of the script.
@@ -54,8 +54,9 @@ def argv(settings: ScriptConfig, paths: Paths) -> list[str]:
         else:
             words += [filled(word, values) for word in group]
     if settings.script:
-        return ["--", str(paths.work / paths.script), *words]
-    return ["--no-python", "--", program(settings, paths), *settings.command[1:], *words]
+        return [*(["--"] if settings.torchrun else []), str(paths.work / paths.script), *words]
+    first = ["--no-python", "--"] if settings.torchrun else []
+    return [*first, program(settings, paths), *settings.command[1:], *words]
 
 
 def variables(settings: ScriptConfig, paths: Paths) -> dict[str, str]:

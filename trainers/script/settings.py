@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainers.core.fields import ConfigError, choice
+from trainers.core.fields import LATER, ConfigError, choice
 
 PLACEHOLDERS = ("data", "run", "checkpoints", "resume", "seed")
 """What ``{…}`` in args and env may name; put in on the host, so no part of the key."""
@@ -44,6 +44,7 @@ class ScriptConfig(ProgramConfig):
             group step counts steps.
         seal: what becomes of a run that read a file which its key lacks: fail, warn (it never counts as finished), off.
         data: a file or folder that is sent to the hosts, where {data} is its place.
+        torchrun: false: one process without torchrun, for a script that takes RANK for a sign of several GPUs.
     """
 
     name: str = "script"
@@ -57,6 +58,7 @@ class ScriptConfig(ProgramConfig):
     metrics_pattern: str | None = None
     seal: str = "warn"
     data: str | None = None
+    torchrun: bool = field(default=True, metadata=LATER)
 
     def __post_init__(self) -> None:
         choice("program.seal", self.seal, ("fail", "warn", "off"))

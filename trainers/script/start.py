@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import FrameType
@@ -96,7 +96,7 @@ class Attempt:
         paths = self.prepare()
         the_seal = seal.Seal(self.folder, self.places(), watches=self.settings.seal != "off")
         env = self.environment(paths, the_seal.site)
-        command = [*self.started.torchrun, *argv(self.settings, paths)]
+        command = [*self.starter(), *argv(self.settings, paths)]
         if self.settings.command:
             make_executable(Path(program(self.settings, paths)), self.work)
             require_program(program(self.settings, paths), env, self.work / self.settings.workdir)
@@ -168,11 +168,21 @@ class Attempt:
             paceline.LOG: str(self.folder / "logged.jsonl"),
         }
 
+    def starter(self) -> list[str]:
+        """What stands before the script: torchrun with its options, or Python alone; a program needs none."""
+        if self.settings.torchrun:
+            return [*self.started.torchrun]
+        return [self.started.torchrun[0], "-u"] if self.settings.script else []
+
+    @property
+    def log_dir(self) -> str | None:
+        """torchrun's, with a file a rank."""
+        logs = (word.partition("=")[2] for word in self.started.torchrun if word.startswith("--log-dir="))
+        return next(logs, None)
+
     def recorder(self, paths: Paths) -> Recorder:
         """Raises OSError."""
-        log_dir = next(
-            (word.partition("=")[2] for word in self.started.torchrun if word.startswith("--log-dir=")), None
-        )
+        log_dir = self.log_dir
         return Recorder(
             self.settings,
             self.run_dir,
@@ -187,7 +197,9 @@ class Attempt:
         signal.signal(signal.SIGTERM, self.pass_on)
         signal.signal(signal.SIGINT, self.pass_on)
         workdir = self.work / self.settings.workdir
-        self.child = subprocess.Popen(command, cwd=workdir, env=env, stdin=subprocess.DEVNULL)
+        with ExitStack() as logs:
+            streams = {} if self.settings.torchrun or self.log_dir is None else rank_logs(Path(self.log_dir), logs)
+            self.child = subprocess.Popen(command, cwd=workdir, env=env, stdin=subprocess.DEVNULL, **streams)
         try:
             code = self.wait(self.child, recorder)
         except BaseException:  # a full disk, or a folder that was removed
@@ -232,6 +244,13 @@ class Attempt:
         summary = {"steps": metrics.step, "metrics": metrics.last, "unkeyed": unkeyed}
         write_json(self.run_dir / "summary.json", {**summary, "duration_s": round(time.time() - self.begun, 3)})
         return 0
+
+
+def rank_logs(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    """Where torchrun would put what rank 0 says, opened: who looks for it looks there. Raises OSError."""
+    place = folder / "alone" / "attempt_0" / "0"
+    place.mkdir(parents=True)
+    return {name: stack.enter_context((place / f"{name}.log").open("ab")) for name in ("stdout", "stderr")}
 
 
 def make_executable(path: Path, work: Path) -> None:

@@ -183,6 +183,15 @@ def test_the_launching_process_imports_neither_torch_nor_anything_else_that_is_i
     assert names - set(sys.stdlib_module_names) - {"__main__"} == {"paceline", "trainers"}
 
 
+def test_without_torchrun_one_process_says_what_rank_0_would(run: ScriptRun) -> None:
+    script = "import os, sys; assert 'RANK' not in os.environ; print('step=1 loss=0.5'); sys.exit(len(sys.argv) - 1)"
+    run.write(script, torchrun=False, args=["a"], metrics_pattern=r"step=(?P<step>\d+) loss=(?P<loss>\S+)")
+    said = run.start(sys.executable, "-m", "torch.distributed.run", f"--log-dir={run.path}/ranks", code=1)
+    assert said == ""
+    assert run.rows() == [(1, {"loss": 0.5})]
+    assert (run.path / "ranks/alone/attempt_0/0/stdout.log").read_text() == "step=1 loss=0.5\n"
+
+
 @pytest.mark.slow
 def test_two_ranks_under_torchrun(run: ScriptRun) -> None:
     script = (
