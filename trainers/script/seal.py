@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import shutil
 import site
@@ -126,6 +125,8 @@ def installation() -> list[str]:
 
 
 def _notes(path: Path) -> Iterator[tuple[str, str, str]]:
+    import ast  # most runs leave no note
+
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         how, kind, inside = line.split(" ", 2)
         yield how, kind, str(ast.literal_eval(inside))
