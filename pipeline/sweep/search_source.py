@@ -202,6 +202,8 @@ class _Epochs:
         self._at += len(whole)
         for line in whole.splitlines():
             row = metrics_file.parse(line)
-            at = row and (row.step if self._by_step else row.epoch)
-            if row is not None and at is not None and self._metric in row.metrics:
+            if row is None or self._metric not in row.metrics:
+                continue
+            at = row.step if self._by_step else row.epoch
+            if at is not None:
                 yield at, row.metrics[self._metric]
