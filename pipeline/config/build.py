@@ -115,9 +115,7 @@ def build(
     resolved, script = with_script(resolved, overrides, root)
     cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
     refuse_endless(resolved)
-    _check_together(train, script, cluster, root, shares_batch=shares_batch)
-    if script is not None:
-        _check_script(ScriptConfig(**resolved[programs.SECTION]), cluster)
+    _check_together(resolved, train, cluster, root, shares_batch=shares_batch)
     paths, secrets = resolved["paths"], secret_values(resolved)
     return RunConfig(
         train=train,
@@ -135,18 +133,20 @@ def build(
 
 
 def _check_together(
-    train: node.TrainConfig, script: ScriptFiles | None, cluster: Cluster, root: Path, *, shares_batch: bool
+    resolved: Mapping[str, Any], train: node.TrainConfig, cluster: Cluster, root: Path, *, shares_batch: bool
 ) -> None:
     """What is run against the hosts that it is to run on. Raises UsageError."""
-    if script is None:
-        check_targets(train, root, cluster.python_path)
-        if train.trainer.sync_batchnorm and cluster.device != "cuda" and cluster.world_size > 1:
-            raise UsageError(
-                "trainer.sync_batchnorm=true needs GPUs: torch.nn.SyncBatchNorm has no form for processors",
-                hint="trainer.sync_batchnorm=false, or cluster.device=cuda",
-            )
-        if shares_batch:
-            refuse_uneven(train.trainer, cluster)
+    if programs.SECTION in resolved:
+        return _check_script(ScriptConfig(**resolved[programs.SECTION]), cluster)
+    check_targets(train, root, cluster.python_path)
+    if train.trainer.sync_batchnorm and cluster.device != "cuda" and cluster.world_size > 1:
+        raise UsageError(
+            "trainer.sync_batchnorm=true needs GPUs: torch.nn.SyncBatchNorm has no form for processors",
+            hint="trainer.sync_batchnorm=false, or cluster.device=cuda",
+        )
+    if shares_batch:
+        refuse_uneven(train.trainer, cluster)
+    return None
 
 
 def _check_script(told: ScriptConfig, cluster: Cluster) -> None:
