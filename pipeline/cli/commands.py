@@ -38,6 +38,17 @@ def is_fetched() -> bool:
     return session().pack is not None
 
 
+def _make_step(current: Session) -> None:
+    """The step that the data comes from, where it isn't made yet."""
+    from pipeline.cli.options import at_once
+
+    step = current.config.step
+    if step is not None and step.path is None:
+        say(f"the data comes from {step.name}, which is to be made first")
+        step.make(say, at_once())
+        current.forget_steps()
+
+
 def fetch() -> None:
     _fetch(session())
 
@@ -53,6 +64,9 @@ def train_all(current: Session) -> None:
 def _fetch(current: Session) -> None:
     from pipeline.data import store
 
+    _make_step(current)
+    if current.pack is not None:
+        return
     config = current.config
     pack = store.fetch(config.train.dataset, config.data_dir)
     current.forget_pack()

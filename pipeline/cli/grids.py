@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.cli import trials
+from pipeline.cli.options import at_once
 from pipeline.cli.output import say
 from pipeline.cli.session import relative
 from pipeline.core.errors import DECIDED, PacelineError, UsageError
@@ -14,6 +15,15 @@ from pipeline.core.specs import State
 if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
     from pipeline.sweep import Space, Trial
     from pipeline.sweep.folder import SweepFolder, TrialEntry
+
+
+def make_steps(space: Space) -> bool:
+    """Every step that a trial's data comes from and that isn't made yet. False: all were, so the space stands."""
+    made = 0
+    for trial in space.trials:
+        if trial.run is None and trial.config.step is not None:
+            made += trial.config.step.make(say, at_once())
+    return made > 0
 
 
 def fetch_all(space: Space) -> bool:
@@ -82,7 +92,8 @@ def show(space: Space, *, fork: bool, retry_failed: bool) -> None:
 def standing(trial: Trial, entries: Mapping[str, TrialEntry], retry_failed: bool) -> tuple[str, str]:
     """``done``, ``to run`` or ``failed``, and why."""
     if trial.run is None:
-        return "to run", "its data isn't fetched"
+        step = trial.config.step
+        return "to run", "its data isn't fetched" if step is None or step.path else f"step {step.name} isn't made"
     try:
         reason = trial.run.reason
     except UsageError as error:  # a newer Paceline wrote its folder

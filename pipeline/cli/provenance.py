@@ -58,6 +58,11 @@ def why() -> None:
     from pipeline.keys import diff as compare
 
     current = session()
+    if "step" in current.asked.options:
+        from pipeline.cli import steps as own
+
+        own.why(current.asked.options["step"])
+        return
     current.refuse_data()
     run = current.run
     steps = dry_run.steps(current.config, current.pack, run, root=ROOT)
@@ -123,6 +128,12 @@ def status() -> None:
 def logs() -> None:
     from pipeline.runs import status as progress
 
+    if "step" in session().asked.options:
+        from pipeline.cli import steps as own
+
+        log = own.log_of(session().asked.options["step"])
+        say(f"{relative(log)}:\n{log.read_text(encoding='utf-8', errors='replace').rstrip()}")
+        return
     for line in progress.logs(_named_or_newest(), session().asked.options.get("host")):
         say(line)
 

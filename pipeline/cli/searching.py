@@ -26,11 +26,13 @@ def search(current: Session, *, fork: bool, retry_failed: bool, dry_run: bool) -
         Killed: stopped by Ctrl-C or a signal.
     """
     from pipeline.config import compose
-    from pipeline.sweep.search_source import fetch
+    from pipeline.sweep.search_source import fetch, make_step
 
     if dry_run:
         _show(current.search_plan, _folder(current.search_plan, fork))
         return
+    if make_step(current.search_plan.representative_trial.config, say):
+        current.forget_pack()
     fetch(current.search_plan.representative_trial.config)
     current.forget_pack()
     with compose.hydra_ready():
@@ -51,7 +53,7 @@ def _run(plan: SearchPlan, words: Sequence[str], *, fork: bool, retry_failed: bo
             f"sweep {folder.name}: search={settings.name}, {study.total} trials of which {study.begun} have begun, "
             f"{max(1, len(plan.slots))} at a time{pruner}"
         )
-        source = Searching(study, plan, asked.note)
+        source = Searching(study, plan, asked.note, say)
         ended = trials.conducted(plan, source, folder, retry_failed=retry_failed)
         _conclude(plan, study, folder, ended)
 

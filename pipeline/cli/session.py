@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ if TYPE_CHECKING:  # imported in the functions: a bare `doit` needs none of it
     from pipeline.execution.configured_run import Run
     from pipeline.execution.located import LocatedRun
     from pipeline.runs.folder import RunFolder
+    from pipeline.steps.graph import Graph
+    from pipeline.steps.source import DataStep
     from pipeline.sweep import Space
     from pipeline.sweep.search_source import SearchPlan
 
@@ -36,6 +39,7 @@ class Session:
     def __init__(self, asked: invocation.Invocation, composed: DictConfig | None = None) -> None:
         self.asked = asked
         self._given = composed  # the Hydra application has composed already
+        self._graph: Graph | None = None
 
     @cached_property
     def config(self) -> RunConfig:
@@ -82,7 +86,10 @@ class Session:
             root=ROOT,
             local_gpus=_local_gpus(),
             shares_batch=verb is None or verb.shares_batch,
+            steps=_step_source,
         )
+        if self.asked.verb == "train":
+            build.refuse_idle_words(resolved, config.step)
         masking.remember(config.secrets)
         if config.tracking.uri is not None:  # a wrong address is refused before anything starts
             from pipeline import tracking
@@ -188,6 +195,8 @@ class Session:
         """The data pack if it is there and intact; ``forget_pack`` after a fetch."""
         from pipeline.data import request, trees
 
+        if self.basis.step is not None and self.basis.step.path is None:
+            return None
         if self.basis.script is not None:
             return trees.tree(self.basis.script.data, self.basis.data_dir)
         inputs = self.basis.inputs
@@ -199,6 +208,21 @@ class Session:
         from pipeline.execution.located import locate
 
         return locate(self.basis, ROOT, self.pack.digest) if self.pack else None
+
+    @property
+    def steps(self) -> Graph:
+        """The steps as this configuration tells them."""
+        if self._graph is None:
+            from pipeline.steps import source
+
+            self._graph = source.graph(self._resolved(), ROOT)
+        return self._graph
+
+    def forget_steps(self) -> None:
+        """Steps were made, which may be the source of the data."""
+        self.__dict__.pop("config", None)
+        self.__dict__.pop("basis", None)
+        self.forget_pack()
 
     def forget_pack(self) -> None:
         self.__dict__.pop("pack", None)
@@ -223,7 +247,8 @@ class Session:
         else:
             missing = [] if self.pack else [self.config]
         for config in missing:
-            store.refuse(config.train.dataset)
+            if config.step is None:
+                store.refuse(config.train.dataset)
 
     def folder(self) -> RunFolder:
         """The run that ``run=KEY`` names, or this configuration's. Raises UsageError."""
@@ -266,6 +291,12 @@ def session() -> Session:
 
     asked = invocation.parse(sys.argv[1:])
     return Session(asked._replace(overrides=typed_words.for_project(asked.overrides)))
+
+
+def _step_source(text: str, resolved: Mapping[str, Any]) -> DataStep:
+    from pipeline.steps import source
+
+    return source.of(text, resolved, ROOT)
 
 
 def _local_gpus() -> int:

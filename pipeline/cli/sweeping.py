@@ -32,6 +32,8 @@ def sweep() -> None:
     if is_on(options, "dry_run"):
         grids.show(session().space, fork=is_on(options, "fork"), retry_failed=is_on(options, "retry_failed"))
         return
+    if grids.make_steps(session().space):
+        session().forget_pack()
     if grids.fetch_all(session().space):
         session().forget_pack()
     grids.run(
@@ -50,6 +52,8 @@ def run_jobs(jobs: Sequence[tuple[str, ...]], words: Sequence[str]) -> None:
     space = of_jobs(jobs, root=ROOT, local_gpus=usable_gpus())
     if space.trials[0].config.search.name != "none":
         raise UsageError("--multirun expands a grid before anything is asked", hint="doit sweep with the same words")
+    if grids.make_steps(space):
+        space = of_jobs(jobs, root=ROOT, local_gpus=usable_gpus())
     if grids.fetch_all(space):
         space = of_jobs(jobs, root=ROOT, local_gpus=usable_gpus())
     grids.run(space, words)

@@ -103,8 +103,8 @@ VERBS: Mapping[str, Verb] = {
         module="pipeline.cli.provenance",
         answers=True,
         summary="why this run is not up to date: the fields that differ from the nearest finished one",
-        options={"run": _RUN, "json": _JSON},
-        examples=("why experiment=quickstart optimizer.lr=0.2", "why run=cf0848"),
+        options={"run": _RUN, "step": Option("NAME", "instead of a run, this step of yours"), "json": _JSON},
+        examples=("why experiment=quickstart optimizer.lr=0.2", "why run=cf0848", "why step=clean"),
     ),
     "accept": Verb(
         module="pipeline.cli.acceptance",
@@ -115,6 +115,26 @@ VERBS: Mapping[str, Verb] = {
             "undo": Option("1", "take it back"),
         },
         examples=("accept experiment=quickstart", "accept experiment=quickstart undo=1"),
+    ),
+    "step": Verb(
+        module="pipeline.cli.steps",
+        answers=True,
+        takes_paths=True,
+        summary="make steps of your own (conf/step/NAME.yaml) and what they need; without a name, how they stand",
+        details="PATH is the name of a step. Nothing is made twice: a step has a key of its command or function, its "
+        "inputs, parameters and code, and its outputs lie under that key in runs/steps. doit -n 4 step NAME … runs "
+        "those side by side that don't need each other. docs/steps.md has all of it.",
+        options={"json": _JSON},
+        examples=("step", "step clean", "step clean step.clean.args.rate=0.3"),
+        shares_batch=False,
+    ),
+    "dag": Verb(
+        module="pipeline.cli.steps",
+        answers=True,
+        summary="the graph of steps, data set, training and report, with how each stands",
+        options={"format": Option("mermaid|dot", "for Mermaid, or for Graphviz")},
+        examples=("dag", "dag dataset.source=step:clean format=dot"),
+        shares_batch=False,
     ),
     "train": Verb(
         is_done="is_trained",
@@ -227,8 +247,9 @@ VERBS: Mapping[str, Verb] = {
         options={
             "run": Option("KEY", "the run; without it and without overrides the newest"),
             "host": Option("NAME", "this host alone"),
+            "step": Option("NAME", "instead of a run, what this step of yours said"),
         },
-        examples=("logs", "logs run=cf0848 host=node1"),
+        examples=("logs", "logs run=cf0848 host=node1", "logs step=clean"),
         shows_groups=False,
     ),
     "reproduce": Verb(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from pipeline.core.cluster import Cluster, Host
 from pipeline.core.program import SECTION
@@ -17,11 +17,43 @@ _HOSTS = ("hosts", "spares")  # of a cluster
 _OF_FILES = ("script", "command", "workdir", "inputs", "outputs", "data")  # of the section of a script
 
 
+class StepState(NamedTuple):
+    """How one step stands: ``made``, or ``why`` it would be made; ``needs`` are the steps before it."""
+
+    name: str
+    made: bool
+    why: str
+    needs: tuple[str, ...]
+
+
+class StepSource(Protocol):
+    """A step whose output is the data of a run: ``dataset.source=step:clean``."""
+
+    @property
+    def path(self) -> Path | None:
+        """Where that output lies; None while the step isn't made. Raises UsageError."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The step's name."""
+        ...
+
+    def make(self, say: Callable[[str], None], at_once: int = 1) -> int:
+        """Make it and what it needs; how many were made now. Raises PacelineError."""
+        ...
+
+    def standings(self) -> Sequence[StepState]:
+        """It and all steps that it needs, in order. Raises UsageError."""
+        ...
+
+
 class Basis(NamedTuple):
     """``resolved`` is the configuration as config.json has it, ``chosen`` are the modules of its options.
 
     ``cluster`` lacks the launcher's settings, which reach hosts and decide nothing. ``inputs`` are None where the data
-    set's source can't be read, and of a ``script``, which takes none of our data sets.
+    set's source can't be read, and of a ``script``, which takes none of our data sets. ``step`` is the one that its
+    data comes from.
     """
 
     resolved: Mapping[str, Any]
@@ -31,6 +63,7 @@ class Basis(NamedTuple):
     runs_dir: Path
     data_dir: Path
     script: ScriptFiles | None = None
+    step: StepSource | None = None
 
 
 def to_json(basis: Basis) -> dict[str, Any] | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.plan import check_batch
-from pipeline.config.basis import Basis
+from pipeline.config.basis import Basis, StepSource
 from pipeline.config.cluster import build_cluster
 from pipeline.config.own_targets import check_targets
 from pipeline.config.schema import OPTIONS, RootConfig, SearchConfig, SweepConfig, TrackingConfig
@@ -27,8 +27,14 @@ from trainers.core import config as node
 from trainers.script.settings import ScriptConfig
 
 _OF_THE_CLASSIFIER = ("dataset", "model", "optimizer", "schedule", "trainer", "strategy")
-_NOT_OF_THE_TRAINER = ("cluster", "tracking", "paths", "sweep", "search")
+_NOT_OF_THE_TRAINER = ("cluster", "tracking", "paths", "sweep", "search", "step")
 _LONGEST_NAME, _LONGEST_PATH = 255, 3000  # bytes; the system takes 4,096 with what lies inside
+
+
+Steps = Callable[[str, Mapping[str, Any]], StepSource]
+"""``step:clean`` and the resolved configuration → that step. What is above this package gives it."""
+_UNMADE = {"dataset": "(the step isn't made)", programs.SECTION: "."}
+"""What stands for the path of its output until then; nothing reads it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +44,8 @@ class RunConfig:
     ``sweep`` says how a sweep over such runs goes, ``search`` how it chooses them; they are no part of the run, so
     ``resolved`` lacks them. ``resolved`` and ``overrides`` have placeholders for what is secret; ``secrets`` are
     the texts behind these, for what else may hold them (a message, the patch). With a ``script`` nothing reads
-    ``train``.
+    ``train``. ``step`` is the step that its data comes from; ``train`` and ``script`` have the path of its output,
+    ``resolved`` the words.
     """
 
     train: node.TrainConfig
@@ -51,6 +58,7 @@ class RunConfig:
     sweep: SweepConfig
     search: SearchConfig
     script: ScriptFiles | None = None
+    step: StepSource | None = None
     secrets: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
 
     def hide(self, text: str) -> str:
@@ -72,6 +80,7 @@ class RunConfig:
             runs_dir=self.runs_dir,
             data_dir=self.data_dir,
             script=self.script,
+            step=self.step,
         )
 
     @property
@@ -97,6 +106,7 @@ def build(
     root: Path,
     local_gpus: int,
     shares_batch: bool = True,
+    steps: Steps | None = None,
 ) -> RunConfig:
     """Type and check a resolved configuration.
 
@@ -105,14 +115,17 @@ def build(
         root: what relative paths are relative to.
         local_gpus: GPUs of this computer, for ``cluster.nproc_per_node=auto``.
         shares_batch: refuse a global batch that the ranks can't share (what doesn't train has none).
+        steps: finds the step that is named as the source of the data.
 
     Raises:
         UsageError: a field that no code reads, or a value that cannot work.
     """
     _refuse_unknown(resolved, overrides)
     refuse_unprintable(resolved)
-    train = train_config(resolved)
-    resolved, script = with_script(resolved, overrides, root)
+    placed, step = with_step(resolved, steps)
+    train = train_config(placed)
+    placed, script = with_script(placed, overrides, root)
+    resolved = with_words(placed, resolved)
     cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
     refuse_endless(resolved)
     _check_together(resolved, train, cluster, root, shares_batch=shares_batch)
@@ -128,8 +141,50 @@ def build(
         sweep=SweepConfig(**resolved["sweep"]),
         search=search_config(resolved),
         script=script,
+        step=step,
         secrets=secrets,
     )
+
+
+def with_step(resolved: Mapping[str, Any], steps: Steps | None) -> tuple[Mapping[str, Any], StepSource | None]:
+    """The configuration with the path of a step's output where it names the step, and that step; else as it is.
+
+    Raises:
+        UsageError: the step can't be made as it is told, or has no such output.
+    """
+    found = named_step(resolved)
+    if found is None or steps is None:
+        return resolved, None
+    section, field, text = found
+    step = steps(text, resolved)
+    path = step.path
+    return {**resolved, section: {**resolved[section], field: str(path or _UNMADE[section])}}, step
+
+
+def refuse_idle_words(resolved: Mapping[str, Any], step: StepSource | None) -> None:
+    """Raises UsageError: a word says something of a step, and the run takes no step's output."""
+    for name in (resolved.get("step") or {}) if step is None else ():
+        raise UsageError(
+            f"step.{name} is set, and nothing here needs a step: dataset.source names none",
+            hint=f"dataset.source=step:{name}; doit step {name} makes the step alone",
+        )
+
+
+def with_words(placed: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """``placed`` with the name of a step again where it was told, for config.json."""
+    found = named_step(told)
+    if found is None or found[0] not in placed:
+        return dict(placed)
+    section, field, text = found
+    return {**placed, section: {**placed[section], field: text}}
+
+
+def named_step(resolved: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """Section, field and words of what names a step as the source of the data; None: nothing does."""
+    is_script = (resolved.get(programs.SECTION) or {}).get("name") == SCRIPT.name
+    section, field = (programs.SECTION, "data") if is_script else ("dataset", "source")
+    text = (resolved.get(section) or {}).get(field)
+    return (section, field, text) if isinstance(text, str) and text.startswith("step:") else None
 
 
 def _check_together(
@@ -265,7 +320,9 @@ def of_the_run(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[str
         UsageError: a placeholder in place of a secret, or a secret in what the ranks read from config.json.
     """
     _refuse_placeholders(resolved)
-    outside = ("sweep", "search") if programs.of(resolved) is SCRIPT else ("sweep", "search", programs.SECTION)
+    outside = ["sweep", "search", *([] if programs.of(resolved) is SCRIPT else [programs.SECTION])]
+    if not resolved.get("step"):
+        outside.append("step")
     run = {name: value for name, value in resolved.items() if name not in outside}
     shown = without_secrets(run, secrets)
     _refuse_secrets_of_the_trainer(resolved, shown)

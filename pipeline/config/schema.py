@@ -112,6 +112,7 @@ class RootConfig:
 
     Attributes:
         seed: of everything that is drawn: initial weights, order of samples, augmentation, dropout.
+        step: fields of steps of one's own, in place of those in conf/step: step.clean.args.rate=0.3.
     """
 
     seed: int = 0
@@ -127,6 +128,7 @@ class RootConfig:
     paths: PathsConfig = field(default_factory=PathsConfig)
     search: SearchConfig = MISSING
     sweep: SweepConfig = field(default_factory=SweepConfig)
+    step: dict[str, Any] = field(default_factory=dict)
 
 
 OPTIONS = {

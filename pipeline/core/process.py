@@ -172,6 +172,26 @@ def _popen(argv: Sequence[str], *, stdin: IO[bytes] | int, env: Mapping[str, str
         raise PacelineError(f"{argv[0]} can't be run: {error.strerror}") from error
 
 
+def guarded(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a child that ends when its stdin is closed or this process ends, with all that it has started.
+
+    Its stdout and stderr are one pipe; its own stdin is empty. Raises PacelineError.
+    """
+    guard = [sys.executable, "-I", "-S", str(_ROOT / "pipeline/core/guard.py")]
+    try:
+        return subprocess.Popen(
+            [*guard, *argv],
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a Ctrl-C in the terminal reaches this process alone
+        )
+    except OSError as error:
+        raise PacelineError(f"{argv[0]} can't be started: {error.strerror}") from error
+
+
 def companion(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     """Start a child that answers lines on stdin with lines on stdout, its stderr in ``log``. Raises OSError.
 

@@ -72,6 +72,10 @@ class Stop:
     def told(self) -> bool:
         return self._told.is_set()
 
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it is told within that time."""
+        return self._told.wait(timeout_s)
+
 
 class Interruptible:
     """While it is entered, the first such signal is raised wherever the main thread is; it leaves as Killed.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from pipeline.cluster import launchers, rank_threads
 from pipeline.cluster.agent.processors import count_cpus
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.plan import render
+from pipeline.config.basis import StepState
 from pipeline.config.build import RunConfig
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
 from pipeline.core.tables import counted
@@ -29,14 +31,18 @@ from pipeline.execution.configured_run import Run
 from pipeline.runs import journal
 from pipeline.runs.folder import EVALUATED
 
+_OWN = "step "  # begins the name of a step of one's own
+
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One task of a run: whether it is done, and why (not), in a few words."""
+    """One task of a run: whether it is done, and why (not), in a few words. ``needs``: tasks before it, of a person's
+    own step; any other needs the one before."""
 
     name: str
     done: bool
     why: str
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +85,18 @@ def _accepted(run: Run | None) -> str | None:
 
 # ------------------------------------------------------------------------------------------- steps
 def steps(config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root: Path) -> tuple[Step, ...]:
+    """A person's own steps that the data comes from, then ``tasks``."""
+    own = [of_state(state) for state in config.step.standings()] if config.step is not None else []
+    return (*own, *tasks(config, pack, run, root=root))
+
+
+def of_state(state: StepState) -> Step:
+    """A step of one's own among the tasks of a run."""
+    needs = tuple(f"step {name}" for name in state.needs)
+    return Step(name=f"{_OWN}{state.name}", done=state.made, why=state.why, needs=needs)
+
+
+def tasks(config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root: Path) -> tuple[Step, ...]:
     """fetch, train, evaluate and record, each decided by its own key."""
     fetch = _fetch(config, pack)
     if run is None:
@@ -98,6 +116,8 @@ def steps(config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root:
 
 
 def _fetch(config: RunConfig, pack: Pack | Tree | None) -> Step:
+    if config.step is not None and config.step.path is None:
+        return Step(name="fetch", done=False, why=f"after step {config.step.name}")
     if config.script is not None:
         told = f"{config.script.data}, digest {pack.digest[:12]}" if pack is not None and pack.path else ""
         return Step(name="fetch", done=True, why=told or "program.data names none")
@@ -252,18 +272,18 @@ def as_json(trials: Sequence[PlannedRun]) -> str:
 
 
 # --------------------------------------------------------------------------------------------- DAG
-def mermaid(trials: Sequence[PlannedRun]) -> str:
-    """The tasks as a Mermaid flow chart, left to right; what is to do is dashed."""
-    nodes, edges = _graph(trials)
+def mermaid(trials: Sequence[PlannedRun], others: Sequence[Step] = ()) -> str:
+    """The tasks as a Mermaid flow chart, left to right; what is to do is dashed. ``others``: steps of no trial."""
+    nodes, edges = _graph(trials, others)
     lines = ["flowchart LR"]
     lines += [f'  {name}["{_escaped(label)}"]{"" if done else ":::todo"}' for name, (label, done) in nodes.items()]
     lines += [f"  {before} --> {after}" for before, after in edges]
     return "\n".join([*lines, "  classDef todo stroke-dasharray: 4 3"])
 
 
-def dot(trials: Sequence[PlannedRun]) -> str:
+def dot(trials: Sequence[PlannedRun], others: Sequence[Step] = ()) -> str:
     """The same graph for Graphviz."""
-    nodes, edges = _graph(trials)
+    nodes, edges = _graph(trials, others)
     lines = ["digraph paceline {", "  rankdir=LR; node [shape=box];"]
     for name, (label, done) in nodes.items():
         shown = label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
@@ -272,21 +292,29 @@ def dot(trials: Sequence[PlannedRun]) -> str:
     return "\n".join([*lines, "}"])
 
 
-def _graph(trials: Sequence[PlannedRun]) -> tuple[dict[str, tuple[str, bool]], list[tuple[str, str]]]:
-    """Node name → (label, done), and the edges. Trials on one data pack share its fetch."""
+def _graph(
+    trials: Sequence[PlannedRun], others: Sequence[Step]
+) -> tuple[dict[str, tuple[str, bool]], list[tuple[str, str]]]:
+    """Node name → (label, done), and the edges. Trials share steps and the fetch of one data pack."""
     nodes: dict[str, tuple[str, bool]] = {}
-    edges: list[tuple[str, str]] = []
-    fetches: dict[str, str] = {}
-    for number, item in enumerate(trials):
-        label = _label(item.steps[0], "")
-        before = fetches.setdefault(label, f"fetch{number}")
-        nodes[before] = (label, item.steps[0].done)
-        for step in item.steps[1:]:
-            name = f"{step.name}{number}"
-            nodes[name] = (_label(step, item.key or ""), step.done)
-            edges.append((before, name))
-            before = name
-    return nodes, edges
+    edges: dict[tuple[str, str], None] = {}
+    shared: dict[str, str] = {}
+    for number, item in enumerate((None, *trials), start=-1):
+        before: dict[str, str] = {}
+        for step in others if item is None else item.steps:
+            label = _label(step, "" if item is None or _is_shared(step) else item.key or "")
+            name = f"{re.sub('[^A-Za-z0-9]', '_', step.name)}{max(0, number)}"
+            name = shared.setdefault(label, name) if _is_shared(step) else name
+            nodes[name] = (label, step.done)
+            own = step.name.startswith(_OWN)
+            needs = [before[need] for need in step.needs if need in before] if own else [*before.values()][-1:]
+            edges.update(dict.fromkeys((need, name) for need in needs))
+            before[step.name] = name
+    return nodes, [*edges]
+
+
+def _is_shared(step: Step) -> bool:
+    return step.name == "fetch" or step.name.startswith(_OWN)
 
 
 def _label(step: Step, key: str) -> str:

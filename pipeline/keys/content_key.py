@@ -32,6 +32,7 @@ _LATER = {
 }
 _NOT_OF_A_SCRIPT = ("inputs", "data", "seal")
 _WHERE = ("cluster", "tracking", "paths")  # where it runs and who is told; the topology part holds the rest
+_BEFORE = ("step",)  # what its data was made with, which counts by its digest
 
 
 class ContentKey(NamedTuple):
@@ -72,7 +73,7 @@ def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
     trainer.shards keeps the key that it had before there were any. Of a script's section what it reads counts by
     content, in ``code`` and ``data``, and what becomes of its run not at all.
     """
-    kept = {name: copy.deepcopy(value) for name, value in config.items() if name not in _WHERE}
+    kept = {name: copy.deepcopy(value) for name, value in config.items() if name not in (*_WHERE, *_BEFORE)}
     if isinstance(kept.get("dataset"), dict):
         kept["dataset"].pop("source", None)
     for group, added in _LATER.items():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.config import build, compose
+from pipeline.config.basis import StepSource
 from pipeline.config.build import RunConfig, train_config
 from pipeline.config.own_targets import check_targets
 from pipeline.config.schema import SweepConfig
@@ -70,6 +71,13 @@ def configuration_digest(config: RunConfig) -> str:
     )
 
 
+def _without_data(config: RunConfig) -> str:
+    """What sets a trial apart while its data isn't there: its configuration, and what the data will be made of."""
+    section = dict(config.resolved.get("program") or config.resolved["dataset"])
+    source = [section.get("source"), section.get("data"), config.resolved.get("step")]
+    return canonical_json([configuration_digest(config), source])
+
+
 def expand(words: Sequence[str], *, root: Path, local_gpus: int) -> Space:
     """All trials that the words stand for.
 
@@ -96,7 +104,7 @@ def of_jobs(combinations: Sequence[Overrides], *, root: Path, local_gpus: int) -
         for job in combinations:
             chosen = tuple(word for word in job if word not in common)
             trial = factory.trial(len(trials), chosen, job)
-            identity = trial.run.key.digest if trial.run is not None else configuration_digest(trial.config)
+            identity = trial.run.key.digest if trial.run is not None else _without_data(trial.config)
             if identity not in seen:
                 seen.add(identity)
                 trials.append(trial)
@@ -153,11 +161,14 @@ class TrialFactory:
 
     def trial(self, number: int, chosen: Overrides, words: Overrides) -> Trial:
         """One configured trial. Raises UsageError."""
-        resolved = self._composer.resolve(words)
+        told = self._composer.resolve(words)
+        resolved, step = build.with_step(told, self._step_source)
+        build.refuse_idle_words(told, step)
         whole = self._whole_config(resolved, words)
         part = self._slots_of(resolved, whole)[0]
         train = _parsed(resolved, chosen, self._root, part.python_path)
         run_of, script = build.with_script(resolved, words, self._root)
+        run_of = build.with_words(run_of, told)
         if script is None:
             build.refuse_uneven(train.trainer, part)
         secrets = redact.secret_values(run_of)
@@ -170,6 +181,7 @@ class TrialFactory:
             cluster=part,
             resolved={**shown, "cluster": section},
             overrides=_of_the_run(build.words_of_the_run(words, resolved, secrets), placing.words(whole.cluster, part)),
+            step=step,
             secrets=secrets,
         )
         if self._first is None:
@@ -181,15 +193,20 @@ class TrialFactory:
         chosen = build.words_of_the_run(chosen, resolved, secrets)
         return Trial(number=number, chosen=chosen, overrides=config.overrides, config=config, run=run)
 
-    def _whole_config(self, resolved: dict[str, Any], words: Overrides) -> RunConfig:
+    def _step_source(self, text: str, resolved: Mapping[str, Any]) -> StepSource:
+        from pipeline.steps import source
+
+        return source.of(text, resolved, self._root)
+
+    def _whole_config(self, resolved: Mapping[str, Any], words: Overrides) -> RunConfig:
         outside = canonical_json([resolved.get(name) for name in _OUTSIDE])
         if outside not in self._whole:
             self._whole[outside] = build.build(
-                resolved, words, root=self._root, local_gpus=self._local_gpus, shares_batch=False
+                dict(resolved), words, root=self._root, local_gpus=self._local_gpus, shares_batch=False
             )
         return self._whole[outside]
 
-    def _slots_of(self, resolved: dict[str, Any], whole: RunConfig) -> tuple[Cluster, ...]:
+    def _slots_of(self, resolved: Mapping[str, Any], whole: RunConfig) -> tuple[Cluster, ...]:
         section = canonical_json(resolved["cluster"])
         if section not in self._slots:
             gpus = _gpu_names(self._local_gpus) if whole.cluster.device == "cuda" else []
@@ -197,6 +214,8 @@ class TrialFactory:
         return self._slots[section]
 
     def _pack(self, config: RunConfig) -> Pack | Tree | None:
+        if config.step is not None and config.step.path is None:
+            return None
         if config.script is not None:
             return trees.tree(config.script.data, config.data_dir)
         wanted = canonical_json([dataclasses.asdict(config.train.dataset), str(config.data_dir)])
@@ -205,7 +224,7 @@ class TrialFactory:
         return self._packs[wanted]
 
 
-def _parsed(resolved: dict[str, Any], chosen: Overrides, root: Path, behind: Sequence[str]) -> node.TrainConfig:
+def _parsed(resolved: Mapping[str, Any], chosen: Overrides, root: Path, behind: Sequence[str]) -> node.TrainConfig:
     try:
         train = train_config(resolved)
         check_targets(train, root, behind)

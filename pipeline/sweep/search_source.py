@@ -101,6 +101,11 @@ def plan(words: Sequence[str], *, root: Path, local_gpus: int) -> SearchPlan:
     )
 
 
+def make_step(config: RunConfig, say: Callable[[str], None]) -> bool:
+    """The step that a trial's data comes from, where it isn't made yet. False: there was nothing to make."""
+    return config.step is not None and config.step.path is None and config.step.make(say) > 0
+
+
 def fetch(config: RunConfig) -> None:
     """The data set of a trial, where it isn't there yet."""
     if config.script is None and store.find(config.train.dataset, config.data_dir) is None:
@@ -108,9 +113,11 @@ def fetch(config: RunConfig) -> None:
 
 
 class Searching:
-    """A TrialSource on top of a search. ``on_asked`` hears of each trial before it starts."""
+    """A TrialSource on top of a search. ``on_asked`` hears of each trial before it starts, ``say``
+    of steps that are made for one."""
 
-    def __init__(self, search: Search, plan: SearchPlan, on_asked: OnAsked) -> None:
+    def __init__(self, search: Search, plan: SearchPlan, on_asked: OnAsked, say: Callable[[str], None]) -> None:
+        self._say = say
         self._search, self._plan, self._on_asked = search, plan, on_asked
         self._goals = objectives(plan.config)
         first = self._goals[0].metric
@@ -132,6 +139,8 @@ class Searching:
         words = (*self._plan.space.fixed, *suggestion.overrides)
         trial = self._plan.factory.trial(suggestion.number, suggestion.overrides, words)
         if trial.run is None:
+            if make_step(trial.config, self._say):
+                trial = self._plan.factory.trial(suggestion.number, suggestion.overrides, words)
             fetch(trial.config)
             self._plan.factory.forget_packs()
             trial = self._plan.factory.trial(suggestion.number, suggestion.overrides, words)

@@ -40,7 +40,7 @@ def source(folder: Path, *words: str) -> tuple[Searching, list[Trial]]:
     fetch(planned(folder, *words).representative_trial.config)  # as the verb does: a key needs the data
     found, asked = planned(folder, *words), []
     study = open_search(found.config, found.space, folder / "study", found.made_of, epochs=found.epochs)
-    return Searching(study, found, asked.append), asked
+    return Searching(study, found, asked.append, lambda _: None), asked
 
 
 def epoch(trial: Trial, number: int, value: float) -> None:

@@ -1,0 +1,110 @@
+"""The verbs for steps of one's own: make them, list them, show the graph."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.cli.options import at_once, is_on
+from pipeline.cli.output import say
+from pipeline.cli.session import ROOT, relative, session
+from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.tables import aligned
+
+if TYPE_CHECKING:
+    from pipeline.execution.dry_run import Step
+    from pipeline.steps.graph import Graph
+
+
+def step() -> None:
+    """Make the steps that are named, with what they need; without a name say how all of them stand."""
+    from pipeline.steps.making import make_all
+
+    current = session()
+    graph, names = current.steps, current.asked.paths
+    if not names:
+        _list(graph)
+        return
+    made = make_all(graph, names, say, at_once=at_once())
+    for name in names:
+        standing = graph.standing(name)
+        assert standing.made is not None, "make_all raises where one isn't"
+        say(f"step {name} is {'made' if made else 'up to date'}: {relative(standing.made.out)}")
+
+
+def _list(graph: Graph) -> None:
+    rows = [(name, *_told(graph, name)) for name in graph.names()]
+    if is_on(session().asked.options, "json"):
+        keys = ("name", "state", "why")
+        say(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=2, ensure_ascii=False))
+    elif rows:
+        say(aligned([("step", "state", ""), *rows]))
+    else:
+        say("there are no steps; conf/step/NAME.yaml tells of one (docs/steps.md)")
+
+
+def _told(graph: Graph, name: str) -> tuple[str, str]:
+    """``up to date`` and where, ``would run`` and why, or ``can't run`` and why not."""
+    try:
+        standing = graph.standing(name)
+    except UsageError as error:
+        return "can't run", error.what
+    if standing.made is not None:
+        return "up to date", relative(standing.made.folder)
+    return "would run", "; ".join(standing.why)
+
+
+def why(name: str) -> None:
+    """Why a step would run: what has changed since it was made last."""
+    graph = session().steps
+    standing = graph.standing(name)
+    key = standing.key.short if standing.key is not None else None
+    if is_on(session().asked.options, "json"):
+        answer: dict[str, Any] = {"step": name, "key": key, "made": standing.made is not None, "why": standing.why}
+        say(json.dumps(answer, indent=2, ensure_ascii=False))
+        return
+    if standing.made is not None:
+        say(f"step {name} is up to date: {relative(standing.made.folder)}")
+        return
+    say(f"step {name} would run:")
+    for line in standing.why:
+        say(f"  {line}")
+    for before in graph.order([name])[:-1]:
+        say(f"step {before}: {': '.join(_told(graph, before))}")
+
+
+def dag() -> None:
+    """All steps, and the tasks of this configuration's run after those that it needs."""
+    from pipeline.execution import dry_run
+
+    current = session()
+    shapes = {"mermaid": dry_run.mermaid, "dot": dry_run.dot}
+    shape = current.asked.options.get("format", "mermaid")
+    if shape not in shapes:
+        raise UsageError(f"format={shape} is not known; {suggestion(shape, shapes)}")
+    planned = dry_run.planned(current.config, current.pack, current.run, root=ROOT)
+    say(shapes[shape]([planned], _own(current.steps)))
+
+
+def _own(graph: Graph) -> list[Step]:
+    """Every step, each after what it needs."""
+    from pipeline.execution.dry_run import of_state
+    from pipeline.steps.source import state
+
+    return [of_state(state(graph, name)) for name in graph.order(graph.names())]
+
+
+def log_of(name: str) -> Path:
+    """The log of a step: of the one that is being made or failed last, else of what is made. Raises UsageError."""
+    from pipeline.steps import store
+    from pipeline.steps.graph import earlier_of
+
+    graph = session().steps
+    graph.step(name)
+    steps_dir = store.steps_dir(graph.runs_dir)
+    made = [folder / store.LOG for folder, _ in earlier_of(graph.runs_dir, name)]
+    found = [path for path in (*steps_dir.glob(f"{name}-*.log"), *made) if path.is_file()]
+    if not found:
+        raise UsageError(f"step {name} was never started: there is no log of it in {relative(steps_dir)}")
+    return max(found, key=lambda path: path.stat().st_mtime)

@@ -1,0 +1,58 @@
+"""``python guard.py COMMAND…``: a command that ends with its starter. Standard library only.
+
+Its stdin is a pipe that the starter holds: when that closes, however the starter ended, the command and all that it
+started get SIGTERM and 3 s later SIGKILL. What it leaves running in the background when it ends is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+_GRACE_S = 3.0
+_LOOK_S = 0.02
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command's exit code; 128 + N where signal N ended it, 127 where there is no such program."""
+    try:
+        child = subprocess.Popen(list(argv), stdin=subprocess.DEVNULL, start_new_session=True)
+    except OSError as error:
+        print(f"{argv[0]} can't be run: {error.strerror}", flush=True)
+        return 127
+    code = _followed(child)
+    _signal(child.pid, signal.SIGKILL)
+    return code if code >= 0 else 128 - code
+
+
+def _followed(child: subprocess.Popen[bytes]) -> int:
+    killed_at = float("inf")
+    waiting = _LOOK_S
+    while (code := child.poll()) is None:
+        if killed_at == float("inf"):
+            if select.select([0], [], [], waiting)[0] and not os.read(0, 1):
+                _signal(child.pid, signal.SIGTERM)
+                killed_at = time.monotonic() + _GRACE_S
+        else:
+            time.sleep(_LOOK_S)
+            if time.monotonic() > killed_at:
+                _signal(child.pid, signal.SIGKILL)
+        waiting = min(0.1, waiting * 1.5)
+    return code
+
+
+def _signal(group: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+if __name__ == "__main__":
+    for ignored in (signal.SIGINT, signal.SIGHUP):  # a Ctrl-C reaches the starter, which closes the pipe
+        signal.signal(ignored, signal.SIG_IGN)
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,125 @@
+"""Which steps there are, by conf/step/NAME.yaml or ``declare`` in dodo.py, with the values of a configuration."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]  # OmegaConf raises its errors
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.config.explain import explain_interpolation
+from pipeline.core import redact
+from pipeline.core.errors import suggestion, text_of
+from pipeline.steps.registry import REGISTERED
+from pipeline.steps.step import Step, StepError, checked, refuse_name
+
+FOLDER = "conf/step"
+SECTION = "step"
+"""Of the configuration: ``step.clean.args.rate=0.3`` replaces what conf/step/clean.yaml says."""
+
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
+
+
+def names(root: Path) -> list[str]:
+    """All steps, sorted. Raises StepError: a file whose name no step can have, one that is told twice."""
+    files = sorted(path.stem for path in (root / FOLDER).glob("*.yaml"))
+    for name in files:
+        refuse_name(name)
+        if name in REGISTERED:
+            raise StepError(f"step {name} is told twice: in {FOLDER}/{name}.yaml and in dodo.py; keep one of them")
+    found = sorted([*files, *REGISTERED])
+    lower: dict[str, str] = {}
+    for name in found:
+        if (other := lower.setdefault(name.lower(), name)) != name:
+            raise StepError(f"steps {other} and {name} would share a folder where large and small letters are one")
+    return found
+
+
+def load(name: str, composed: Mapping[str, Any], root: Path) -> Step:
+    """One step, its interpolations resolved against the composed configuration.
+
+    Raises:
+        StepError: no such step, a file that can't be read, a field or value that can't work.
+        UsageError: an interpolation that leads nowhere.
+    """
+    own = composed.get(SECTION) or {}
+    for told_name in own:
+        _refuse_unknown(str(told_name), root)
+    _refuse_unknown(name, root)
+    told = _told(name, own.get(name) or {}, root)
+    whole = OmegaConf.create({**composed, SECTION: {name: told}})
+    assert isinstance(whole, DictConfig)
+    try:
+        fields = OmegaConf.to_container(whole[SECTION][name], resolve=True, throw_on_missing=True)
+        parameters = {ref: _plain(OmegaConf.select(whole, ref)) for ref in _references(told)}
+    except OmegaConfBaseException as error:
+        raise StepError(f"step {name}: {explain_interpolation(error).what}") from error
+    assert isinstance(fields, dict)
+    return checked(
+        name,
+        {str(field): value for field, value in fields.items()},
+        told=told,
+        parameters=parameters,
+        secrets=_secrets(told, fields, composed),
+    )
+
+
+def _refuse_unknown(name: str, root: Path) -> None:
+    known = names(root)
+    if name not in known:
+        refuse_name(name)
+        where = f"{FOLDER}/{name}.yaml would tell of it"
+        raise StepError(f"there is no step {name!r}; {suggestion(name, known)} ({where})")
+
+
+def _told(name: str, changes: Any, root: Path) -> dict[str, Any]:
+    """The fields before interpolation, with what the command line says of them."""
+    path = root / FOLDER / f"{name}.yaml"
+    try:
+        read = OmegaConf.create(dict(REGISTERED[name])) if name in REGISTERED else OmegaConf.load(path)
+        fields = OmegaConf.to_container(read, resolve=False)
+        if isinstance(fields, dict) and True in fields:  # YAML takes a bare `on` for true
+            fields["on"] = fields.pop(True)
+        merged = OmegaConf.merge(OmegaConf.create(fields), OmegaConf.create(changes))
+        told = OmegaConf.to_container(merged, resolve=False)
+    except (OSError, yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+        raise StepError(f"step {name}: {path} can't be read: {text_of(error)}") from error
+    if not isinstance(told, dict):
+        raise StepError(f"step {name}: {path} holds no fields", hint="command: [python, clean.py] and outputs: [a.npz]")
+    return {str(field): value for field, value in told.items()}
+
+
+def _references(value: Any) -> Iterator[str]:
+    """The fields that ``${…}`` names, in their order."""
+    for text in _texts(value):
+        yield from _REFERENCE.findall(text)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def _secrets(told: Mapping[str, Any], fields: Mapping[Any, Any], composed: Mapping[str, Any]) -> frozenset[str]:
+    """What neither key, folder nor log may hold: by name in ``env``, by reference, by form, of the configuration."""
+    of_variables = {os.environ[name] for name in redact.referenced(told) if os.environ.get(name)}
+    env = fields.get("env")
+    of_env = {str(value) for name, value in (env or {}).items() if redact.is_secret_name(str(name))} if env else set()
+    found = {text for text in of_variables | of_env if redact.tells(text)}
+    forms = {part for text in _texts(fields) for part in redact.in_forms(text)}
+    return frozenset(found | forms | redact.secret_values(composed))

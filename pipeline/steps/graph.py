@@ -1,0 +1,159 @@
+"""What needs what, and how each step stands: made, or to be made and why. Looks, and starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import DataError, os_reason
+from pipeline.core.files import expanded
+from pipeline.data.request import fingerprints
+from pipeline.keys.content_key import ContentKey
+from pipeline.steps import declared, store
+from pipeline.steps.key import changed, step_key
+from pipeline.steps.step import PREFIX, Step, StepError, named
+from pipeline.steps.store import Made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """How a step stands now.
+
+    ``key`` is None while a step that it needs isn't made; ``made`` is None while it is to be made, and ``why`` says
+    why in a line for each reason. ``inputs`` are the files of each entry of ``step.inputs``.
+    """
+
+    step: Step
+    key: ContentKey | None
+    made: Made | None
+    why: tuple[str, ...] = ()
+    inputs: tuple[tuple[Path, ...], ...] = ()
+
+
+class Graph:
+    """The steps of one configuration; each is read when it is asked for first.
+
+    Args:
+        composed: the resolved configuration.
+        root: the project.
+        hosts: how many the cluster has, on which steps with ``on: hosts`` run.
+    """
+
+    def __init__(
+        self, composed: Mapping[str, Any], *, root: Path, runs_dir: Path, hosts: Callable[[], int] = lambda: 1
+    ) -> None:
+        self.composed, self.root, self.runs_dir, self._hosts = composed, root, runs_dir, hosts
+        self._steps: dict[str, Step] = {}
+        self._standings: dict[str, Standing] = {}
+
+    def names(self) -> list[str]:
+        """All steps that there are. Raises StepError."""
+        return declared.names(self.root)
+
+    def step(self, name: str) -> Step:
+        """Raises StepError, UsageError."""
+        if name not in self._steps:
+            self._steps[name] = declared.load(name, self.composed, self.root)
+        return self._steps[name]
+
+    def order(self, names: Iterable[str]) -> list[str]:
+        """These steps and all that they need, each after what it needs. Raises StepError: they need each other."""
+        done: list[str] = []
+        for name in names:
+            self._visit(name, done, [])
+        return done
+
+    def _visit(self, name: str, done: list[str], path: list[str]) -> None:
+        if name in path:
+            circle = " → ".join([*path[path.index(name) :], name])
+            raise StepError(f"steps need each other: {circle}", hint="take one of these out of the other's inputs")
+        if name not in done:
+            for before in self.step(name).upstream:
+                self._visit(before, done, [*path, name])
+            done.append(name)
+
+    def standing(self, name: str) -> Standing:
+        """How a step stands. Raises StepError, UsageError: it can't be told, or an input is missing."""
+        if name not in self._standings:
+            self.order([name])  # a circle is refused before it is walked
+            self._standings[name] = self._look(self.step(name))
+        return self._standings[name]
+
+    def forget(self) -> None:
+        """Look anew: a step was made."""
+        self._standings.clear()
+
+    def _look(self, step: Step) -> Standing:
+        open_ = [name for name in step.upstream if self.standing(name).made is None]
+        groups = [self._files(step, item) for item in step.inputs if not self._waits(item, open_)]
+        if open_:
+            return Standing(step=step, key=None, made=None, why=tuple(f"after step {name}" for name in open_))
+        key = self.key(step, groups)
+        made, why = store.look(store.folder_of(self.runs_dir, step, key), key)
+        reasons = () if made else (why,) if why else self._reasons(step, key)
+        files = tuple(tuple(path for _, path in group) for group in groups)
+        return Standing(step=step, key=key, made=made, why=reasons, inputs=files)
+
+    def key(self, step: Step, groups: list[list[tuple[str, Path]]]) -> ContentKey:
+        """Of the files as they are now. Raises StepError: one can't be read."""
+        labels = {label: path for group in groups for label, path in group}
+        try:
+            found = fingerprints([*dict.fromkeys(labels.values())], store.steps_dir(self.runs_dir))
+        except OSError as error:
+            raise StepError(f"step {step.name}: an input can't be read: {os_reason(error)}") from error
+        except DataError as error:
+            raise StepError(f"step {step.name}: {error.what}", hint=error.hint) from error
+        hosts = self._hosts() if step.on == "hosts" else int(step.on == "first")
+        return step_key(step, {label: found[path][1] for label, path in labels.items()}, self.root, hosts)
+
+    def fresh_key(self, step: Step) -> ContentKey:
+        """The key of what lies there now, for one who has just made the step. Raises StepError, UsageError."""
+        return self.key(step, [self._files(step, item) for item in step.inputs])
+
+    @staticmethod
+    def _waits(item: str, open_: list[str]) -> bool:
+        return item.startswith(PREFIX) and named(item)[0] in open_
+
+    def _files(self, step: Step, item: str) -> list[tuple[str, Path]]:
+        """Name and place of each file that an entry of ``inputs`` stands for. Raises StepError: there is none."""
+        if item.startswith(PREFIX):
+            name, inside = named(item)
+            made = self.standing(name).made
+            if made is None:  # it was altered while this step was made of it
+                raise StepError(f"step {step.name}: step {name} isn't made any more", hint="the same command again")
+            return store.inside(self.step(name), made, inside)
+        found = _matches(item, self.root)
+        if not found:
+            raise StepError(
+                f"step {step.name}: inputs: {item!r} matches no file in {self.root}",
+                hint=f"doit step lists the steps; a file that a step makes is written {PREFIX}NAME/{Path(item).name}",
+            )
+        return [(str(path.relative_to(self.root) if path.is_relative_to(self.root) else path), path) for path in found]
+
+    def _reasons(self, step: Step, key: ContentKey) -> tuple[str, ...]:
+        """Why it isn't made: what has changed since the nearest earlier one."""
+        earlier = [record for _, record in earlier_of(self.runs_dir, step.name)]
+        if not earlier:
+            return ("never made",)
+        compared = sorted((changed(record, step, key) for record in earlier), key=len)
+        return tuple(compared[0]) or ("its parts are the same, but not its key",)
+
+
+def earlier_of(runs_dir: Path, name: str) -> list[tuple[Path, dict[str, Any]]]:
+    """Folders of a step that were made, whatever their key, with their step.json."""
+    found = [(path, store.record_of(path)) for path in sorted(store.steps_dir(runs_dir).glob(f"{name}-*"))]
+    return [(path, record) for path, record in found if record is not None and record.get("name") == name]
+
+
+def _matches(pattern: str, root: Path) -> list[Path]:
+    """The files, and all those in a folder."""
+    path = expanded(pattern, f"inputs: {pattern}")
+    if path.is_absolute():
+        anchor, rest = Path(path.anchor), path.relative_to(path.anchor)
+    else:
+        anchor, rest = root, path
+    found = [anchor / rest] if (anchor / rest).exists() else sorted(anchor.glob(str(rest)))
+    files = [inner for item in found for inner in ([item] if item.is_file() else sorted(item.rglob("*")))]
+    return [item for item in files if item.is_file() and "__pycache__" not in item.parts]

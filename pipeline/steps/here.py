@@ -1,0 +1,79 @@
+"""A step's program on this computer: in the project's folder, its output masked, in a log and on the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING
+
+from pipeline.core import masking, process, threads
+from pipeline.steps.key import is_python
+from pipeline.steps.step import filled
+
+if TYPE_CHECKING:
+    from pipeline.steps.making import Making
+
+CALL = "trainers.script.call"
+_LINE = 65_536
+
+
+def command(making: Making) -> list[str]:
+    """What is run for a step, placeholders put in. Raises StepError."""
+    step, out = making.step, str(making.out)
+    inputs = [[str(path) for path in group] for group in making.inputs]
+    flat = [path for group in inputs for path in group]
+    if step.function:
+        told = {"function": step.function, "args": dict(step.args), "inputs": flat, "out": out}
+        return [sys.executable, "-m", CALL, json.dumps(told)]
+    if isinstance(step.command, str):
+        return ["bash", "-euo", "pipefail", "-c", step.command, step.name, *flat]
+    words = filled(step, out, inputs)
+    return [sys.executable, *words[1:]] if is_python(words[0]) else words
+
+
+def environment(making: Making, around: Mapping[str, str]) -> dict[str, str]:
+    """That of the command, with the project importable, what the step is told, and its arguments for bash."""
+    step = making.step
+    behind = os.pathsep.join(filter(None, (str(making.root), around.get("PYTHONPATH"))))
+    told = {name: _text(value) for name, value in step.args.items()} if isinstance(step.command, str) else {}
+    own = {"out": str(making.out)} if isinstance(step.command, str) else {}
+    fixed = {"PYTHONPATH": behind, "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"}  # the order of sets is no chance
+    return {**around, **fixed, **told, **own, **step.env}
+
+
+def run_here(making: Making) -> int:
+    """Run it to its end; the exit code. It ends with this process, and when ``stop`` is told."""
+    argv = command(making)
+    child = process.guarded(argv, cwd=making.root, env=environment(making, os.environ))
+    assert child.stdin is not None
+    assert child.stdout is not None
+    guard = threads.start(_end_when_told, making, child.stdin, name=f"stop {making.step.name}", on_error=making.say)
+    with making.log.open("a", encoding="utf-8") as log:
+        _copy(making, child.stdout, log)
+    code = child.wait()
+    child.stdin.close()
+    guard.join(timeout=1.0)
+    return code
+
+
+def _end_when_told(making: Making, stdin: IO[bytes]) -> None:
+    """Close the guard's stdin, which ends the program."""
+    while not stdin.closed:
+        if making.stop.wait(0.1):
+            with suppress(OSError):
+                stdin.close()
+
+
+def _copy(making: Making, stdout: IO[bytes], log: IO[str]) -> None:
+    while raw := stdout.readline(_LINE):
+        line = masking.shown(raw.decode(errors="replace").rstrip("\n"))
+        log.write(f"{line}\n")
+        log.flush()
+        making.say(f"{making.step.name} | {line}")
+
+
+def _text(value: object) -> str:
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)

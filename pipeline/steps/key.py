@@ -1,0 +1,134 @@
+"""Of what a step is made: its key, and in what that differs from the key of an earlier one."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.core import redact
+from pipeline.core.files import canonical_json, sha256_file, sha256_text
+from pipeline.keys.content_key import ContentKey, environment
+from pipeline.keys.diff import differences
+from pipeline.keys.import_closure import ScriptEntry, import_closure
+from pipeline.steps.step import PREFIX, Step
+
+VERSION = 1
+_PYTHON = ("python", "python3")
+_OUTSIDE = "_script/"
+
+
+def is_python(word: str) -> bool:
+    """Whether a command's first word asks for Python: on this computer that of the project."""
+    return word in _PYTHON
+
+
+def step_key(step: Step, inputs: Mapping[str, str], root: Path, hosts: int = 0) -> ContentKey:
+    """The key of a step.
+
+    Args:
+        inputs: sha256 by name: a path, or ``step:clean/images.npz``.
+        root: the project.
+        hosts: on how many it runs; 0: on this computer.
+
+    Raises:
+        UsageError: a Python source of it can't be parsed, or imports what isn't here.
+    """
+    code, versions = code_of(step, root)
+    config: dict[str, Any] = {
+        "command": [*step.command] if isinstance(step.command, tuple) else step.command,
+        "function": step.function,
+        "args": dict(step.args),
+        "inputs": [*step.inputs],
+        "outputs": [*step.outputs],
+        "env": {name: redact.hide(value, step.secrets) for name, value in step.env.items()},
+        "on": step.on,
+    }
+    parts: dict[str, Any] = {
+        "version": VERSION,
+        "config": config,
+        "code": dict(sorted(code.items())),
+        "data": dict(inputs),
+        "environment": environment(versions) if versions is not None else {},
+        "topology": {"hosts": hosts} if hosts else {},
+    }
+    return ContentKey(digest=sha256_text(canonical_json(parts)), parts=parts)
+
+
+def code_of(step: Step, root: Path) -> tuple[dict[str, str], dict[str, str] | None]:
+    """What counts of each file of its code, by path; versions of what its Python imports (None: it has no Python).
+
+    Of a function and of Python files all that they import counts, at any depth; of other files that the command names
+    the bytes. In a line for bash those count that it names from the project's folder.
+    """
+    modules = [step.function.partition(":")[0]] if step.function else []
+    files: list[Path] = []
+    for word, before in _named(step):
+        if before == "-m":
+            modules.append(word)
+        elif "\0" not in word and (root / word).is_file():
+            files.append(Path(os.path.abspath(root / word)))  # noqa: PTH100  (a link keeps its own name)
+    digests: dict[str, str] = {}
+    versions: dict[str, str] | None = None
+    closures = [import_closure(root, tuple(modules))] if modules else []
+    closures += [import_closure(root, (), script=_entry(path, root)) for path in files if path.suffix == ".py"]
+    for found in closures:
+        digests |= found.digests
+        versions = {**(versions or {}), **found.versions}
+    for path in files:
+        if path.suffix != ".py":
+            digests[path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)] = sha256_file(path)
+    return digests, versions
+
+
+def _named(step: Step) -> Iterator[tuple[str, str]]:
+    """The words that may name code, each with the one before it. Files of ``inputs`` count there."""
+    words: Sequence[str] = step.words
+    if isinstance(step.command, str):
+        try:
+            words = shlex.split(step.command)
+        except ValueError:  # bash says what is wrong with it
+            words = step.command.split()
+        words = [word for word in words if not word.startswith("/")]  # a line may write there as well
+    python = bool(words) and is_python(words[0])
+    for before, word in zip(("", *words), words, strict=False):
+        if word and word not in step.inputs and not (before == "-m" and not python):
+            yield word, before
+
+
+def _entry(path: Path, root: Path) -> ScriptEntry:
+    folder = path.parent
+    inside = f"{folder.relative_to(root).as_posix()}/" if folder.is_relative_to(root) else _OUTSIDE
+    return ScriptEntry(file=str(path), folder=str(folder), prefix="" if folder == root else inside)
+
+
+def changed(old: Mapping[str, Any], step: Step, key: ContentKey) -> list[str]:
+    """What sets a step apart from an earlier one, by name: inputs, parameters, code, versions.
+
+    Args:
+        old: step.json of the earlier one.
+    """
+    parts, parameters = old.get("parts") or {}, old.get("parameters") or {}
+    lines = [
+        f"{name}: {parameters.get(name)} → {step.parameters.get(name)}"
+        for name in sorted({*parameters, *step.parameters})
+        if parameters.get(name) != step.parameters.get(name)
+    ]
+    by_parameter = {line.partition(":")[0] for line in lines}
+    told = old.get("told") or {}
+    for item in differences(parts, key.parts):
+        if not item.field:  # nothing before, or nothing now
+            continue
+        field = item.field.partition(".")[0]
+        references = (f"${{{name}}}" in str(step.told.get(field)) for name in by_parameter)
+        if item.part == "config" and told.get(field) == step.told.get(field) and any(references):
+            continue  # said by the name of what it refers to
+        lines.append(_input(item.field, item.old, item.new) if item.part == "data" else str(item))
+    return lines
+
+
+def _input(name: str, old: Any, new: Any) -> str:
+    change = "added" if old is None else "removed" if new is None else "changed"
+    return f"{name if name.startswith(PREFIX) else f'input {name}'} {change}"

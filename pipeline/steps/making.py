@@ -1,0 +1,276 @@
+"""Steps brought to their outputs: once, in a temporary folder, put in place with one rename."""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.core import leftovers, masking, redact, threads
+from pipeline.core.errors import Killed, PacelineError, os_reason
+from pipeline.core.files import write_hint, write_json
+from pipeline.core.locks import held
+from pipeline.core.signals import CTRL_C, Interruptible, Stop
+from pipeline.keys.content_key import ContentKey
+from pipeline.steps import store
+from pipeline.steps.graph import Graph, Standing
+from pipeline.steps.here import run_here
+from pipeline.steps.step import Step
+
+Say = Callable[[str], None]
+_TOLD_LINES, _TOLD_CHARACTERS = 12, 4000
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Making:
+    """One step that is being made. ``out`` is a temporary folder; ``inputs`` are the files of each entry."""
+
+    step: Step
+    root: Path
+    out: Path
+    inputs: tuple[tuple[Path, ...], ...]
+    log: Path
+    stop: Stop
+    say: Say
+
+
+def make_all(graph: Graph, names: Iterable[str], say: Say, *, at_once: int = 1) -> int:
+    """Make these steps and what they need; how many were made now.
+
+    Args:
+        at_once: so many that don't need each other run side by side.
+
+    Raises:
+        StepError: one can't be made as it is told; nothing was started.
+        PacelineError: one failed; what others had begun is ended.
+        Killed: stopped by a signal.
+    """
+    order = graph.order(names)
+    todo = [name for name in order if graph.standing(name).made is None]
+    if not todo:
+        return 0
+    for name in todo:
+        masking.remember(graph.step(name).secrets)
+    stop = Stop()
+    try:
+        with Interruptible() as signals:
+            try:
+                work = _Work(graph, say, stop)
+                _conduct(graph, todo, work, max(1, at_once))
+            finally:
+                signals.hold()
+                signals.left = f"; {CTRL_C.partition('; ')[2]}"
+    finally:
+        graph.forget()
+    return len(work.made)
+
+
+def _conduct(graph: Graph, todo: Collection[str], work: _Work, at_once: int) -> None:
+    """Start each step in a thread once all that it needs is made."""
+    ended: queue.Queue[tuple[str, BaseException | str | None]] = queue.Queue()
+    open_, running = dict.fromkeys(todo), set[str]()
+    failed: BaseException | None = None
+    try:
+        while (open_ and failed is None) or running:
+            ready = [name for name in open_ if not {*graph.step(name).upstream} & {*open_, *running}]
+            for name in ready[: at_once - len(running)] if failed is None else ():
+                del open_[name]
+                running.add(name)
+                graph.forget()
+                _start(work, graph.standing(name), ended)
+            try:
+                name, error = ended.get(timeout=_LOOK_S)
+            except queue.Empty:
+                continue
+            running.discard(name)
+            graph.forget()
+            if error is not None and failed is None:
+                failed = error if isinstance(error, BaseException) else PacelineError(error)
+                work.stop.tell("another step's failure")
+    finally:
+        work.stop.tell("a signal")
+        until = time.monotonic() + 10.0
+        while running and time.monotonic() < until:  # what they started is ended first
+            try:
+                running.discard(ended.get(timeout=_LOOK_S)[0])
+            except queue.Empty:
+                continue
+    if failed is not None:
+        raise failed
+
+
+def _start(work: _Work, standing: Standing, ended: queue.Queue[tuple[str, BaseException | str | None]]) -> None:
+    name = standing.step.name
+
+    def run() -> None:
+        try:
+            work.make(standing)
+        except PacelineError as error:
+            ended.put((name, error))
+        else:
+            ended.put((name, None))
+
+    threads.start(run, name=f"step {name}", on_error=lambda text: ended.put((name, f"step {name} broke off: {text}")))
+
+
+class _Work:
+    """What the threads share."""
+
+    def __init__(self, graph: Graph, say: Say, stop: Stop) -> None:
+        self.graph, self.say, self.stop = graph, say, stop
+        self.made: list[str] = []
+
+    def make(self, standing: Standing) -> None:
+        """One step whose inputs are all there. Raises PacelineError."""
+        step, key = standing.step, standing.key
+        if standing.made is not None:
+            return
+        assert key is not None, "it is started when all that it needs is made"
+        folder = store.folder_of(self.graph.runs_dir, step, key)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with held(folder.parent / f".{folder.name}.lock", meanwhile=_Told(step, self.say, self.stop)):
+                made, _ = store.look(folder, key)
+                if made is not None:
+                    where = _shown(folder, self.graph.root)
+                    self.say(f"step {step.name} was made by another command meanwhile; {where}")
+                    return
+                leftovers.remove([folder.parent])
+                self._build(standing, key, folder)
+        except OSError as error:
+            what = f"step {step.name} can't be kept in {folder.parent}: {os_reason(error)}"
+            raise PacelineError(what, hint=write_hint(error, self.graph.runs_dir)) from error
+
+    def _build(self, standing: Standing, key: ContentKey, folder: Path) -> None:
+        step, root = standing.step, self.graph.root
+        building = Path(tempfile.mkdtemp(prefix=leftovers.prefix(f".{folder.name}"), dir=folder.parent))
+        try:
+            building.chmod(0o755)
+            (building / store.OUT).mkdir()
+            making = Making(
+                step=step,
+                root=root,
+                out=building / store.OUT,
+                inputs=standing.inputs,
+                log=store.log_of(folder),
+                stop=self.stop,
+                say=self.say,
+            )
+            self.say(f"step {step.name}: {', '.join(standing.why)}")
+            begun = time.time()
+            self._run(making)
+            self._refuse_changed(step, key)
+            record = _record(standing, key, store.hashed(building / store.OUT, folder.parent), time.time() - begun)
+            write_json(building / store.RECORD, record)
+            shutil.copyfile(making.log, building / store.LOG)
+            _put_in_place(building, folder)
+            making.log.unlink(missing_ok=True)
+            self.made.append(step.name)
+            self.say(f"made step {step.name} in {time.time() - begun:.1f} s; {_shown(folder, root)}")
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+
+    def _run(self, making: Making) -> None:
+        """Raises PacelineError: it failed, or left less than it names."""
+        step = making.step
+        with making.log.open("w", encoding="utf-8"):
+            pass
+        code = run_here(making)
+        if making.stop.told:
+            raise Killed(f"step {step.name} was stopped by {making.stop.by}; {CTRL_C.partition('; ')[2]}")
+        log = _shown(making.log, making.root)
+        if code != 0:
+            signal = f" (signal {code - 128})" if code > 128 else ""
+            what = f"step {step.name} ended with exit code {code}{signal}; nothing of it is kept but {log}"
+            raise PacelineError(f"{what}{_end_of(making.log)}", hint="mend it, then the same command")
+        links = [path for path in making.out.rglob("*") if path.is_symlink()]
+        if links:
+            raise PacelineError(
+                f"step {step.name} left a link, {links[0].relative_to(making.out)}: what it leads to may change",
+                hint="let it write the file itself",
+            )
+        if missing := store.missing_outputs(step, making.out):
+            left = sorted(path.relative_to(making.out).as_posix() for path in making.out.rglob("*") if path.is_file())
+            raise PacelineError(
+                f"step {step.name} ended with exit code 0 without its outputs {', '.join(missing)}; in its folder "
+                f"{{out}} it left {', '.join(left[:5]) or 'nothing'}{_end_of(making.log)}",
+                hint="let it write them into the folder that it is told",
+            )
+
+    def _refuse_changed(self, step: Step, key: ContentKey) -> None:
+        """Raises PacelineError: its inputs or code are others than when it began."""
+        now = self.graph.fresh_key(step)
+        if now.digest != key.digest:
+            from pipeline.steps.key import changed
+
+            record = {"parts": key.parts, "parameters": step.parameters, "told": step.told}
+            what = "; ".join(changed(record, step, now))
+            raise PacelineError(f"while step {step.name} was made: {what}", hint="the same command again")
+
+
+class _Told:
+    """Called while a lock is waited for: says so once, and ends the wait when a stop is told."""
+
+    def __init__(self, step: Step, say: Say, stop: Stop) -> None:
+        self._step, self._say, self._stop, self._told = step, say, stop, False
+
+    def __call__(self) -> None:
+        if self._stop.told:
+            raise Killed(f"step {self._step.name} was stopped by {self._stop.by}")
+        if not self._told:
+            self._told = True
+            self._say(f"another command is making step {self._step.name}; waiting for it")
+
+
+def _record(standing: Standing, key: ContentKey, files: dict[str, str], duration_s: float) -> dict[str, object]:
+    """step.json."""
+    step = standing.step
+    hidden = redact.without_secrets({"told": step.told, "parameters": step.parameters}, step.secrets)
+    return {
+        "name": step.name,
+        "key": key.short,
+        "digest": key.digest,
+        "parts": key.parts,
+        **hidden,
+        "files": files,
+        "duration_s": round(duration_s, 3),
+        "unix_time": time.time(),
+    }
+
+
+def _put_in_place(building: Path, folder: Path) -> None:
+    """One rename; one that was altered is taken away first."""
+    for path in [*building.rglob("*"), building]:
+        if path.is_file() or path.is_dir():
+            _fsync(path)
+    aside = building.with_name(f"{building.name}x")
+    if folder.exists():  # altered, or its step.json is gone
+        folder.rename(aside)
+    building.rename(folder)
+    shutil.rmtree(aside, ignore_errors=True)
+    _fsync(folder.parent)
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _end_of(log: Path) -> str:
+    """The last lines of a log, for an error."""
+    text = log.read_text(encoding="utf-8", errors="replace")[-_TOLD_CHARACTERS:]
+    lines = text.rstrip().splitlines()[-_TOLD_LINES:]
+    return "".join(f"\n  | {line}" for line in lines)
+
+
+def _shown(path: Path, root: Path) -> str:
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)

@@ -1,0 +1,123 @@
+"""The folders of steps that are made: ``runs/steps/NAME-KEY/`` with ``out/``, ``step.json`` and ``log.txt``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from pipeline.core import documents
+from pipeline.core.errors import DataError, os_reason, suggestion
+from pipeline.data.request import fingerprints
+from pipeline.keys.content_key import ContentKey
+from pipeline.steps.step import PREFIX, Step, StepError
+
+FOLDER = "steps"
+OUT = "out"
+RECORD = "step.json"
+LOG = "log.txt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A step that is made and intact. ``files`` are sha256s of its outputs by their path in ``out``."""
+
+    folder: Path
+    record: Mapping[str, Any]
+
+    @property
+    def out(self) -> Path:
+        return self.folder / OUT
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        found: Mapping[str, str] = self.record["files"]
+        return found
+
+
+def folder_of(runs_dir: Path, step: Step, key: ContentKey) -> Path:
+    """Where a step lies once it is made."""
+    return steps_dir(runs_dir) / f"{step.name}-{key.short}"
+
+
+def steps_dir(runs_dir: Path) -> Path:
+    return runs_dir.absolute() / FOLDER
+
+
+def log_of(folder: Path) -> Path:
+    """The log while it is made, and of one that failed: beside the folder that there isn't yet."""
+    return folder.with_name(f"{folder.name}.log")
+
+
+def record_of(folder: Path) -> dict[str, Any] | None:
+    """step.json, or None where there is none that can be read."""
+    found = documents.read_or_none(folder / RECORD)
+    return found if isinstance(found, dict) and isinstance(found.get("files"), dict) else None
+
+
+def look(folder: Path, key: ContentKey) -> tuple[Made | None, str]:
+    """The step if it is made and intact; else why not. Files are hashed only after their stamps changed."""
+    record = record_of(folder)
+    if record is None:
+        return None, ("its step.json is gone or damaged" if folder.exists() else "")
+    if record.get("digest") != key.digest:
+        return None, "its step.json is of another key"
+    try:
+        there = hashed(folder / OUT, folder.parent)
+    except (OSError, DataError) as error:
+        why = os_reason(error) if isinstance(error, OSError) else str(error)
+        return None, f"its outputs can't be read: {why}"
+    for name in sorted({*record["files"], *there}):
+        if record["files"].get(name) != there.get(name):
+            how = "is gone" if name not in there else "was added" if name not in record["files"] else "was altered"
+            return None, f"its output {name} {how}"
+    return Made(folder=folder, record=record), ""
+
+
+def hashed(out: Path, notes: Path) -> dict[str, str]:
+    """sha256 of each file below ``out`` by its path there; ``notes`` is the folder that keeps them.
+
+    Raises:
+        OSError: one can't be read.
+        DataError: one is written to just now.
+    """
+    paths = [path for path in sorted(out.rglob("*")) if path.is_file()]
+    return {path.relative_to(out).as_posix(): sha256 for path, (_, sha256) in fingerprints(paths, notes).items()}
+
+
+def missing_outputs(step: Step, out: Path) -> list[str]:
+    """Of the outputs that a step names those of which there is nothing."""
+    return [item for item in step.outputs if not _matched(item, out)]
+
+
+def _matched(item: str, out: Path) -> bool:
+    found = [*out.glob(item)]
+    return any(path.is_file() or any(inner.is_file() for inner in path.rglob("*")) for path in found)
+
+
+def inside(step: Step, made: Made, path: str) -> list[tuple[str, Path]]:
+    """The files that ``step:NAME/path`` stands for, each with its name; without a path all of them.
+
+    Raises:
+        StepError: it stands for none.
+    """
+    chosen = [name for name in made.files if not path or name == path or name.startswith(f"{path.rstrip('/')}/")]
+    chosen = chosen or [name for name in made.files if fnmatchcase(name, path)]
+    if not chosen:
+        raise StepError(f"{PREFIX}{step.name}/{path}: the step has no such output; {suggestion(path, made.files)}")
+    return [(f"{PREFIX}{step.name}/{name}", made.out / name) for name in sorted(chosen)]
+
+
+def as_source(step: Step, made: Made, path: str) -> Path:
+    """The one file or folder that ``step:NAME/path`` stands for as the source of a run's data.
+
+    Raises:
+        StepError: there is no such output.
+    """
+    if path:
+        if not (made.out / path).exists():
+            raise StepError(f"{PREFIX}{step.name}/{path}: the step has no such output; {suggestion(path, made.files)}")
+        return made.out / path
+    return made.out / next(iter(made.files)) if len(made.files) == 1 else made.out

@@ -1,0 +1,90 @@
+"""Steps that can't work as they are told: one message that names the field, and nothing is written."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.core.errors import UsageError
+from pipeline.steps.step import StepError
+from tests.pipeline.steps.conftest import StepProject
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("outputs: [x]", "step a has neither a command nor a function"),
+        ("{command: [x], function: m:f, outputs: [x]}", "step a has both a command and a function"),
+        ("{comand: [x], outputs: [x]}", "'comand' is no field of a step; did you mean command?"),
+        ("{command: [x]}", "step a names no outputs"),
+        ("{command: [x], outputs: [../x]}", "'step a: outputs: ../x' leads out of the step's folder"),
+        ("{command: [x], outputs: [/etc/x]}", "'step a: outputs: /etc/x' leads out of the step's folder"),
+        ("{command: [x], outputs: [d, d/x]}", "step a: outputs d and d/x overlap"),
+        (
+            "{command: [x], outputs: [x], on: moon}",
+            "on: 'moon' is not known; did you mean hosts? valid: first, here, hosts",
+        ),
+        ("{command: [x, '{run}'], outputs: [x]}", "{run} is no placeholder; there are {out}, {inputs}"),
+        ("{command: [x, '{inputs[1]}'], outputs: [x]}", "there are 0 inputs, counted from 0"),
+        ("{command: {a: b}, outputs: [x]}", "is neither a list of words nor a line for bash"),
+        ("{command: 'echo ${seed}', outputs: [x]}", "which would be pasted into a line for bash"),
+        ("{command: 'echo', args: {PATH: x}, outputs: [x]}", "args.PATH='x'"),
+        ("{function: clean, outputs: [x]}", "function: 'clean' is not package.module:name"),
+        ("{command: [x, '${optimizer.lrr}'], outputs: [x]}", "optimizer.lrr"),
+        ("{command: [x], inputs: [../secret], outputs: [x]}", "inputs: '../secret' leads out with .."),
+        ("{command: [x], inputs: ['step:../x'], outputs: [x]}", "'..' can't be the name of a step"),
+        ("{command: [x], inputs: [no/such.csv], outputs: [x]}", "inputs: 'no/such.csv' matches no file"),
+        ("{command: [x], inputs: ['step:b'], outputs: [x]}", "there is no step 'b'"),
+        ("{command: [x], env: {A-B: c}, outputs: [x]}", "env: 'A-B' can't be the name of a variable"),
+        ("[1, 2]", "step a"),
+        ("{command: [x", "conf/step/a.yaml can't be read"),
+        ("{function: 'no_such_module_here:f', outputs: [x]}", "no_such_module_here is not a module under"),
+    ],
+)
+def test_one_message_names_the_field_and_nothing_is_written(project: StepProject, fields: str, message: str) -> None:
+    project.step("a", fields)
+    with pytest.raises(UsageError) as error:
+        project.make("a")
+    assert message in str(error.value)
+    assert not (project.root / "runs/steps").exists()
+
+
+def test_a_circle_is_told_as_one(project: StepProject) -> None:
+    for name, other in (("a", "b"), ("b", "c"), ("c", "a")):
+        project.step(name, f"{{command: [x], inputs: ['step:{other}'], outputs: [x]}}")
+    with pytest.raises(StepError, match="steps need each other: b → c → a → b"):
+        project.graph().standing("b")
+
+
+def test_outputs_of_two_steps_never_meet(project: StepProject) -> None:
+    for name in "ab":
+        project.step(name, f"command: echo {name} > $out/x.txt\noutputs: [x.txt]\n")
+    project.make("a", "b")
+    assert [(project.out(name) / "x.txt").read_text() for name in "ab"] == ["a\n", "b\n"]
+
+
+@pytest.mark.parametrize("name", ["with space", "ä", "a.b", "-x", "x" * 65])
+def test_a_name_that_no_folder_should_have_is_refused(project: StepProject, name: str) -> None:
+    project.step(name, "{command: [x], outputs: [x]}")
+    with pytest.raises(StepError, match="can't be the name of a step"):
+        project.graph().names()
+
+
+def test_names_that_differ_in_large_letters_alone_are_refused(project: StepProject) -> None:
+    for name in ("clean", "Clean"):
+        project.step(name, "{command: [x], outputs: [x]}")
+    with pytest.raises(StepError, match="steps Clean and clean would share a folder"):
+        project.graph().names()
+
+
+def test_a_word_about_a_step_that_there_isnt_is_refused(project: StepProject) -> None:
+    project.step("clean", "{command: [x], outputs: [x]}")
+    with pytest.raises(StepError, match="there is no step 'claen'; did you mean clean"):
+        project.graph(step={"claen": {"args": {"rate": 1}}}).step("clean")
+
+
+def test_an_output_that_isnt_there_is_refused_with_those_that_are(project: StepProject) -> None:
+    project.step("a", "command: echo > $out/x.txt\noutputs: [x.txt]\n")
+    project.step("b", "{command: [x], inputs: ['step:a/y.txt'], outputs: [x]}")
+    project.make("a")
+    with pytest.raises(StepError, match=r"step:a/y.txt: the step has no such output; did you mean x.txt\?"):
+        project.graph().standing("b")

@@ -1,0 +1,24 @@
+"""``python -m trainers.script.call JSON``: call the function of a step. Standard library only.
+
+The object has ``function`` (``package.module:name``), ``args``, ``inputs`` (paths) and ``out``, a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+def main(text: str) -> None:
+    """``function(inputs=[Path, …], out=Path, **args)``; whatever it raises ends the process with a traceback."""
+    told: dict[str, Any] = json.loads(text)
+    module, _, name = str(told["function"]).partition(":")
+    function = getattr(import_module(module), name)
+    function(inputs=[Path(item) for item in told["inputs"]], out=Path(told["out"]), **told["args"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
