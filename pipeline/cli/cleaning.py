@@ -50,6 +50,11 @@ def clean() -> None:
 
         clean_hosts(options)
         return
+    if is_on(options, "steps"):
+        from pipeline.cli.cleaning_steps import clean_steps
+
+        clean_steps(options)
+        return
     rules, confirmed = rules_of(options), is_on(options, "yes")
     with Heartbeat(say) as heartbeat:
         heartbeat.doing("removing what killed commands have left")

@@ -33,6 +33,17 @@ def step() -> None:
         say(f"step {name} is {'made' if made else 'up to date'}: {relative(standing.made.out)}")
 
 
+def make(name: str) -> Path:
+    """Make one step and what it needs; the folder of its outputs. Raises PacelineError."""
+    from pipeline.steps.making import make_all
+
+    graph = session().steps
+    make_all(graph, [name], say, at_once=at_once())
+    standing = graph.standing(name)
+    assert standing.made is not None, "make_all raises where it isn't"
+    return standing.made.out
+
+
 def _list(graph: Graph) -> None:
     rows = [(name, *_told(graph, name)) for name in graph.names()]
     if is_on(session().asked.options, "json"):

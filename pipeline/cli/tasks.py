@@ -35,6 +35,26 @@ def of_verb(name: str, verb: Verb) -> Task:
     return task
 
 
+def step(name: str, **fields: Any) -> None:
+    """A step told in dodo.py instead of conf/step/NAME.yaml, with the same fields; ``function`` may be the function."""
+    from pipeline.steps.registry import declare
+
+    declare(name, **fields)
+
+
+def of_step(name: str) -> Task:
+    """A task ``step-NAME`` that makes a step, for tasks of your own: ``task_dep: ["step-clean"]``, and its folder by
+    ``getargs: {"out": ("step-clean", "out")}``."""
+    _need_loader()
+
+    def make() -> dict[str, str]:
+        from pipeline.cli import steps
+
+        return {"out": str(steps.make(name))}
+
+    return {**_base(f"step-{name}", make), "doc": f"make step {name} and what it needs"}
+
+
 def overview() -> Task:
     """What a bare `doit` shows; hidden from `doit list`."""
     return {**_task("overview", "pipeline.cli.commands"), "basename": "_overview"}
@@ -42,11 +62,17 @@ def overview() -> Task:
 
 def _task(name: str, module: str) -> Task:
     return {
+        **_base(name, lambda: getattr(import_module(module), name)()),
+        "title": lambda task: _title(task.name),
+    }
+
+
+def _base(name: str, do: Callable[[], Any]) -> Task:
+    return {
         "basename": name,
-        "actions": [_action(name, module)],
+        "actions": [_action(do)],
         "verbosity": 2,
         "io": {"capture": False},  # doit would keep every line of a training in memory
-        "title": lambda task: _title(task.name),
     }
 
 
@@ -68,12 +94,12 @@ def _need_loader() -> None:
         leave(UsageError(what, hint=f"cd {shlex.quote(str(ROOT))}, then the same command without -k or -f"))
 
 
-def _action(verb: str, module: str) -> Callable[[], Any]:
-    """The function ``verb`` of ``module``, imported when the task runs: `doit list` needs nothing of it."""
+def _action(do: Callable[[], Any]) -> Callable[[], Any]:
+    """What a task does, with its errors told as doit wants them; a mapping that it returns is kept for other tasks."""
 
     def run() -> Any:
         try:
-            getattr(import_module(module), verb)()
+            found = do()
         except UsageError as error:  # of what can only be checked by the verb: a run's key, a port
             leave(error)
         except PacelineError as error:
@@ -82,7 +108,7 @@ def _action(verb: str, module: str) -> Callable[[], Any]:
             if unexpected.nobody_reads(error):
                 leave(error)
             return TaskError(unexpected.told(error))
-        return None
+        return found if isinstance(found, dict) else None
 
     return run
 

@@ -220,6 +220,7 @@ VERBS: Mapping[str, Verb] = {
             "by": Option("METRIC", "by which the best are found; without it val/accuracy"),
             "checkpoints": Option("1", "of finished runs what a training would go on from; weights and results stay"),
             "hosts": Option("1", "instead of runs: what attempts that are over have left on the cluster's hosts"),
+            "steps": Option("1", "instead of runs: outputs of your own steps that no data pack or step was made of"),
             "yes": Option("1", "don't ask"),
         },
         examples=(
@@ -228,6 +229,7 @@ VERBS: Mapping[str, Verb] = {
             "clean model=resnet18 keep_best=5",
             "clean checkpoints=1",
             "clean hosts=1 cluster=two_node",
+            "clean steps=1",
         ),
         shows_groups=False,
         shares_batch=False,

@@ -192,8 +192,27 @@ def _source(recipe: Recipe, given: Sequence[str], roots: Sequence[Path]) -> str 
     source = told[-1].strip("'\"") if told else (recipe.config.get("dataset") or {}).get("source")
     if source is None or "://" in source:
         return source
+    if source.startswith("step:"):
+        return _of_step(recipe, source, roots[0])
     places = [root / expanded(source, f"dataset.source={source}") for root in roots]
     return str(next((place for place in places if place.exists()), places[0]))
+
+
+def _of_step(recipe: Recipe, source: str, root: Path) -> str:
+    """Where the output of the step lies that the data came from. Raises PacelineError: it isn't made as it was."""
+    from pipeline.config import compose
+    from pipeline.steps import source as steps
+
+    words = _own_words(recipe, ())
+    where = f"paths.runs={_quoted(str(recipe.folder.path.parent))}"
+    step = steps.of(source, compose.resolve(compose.compose_config([*words, where])), root)
+    if (path := step.path) is None:
+        shown = " ".join([f"doit step {step.name}", *words])
+        raise PacelineError(
+            f"the data of run {recipe.folder.key} came from {source}, which isn't made as it was",
+            hint=f"{shown}, with its inputs and code as they were; or dataset.source=<where the data is now>",
+        )
+    return str(path)
 
 
 def _check_data(recipe: Recipe, source: str | None, data_dir: Path, say: Say) -> None:

@@ -38,7 +38,7 @@ def environment(making: Making, around: Mapping[str, str]) -> dict[str, str]:
     """That of the command, with the project importable, what the step is told, and its arguments for bash."""
     step = making.step
     behind = os.pathsep.join(filter(None, (str(making.root), around.get("PYTHONPATH"))))
-    told = {name: _text(value) for name, value in step.args.items()} if isinstance(step.command, str) else {}
+    told = {name: as_text(value) for name, value in step.args.items()} if isinstance(step.command, str) else {}
     own = {"out": str(making.out)} if isinstance(step.command, str) else {}
     fixed = {"PYTHONPATH": behind, "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"}  # the order of sets is no chance
     return {**around, **fixed, **told, **own, **step.env}
@@ -75,5 +75,6 @@ def _copy(making: Making, stdout: IO[bytes], log: IO[str]) -> None:
         making.say(f"{making.step.name} | {line}")
 
 
-def _text(value: object) -> str:
+def as_text(value: object) -> str:
+    """A value as bash's variable."""
     return ("true" if value else "false") if isinstance(value, bool) else str(value)

@@ -12,7 +12,7 @@ from pipeline.core import redact
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
 from pipeline.keys.content_key import ContentKey, environment
 from pipeline.keys.diff import differences
-from pipeline.keys.import_closure import ScriptEntry, import_closure
+from pipeline.keys.import_closure import Closure, ScriptEntry, import_closure
 from pipeline.steps.step import PREFIX, Step
 
 VERSION = 1
@@ -63,6 +63,24 @@ def code_of(step: Step, root: Path) -> tuple[dict[str, str], dict[str, str] | No
     Of a function and of Python files all that they import counts, at any depth; of other files that the command names
     the bytes. In a line for bash those count that it names from the project's folder.
     """
+    closures, others = _code(step, root)
+    digests: dict[str, str] = {}
+    versions: dict[str, str] = {}
+    for found in closures:
+        digests |= found.digests
+        versions |= found.versions
+    digests |= {name: sha256_file(path) for name, path in others.items()}
+    return digests, versions if closures else None
+
+
+def sources_of(step: Step, root: Path) -> dict[str, Path]:
+    """Where each file of its code lies, by its path in a copy of the project."""
+    closures, others = _code(step, root)
+    return {name: path for found in [*(one.sources for one in closures), others] for name, path in found.items()}
+
+
+def _code(step: Step, root: Path) -> tuple[list[Closure], dict[str, Path]]:
+    """The closures of its Python, and its other files by their path."""
     modules = [step.function.partition(":")[0]] if step.function else []
     files: list[Path] = []
     for word, before in _named(step):
@@ -70,17 +88,12 @@ def code_of(step: Step, root: Path) -> tuple[dict[str, str], dict[str, str] | No
             modules.append(word)
         elif "\0" not in word and (root / word).is_file():
             files.append(Path(os.path.abspath(root / word)))  # noqa: PTH100  (a link keeps its own name)
-    digests: dict[str, str] = {}
-    versions: dict[str, str] | None = None
     closures = [import_closure(root, tuple(modules))] if modules else []
     closures += [import_closure(root, (), script=_entry(path, root)) for path in files if path.suffix == ".py"]
-    for found in closures:
-        digests |= found.digests
-        versions = {**(versions or {}), **found.versions}
-    for path in files:
-        if path.suffix != ".py":
-            digests[path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)] = sha256_file(path)
-    return digests, versions
+    others = [path for path in files if path.suffix != ".py"]
+    return closures, {
+        path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path): path for path in others
+    }
 
 
 def _named(step: Step) -> Iterator[tuple[str, str]]:

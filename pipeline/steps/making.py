@@ -181,7 +181,7 @@ class _Work:
         step = making.step
         with making.log.open("w", encoding="utf-8"):
             pass
-        code = run_here(making)
+        code = run_here(making) if step.on == "here" else _elsewhere(making, self.graph)
         if making.stop.told:
             raise Killed(f"step {step.name} was stopped by {making.stop.by}; {CTRL_C.partition('; ')[2]}")
         log = _shown(making.log, making.root)
@@ -212,6 +212,12 @@ class _Work:
             record = {"parts": key.parts, "parameters": step.parameters, "told": step.told}
             what = "; ".join(changed(record, step, now))
             raise PacelineError(f"while step {step.name} was made: {what}", hint="the same command again")
+
+
+def _elsewhere(making: Making, graph: Graph) -> int:
+    from pipeline.steps.elsewhere import run_elsewhere
+
+    return run_elsewhere(making, graph.composed)
 
 
 class _Told:

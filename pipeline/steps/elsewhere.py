@@ -1,0 +1,148 @@
+"""A step's program on the hosts of the cluster: sent, started and followed as a run of a script is, once on each host.
+
+``on: first`` takes the first host alone. The outputs that come back are those of the first host.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.launchers.base import AttemptSpec
+from pipeline.cluster.local_gpus import usable_gpus
+from pipeline.cluster.running import Watchers
+from pipeline.config.cluster import build_cluster
+from pipeline.core import masking
+from pipeline.core.cluster import Cluster
+from pipeline.core.errors import TrainingError
+from pipeline.core.files import write_atomic, write_json
+from pipeline.core.program import SCRIPT
+from pipeline.core.specs import LogLine, Outputs
+from pipeline.keys.import_closure import import_closure
+from pipeline.keys.script_files import STARTER
+from pipeline.steps.here import CALL, as_text
+from pipeline.steps.key import sources_of
+from pipeline.steps.making import Making
+from pipeline.steps.step import StepError, filled
+
+_INPUTS = "_inputs"  # where the snapshot has the files that lie outside of the project
+_LEFT = Outputs(final=("outputs", "outputs.json", "summary.json"), needed=("summary.json",), whole=("outputs",))
+_NO_METRIC = "the script logged no metric"
+_BRACES = re.compile(r"\{(\w*)\}")
+
+
+def run_elsewhere(making: Making, composed: Mapping[str, Any]) -> int:
+    """Run it on the hosts, its first host's outputs in ``making.out``; the exit code.
+
+    Raises:
+        StepError: a program that can't be sent.
+        HostError: a host can't take part.
+        Killed: stopped.
+    """
+    cluster = _one_each(build_cluster(composed["cluster"], root=making.root, local_gpus=usable_gpus()))
+    if making.step.on == "first":
+        cluster = dataclasses.replace(cluster, hosts=cluster.hosts[:1])
+    folder = making.out.parent / "attempt"
+    program, files = _program(making)
+    files = {**files, **import_closure(making.root, STARTER, cluster.python_path).sources}
+    for name, source in files.items():
+        write_atomic(folder / "code" / name, source.read_bytes())
+    write_json(folder / "config.json", {"seed": 0, "program": program})
+    spec = AttemptSpec(
+        run_dir=folder.resolve(),
+        run_key=f"step-{making.step.name}-{secrets.token_hex(3)}",  # a fixed one would end somebody else's
+        attempt=1,
+        trainer=SCRIPT.entry,
+        outputs=_LEFT,
+        script=str(program["script"] or ""),
+        project=str(making.root),
+    )
+    with making.log.open("a", encoding="utf-8") as log:
+
+        def heard(line: LogLine) -> None:
+            if _NO_METRIC in line.text:  # a step needs none
+                return
+            text = masking.shown(f"{line.host} | {line.text}")
+            log.write(f"{text}\n")
+            log.flush()
+            making.say(f"{making.step.name} | {text}")
+
+        try:
+            run_attempt(spec, closing(Hosts(cluster)), Watchers(on_line=heard, on_note=making.say), making.stop)
+        except TrainingError as error:
+            lines = [line for line in str(error).splitlines() if str(folder) not in line]  # which doesn't stay
+            log.write(masking.shown("\n".join([*lines, ""])))
+            return 1
+    shutil.rmtree(making.out)
+    (folder / "outputs").rename(making.out)
+    shutil.rmtree(folder)
+    shutil.rmtree(folder.parent / ".agents", ignore_errors=True)
+    return 0
+
+
+def _one_each(cluster: Cluster) -> Cluster:
+    """Once on each host, whatever number of ranks a training has there."""
+    hosts = tuple(dataclasses.replace(host, nproc_per_node=1) for host in cluster.hosts)
+    return dataclasses.replace(cluster, hosts=hosts, min_nodes=0)
+
+
+def _program(making: Making) -> tuple[dict[str, Any], dict[str, Path]]:
+    """The section ``program`` of config.json, and the files of the snapshot. Raises StepError."""
+    step, root = making.step, making.root
+    for variable, value in step.env.items():
+        if any(secret in value for secret in step.secrets):
+            raise StepError(
+                f"step {step.name}: env.{variable} is secret, and with on: {step.on} it would be sent as a file",
+                hint=f"++cluster.env.{variable}='${{oc.env:{variable}}}', which reaches the hosts' environment alone",
+            )
+    files = dict(sources_of(step, root))
+    placed: list[list[str]] = []
+    for number, group in enumerate(making.inputs):
+        own = making.out.parent.parent
+        names = [_inside(path, root, own, f"{_INPUTS}/{number}/{at}") for at, path in enumerate(group)]
+        files |= dict(zip(names, group, strict=True))
+        placed.append(names)
+    flat = [name for group in placed for name in group]
+    section: dict[str, Any] = {"name": SCRIPT.name, "seal": "off", "script": None, "command": [], "env": dict(step.env)}
+    if step.function:
+        told = {"function": step.function, "args": dict(step.args), "inputs": flat, "out": "OUT"}
+        script = f"{CALL.replace('.', '/')}.py"
+        files[script] = root / script
+        text = _literal(json.dumps(told)).replace('"out": "OUT"', '"out": "{run}"')
+        return {**section, "script": script, "args": [text]}, files
+    if isinstance(step.command, str):
+        args = {name: _literal(as_text(value)) for name, value in step.args.items()}
+        own = {**section["env"], **args, "out": "{run}"}
+        line = ["bash", "-euo", "pipefail", "-c", step.command, step.name]
+        return {**section, "command": line, "args": [_literal(word) for word in flat], "env": own}, files
+    out = "\0out\0"
+    words = [_literal(word).replace(out, "{run}") for word in filled(step, out, placed)]
+    if step.words[0] not in ("python", "python3"):
+        return {**section, "command": [step.words[0]], "args": words[1:]}, files
+    if len(words) < 2 or not words[1].endswith(".py"):
+        raise StepError(
+            f"step {step.name}: on: {step.on} takes python FILE.py …, a function, a line for bash or another program; "
+            f"not python {' '.join(words[1:2])}"
+        )
+    return {**section, "script": words[1], "args": words[2:]}, files
+
+
+def _inside(path: Path, root: Path, steps_dir: Path, elsewhere: str) -> str:
+    """The place of an input in the snapshot: its own where it lies in the project and is no step's output."""
+    if path.is_relative_to(root) and not path.is_relative_to(steps_dir):
+        return path.relative_to(root).as_posix()
+    return f"{elsewhere}/{path.name}"
+
+
+def _literal(text: str) -> str:
+    """The text for a place where {x} would be a placeholder."""
+    return _BRACES.sub(lambda found: f"{{{{{found[1]}}}}}", text)

@@ -1,0 +1,90 @@
+"""Folders of steps that nothing needs any more."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import UsageError
+from pipeline.core.locks import FileLock
+from pipeline.data.manifest import STAMPS
+from pipeline.steps import store
+from pipeline.steps.graph import Graph, earlier_of
+from pipeline.steps.step import PREFIX
+
+
+def idle(graph: Graph, data_dir: Path) -> tuple[list[Path], dict[Path, str]]:
+    """The folders that may go, and why each of the others stays.
+
+    One stays while it is up to date, while a data pack was made of it, while another step that stays was made of it, or
+    where nobody can tell.
+    """
+    made = {path: record for name in _names(graph) for path, record in earlier_of(graph.runs_dir, name)}
+    packed = {path for path in made if any(origin.is_relative_to(path) for origin in _origins(data_dir))}
+    stays = {path: why for path, record in made.items() if (why := _why_stays(graph, path, record, path in packed))}
+    while more := {path: why for path in made if path not in stays and (why := _needed_by(path, made, stays))}:
+        stays |= more
+    return [path for path in made if path not in stays], stays
+
+
+def remove(folder: Path) -> bool:
+    """Remove one; False: a command is at it just now. Raises OSError."""
+    lock = FileLock(folder.parent / f".{folder.name}.lock")
+    if not lock.take():
+        return False
+    try:
+        shutil.rmtree(folder)
+        lock.path.unlink(missing_ok=True)
+    finally:
+        lock.release()
+    return True
+
+
+def _names(graph: Graph) -> set[str]:
+    """Of all that were ever made, those whose file is gone too."""
+    folders = store.steps_dir(graph.runs_dir).glob("*/" + store.RECORD)
+    return {path.parent.name.rpartition("-")[0] for path in folders if not path.parent.name.startswith(".")}
+
+
+def _origins(data_dir: Path) -> list[Path]:
+    """Where the images of each data pack came from."""
+    found = []
+    for path in data_dir.glob(f"*/{STAMPS}"):
+        with suppress(OSError, ValueError, AttributeError):
+            found.append(Path(str(json.loads(path.read_text(encoding="utf-8")).get("origin"))))
+    return found
+
+
+def _why_stays(graph: Graph, path: Path, record: dict[str, Any], is_packed: bool) -> str:
+    if is_packed:
+        return "a data pack was made of it"
+    name = str(record["name"])
+    if name not in graph.names():
+        return ""
+    try:
+        standing = graph.standing(name)
+    except UsageError:
+        return "it can't be told whether it is up to date: doit step"
+    if standing.key is None:
+        return f"it can't be told whether it is up to date: {standing.why[0]}"
+    return "it is up to date" if store.folder_of(graph.runs_dir, standing.step, standing.key) == path else ""
+
+
+def _needed_by(path: Path, made: dict[Path, dict[str, Any]], stays: dict[Path, str]) -> str:
+    """The step that stays and was made of this one's outputs; '' for none."""
+    own = {f"{PREFIX}{made[path]['name']}/{name}": sha256 for name, sha256 in made[path]["files"].items()}
+    for other in stays:
+        data: dict[str, str] = (made[other].get("parts") or {}).get("data") or {}
+        if any(own.get(label) == sha256 for label, sha256 in data.items()):
+            return f"{other.name} was made of it"
+    return ""
+
+
+def sizes(folders: list[Path]) -> Iterator[int]:
+    """Bytes of each."""
+    for folder in folders:
+        yield sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
