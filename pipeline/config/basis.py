@@ -67,8 +67,10 @@ class Basis(NamedTuple):
 
 
 def to_json(basis: Basis) -> dict[str, Any] | None:
-    """What ``from_json`` reads; None where files of this computer decide, which may be others tomorrow."""
+    """What ``from_json`` reads; None where files of this computer decide, or a step, which may be others tomorrow."""
     inputs = basis.inputs
+    if basis.step is not None:
+        return None
     if basis.script is None and (inputs is None or inputs.files or inputs.settings["source"] is not None):
         return None
     hosts = {name: [_flat(host) for host in getattr(basis.cluster, name)] for name in _HOSTS}

@@ -107,8 +107,8 @@ def _program(making: Making) -> tuple[dict[str, Any], dict[str, Path]]:
     files = dict(sources_of(step, root))
     placed: list[list[str]] = []
     for number, group in enumerate(making.inputs):
-        own = making.out.parent.parent
-        names = [_inside(path, root, own, f"{_INPUTS}/{number}/{at}") for at, path in enumerate(group)]
+        steps_dir = making.out.parent.parent
+        names = [_inside(path, root, steps_dir, f"{_INPUTS}/{number}/{at}") for at, path in enumerate(group)]
         files |= dict(zip(names, group, strict=True))
         placed.append(names)
     flat = [name for group in placed for name in group]
