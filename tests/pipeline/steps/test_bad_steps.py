@@ -21,7 +21,7 @@ from tests.pipeline.steps.conftest import StepProject
         ("{command: [x], outputs: [d, d/x]}", "step a: outputs d and d/x overlap"),
         (
             "{command: [x], outputs: [x], on: moon}",
-            "on: 'moon' is not known; did you mean hosts? valid: first, here, hosts",
+            "on: 'moon' is not known; valid: first, here, hosts",
         ),
         ("{command: [x, '{run}'], outputs: [x]}", "{run} is no placeholder; there are {out}, {inputs}"),
         ("{command: [x, '{inputs[1]}'], outputs: [x]}", "there are 0 inputs, counted from 0"),
