@@ -54,15 +54,19 @@ def _trials() -> list[PlannedRun]:
 
 
 def why() -> None:
+    asked = session().asked.options.get("step")
+    if asked is None:
+        _why_run(session())
+        return
+    from pipeline.cli import steps as own
+
+    own.why(asked)
+
+
+def _why_run(current: Session) -> None:
     from pipeline.execution import dry_run
     from pipeline.keys import diff as compare
 
-    current = session()
-    if "step" in current.asked.options:
-        from pipeline.cli import steps as own
-
-        own.why(current.asked.options["step"])
-        return
     current.refuse_data()
     run = current.run
     steps = dry_run.steps(current.config, current.pack, run, root=ROOT)

@@ -74,7 +74,7 @@ class Session:
         return found
 
     def _built(self) -> RunConfig:
-        from pipeline.config import build
+        from pipeline.config import build, step_source
 
         resolved, words = self._resolved(), self.asked.overrides
         if self._of_named_run:
@@ -89,7 +89,7 @@ class Session:
             steps=_step_source,
         )
         if self.asked.verb == "train":
-            build.refuse_idle_words(resolved, config.step)
+            step_source.refuse_idle_words(resolved, config.step)
         masking.remember(config.secrets)
         if config.tracking.uri is not None:  # a wrong address is refused before anything starts
             from pipeline import tracking

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from pipeline.config.step_source import StepSource
 from pipeline.core.cluster import Cluster, Host
 from pipeline.core.program import SECTION
 from pipeline.data.request import Inputs
@@ -15,37 +16,6 @@ from pipeline.keys.script_files import ScriptFiles
 
 _HOSTS = ("hosts", "spares")  # of a cluster
 _OF_FILES = ("script", "command", "workdir", "inputs", "outputs", "data")  # of the section of a script
-
-
-class StepState(NamedTuple):
-    """How one step stands: ``made``, or ``why`` it would be made; ``needs`` are the steps before it."""
-
-    name: str
-    made: bool
-    why: str
-    needs: tuple[str, ...]
-
-
-class StepSource(Protocol):
-    """A step whose output is the data of a run: ``dataset.source=step:clean``."""
-
-    @property
-    def path(self) -> Path | None:
-        """Where that output lies; None while the step isn't made. Raises UsageError."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """The step's name."""
-        ...
-
-    def make(self, say: Callable[[str], None], at_once: int = 1) -> int:
-        """Make it and what it needs; how many were made now. Raises PacelineError."""
-        ...
-
-    def standings(self) -> Sequence[StepState]:
-        """It and all steps that it needs, in order. Raises UsageError."""
-        ...
 
 
 class Basis(NamedTuple):

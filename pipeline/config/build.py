@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.plan import check_batch
-from pipeline.config.basis import Basis, StepSource
+from pipeline.config.basis import Basis
 from pipeline.config.cluster import build_cluster
 from pipeline.config.own_targets import check_targets
 from pipeline.config.schema import OPTIONS, RootConfig, SearchConfig, SweepConfig, TrackingConfig
+from pipeline.config.step_source import Steps, StepSource, with_step, with_words
 from pipeline.config.values import refuse_endless, refuse_unprintable, typed
 from pipeline.core import program as programs
 from pipeline.core.cluster import Cluster
@@ -29,12 +30,6 @@ from trainers.script.settings import ScriptConfig
 _OF_THE_CLASSIFIER = ("dataset", "model", "optimizer", "schedule", "trainer", "strategy")
 _NOT_OF_THE_TRAINER = ("cluster", "tracking", "paths", "sweep", "search", "step")
 _LONGEST_NAME, _LONGEST_PATH = 255, 3000  # bytes; the system takes 4,096 with what lies inside
-
-
-Steps = Callable[[str, Mapping[str, Any]], StepSource]
-"""``step:clean`` and the resolved configuration → that step. What is above this package gives it."""
-_UNMADE = {"dataset": "(the step isn't made)", programs.SECTION: "."}
-"""What stands for the path of its output until then; nothing reads it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,12 +115,7 @@ def build(
     Raises:
         UsageError: a field that no code reads, or a value that cannot work.
     """
-    _refuse_unknown(resolved, overrides)
-    refuse_unprintable(resolved)
-    placed, step = with_step(resolved, steps)
-    train = train_config(placed)
-    placed, script = with_script(placed, overrides, root)
-    resolved = with_words(placed, resolved)
+    resolved, train, script, step = _what_is_run(resolved, overrides, root, steps)
     cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
     refuse_endless(resolved)
     _check_together(resolved, train, cluster, root, shares_batch=shares_batch)
@@ -146,45 +136,15 @@ def build(
     )
 
 
-def with_step(resolved: Mapping[str, Any], steps: Steps | None) -> tuple[Mapping[str, Any], StepSource | None]:
-    """The configuration with the path of a step's output where it names the step, and that step; else as it is.
-
-    Raises:
-        UsageError: the step can't be made as it is told, or has no such output.
-    """
-    found = named_step(resolved)
-    if found is None or steps is None:
-        return resolved, None
-    section, field, text = found
-    step = steps(text, resolved)
-    path = step.path
-    return {**resolved, section: {**resolved[section], field: str(path or _UNMADE[section])}}, step
-
-
-def refuse_idle_words(resolved: Mapping[str, Any], step: StepSource | None) -> None:
-    """Raises UsageError: a word says something of a step, and the run takes no step's output."""
-    for name in (resolved.get("step") or {}) if step is None else ():
-        raise UsageError(
-            f"step.{name} is set, and nothing here needs a step: dataset.source names none",
-            hint=f"dataset.source=step:{name}; doit step {name} makes the step alone",
-        )
-
-
-def with_words(placed: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    """``placed`` with the name of a step again where it was told, for config.json."""
-    found = named_step(told)
-    if found is None or found[0] not in placed:
-        return dict(placed)
-    section, field, text = found
-    return {**placed, section: {**placed[section], field: text}}
-
-
-def named_step(resolved: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """Section, field and words of what names a step as the source of the data; None: nothing does."""
-    is_script = (resolved.get(programs.SECTION) or {}).get("name") == SCRIPT.name
-    section, field = (programs.SECTION, "data") if is_script else ("dataset", "source")
-    text = (resolved.get(section) or {}).get(field)
-    return (section, field, text) if isinstance(text, str) and text.startswith("step:") else None
+def _what_is_run(
+    resolved: Mapping[str, Any], words: tuple[str, ...], root: Path, steps: Steps | None
+) -> tuple[dict[str, Any], node.TrainConfig, ScriptFiles | None, StepSource | None]:
+    """The configuration as config.json has it, the trainer's part, a script's files, the step of the data."""
+    _refuse_unknown(resolved, words)
+    refuse_unprintable(resolved)
+    placed, step = with_step(resolved, steps)
+    run, script = with_script(placed, words, root)
+    return with_words(run, resolved), train_config(placed), script, step
 
 
 def _check_together(

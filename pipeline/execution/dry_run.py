@@ -20,8 +20,8 @@ from pipeline.cluster import launchers, rank_threads
 from pipeline.cluster.agent.processors import count_cpus
 from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.plan import render
-from pipeline.config.basis import StepState
 from pipeline.config.build import RunConfig
+from pipeline.config.step_source import StepState
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
 from pipeline.core.tables import counted
 from pipeline.data.manifest import Pack

@@ -51,13 +51,25 @@ def run_elsewhere(making: Making, composed: Mapping[str, Any]) -> int:
     cluster = _one_each(build_cluster(composed["cluster"], root=making.root, local_gpus=usable_gpus()))
     if making.step.on == "first":
         cluster = dataclasses.replace(cluster, hosts=cluster.hosts[:1])
+    spec = _laid_out(making, cluster)
+    if not _ended_well(making, cluster, spec):
+        return 1
+    shutil.rmtree(making.out)
+    (spec.run_dir / "outputs").rename(making.out)
+    shutil.rmtree(spec.run_dir)
+    shutil.rmtree(spec.run_dir.parent / ".agents", ignore_errors=True)
+    return 0
+
+
+def _laid_out(making: Making, cluster: Cluster) -> AttemptSpec:
+    """A run folder for it, beside its outputs. Raises StepError, OSError."""
     folder = making.out.parent / "attempt"
     program, files = _program(making)
     files = {**files, **import_closure(making.root, STARTER, cluster.python_path).sources}
     for name, source in files.items():
         write_atomic(folder / "code" / name, source.read_bytes())
     write_json(folder / "config.json", {"seed": 0, "program": program})
-    spec = AttemptSpec(
+    return AttemptSpec(
         run_dir=folder.resolve(),
         run_key=f"step-{making.step.name}-{secrets.token_hex(3)}",  # a fixed one would end somebody else's
         attempt=1,
@@ -66,6 +78,10 @@ def run_elsewhere(making: Making, composed: Mapping[str, Any]) -> int:
         script=str(program["script"] or ""),
         project=str(making.root),
     )
+
+
+def _ended_well(making: Making, cluster: Cluster, spec: AttemptSpec) -> bool:
+    """Run it to its end, every line in the log and on the terminal. Raises HostError, Killed."""
     with making.log.open("a", encoding="utf-8") as log:
 
         def heard(line: LogLine) -> None:
@@ -79,14 +95,10 @@ def run_elsewhere(making: Making, composed: Mapping[str, Any]) -> int:
         try:
             run_attempt(spec, closing(Hosts(cluster)), Watchers(on_line=heard, on_note=making.say), making.stop)
         except TrainingError as error:
-            lines = [line for line in str(error).splitlines() if str(folder) not in line]  # which doesn't stay
+            lines = [line for line in str(error).splitlines() if str(spec.run_dir) not in line]  # which doesn't stay
             log.write(masking.shown("\n".join([*lines, ""])))
-            return 1
-    shutil.rmtree(making.out)
-    (folder / "outputs").rename(making.out)
-    shutil.rmtree(folder)
-    shutil.rmtree(folder.parent / ".agents", ignore_errors=True)
-    return 0
+            return False
+    return True
 
 
 def _one_each(cluster: Cluster) -> Cluster:

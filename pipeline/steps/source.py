@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.local_gpus import usable_gpus
-from pipeline.config.basis import StepState
 from pipeline.config.cluster import build_cluster
+from pipeline.config.step_source import StepState
 from pipeline.core.files import expanded
 from pipeline.steps import store
 from pipeline.steps.graph import Graph

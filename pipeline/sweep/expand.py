@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import build, compose
-from pipeline.config.basis import StepSource
 from pipeline.config.build import RunConfig, train_config
 from pipeline.config.own_targets import check_targets
 from pipeline.config.schema import SweepConfig
+from pipeline.config.step_source import StepSource, refuse_idle_words, with_step, with_words
 from pipeline.config.trials import Overrides, TrialComposer, jobs
 from pipeline.core import redact
 from pipeline.core.errors import UsageError
@@ -162,13 +162,13 @@ class TrialFactory:
     def trial(self, number: int, chosen: Overrides, words: Overrides) -> Trial:
         """One configured trial. Raises UsageError."""
         told = self._composer.resolve(words)
-        resolved, step = build.with_step(told, self._step_source)
-        build.refuse_idle_words(told, step)
+        resolved, step = with_step(told, self._step_source)
+        refuse_idle_words(told, step)
         whole = self._whole_config(resolved, words)
         part = self._slots_of(resolved, whole)[0]
         train = _parsed(resolved, chosen, self._root, part.python_path)
         run_of, script = build.with_script(resolved, words, self._root)
-        run_of = build.with_words(run_of, told)
+        run_of = with_words(run_of, told)
         if script is None:
             build.refuse_uneven(train.trainer, part)
         secrets = redact.secret_values(run_of)
