@@ -3,17 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.cli import tasks
-from pipeline.cli.verbs import VERBS
+from pipeline.cli import project
 
-DOIT_CONFIG = {
-    "default_tasks": ["_overview"],
-    "action_string_formatting": "new",
-}
+DOIT_CONFIG = project.DOIT_CONFIG
 
 
 def task_verbs() -> Iterator[dict[str, Any]]:
     """A task for each verb, and one that says what there is (a bare `doit` starts nothing)."""
-    yield tasks.overview()
-    for name, verb in VERBS.items():
-        yield tasks.of_verb(name, verb)
+    yield from project.task_verbs()

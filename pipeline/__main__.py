@@ -24,12 +24,12 @@ from pipeline.cli.invocation import Invocation, typed_runs_dir  # noqa: E402
 from pipeline.cli.loader import leave  # noqa: E402
 from pipeline.cli.session import Session  # noqa: E402
 from pipeline.config import hydra_flags  # noqa: E402
-from pipeline.config.compose import CONF_DIR, CONFIG_NAME, HYDRA_VERSION_BASE  # noqa: E402
+from pipeline.config.compose import CONF_DIRS, CONFIG_NAME, HYDRA_VERSION_BASE  # noqa: E402
 from pipeline.config.explain import explain  # noqa: E402
 from pipeline.config.override_words import for_hydra  # noqa: E402
 from pipeline.config.schema_store import register  # noqa: E402
 from pipeline.config.trials import jobs  # noqa: E402
-from pipeline.core import masking, signals  # noqa: E402
+from pipeline.core import masking, places, signals  # noqa: E402
 from pipeline.core.errors import PacelineError  # noqa: E402
 from pipeline.core.redact import by_environment  # noqa: E402
 
@@ -37,7 +37,7 @@ _FULL_ERROR = "HYDRA_FULL_ERROR"
 register()
 
 
-@hydra.main(config_path=str(CONF_DIR), config_name=CONFIG_NAME, version_base=HYDRA_VERSION_BASE)
+@hydra.main(config_path=str(CONF_DIRS[0]), config_name=CONFIG_NAME, version_base=HYDRA_VERSION_BASE)
 def main(config: DictConfig) -> None:
     """Fetch, train, evaluate and record one composed configuration."""
     os.environ.pop(_FULL_ERROR, None)  # ranks don't need it
@@ -54,8 +54,9 @@ def main(config: DictConfig) -> None:
 
 def refuse_another_clone() -> None:
     """The folder that the command is started in decides, as dodo.py does for `doit`."""
-    here = clone.enclosing(Path.cwd())
+    here = places.enclosing(Path.cwd())
     try:
+        clone.refuse_none()
         clone.refuse_another(here or clone.ROOT)
         shadowing.refuse(clone.ROOT)
     except PacelineError as error:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from pipeline.cli.invocation import typed_runs_dir
 from pipeline.cli.verbs import VERBS
-from pipeline.config.groups import ROOT, groups
+from pipeline.config.groups import groups
+from pipeline.core.places import ROOT
 
 _OF_DOIT = ("help", "list", "tabcompletion")
 

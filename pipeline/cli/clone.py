@@ -1,4 +1,4 @@
-"""Which clone a command works on: that of the dodo.py (or folder) it was started with, and no other."""
+"""Which project a command works on: that of the dodo.py (or folder) it was started with, and no other."""
 
 from __future__ import annotations
 
@@ -11,16 +11,26 @@ from typing import Any
 
 from doit import get_initial_workdir
 
+from pipeline.core import places
 from pipeline.core.errors import UsageError
+from pipeline.core.places import ROOT as ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
+INIT = "paceline init my_project, then cd my_project"
 _STARTED_IN = "PACELINE_STARTED_IN"
-_PACKAGES = ("pipeline", "trainers")
+
+
+_typed_in: list[str] = []
 
 
 def started_in() -> Path:
     """The folder where the command was typed: doit leaves it for that of the dodo.py."""
-    return Path(os.environ.get(_STARTED_IN) or get_initial_workdir() or os.getcwd())  # noqa: PTH109
+    told = [os.environ.get(_STARTED_IN), *_typed_in, get_initial_workdir()]
+    return Path(next(filter(None, told), None) or os.getcwd())  # noqa: PTH109
+
+
+def start_here() -> None:
+    """Keep in mind that the command was typed in this folder, before it is left for the project's."""
+    _typed_in[:] = [os.getcwd()]  # noqa: PTH109
 
 
 def start_elsewhere(folder: Path) -> None:
@@ -33,22 +43,27 @@ def dodo_file(options: Mapping[str, Any]) -> Path:
     """The file that doit is about to load for its options ``-f``, ``-k`` and DOIT_FILE."""
     here = Path.cwd()
     folders = (here, *here.parents) if options["seek_file"] else (here,)
-    places = [folder / str(options["dodoFile"]) for folder in folders]
-    return next((place for place in places if place.exists()), places[0])
+    named = [folder / str(options["dodoFile"]) for folder in folders]
+    return next((path for path in named if path.exists()), named[0])
 
 
-def enclosing(folder: Path) -> Path | None:
-    """The clone that ``folder`` lies in, or None."""
-    return next((place for place in (folder, *folder.parents) if _is_clone(place)), None)
+def refuse_none() -> None:
+    """Raises UsageError: Paceline is installed, and the command wasn't started in a project."""
+    if places.IS_INSTALLED and ROOT == places.HOME:
+        raise UsageError(f"no project here: neither {Path.cwd()} nor a folder above has one", hint=INIT)
 
 
 def refuse_another(root: Path) -> None:
     """A package of another clone would train that clone's code, into that clone's folders.
 
     Raises:
-        UsageError: ``pipeline`` or ``trainers`` was found elsewhere than in ``root``, the folder of the dodo.py.
+        UsageError: ``pipeline`` or ``trainers`` was found elsewhere than in ``root``, the folder of the dodo.py; or
+            that is another project than the one where the command was started.
     """
-    for name in _PACKAGES:
+    if not places.is_clone(root):
+        _refuse_other_project(root)
+        return
+    for name in places.PACKAGES:
         found = _folder_of(name)
         if found != (root / name).resolve():
             raise UsageError(
@@ -59,13 +74,15 @@ def refuse_another(root: Path) -> None:
             )
 
 
-def _is_clone(folder: Path) -> bool:
-    return (folder / "dodo.py").is_file() and all((folder / name / "__init__.py").is_file() for name in _PACKAGES)
+def _refuse_other_project(root: Path) -> None:
+    if root != ROOT.resolve():
+        there = shlex.quote(str(root))
+        raise UsageError(f"{root} is another project than {ROOT}", hint=f"cd {there}, then the same command without -f")
 
 
 def _folder_of(name: str) -> Path | None:
     """Where an import of the package leads; imports nothing."""
     if name == __name__.partition(".")[0]:
-        return ROOT / name
+        return places.HOME / name
     spec = importlib.util.find_spec(name)
     return Path(os.path.realpath(spec.origin)).parent if spec and spec.origin else None

@@ -6,14 +6,15 @@ import platform
 import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import metadata
 
 from doit.version import VERSION
 
-from pipeline.cli.clone import ROOT
 from pipeline.cli.doit_commands import COMMANDS
 from pipeline.cli.invocation import is_override
 from pipeline.cli.verbs import VERBS, Verb
 from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.places import HOME, IS_INSTALLED
 
 _WIDTH = 110
 _FLAGS = ("-h", "--help")
@@ -50,9 +51,15 @@ def _page(words: Sequence[str]) -> str:
 
 def version() -> str:
     """Paceline's version, and that of what it stands on."""
-    about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     doit = ".".join(map(str, VERSION))
-    return f"Paceline {about['version']} (doit {doit}, Python {platform.python_version()}) in {ROOT}"
+    return f"Paceline {_number()} (doit {doit}, Python {platform.python_version()}) in {HOME}"
+
+
+def _number() -> str:
+    if IS_INSTALLED:
+        return metadata.version("paceline")
+    about = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return str(about["version"])
 
 
 def overview() -> str:

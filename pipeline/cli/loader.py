@@ -25,7 +25,7 @@ from doit.exceptions import InvalidCommand  # noqa: E402
 
 from pipeline.cli import clone, invocation, shadowing  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
-from pipeline.core import masking  # noqa: E402
+from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
 
 _YOUNG = 20_000  # objects made before Python looks for garbage; its default of 700 is due twenty times in a no-op
@@ -48,6 +48,7 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         unexpected.keep_in(clone.ROOT / invocation.typed_runs_dir(sys.argv))
         doit_cmd.traceback = _OneLine
         try:
+            clone.refuse_none()
             shadowing.refuse(clone.ROOT)
             if sys.argv[1:2] == ["dumpdb"]:
                 raise UsageError("doit keeps no database here: run folders say what is finished", hint="doit runs")
@@ -151,9 +152,10 @@ class _OneLine:
 
 def _is_of_doit(error: BaseException) -> bool:
     """Whether nothing of Paceline had a part in it: a wrong value of one of doit's own options, as a rule."""
-    parts = ("dodo.py", "hydra_plugins", "pipeline", "trainers")
-    places = (Path(frame.filename).resolve() for frame in traceback.extract_tb(error.__traceback__))
-    return not any(place.is_relative_to(clone.ROOT.resolve() / part) for place in places for part in parts)
+    parts = [clone.ROOT.resolve() / "dodo.py"]
+    parts += [places.HOME / name for name in ("hydra_plugins", *places.PACKAGES)]
+    seen = (Path(frame.filename).resolve() for frame in traceback.extract_tb(error.__traceback__))
+    return not any(file.is_relative_to(part) for file in seen for part in parts)
 
 
 def leave(error: BaseException) -> NoReturn:

@@ -19,7 +19,7 @@ from pipeline.cli import clone
 from pipeline.cli.clone import ROOT
 from pipeline.cli.loader import Loader, leave
 from pipeline.cli.verbs import Verb
-from pipeline.core import unexpected
+from pipeline.core import places, unexpected
 from pipeline.core.errors import PacelineError, UsageError
 
 Task = dict[str, Any]
@@ -84,7 +84,7 @@ def _need_loader() -> None:
     """
     if not Loader.in_charge:
         started_in = Path(get_initial_workdir())
-        project = clone.enclosing(started_in)
+        project = places.enclosing(started_in)
         if project not in (None, started_in) and not any(word.startswith(("-f", "--file")) for word in sys.argv):
             from pipeline.core import process
 

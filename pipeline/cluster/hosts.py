@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 
 from pipeline.cluster import encryption, launchers, preflight, rank_threads
 from pipeline.cluster.connecting import connected
 from pipeline.cluster.launchers.base import AttemptSpec, Launcher, PackSource
+from pipeline.core import places
 from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
 from pipeline.keys import rank_environment
 
@@ -93,7 +93,7 @@ class Hosts:
 
     def notes(self, plan: LaunchPlan, facts: Sequence[NodeFacts]) -> list[str]:
         """What the person should know of the hosts' shells and cores; each line once."""
-        mine = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}  # how a checkout that isn't installed is run
+        mine = {"PYTHONPATH": str(places.HOME)}  # how a checkout that isn't installed is run
         whose = "this shell" if self.launcher.capabilities.shares_run_dir else "the login shell there"
         seen = {fact.host: dict(fact.extra.get("left_behind", {}).items() - mine.items()) for fact in facts}
         lines = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -17,8 +16,11 @@ from pipeline.config.explain import explain, explain_interpolation
 from pipeline.config.override_words import for_hydra
 from pipeline.config.schema_store import register
 from pipeline.core import redact
+from pipeline.core.places import ROOT, conf_dirs
 
-CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
+CONF_DIRS = conf_dirs(ROOT)
+"""Hydra looks in the first one, then in the others (hydra_plugins/paceline_search_path.py)."""
+
 CONFIG_NAME = "config"
 HYDRA_VERSION_BASE = "1.3"
 
@@ -30,7 +32,7 @@ def hydra_ready() -> Iterator[None]:
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(CONF_DIR), version_base=HYDRA_VERSION_BASE):
+        with initialize_config_dir(str(CONF_DIRS[0]), version_base=HYDRA_VERSION_BASE):
             yield
     finally:
         GlobalHydra.instance().hydra = before

@@ -19,7 +19,7 @@ from pipeline.cluster.launchers.settings import HostConfig
 from pipeline.config.schema import OPTIONS, PROGRAMS
 from pipeline.config.unknown_key import Names, UnknownKeyError, field_names, not_of_a_host
 from pipeline.core.errors import UsageError, nearest, suggestion
-from pipeline.core.options import ROOT
+from pipeline.core.places import ROOT, conf_dirs
 
 _ABSENT = object()
 Composer = Callable[[Sequence[str]], DictConfig | None]
@@ -127,7 +127,7 @@ def _not_yaml(error: MarkedYAMLError) -> UsageError:
 
 def _not_text(error: UnicodeDecodeError) -> UsageError:
     """The error doesn't say of which file it is."""
-    for path in sorted((ROOT / "conf").rglob("*.yaml")):
+    for path in (path for folder in conf_dirs(ROOT) for path in sorted(folder.rglob("*.yaml"))):
         try:
             path.read_bytes().decode("utf-8")
         except UnicodeDecodeError as found:
@@ -207,7 +207,7 @@ def _unknown_key(key: str, culprit: str, others: list[str], composed: Composer) 
 def unknown_key(key: str, value: str | None, config: Any) -> UnknownKeyError:
     """What the key was meant to be. ``config`` is the composition without it, as plain containers."""
     fields = tuple(field_names(config))
-    groups = (path.name for path in (ROOT / "conf").iterdir() if path.is_dir())
+    groups = (path.name for folder in conf_dirs(ROOT) for path in folder.iterdir() if path.is_dir())
     known = sorted({*map(str, config), *groups})
     return UnknownKeyError(key, value, Names(groups=tuple(known), fields=fields, unchosen=_unchosen(fields)))
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from pipeline.core.places import ROOT, conf_dirs
+
 _RECIPE = "A recipe: options and fields that go together. Words on the command line win."
 _DEFAULT = re.compile(r"^  - (?P<group>\w+): (?P<option>\w+)$", re.MULTILINE)
 
@@ -44,16 +45,24 @@ class Group:
 
 def groups(root: Path = ROOT) -> list[Group]:
     """The folders of conf/, in the order of config.yaml. Raises OSError."""
-    chosen = dict(_DEFAULT.findall((root / "conf/config.yaml").read_text(encoding="utf-8")))
+    folders = conf_dirs(root)
+    chosen = dict(_DEFAULT.findall(config_file(folders).read_text(encoding="utf-8")))
     return [
-        Group(
-            name=name,
-            options={path.stem: _first_comment(path) for path in sorted((root / "conf" / name).glob("*.yaml"))},
-            default=None if option == "null" else option,
-        )
+        Group(name=name, options=_options(folders, name), default=None if option == "null" else option)
         for name, option in chosen.items()
-        if (root / "conf" / name).is_dir()
+        if any((folder / name).is_dir() for folder in folders)
     ]
+
+
+def config_file(folders: Sequence[Path]) -> Path:
+    """config.yaml as Hydra finds it."""
+    named = [folder / "config.yaml" for folder in folders]
+    return next((path for path in named if path.is_file()), named[-1])
+
+
+def _options(folders: Sequence[Path], group: str) -> dict[str, str]:
+    found = {path.stem: path for folder in reversed(folders) for path in (folder / group).glob("*.yaml")}
+    return {name: _first_comment(path) for name, path in sorted(found.items())}
 
 
 def _first_comment(path: Path) -> str:

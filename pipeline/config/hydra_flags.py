@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from hydra._internal.utils import get_args_parser
 
-from pipeline.config.compose import CONF_DIR
+from pipeline.config.compose import CONF_DIRS
 from pipeline.core.errors import UsageError
+from pipeline.core.places import HOME
 
-_BESIDE = CONF_DIR.parent / "pipeline"  # where Hydra looks for a relative --config-path: beside the application
+_BESIDE = HOME / "pipeline"  # where Hydra looks for a relative --config-path: beside the application
 _SHELLS = ("bash", "fish", "zsh")
 
 
@@ -69,15 +70,17 @@ def _refuse_absent(args: argparse.Namespace) -> None:
     """Raises UsageError: --config-dir, --config-path or --config-name names what isn't there."""
     if args.config_dir is not None and not Path(args.config_dir).is_dir():
         raise UsageError(f"--config-dir {args.config_dir}: there is no such folder", hint="an absolute path")
-    folder = CONF_DIR
+    folders = [*CONF_DIRS]
     if args.config_path is not None and "://" not in args.config_path:  # else a package, which only Hydra finds
-        folder = _BESIDE / args.config_path
-        if not folder.is_dir():
-            raise UsageError(f"--config-path {args.config_path}: there is no folder {folder}", hint="an absolute path")
+        folders = [_BESIDE / args.config_path]
+        if not folders[0].is_dir():
+            raise UsageError(
+                f"--config-path {args.config_path}: there is no folder {folders[0]}", hint="an absolute path"
+            )
     name = args.config_name
-    folders = [folder, *([Path(args.config_dir)] if args.config_dir is not None else [])]
+    folders += [Path(args.config_dir)] if args.config_dir is not None else []
     if name is not None and not any((place / f"{name.removesuffix('.yaml')}.yaml").is_file() for place in folders):
-        is_experiment = (CONF_DIR / "experiment" / f"{name}.yaml").is_file()
+        is_experiment = any((place / "experiment" / f"{name}.yaml").is_file() for place in CONF_DIRS)
         raise UsageError(
             f"--config-name {name}: there is no {name.removesuffix('.yaml')}.yaml in {' or '.join(map(str, folders))}",
             hint=f"experiment={name}" if is_experiment else "the same without it, which takes conf/config.yaml",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]
@@ -63,8 +64,8 @@ def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:
     merged = loader.compute_defaults_list(compose.CONFIG_NAME, list(words), RunMode.RUN).defaults
     found: dict[tuple[str, ...], str] = {}
     for item in merged:
-        path = compose.CONF_DIR / f"{item.config_path}.yaml"
-        if path.is_file():  # else a schema, or Hydra's own
+        path = _file(f"{item.config_path}.yaml")
+        if path is not None:  # else a schema, or Hydra's own
             package = tuple(filter(None, (item.package or "").split(".")))
             for keys, _ in _leaves(OmegaConf.to_container(OmegaConf.load(path))):
                 if keys[0] != "defaults":
@@ -78,8 +79,12 @@ def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:
     return found
 
 
+def _file(name: str) -> Path | None:
+    return next((folder / name for folder in compose.CONF_DIRS if (folder / name).is_file()), None)
+
+
 def _is_group(key: str) -> bool:
-    return (compose.CONF_DIR / key.partition("@")[0]).is_dir()
+    return any((folder / key.partition("@")[0]).is_dir() for folder in compose.CONF_DIRS)
 
 
 def _default(config: DictConfig, keys: tuple[str, ...]) -> str:

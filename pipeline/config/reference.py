@@ -16,9 +16,9 @@ import yaml  # type: ignore[import-untyped]
 from pipeline.cluster.launchers.settings import HostConfig
 from pipeline.config.groups import Group, groups
 from pipeline.config.schema import OPTIONS, PROGRAMS, RootConfig
-from pipeline.core.options import ROOT
+from pipeline.core.places import HOME
 
-PAGE = ROOT / "docs/configuration.md"
+PAGE = HOME / "docs/configuration.md"
 
 _HEAD = """# Configuration
 
@@ -103,7 +103,7 @@ def _field(settings: type[Any], name: str) -> tuple[str, str, str]:
 
 
 def _set_by(group: str, option: str) -> str:
-    text = (ROOT / "conf" / group / f"{option}.yaml").read_text(encoding="utf-8")
+    text = (HOME / "conf" / group / f"{option}.yaml").read_text(encoding="utf-8")
     values = {key: value for key, value in yaml.safe_load(text).items() if key not in (*_PLACEHOLDERS, "defaults")}
     return ", ".join(f"`{key}: {_shown(value)}`" for key, value in values.items())
 

@@ -16,8 +16,10 @@ from typing import Any
 
 from pipeline.config import basis
 from pipeline.config.basis import Basis
+from pipeline.config.groups import config_file
 from pipeline.core.cache import Remembered
 from pipeline.core.files import canonical_json, sha256_bytes, sha256_file, sha256_text
+from pipeline.core.places import code_of, conf_dirs
 from pipeline.core.redact import without_secrets
 from pipeline.keys.installed import version
 
@@ -38,6 +40,10 @@ OPTION_FOLDERS = {
 _BUILDERS = ("pipeline/cluster", "pipeline/core")
 """What ``pipeline.config.build`` types and checks a composition with."""
 
+_MODULES = (
+    "pipeline/core/options.py",
+    *(f"trainers/{name}.py" for name in ("core/config", "core/fields", "core/trainer_config", "script/settings")),
+)
 _OUTSIDE = re.compile(r"\$\{(?![^${}:]+\}|oc\.(?:create|decode|deprecated|select|dict\.\w+):)")
 """A resolver that takes a value from elsewhere than conf/ and the words, or may: ``oc.env``, ``now``, anybody's own."""
 _READS = re.compile(r"\b(?:environ|getenv)\b")  # of an option's settings: their defaults may be anything
@@ -69,7 +75,8 @@ class Composition:
 
     def _is_own(self, group: str, section: dict[str, Any]) -> bool:
         name = section.get("launcher" if group == "cluster" else "name")
-        return (group, name) == ("search", "none") or (self._root / OPTION_FOLDERS[group] / f"{name}.py").is_file()
+        place = code_of(self._root) / OPTION_FOLDERS[group] / f"{name}.py"
+        return (group, name) == ("search", "none") or place.is_file()
 
 
 class BuiltBasis:
@@ -109,13 +116,13 @@ class BuiltBasis:
 def runs_dir(root: Path, words: Sequence[str]) -> Path | None:
     """Where these words put the runs, as far as that can be seen without composing them; None where it can't."""
     told = [word.partition("=")[2] for word in words if word.startswith("paths.runs=")]
-    plain = _PLAIN.fullmatch(told[-1]) if told else _DEFAULT.search((root / "conf/config.yaml").read_text("utf-8"))
+    plain = _PLAIN.fullmatch(told[-1]) if told else _DEFAULT.search(config_file(conf_dirs(root)).read_text("utf-8"))
     return root / plain["path"] if plain else None
 
 
 def _name(root: Path, words: Sequence[str]) -> str | None:
     """None where the words or the files take something from outside."""
-    texts = {name: (root / name).read_bytes() for name in _sources(root)}
+    texts = {name: Path(place).read_bytes() for name, place in _sources(root)}
     told = {
         name: text.decode(errors="replace") for name, text in texts.items() if name.startswith(("conf/", "trainers/"))
     }
@@ -131,16 +138,21 @@ def _name(root: Path, words: Sequence[str]) -> str | None:
     return sha256_text(canonical_json(made_from))
 
 
-def _sources(root: Path) -> Iterator[str]:
-    """Relative to the root: every configuration file and option, and the code that turns them into a composition."""
-    for top, ending in (("conf", ".yaml"), ("pipeline/config", ".py"), ("hydra_plugins", ".py")):
-        for folder, names in _walk(str(root / top)):
-            yield from (f"{folder}/{name}"[len(f"{root}/") :] for name in names if name.endswith(ending))
+def _sources(root: Path) -> Iterator[tuple[str, str]]:
+    """Every configuration file and option, and the code that turns them into a composition: a name, and where it is."""
+    code = code_of(root)
+    trees = [("conf", str(folder), ".yaml") for folder in conf_dirs(root)]
+    trees += [(name, f"{code}/{name}", ".py") for name in ("pipeline/config", "hydra_plugins")]
+    for top, start, ending in trees:
+        for folder, names in _walk(start):
+            told = (f"{folder}/{name}" for name in names if name.endswith(ending))
+            yield from ((f"{top}/{place}", place) for place in told)
     for folder in (*OPTION_FOLDERS.values(), *_BUILDERS):
         with suppress(FileNotFoundError):
-            yield from (f"{folder}/{name}" for name in os.listdir(root / folder) if name.endswith(".py"))  # noqa: PTH208
-    yield from ("pipeline/core/options.py", "trainers/script/settings.py")
-    yield from (f"trainers/core/{name}.py" for name in ("config", "fields", "trainer_config"))
+            names = [name for name in os.listdir(code / folder) if name.endswith(".py")]  # noqa: PTH208
+            yield from ((f"{folder}/{name}", f"{code}/{folder}/{name}") for name in names)
+    for name in _MODULES:
+        yield name, f"{code}/{name}"
 
 
 def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str]]]:

@@ -22,9 +22,8 @@ from types import ModuleType
 from typing import Any
 
 from pipeline.core.errors import UsageError, suggestion, text_of
+from pipeline.core.places import HOME
 from trainers.core.config import installed_options, option_names
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Options:
@@ -36,7 +35,7 @@ class Options:
 
     def names(self) -> list[str]:
         """All options, sorted."""
-        return sorted({*option_names(ROOT / self.package.replace(".", "/"), self.base), *self.installed()})
+        return sorted({*option_names(HOME / self.package.replace(".", "/"), self.base), *self.installed()})
 
     def installed(self) -> dict[str, str]:
         """The options of other installed packages: name → module."""
@@ -82,7 +81,7 @@ class Options:
         file = self._own(name) if self.is_own(name) else source_of_installed(target)
         if file is None:
             raise UsageError(f"{self.field}={name}: an installed package says that it is {target}, which isn't there")
-        path = str(file.relative_to(ROOT) if file.is_relative_to(ROOT) else file)
+        path = str(file.relative_to(HOME) if file.is_relative_to(HOME) else file)
         try:
             tree = _settings(file.read_bytes(), self.base)
         except (SyntaxError, ValueError) as error:
@@ -93,7 +92,7 @@ class Options:
         return _class(tree, target, path, self.base)
 
     def _own(self, name: str) -> Path:
-        return ROOT / self.package.replace(".", "/") / f"{name}.py"
+        return HOME / self.package.replace(".", "/") / f"{name}.py"
 
     def _unknown(self, name: str) -> UsageError:
         return UsageError(f"{self.field}={name!r} is not an option; {suggestion(name, self.names())}")

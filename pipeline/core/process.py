@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from pipeline.core.errors import PacelineError
-
-_ROOT = Path(__file__).resolve().parents[2]
+from pipeline.core.places import HOME, IS_INSTALLED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,9 @@ def of_this_clone(added: Mapping[str, str] | None = None) -> dict[str, str]:
     ``added`` is set beside what this process has.
     """
     env = {**os.environ, **(added or {})}
-    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (str(_ROOT), env.get("PYTHONPATH"))))}
+    if IS_INSTALLED:  # among other packages, which on PYTHONPATH would go before the standard library
+        return env
+    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (str(HOME), env.get("PYTHONPATH"))))}
 
 
 def run(

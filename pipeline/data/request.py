@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from pipeline.core.errors import DataError
 from pipeline.core.files import canonical_json, sha256_file, sha256_text, write_json
+from pipeline.core.places import ROOT
 from pipeline.core.redact import hide
 from pipeline.data import manifest
 from pipeline.data.manifest import Pack, Stamp
 from pipeline.keys.import_closure import import_closure
 
-ROOT = Path(__file__).resolve().parents[2]
 OWN = "pipeline.data.datasets."
 _PACKING = "pipeline.data.packing"
 # decides no image: it moves bytes, says or checks something; the layout of a pack counts by manifest.VERSION

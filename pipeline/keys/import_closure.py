@@ -1,10 +1,10 @@
 """Which sources a run imports, and which installed distributions: the part of the content key that follows the code.
 
 Read statically from the syntax trees, so nothing of torch is imported. Followed at any depth are the modules of the
-project's folder, of distributions that are installed as editable, and of what the person puts on the ranks'
-PYTHONPATH; of other distributions the version counts. The options that the configuration chose (model, optimizer, …)
-are imported by name, so their modules are entries of their own. A string that names a module of the project counts as
-an import of it.
+project's folder, of Paceline wherever it lies, of distributions that are installed as editable, and of what the person
+puts on the ranks' PYTHONPATH; of other distributions the version counts. The options that the configuration chose
+(model, optimizer, …) are imported by name, so their modules are entries of their own. A string that names a module of
+the project counts as an import of it.
 
 What one source says is remembered (``pipeline.keys.readings``); which files there are, and what they hold, is looked at
 each time.
@@ -21,6 +21,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import NamedTuple
 
+from pipeline.core import places
 from pipeline.core.errors import UsageError
 from pipeline.keys.imports import Import
 from pipeline.keys.installed import Found, Installed
@@ -244,7 +245,7 @@ class _Walk:
 
     def _is_own(self, top: str) -> bool:
         names = self._names(str(self.root))
-        return top in names or f"{top}.py" in names or self._is_of_script(top)
+        return top in places.MODULES or top in names or f"{top}.py" in names or self._is_of_script(top)
 
     def _is_of_script(self, top: str) -> bool:
         """Whether the script's folder has it."""
@@ -261,7 +262,7 @@ class _Walk:
         raise _refused(path, item, what, hint)
 
     def _is_of_project(self, path: str) -> bool:
-        return Path(self.places[path]).is_relative_to(self.root)
+        return Path(self.places[path]).is_relative_to(self.root) or path.partition("/")[0] in places.MODULES
 
     def _is_made_at_run_time(self, name: str) -> bool:
         """Below a module that is no package, as six.moves is: only its own code knows."""
@@ -297,14 +298,16 @@ class _Walk:
         file before folders that only may hold some, the script's folder and the project before the rest."""
         if top not in self._tops:
             folders = dict.fromkeys([*([self.script.folder] if self.script else []), str(self.root)])
-            places = [f"{folder}/{top}" for folder in folders]
-            own = next((place for place in places if self._suffix(place) is not None), None)
+            beginnings = [f"{folder}/{top}" for folder in folders]
+            if top in places.MODULES:
+                beginnings.append(f"{places.HOME}/{top}")
+            own = next((place for place in beginnings if self._suffix(place) is not None), None)
             if own is not None:
                 self._tops[top] = ((own,), None)
             else:
                 found = self.installed.find(top)
                 may_share = found is None or found.is_namespace
-                shared = [place for place in places if may_share and os.path.isdir(place)]  # noqa: PTH112
+                shared = [place for place in beginnings if may_share and os.path.isdir(place)]  # noqa: PTH112
                 self._tops[top] = ((*shared, *(found.bases if found else ())), found)
         return self._tops[top]
 

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config.build import build
 from pipeline.config.compose import compose_config, resolve
-from pipeline.core.options import ROOT
+from pipeline.core.places import ROOT
 from pipeline.data import store
 from trainers.training.session import run
 

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.config.build import RunConfig, build
 from pipeline.core.errors import UsageError
-from pipeline.core.options import ROOT
+from pipeline.core.places import ROOT
 from pipeline.execution.located import sources
 from tests.pipeline.composed import composed
 

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config import compose
 from pipeline.config.build import train_config
-from pipeline.config.compose import CONF_DIR, compose_config, resolve
+from pipeline.config.compose import CONF_DIRS, compose_config, resolve
 from pipeline.config.schema_store import register
 from pipeline.core.errors import UsageError
 
@@ -73,7 +73,7 @@ def _hydra_main(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> DictCo
     """What a real ``@hydra.main`` function is given, or None where Hydra refuses."""
     given: list[DictConfig] = []
 
-    @hydra.main(config_path=str(CONF_DIR), config_name="config", version_base="1.3")
+    @hydra.main(config_path=str(CONF_DIRS[0]), config_name="config", version_base="1.3")
     def application(config: DictConfig) -> None:
         given.append(config)
 
@@ -213,7 +213,7 @@ def test_a_value_that_leads_nowhere_names_its_field(override: str, said: str) ->
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("path", sorted((CONF_DIR / "experiment").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((CONF_DIRS[0] / "experiment").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_named_experiment_is_a_configuration_that_can_train(path: Path) -> None:
     train_config(resolve(compose_config([f"experiment={path.stem}"])))
 
@@ -234,8 +234,8 @@ def test_digits_is_the_quickstart() -> None:
 def test_a_configuration_file_that_cannot_be_read_is_named_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, added: bytes, said: str
 ) -> None:
-    shutil.copytree(CONF_DIR, tmp_path / "conf")
-    monkeypatch.setattr(compose, "CONF_DIR", tmp_path / "conf")
+    shutil.copytree(CONF_DIRS[0], tmp_path / "conf")
+    monkeypatch.setattr(compose, "CONF_DIRS", (tmp_path / "conf",))
     monkeypatch.setattr("pipeline.config.explain.ROOT", tmp_path)
     path = tmp_path / "conf" / "optimizer" / "sgd.yaml"
     before = path.read_bytes()
@@ -249,8 +249,8 @@ def test_a_configuration_file_that_cannot_be_read_is_named_with_its_line(
 def test_hosts_by_their_names_alone_in_a_file_are_told_how_a_file_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(CONF_DIR, tmp_path / "conf")
-    monkeypatch.setattr(compose, "CONF_DIR", tmp_path / "conf")
+    shutil.copytree(CONF_DIRS[0], tmp_path / "conf")
+    monkeypatch.setattr(compose, "CONF_DIRS", (tmp_path / "conf",))
     own = "# @package _global_\ncluster:\n  hosts: [c]\n"
     (tmp_path / "conf/experiment/own.yaml").write_text(own)
     with pytest.raises(UsageError, match=r"that is no list of hosts; .* a file takes .* hosts: \[{name: node1}, "):

@@ -21,7 +21,8 @@ from pipeline.config.schema import OPTIONS
 from pipeline.config.schema_store import register
 from pipeline.core.cluster import Cluster, Host
 from pipeline.core.errors import UsageError
-from pipeline.core.options import ROOT, Options
+from pipeline.core.options import Options
+from pipeline.core.places import HOME as ROOT
 
 SETTINGS = """
 from dataclasses import dataclass
@@ -204,7 +205,7 @@ def test_settings_that_can_not_be_read_are_said_when_they_are_chosen(
     folder.mkdir(parents=True)
     imports = "from dataclasses import dataclass\nfrom trainers.core.config import ModelConfig\n"
     (folder / "broken.py").write_text(imports + text)
-    monkeypatch.setattr("pipeline.core.options.ROOT", tmp_path)
+    monkeypatch.setattr("pipeline.core.options.HOME", tmp_path)
     with pytest.raises(UsageError) as caught:
         Options("model", "trainers.models", OPTIONS["model"].base).settings("broken")
     assert said in str(caught.value)
@@ -265,7 +266,7 @@ def test_a_module_counts_however_its_class_is_laid_out_if_a_command_line_can_nam
     (folder / "wide.py").write_text(f"{text}class A(\n    ModelConfig,\n):\n    name: str = 'wide'\n")
     (folder / "not-a-name.py").write_text(f"{text}class A(ModelConfig):\n    name: str = 'x'\n")
     (folder / "helper.py").write_text("class A: ...\n")
-    monkeypatch.setattr("pipeline.core.options.ROOT", tmp_path)
+    monkeypatch.setattr("pipeline.core.options.HOME", tmp_path)
     options = Options("model", "trainers.models", OPTIONS["model"].base)
     assert options.names() == ["wide"]
     assert options.settings("wide")().name == "wide"

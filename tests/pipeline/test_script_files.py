@@ -12,7 +12,7 @@ import pytest
 from pipeline.config.build import RunConfig, build
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files import write_atomic, write_json
-from pipeline.core.options import ROOT
+from pipeline.core.places import ROOT
 from pipeline.data import trees
 from pipeline.execution.configured_run import prepare
 from pipeline.execution.located import LocatedRun, unkeyed

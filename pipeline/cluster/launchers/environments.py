@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.files import expanded, sha256_text
+from pipeline.core.places import ROOT
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 
-_PROJECT = Path(__file__).resolve().parents[3]
-_OF_THE_PROJECT = "lock"
+_OF_THEROOT = "lock"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,9 @@ def wanted(environment_from: str | None, wheelhouse: str | None) -> Wanted | Non
         if wheelhouse is not None:
             raise UsageError("cluster.wheelhouse is for cluster.environment_from=lock, which isn't set")
         return None
-    name = "requirements.lock" if environment_from == _OF_THE_PROJECT else environment_from
-    lock = _PROJECT / expanded(name, f"cluster.environment_from={name}")
-    wheels = _PROJECT / expanded(wheelhouse, f"cluster.wheelhouse={wheelhouse}") if wheelhouse is not None else None
+    name = "requirements.lock" if environment_from == _OF_THEROOT else environment_from
+    lock = ROOT / expanded(name, f"cluster.environment_from={name}")
+    wheels = ROOT / expanded(wheelhouse, f"cluster.wheelhouse={wheelhouse}") if wheelhouse is not None else None
     if not lock.is_file():
         raise UsageError(
             f"cluster.environment_from={environment_from}: there is no file {lock}",

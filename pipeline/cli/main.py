@@ -1,0 +1,45 @@
+"""The command `paceline`: what `doit` does with the same words, from any folder of a project; and `paceline init`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from pipeline.cli import clone, new_project
+from pipeline.cli.loader import leave
+from pipeline.core import places
+from pipeline.core.errors import PacelineError
+
+
+def main() -> int:
+    """The exit code is doit's."""
+    words = sys.argv[1:]
+    try:
+        if words[:1] == ["init"]:
+            print(new_project.init(words[1:]), flush=True)
+            return 0
+        if places.IS_INSTALLED and places.ROOT == places.HOME:
+            return _without_project(words)
+        clone.start_here()
+        os.chdir(places.ROOT)
+    except (PacelineError, OSError) as error:
+        leave(error)
+    from doit.doit_cmd import DoitMain
+
+    code: int = DoitMain().run(words)
+    return code
+
+
+def _without_project(words: list[str]) -> int:
+    """Help alone. Raises UsageError."""
+    from pipeline.cli import help as pages
+
+    text = pages.asked(words or ["help"])
+    if text is None:
+        clone.refuse_none()
+    print(text, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

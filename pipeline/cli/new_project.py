@@ -1,0 +1,72 @@
+"""`paceline init NAME`: a small project in a folder of that name, which trains as it is."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.core import leftovers, places
+from pipeline.core.errors import UsageError
+
+TEMPLATE = places.HOME / "pipeline" / "template"
+"""The files of a project called ``NAME_THERE``; each has .txt behind its name, as none is code of Paceline's."""
+
+NAME_THERE = "my_project"
+_TAKEN = {"conf", "data", "dodo", "runs", "tests"}
+
+
+def init(words: Sequence[str]) -> str:
+    """Make the project that the words behind ``init`` name, whole or not at all; what to say of it.
+
+    Raises:
+        UsageError: not one word, a name that can't be a package's, or a folder that holds something.
+        OSError: the folder can't be written.
+    """
+    if len(words) != 1 or words[0].startswith("-"):
+        raise UsageError("paceline init takes one word, the name of the project", hint=f"paceline init {NAME_THERE}")
+    folder = Path(words[0]).expanduser().absolute()
+    refuse_name(folder.name)
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise UsageError(f"{folder} is there already, and is no folder", hint="another name")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is there already, and holds something", hint="another name, or an empty folder")
+    _write(folder)
+    steps = [f"cd {shlex.quote(words[0])}", "paceline train experiment=example", "paceline ui"]
+    return "\n".join([f"made {folder}; what to try next:", *(f"  {step}" for step in steps)])
+
+
+def refuse_name(name: str) -> None:
+    """Raises UsageError: ``import name`` would not find the project's package, or not that alone."""
+    if not (name.isidentifier() and name.isascii()) or keyword.iskeyword(name):
+        raise UsageError(f"{name!r} can't be the name of a Python package", hint=f"paceline init {_near(name)}")
+    if name in _TAKEN:
+        raise UsageError(f"{name} is a name that the project needs itself", hint=f"paceline init my_{name}")
+    found = importlib.util.find_spec(name)
+    if name in sys.stdlib_module_names or (found is not None and found.origin):  # else any folder of that name
+        raise UsageError(f"there is a module {name} in this Python already", hint=f"paceline init my_{name}")
+
+
+def _near(name: str) -> str:
+    plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_").lower()
+    return plain if plain.isidentifier() and not keyword.iskeyword(plain) else f"my_{plain or 'project'}"
+
+
+def _write(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.parent / leftovers.prefix(f".{folder.name}")
+    try:
+        for source in sorted(path for path in TEMPLATE.rglob("*.txt") if path.is_file()):
+            name = source.relative_to(TEMPLATE).as_posix().removesuffix(".txt")
+            target = temporary / name.replace(NAME_THERE, folder.name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(source.read_text("utf-8").replace(NAME_THERE, folder.name), encoding="utf-8")
+        temporary.rename(folder)  # takes the place of an empty folder too
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise

@@ -1,0 +1,14 @@
+"""What pyproject.toml can't say: conf/ lies beside the packages here, and inside ``pipeline`` where it is installed."""
+
+from setuptools import find_packages, setup
+
+setup(
+    py_modules=["paceline"],  # what scripts of one's own import, also where they run alone
+    packages=[*find_packages(include=["pipeline*", "trainers*"]), "hydra_plugins", "pipeline.conf"],
+    package_dir={"pipeline.conf": "conf"},
+    package_data={
+        "pipeline": ["py.typed", "template/**", "template/.gitignore.txt"],
+        "pipeline.conf": ["*.yaml", "*/*.yaml"],
+        "trainers": ["py.typed"],
+    },
+)
