@@ -64,12 +64,13 @@ def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:
     merged = loader.compute_defaults_list(compose.CONFIG_NAME, list(words), RunMode.RUN).defaults
     found: dict[tuple[str, ...], str] = {}
     for item in merged:
-        path = _file(f"{item.config_path}.yaml")
-        if path is not None:  # else a schema, or Hydra's own
+        folder = _folder_of(f"{item.config_path}.yaml")
+        if folder is not None:  # else a schema, or Hydra's own
+            path, whose = folder / f"{item.config_path}.yaml", _called(folder)
             package = tuple(filter(None, (item.package or "").split(".")))
             for keys, _ in _leaves(OmegaConf.to_container(OmegaConf.load(path))):
                 if keys[0] != "defaults":
-                    found[(*package, *keys)] = f"conf/{item.config_path}.yaml"
+                    found[(*package, *keys)] = f"{whose}/{item.config_path}.yaml"
     for override in overrides(words):
         keys = tuple(override.key_or_group.split("."))
         if not _is_group(override.key_or_group):
@@ -79,8 +80,13 @@ def _origins(words: Sequence[str]) -> dict[tuple[str, ...], str]:
     return found
 
 
-def _file(name: str) -> Path | None:
-    return next((folder / name for folder in compose.CONF_DIRS if (folder / name).is_file()), None)
+def _folder_of(name: str) -> Path | None:
+    return next((folder for folder in compose.CONF_DIRS if (folder / name).is_file()), None)
+
+
+def _called(folder: Path) -> str:
+    """The project's own folder, and in a project that is no clone Paceline's."""
+    return "conf" if folder == compose.CONF_DIRS[0] else "Paceline's conf"
 
 
 def _is_group(key: str) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.core import git
+from pipeline.core import git, places
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import sha256_bytes
 from pipeline.reproduction import git_clone, submodules
@@ -112,6 +112,8 @@ def checkout(
         project = place / recipe.provenance.get("git_prefix", "")
         for name in _from_snapshot(recipe, project):
             say(f"  snapshot     {name} is the run's own copy: its commit and patch have another, or none")
+        for name in _of_another_version(recipe, project):
+            say(f"  paceline     {name} is another one than in the version of Paceline that made the run")
         yield project
     finally:
         if not keep:
@@ -129,14 +131,36 @@ def _apply(recipe: Recipe, place: Path) -> None:
 def _from_snapshot(recipe: Recipe, project: Path) -> list[str]:
     """Put the run's own copy of its code in place where the commit and the patch have none or another; their names."""
     restored = []
-    for path in sorted(path for path in recipe.folder.code.rglob("*") if path.is_file()):
-        name = path.relative_to(recipe.folder.code).as_posix()
+    for name, path in _copies(recipe):
         target = project / name
-        if name in recipe.parts["code"] and not (target.is_file() and target.read_bytes() == path.read_bytes()):
+        if not _is_installed(name, project) and not _are_equal(target, path):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
             restored.append(name)
     return restored
+
+
+def _of_another_version(recipe: Recipe, project: Path) -> list[str]:
+    """The files of an installed Paceline that aren't what the run had: only installing that version brings them back."""
+    copies = ((name, path) for name, path in _copies(recipe) if _is_installed(name, project))
+    return [name for name, path in copies if not _are_equal(places.HOME / name, path)]
+
+
+def _copies(recipe: Recipe) -> Iterator[tuple[str, Path]]:
+    """The files of the run's key that its folder has a copy of."""
+    for path in sorted(path for path in recipe.folder.code.rglob("*") if path.is_file()):
+        name = path.relative_to(recipe.folder.code).as_posix()
+        if name in recipe.parts["code"]:
+            yield name, path
+
+
+def _is_installed(name: str, project: Path) -> bool:
+    """Whether a file of the snapshot is of a Paceline that isn't the project's own: no part of its commit."""
+    return name.partition("/")[0].removesuffix(".py") in places.MODULES and places.code_of(project) != project
+
+
+def _are_equal(one: Path, other: Path) -> bool:
+    return one.is_file() and one.read_bytes() == other.read_bytes()
 
 
 def _patch(recipe: Recipe, place: Path, where: tuple[str, ...]) -> None:

@@ -1,0 +1,155 @@
+"""`paceline init`, and what a project of one's own has in front of Paceline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import clone, new_project, shadowing
+from pipeline.config import compose, origins
+from pipeline.config.groups import groups
+from pipeline.core import places
+from pipeline.core.errors import UsageError
+from pipeline.keys.import_closure import import_closure
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    new_project.init(["acme"])
+    return tmp_path / "acme"
+
+
+def test_a_new_project_has_a_dodo_of_two_lines_and_no_other_name_in_it(project: Path) -> None:
+    names = sorted(path.relative_to(project).as_posix() for path in project.rglob("*") if path.is_file())
+    assert names == [
+        *(".gitignore", "README.md", "acme/__init__.py", "acme/nets.py", "acme/script.py"),
+        *("conf/experiment/example.yaml", "conf/model/my_net.yaml", "dodo.py", "pyproject.toml", "tests/test_nets.py"),
+    ]
+    assert len((project / "dodo.py").read_text().splitlines()) == 2
+    assert not any(new_project.NAME_THERE in (project / name).read_text() for name in names)
+    assert {"/runs/", "/data/", "/mlflow.db*"} < {*(project / ".gitignore").read_text().split()}
+    assert (project / "dodo.py").stat().st_mode & 0o777 == 0o644 & ~_umask()
+
+
+def _umask() -> int:
+    text = Path("/proc/self/status").read_text() if Path("/proc/self/status").exists() else "Umask:\t0022\n"
+    return int(next(line.split()[1] for line in text.splitlines() if line.startswith("Umask:")), 8)
+
+
+def test_the_next_commands_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my runs").mkdir()
+    said = new_project.init(["my runs/acme"]).splitlines()
+    assert said[0] == f"made {tmp_path}/my runs/acme; what to try next:"
+    assert said[1:] == ["  cd 'my runs/acme'", "  paceline train experiment=example", "  paceline ui"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "paceline init takes one word, the name of the project"),
+        (["a", "b"], "paceline init takes one word"),
+        (["--force"], "paceline init takes one word"),
+        (["my-project"], "'my-project' can't be the name of a Python package\n  try: paceline init my_project"),
+        (["2nets"], "'2nets' can't be the name of a Python package\n  try: paceline init my_2nets"),
+        (["class"], "'class' can't be the name of a Python package\n  try: paceline init my_class"),
+        (["größe"], "can't be the name of a Python package"),
+        (["$(x)"], "can't be the name of a Python package\n  try: paceline init x"),
+        (["torch"], "there is a module torch in this Python already\n  try: paceline init my_torch"),
+        (["json"], "there is a module json in this Python already"),
+        (["pipeline"], "there is a module pipeline in this Python already"),
+        (["runs"], "runs is a name that the project needs itself\n  try: paceline init my_runs"),
+    ],
+)
+def test_a_name_that_can_not_be_a_projects_is_refused_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        new_project.init(words)
+    assert said in str(caught.value)
+    assert not any(tmp_path.iterdir())
+
+
+def test_what_is_there_is_left_alone_but_an_empty_folder_becomes_the_project(project: Path) -> None:
+    (project / "dodo.py").write_text("mine")
+    with pytest.raises(UsageError, match="is there already, and holds something"):
+        new_project.init(["acme"])
+    (project.parent / "file").touch()
+    with pytest.raises(UsageError, match="is there already, and is no folder"):
+        new_project.init(["file"])
+    assert (project / "dodo.py").read_text() == "mine"
+    (project.parent / "empty").mkdir()
+    new_project.init(["empty"])
+    assert (project.parent / "empty/empty/nets.py").is_file()
+
+
+def test_a_project_that_can_not_be_written_whole_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(OSError, match="No space left"):
+        new_project.init(["acme"])
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_project_is_found_from_every_folder_below_and_a_clone_is_one(project: Path) -> None:
+    assert places.enclosing(project / "conf/model") == project
+    assert places.enclosing(project.parent) is None
+    assert places.enclosing(places.HOME / "trainers") == places.HOME
+    assert places.code_of(project) == places.HOME == places.code_of(places.HOME)
+    assert places.conf_dirs(project) == (project / "conf", places.HOME / "conf")
+    assert places.conf_dirs(places.HOME) == (places.HOME / "conf",)
+
+
+def test_of_two_options_with_one_name_the_projects_counts(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "conf/schedule").mkdir()
+    (project / "conf/schedule/step.yaml").write_text(
+        "# Ours.\ndefaults:\n  - /schema/schedule@_here_: step\n  - _self_\nname: step\ngamma: 0.25\n"
+    )
+    monkeypatch.setattr(compose, "CONF_DIRS", places.conf_dirs(project))
+    words = ["experiment=example", "schedule=step"]
+    composed = compose.resolve(compose.compose_config(words))
+    assert composed["model"]["target"] == "acme.nets:MyNet"
+    assert composed["schedule"]["gamma"] == 0.25
+    told = {".".join(value.keys): value.origin for value in origins.values(words)}
+    assert told["schedule.gamma"] == "conf/schedule/step.yaml"
+    assert told["dataset.holdout"] == "Paceline's conf/dataset/digits.yaml"
+    found = {group.name: group.options for group in groups(project)}
+    assert found["schedule"]["step"] == "Ours."
+    assert {"my_net", "resnet18"} < {*found["model"]}
+
+
+def test_the_closure_has_pacelines_sources_wherever_they_lie(project: Path) -> None:
+    there = import_closure(project, ["trainers.classifier", "acme.nets"])
+    here = import_closure(places.HOME, "trainers.classifier")
+    own = {name: digest for name, digest in there.digests.items() if name.startswith("acme/")}
+    assert {**here.digests, **own} == there.digests
+    assert {*own} == {"acme/__init__.py", "acme/nets.py"}
+    assert there.versions == here.versions
+
+
+@pytest.mark.parametrize("name", ["trainers.py", "pipeline/__init__.py", "paceline.py"])
+def test_a_module_of_the_project_with_a_name_of_pacelines_is_refused(project: Path, name: str) -> None:
+    shadowing.refuse(project)
+    (project / name).parent.mkdir(exist_ok=True)
+    (project / name).touch()
+    with pytest.raises(UsageError, match="has the name of Paceline's own module"):
+        shadowing.refuse(project)
+
+
+def test_a_dodo_of_another_project_is_refused(project: Path) -> None:
+    with pytest.raises(UsageError, match=f"{project} is another project than {places.ROOT}"):
+        clone.refuse_another(project)
+
+
+def test_a_foreign_dodo_is_no_project(tmp_path: Path) -> None:
+    (tmp_path / "dodo.py").write_text("def task_x(): ...\n")
+    assert places.enclosing(tmp_path) is None
