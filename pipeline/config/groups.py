@@ -37,9 +37,10 @@ class Group:
     @property
     def installed(self) -> dict[str, str]:
         """The options that other installed packages bring, and their modules."""
-        from pipeline.config.schema import OPTIONS
+        from pipeline.config.schema import OPTIONS, installed_programs
 
         found = OPTIONS[self.name].installed() if self.name in OPTIONS else {}
+        found = installed_programs() if self.name == "program" else found
         return {name: f"Of an installed package ({module})." for name, module in found.items()}
 
 

@@ -65,10 +65,12 @@ class Composition:
 
     def keep(self, resolved: dict[str, Any]) -> None:
         """Secrets aren't kept, nor what puts its runs elsewhere than its words said, nor what has an option of another
-        installed package, whose sources aren't looked at."""
+        installed package, whose sources aren't looked at, nor what is installed as a program."""
         if self._runs_dir != self._root / str(resolved.get("paths", {}).get("runs")):
             return
         if not all(self._is_own(group, resolved[group]) for group in OPTION_FOLDERS if group in resolved):
+            return
+        if _is_installed(str((resolved.get("program") or {}).get("script") or "")):
             return
         if self.name and json.loads(json.dumps(resolved)) == resolved == without_secrets(resolved):
             self.known.keep({self.name: resolved})
@@ -77,6 +79,15 @@ class Composition:
         name = section.get("launcher" if group == "cluster" else "name")
         place = code_of(self._root) / OPTION_FOLDERS[group] / f"{name}.py"
         return (group, name) == ("search", "none") or place.is_file()
+
+
+def _is_installed(script: str) -> bool:
+    """Whether an entry point may have named the script, and may name another one tomorrow."""
+    if not script.startswith("/"):
+        return False
+    from pipeline.config.schema import installed_programs
+
+    return script in installed_programs().values()
 
 
 class BuiltBasis:

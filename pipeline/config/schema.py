@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.settings import MISSING, ClusterConfig
 from pipeline.core.errors import UsageError
-from pipeline.core.options import Options
+from pipeline.core.options import Options, source_of_installed
 from pipeline.data.datasets import DATASETS
 from trainers.core import config as node
 from trainers.script.settings import ProgramConfig, ScriptConfig
@@ -140,3 +140,9 @@ OPTIONS = {
 """Hydra group → its options. Each has the schema ``schema/<group>/<option>``."""
 PROGRAMS: dict[str, type[ProgramConfig]] = {"classifier": ProgramConfig, "script": ScriptConfig}
 """The options of the group ``program``, which are no modules of one package."""
+
+
+def installed_programs() -> dict[str, str]:
+    """The scripts that other installed packages offer as ``program=NAME``: name → file ('' where it isn't there)."""
+    found = node.installed_options("paceline.programs")
+    return {name: str(source_of_installed(module) or "") for name, module in found.items()}

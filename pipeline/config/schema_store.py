@@ -10,7 +10,7 @@ from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.cluster.launchers.settings import ClusterConfig
-from pipeline.config.schema import OPTIONS, PROGRAMS, RootConfig, SearchConfig, TrackingConfig
+from pipeline.config.schema import OPTIONS, PROGRAMS, RootConfig, SearchConfig, TrackingConfig, installed_programs
 from trainers.core import config as node
 
 
@@ -27,6 +27,9 @@ def register() -> None:
     store.store(group="schema/trainer", name="default", node=node.TrainerConfig)
     for name, settings in PROGRAMS.items():
         store.store(group="schema/program", name=name, node=settings)
+    for name, file in installed_programs().items():
+        script = {"defaults": [{"/schema/program@_here_": "script"}, "_self_"], "name": "script", "script": file}
+        store.store(group="program", name=name, node=script)
     for group, options in OPTIONS.items():
         schemas = store.repo["schema"].setdefault(group, {})
         for name in options.names():

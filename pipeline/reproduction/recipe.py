@@ -141,7 +141,7 @@ def _from_snapshot(recipe: Recipe, project: Path) -> list[str]:
 
 
 def _of_another_version(recipe: Recipe, project: Path) -> list[str]:
-    """The files of an installed Paceline that aren't what the run had: only installing that version brings them back."""
+    """Files of an installed Paceline that aren't what the run had: only installing that version brings them back."""
     copies = ((name, path) for name, path in _copies(recipe) if _is_installed(name, project))
     return [name for name, path in copies if not _are_equal(places.HOME / name, path)]
 

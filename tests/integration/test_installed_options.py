@@ -77,6 +77,7 @@ OTHERS = {  # Hydra group → entry point group, name, base class, where that is
 ENTRY_POINTS = {
     "launchers": "here",
     "models": "tiny",
+    "programs": "fit",
     **{group: name for group, name, _, _ in OTHERS.values()},
 }
 
@@ -88,6 +89,7 @@ def wheel(folder: Path, version: str) -> Path:
         "acme_parts/__init__.py": "",
         "acme_parts/here.py": LAUNCHER,
         "acme_parts/tiny.py": MODEL,
+        "acme_parts/fit.py": "import sys\n\nprint(sys.argv)\n",
         **{
             f"acme_parts/{name}.py": PLAIN.format(name=name, base=base, where=where)
             for _, name, base, where in OTHERS.values()
@@ -174,6 +176,20 @@ print(versions(made.cluster, sources(Path.cwd())(made.chosen, ()))["acme-parts"]
     done = unpacked(tmp_path, code)
     chosen = " ".join(f"acme_parts.{name}" for name in ("flat", "loose", "still", "tiny"))
     assert done.stdout == f"{chosen} blobs draw hello\n1.2\n", done.stderr
+
+
+def test_a_script_of_another_package_is_a_program_whose_content_is_in_the_key(tmp_path: Path) -> None:
+    code = """
+from pathlib import Path
+from pipeline.config.build import build
+from pipeline.config.compose import compose_config, resolve
+
+words = ["program=fit", "program.args.lr=0.1"]
+made = build(resolve(compose_config(words)), tuple(words), root=Path.cwd(), local_gpus=0).basis
+print(made.script.path, made.script.file, [name for name in made.script.closure().digests if "acme" in name])
+"""
+    done = unpacked(tmp_path, code)
+    assert done.stdout == f"_script/fit.py {tmp_path}/site/acme_parts/fit.py []\n", done.stderr
 
 
 def test_help_lists_the_options_of_other_packages(tmp_path: Path) -> None:
