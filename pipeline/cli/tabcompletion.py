@@ -14,7 +14,7 @@ _paceline() {
     COMPREPLY=($("${doit%/*}/python" -m pipeline.cli.candidates bash "${COMP_LINE:0:COMP_POINT}" 2>/dev/null))
     [[ ${COMPREPLY[0]} == *[=.] ]] && compopt -o nospace 2>/dev/null
 }
-complete -o default -F _paceline doit
+complete -o default -F _paceline doit paceline
 """
 _ZSH = """\
 # Tab completion of Paceline's doit for zsh. Python is the one beside the doit that PATH finds first.
@@ -26,7 +26,7 @@ _paceline() {
     compadd -S '' -- ${(M)found:#*[=.]}
     compadd -- ${found:#*[=.]}
 }
-compdef _paceline doit
+compdef _paceline doit paceline
 """
 _SCRIPTS = {"bash": _BASH, "zsh": _ZSH}
 
