@@ -37,7 +37,7 @@ def _without_project(words: list[str]) -> int:
     text = pages.asked(words or ["help"])
     if text is None:
         clone.refuse_none()
-    print(text, flush=True)
+    print(text if words else f"{text}\n\nThere is no project here: {clone.INIT}", flush=True)
     return 0
 
 

@@ -56,7 +56,7 @@ def test_bash_asks_with_the_script_and_replaces_what_stands_behind_the_equals_si
     asked = f'{script}COMP_LINE="{line}" COMP_POINT={len(line)}\n_paceline; echo "${{COMPREPLY[@]}}"; complete -p doit'
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     done = subprocess.run(["bash", "-c", asked], env={"PATH": path}, capture_output=True, text=True, check=True)
-    assert done.stdout == "resnet18 resnet50\ncomplete -o default -F _paceline doit paceline\n"
+    assert done.stdout == "resnet18 resnet50\ncomplete -o default -F _paceline doit\n"
 
 
 @pytest.mark.parametrize("line", ["doit tra", "doit train model=", "doit logs run="])
