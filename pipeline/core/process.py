@@ -178,7 +178,7 @@ def guarded(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> subpro
 
     Its stdout and stderr are one pipe; its own stdin is empty. Raises PacelineError.
     """
-    guard = [sys.executable, "-I", "-S", str(_ROOT / "pipeline/core/guard.py")]
+    guard = [sys.executable, "-I", "-S", str(HOME / "pipeline/core/guard.py")]
     try:
         return subprocess.Popen(
             [*guard, *argv],
