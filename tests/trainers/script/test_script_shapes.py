@@ -1,0 +1,93 @@
+"""Scripts of the shapes that people have: a command line made of dataclasses, TensorBoard, folders checkpoint-N."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from tests.trainers.script.runs import ScriptRun
+from trainers.script.tensorboard import masked_crc32c
+
+TRAINER = """
+import argparse, dataclasses, pathlib, sys
+
+@dataclasses.dataclass
+class Arguments:
+    output_dir: str = ""
+    logging_dir: str = ""
+    max_steps: int = 6
+    learning_rate: float = 0.1
+    resume_from_checkpoint: str = ""
+    do_train: bool = False
+
+parser = argparse.ArgumentParser()
+for field in dataclasses.fields(Arguments):
+    kind = {"action": "store_true"} if field.default is False else {"type": type(field.default)}
+    parser.add_argument(f"--{field.name}", default=field.default, **kind)
+told = Arguments(**vars(parser.parse_args()))
+assert told.do_train
+first, weight = 0, 8.0
+if told.resume_from_checkpoint:
+    folder = pathlib.Path(told.resume_from_checkpoint)
+    first, weight = int(folder.name.split("-")[1]), float((folder / "model.bin").read_text())
+from events import Writer
+writer = Writer(told.logging_dir, first)
+for step in range(first + 1, told.max_steps + 1):
+    weight -= told.learning_rate * weight
+    writer.add_scalar("train/loss", weight, step)
+    if step % 2 == 0:
+        folder = pathlib.Path(told.output_dir, f"checkpoint-{step}")
+        folder.mkdir()
+        (folder / "model.bin").write_text(repr(weight))
+        (folder / "trainer_state.json").write_text("{}")
+    if step == 3 and not first:
+        sys.exit("lost")
+pathlib.Path(told.output_dir, "model.bin").write_text(repr(weight))
+"""
+EVENTS = """
+import pathlib
+RECORDS = {records}
+
+class Writer:
+    def __init__(self, folder, first):
+        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+        self.path = pathlib.Path(folder, f"events.out.tfevents.{{100 + first}}.host")
+
+    def add_scalar(self, tag, value, step):
+        with self.path.open("ab") as file:
+            file.write(RECORDS[step])
+"""
+LOSSES = [8 * 0.9**step for step in range(1, 7)]
+
+
+def event(step: int, tag: str, value: float) -> bytes:
+    """A record of an event file (lengths below 128, so each is one byte)."""
+    scalar = bytes([0x0A, len(tag)]) + tag.encode() + b"\x15" + struct.pack("<f", value)
+    message = (
+        b"\x09" + struct.pack("<d", 100.0) + bytes([0x10, step, 0x2A, len(scalar) + 2, 0x0A, len(scalar)]) + scalar
+    )
+    length = struct.pack("<Q", len(message))
+    return length + struct.pack("<I", masked_crc32c(length)) + message + bytes(4)
+
+
+def test_a_trainer_goes_on_from_its_folder_and_the_weights_beside_it_are_no_checkpoint(run: ScriptRun) -> None:
+    records = {step: event(step, "train/loss", loss) for step, loss in enumerate(LOSSES, start=1)}
+    args = {
+        "output_dir": "{checkpoints}",
+        "logging_dir": "{run}/tb",
+        "resume_from_checkpoint": "{resume}",
+        "do_train": True,
+        "max_steps": 6,
+    }
+    files = {"events.py": EVENTS.format(records=records)}
+    assert "lost" in run.write(TRAINER, files=files, args=args).start(code=1)
+    assert [step for step, _ in run.rows()] == [1, 2, 3]
+    run.start()
+    assert [step for step, _ in run.rows()] == [1, 2, 3, 4, 5, 6]
+    assert [metrics["train/loss"] for _, metrics in run.rows()] == pytest.approx(LOSSES)
+    assert sorted(path.name for path in (run.path / "checkpoints").iterdir()) == [
+        "checkpoint-2", "checkpoint-4", "checkpoint-6", "model.bin"
+    ]  # fmt: skip
+    run.start()  # from checkpoint-6, though model.bin is newer
+    assert [step for step, _ in run.rows()] == [1, 2, 3, 4, 5, 6]
