@@ -53,7 +53,8 @@ exec "$1" -i -t 0 -H node0 -H node1 -x "-F .lab/ssh_config" 'cd by-hand && {env}
 
 
 class Told(NamedTuple):
-    """Seconds to the end of the first step, of a step (the median), and of all processors."""
+    """Seconds to the end of the first step, of a step (the median), and of the processor in what has ended: by hand the
+    ranks are in it, under doit they are daemons'."""
 
     first_s: float
     step_s: float
@@ -121,8 +122,7 @@ def main() -> int:
     print(f"a script on {hosts} host{'s' if hosts > 1 else ''}, start to first step; {surroundings()}")
     later = [x - y for x, y in zip(a, b, strict=True)]
     print(f"later than by hand: {spread(later, 's')}")
-    cpu = [[told.cpu_s for told in rows] for rows in sides.told.values()]
-    print(f"processor time here: {spread(cpu[0], 's')}; by hand {spread(cpu[1], 's')}")
+    print(f"processor time of doit alone: {spread([told.cpu_s for told in sides.told['paceline']], 's')}")
     steps = [x.step_s / y.step_s for x, y in zip(*sides.told.values(), strict=True)]
     print(f"a step, ratio: {spread(steps)}; target at most {PER_STEP}")
     missed = verdict(("doit train program.script=…", "torchrun by hand"), a, b, TIMES)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.cluster.launchers.base import AttemptSpec, PackSource
+from pipeline.core.program import SCRIPT
+from pipeline.core.specs import SCRIPT_OUTPUTS
 
 TRAINER = '''
 import argparse, hashlib, json, os, pathlib, signal, subprocess, sys, time
@@ -52,7 +55,8 @@ if __name__ == "__main__":
     main(config)
 '''
 
-STAND_IN = Path(__file__).resolve().parents[1] / "stand_ins" / "torchrun" / "torch"
+ROOT = Path(__file__).resolve().parents[2]
+STAND_IN = ROOT / "tests" / "stand_ins" / "torchrun" / "torch"
 
 RUN_TO_END = "finish(rank, run)"
 SLEEP = "print('up', flush=True); time.sleep(600)"
@@ -104,3 +108,34 @@ def make(folder: Path, program: str, *, record: bool = False, stand_in: bool = F
     manifest = {"digest": digest, "count": 4, "channels": 1, "height": 2, "width": 2}
     (pack_dir / "manifest.json").write_text(json.dumps(manifest))
     return Stub(run_dir=run_dir, pack_dir=pack_dir, digest=digest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptStub(Stub):
+    """The run of a script, ready to launch; {data} is a file of its pack."""
+
+    def spec(self, attempt: int = 1) -> AttemptSpec:
+        """What an attempt of it runs."""
+        return replace(
+            super().spec(attempt),
+            trainer=SCRIPT.entry,
+            script="train.py",
+            pack=PackSource(path=self.pack_dir, digest=self.digest, inside="labels.bin"),
+            outputs=SCRIPT_OUTPUTS,
+            project="/nowhere",
+        )
+
+
+def make_script(folder: Path, text: str, args: Sequence[str]) -> ScriptStub:
+    """The same with a script of anybody's own, started by what starts all of them."""
+    stub = make(folder, "", stand_in=True)
+    code = stub.run_dir / "code"
+    for name in ("core/__init__.py", "core/fields.py", "script"):
+        source, target = ROOT / "trainers" / name, code / "trainers" / name
+        target.parent.mkdir(exist_ok=True)
+        shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+    shutil.copy(ROOT / "paceline.py", code)
+    (code / "train.py").write_text(text)
+    program = {"name": "script", "script": "train.py", "args": [*args], "outputs": ["*.txt"]}
+    (stub.run_dir / "config.json").write_text(json.dumps({"seed": 7, "program": program}))
+    return ScriptStub(**vars(stub))

@@ -22,7 +22,7 @@ from pipeline.core import process
 from pipeline.core.errors import TrainingError
 from pipeline.core.specs import LogLine
 from tests.contract.conftest import HOSTILE, Bench
-from tests.contract.stub import RUN_TO_END, SLEEP, Stub
+from tests.contract.stub import RUN_TO_END, SLEEP, Stub, make_script
 
 
 def test_runs_to_the_end_and_brings_everything_back(bench: Bench) -> None:
@@ -51,6 +51,32 @@ def test_runs_to_the_end_and_brings_everything_back(bench: Bench) -> None:
         assert "hello from" in (stub.run_dir / "attempts" / "1" / f"{host}.log").read_text()
     assert bench.left(stub) == 0
     assert not list(bench.folder.rglob("x")), "a value was run by a shell"
+
+
+OF_ANYBODY = """
+import os, sys, paceline
+print('hello from', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], [os.path.getsize(sys.argv[1]), *sys.argv[2:]])
+if os.environ['RANK'] == '0':
+    paceline.log(1, loss=2.5)
+    (paceline.checkpoints() / 'checkpoint-1').mkdir()
+    (paceline.checkpoints() / 'checkpoint-1' / 'model.bin').write_text('weights')
+    open('model.txt', 'w').write('model')
+"""
+
+
+def test_a_script_gets_its_data_and_leaves_metrics_outputs_and_checkpoints(bench: Bench) -> None:
+    stub = make_script(bench.folder, OF_ANYBODY, ["{data}", HOSTILE, "{seed}"])
+    lines: list[LogLine] = []
+    bench.run(stub, lines)
+    texts = {(line.rank, line.text) for line in lines}
+    assert {(rank, f"hello from {rank} of 2 {[32, HOSTILE, '7']}") for rank in (0, 1)} <= texts
+    (row,) = map(json.loads, (stub.run_dir / "metrics.jsonl").read_text().splitlines())
+    assert (row["step"], row["metrics"]) == (1, {"loss": 2.5})
+    assert (stub.run_dir / "checkpoints/checkpoint-1/model.bin").read_text() == "weights"
+    assert (stub.run_dir / "outputs/model.txt").read_text() == "model"
+    assert json.loads((stub.run_dir / "summary.json").read_text())["metrics"] == {"loss": 2.5}
+    assert bench.left(stub) == 0
+    assert not list(bench.folder.rglob("x")), "an argument was run by a shell"
 
 
 PRUNED_WHEN_ASKED = """

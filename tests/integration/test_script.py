@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,7 @@ def test_the_example_of_the_page_trains_as_printed(tmp_path: Path, fetched: Path
 def test_the_script_of_the_readme_trains_in_a_new_clone(tmp_path: Path, fetched: Path) -> None:
     (line,) = re.findall(r"^doit train program\.script=\S+ \S+", (ROOT / "README.md").read_text(), re.MULTILINE)
     checkout = copied(tmp_path / "project", fetched)
+    shutil.copytree(ROOT / "examples", checkout.root / "examples")
     done = typed(checkout, line, ALONE)
     assert "FINISHED" in done.stdout, done.stdout
     (result,) = (checkout.root / "runs").glob("*/result.json")
@@ -175,8 +177,10 @@ def test_the_script_of_the_readme_trains_in_a_new_clone(tmp_path: Path, fetched:
 
 def test_a_search_prunes_a_script_that_falls_behind(project: Project) -> None:
     (project.folder / "my scripts/train.py").write_text(PRUNED)
-    words = ("search=grid", "program.args.lr=1,2,9", "search.metric=loss", "search.direction=minimize")
+    words = ("search=grid", "program.args.lr=9,2,1", "search.metric=loss", "search.direction=minimize")
     pruner = ("search.pruner=median", "search.startup_trials=2", "sweep.slots=1", "cluster.nproc_per_node=1")
+    first = project.doit("sweep", *words, *pruner, "search.n_trials=2")
+    assert "2 finished" in first.stdout, first.stdout
     done = project.doit("sweep", *words, *pruner)
     assert "2 finished, 1 pruned, 0 failed" in done.stdout, done.stdout
     (pruned,) = (path for path in (project.folder / "runs").glob("*/pruned.json"))
