@@ -136,6 +136,6 @@ def make_script(folder: Path, text: str, args: Sequence[str]) -> ScriptStub:
         shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
     shutil.copy(ROOT / "paceline.py", code)
     (code / "train.py").write_text(text)
-    program = {"name": "script", "script": "train.py", "args": [*args], "outputs": ["*.txt"]}
+    program = {"name": "script", "script": "train.py", "args": [*args], "outputs": ["*.txt"], "data": "labels.bin"}
     (stub.run_dir / "config.json").write_text(json.dumps({"seed": 7, "program": program}))
     return ScriptStub(**vars(stub))
