@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent import processes, registry
+from pipeline.cluster.agent import processes, registry, supervisor
 from pipeline.cluster.agent.early_exits import EarlyExits
 from pipeline.cluster.agent.follow import FROZEN_S
 from pipeline.cluster.agent.node import identity
@@ -49,6 +49,31 @@ def test_silence_counts_changes_and_no_clock(tmp_path: Path, monkeypatch: pytest
     assert look(3600.0) == 0.5 + LOOK_S, "this process was stopped for an hour, not the controller"
     path.unlink()
     assert look(0.5) == 1.0 + LOOK_S
+
+
+def test_a_silent_controller_makes_a_node_ask_one_other_node_and_all_only_when_that_is_gone_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [{"identity": f"host{n} 10.0.0.{n}:22 uid 0", "state_dir": str(tmp_path), "node_rank": n} for n in range(9)]
+    asked, slept, alive = list[str](), list[float](), ["10.0.0.2"]
+    monkeypatch.setattr(Silence, "look", lambda _: 60.0)
+    monkeypatch.setattr(supervisor, "answers", lambda address, _: asked.append(address) or address in alive)
+    one = Supervisor({"run_id": "r", "nodes": nodes}, nodes[0])
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            alive.clear()
+        if one.reason:
+            raise TimeoutError
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with pytest.raises(TimeoutError):
+        one.watch_peers()
+    numbers = [int(address.rpartition(".")[2]) for address in asked]
+    assert numbers == [1, 2, 2, 2, *(2, 1, 3), *(2, 1, 3)]
+    assert slept == [1.0, 1.0, 1.0, 0.2, 0.2]
+    assert one.reason.startswith("isolated")
 
 
 def test_a_bar_holds_for_an_hour_of_the_same_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

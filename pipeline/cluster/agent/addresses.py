@@ -63,9 +63,16 @@ def listening(address: str, port: int) -> list[socket.socket]:
         return bound(None, port)
 
 
+def plain(name: str) -> str | bytes:
+    """For ``getaddrinfo``: of a text it makes a name of the Internet's first, with modules that take long to import."""
+    return name.encode("ascii") if name.isascii() else name
+
+
 def bound(address: str | None, port: int) -> list[socket.socket]:
     with contextlib.ExitStack() as stack:
-        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(
+            plain(address) if address else None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
         listeners = []
         for family, kind, number, _, place in found:
             listener = stack.enter_context(socket.socket(family, kind, number))

@@ -17,6 +17,7 @@ import sys
 import time
 from types import FrameType
 
+from .addresses import plain
 from .claims import Claim, claim_for_run
 from .early_exits import EarlyExits
 from .log_lines import Tail
@@ -33,6 +34,7 @@ from .wire import REMOVED, Json, in_thread, say, touch, write_json
 
 BEAT_STALE_S = 3.0  # the controller beats every second
 PEER_TRY_S = 1.0
+PEER_AGAIN_S = 0.2  # where none answered
 SIBLING_GRACE_S = 2.0  # after a rank's error: what torchrun gets to reap the others by itself
 TELLING_GRACE_S = 8.0  # the same where only torchrun knows how the rank ended: it tells when the others are gone
 UNATTENDED_S = 20.0
@@ -121,7 +123,6 @@ class Supervisor:
         self.early_exits = EarlyExits(self.state)
         self.early_before: dict[int, int] = {}
         self.tails: dict[str, tuple[int, Tail]] = {}
-        self.reachable: set[tuple[str, int]] = set()
         self.lease = Silence(self.path("lease"))
         self.meeting = Meeting(request.get("meeting"), first=node["node_rank"] == 0)
 
@@ -281,19 +282,22 @@ class Supervisor:
         self.early_before = early
 
     def watch_peers(self) -> None:
-        """End the run when this node is cut off: no beats, and no node that used to answer does any more."""
-        peers = peers_of(self.request, self.node)
-        misses, beats = 0, Silence(self.path("lease"))
+        """End the run when this node is cut off: no beats, and no other node answers any more, as one used to.
+
+        One that answers will do, and it is asked once a second: each try is a process of its ssh server.
+        """
+        peers, beats = peers_of(self.request, self.node), Silence(self.path("lease"))
+        reached, misses = False, 0
         while peers:
             stale = beats.look() > BEAT_STALE_S
-            if stale or not self.reachable:
-                alive = {peer for peer in peers if answers(*peer)}
-                self.reachable |= alive
-                cut = stale and self.reachable and not (alive & self.reachable)
-                misses = misses + 1 if cut else 0
+            if stale or not reached:
+                alive = next((peer for peer in peers if answers(*peer)), None)
+                if alive is not None:
+                    reached, peers = True, [alive, *(peer for peer in peers if peer != alive)]
+                misses = misses + 1 if stale and reached and alive is None else 0
                 if misses >= 2:
                     self.end("isolated: neither the controller nor any other node can be reached")
-            time.sleep(PEER_TRY_S if not stale else 0.2)
+            time.sleep(PEER_AGAIN_S if misses else PEER_TRY_S)
 
     def pump(self, last: bool = False) -> bool:
         """Append what ranks and torchrun wrote since the last look to the one log; False: nothing."""
@@ -347,7 +351,7 @@ class Supervisor:
 
 def answers(address: str, port: int) -> bool:
     try:
-        socket.create_connection((address, port), timeout=PEER_TRY_S).close()
+        socket.create_connection((plain(address), port), timeout=PEER_TRY_S).close()  # type: ignore[arg-type]
     except OSError:
         return False
     return True
