@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import marshal
 import os
 import subprocess
 import sys
@@ -11,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster import agent
+from pipeline.cluster.agent.commands import COMMANDS
+from pipeline.cluster.launchers import payload
 from pipeline.cluster.launchers.payload import BOOTSTRAP, TAKEN_FOR_COMMANDS, message
 
+dumps = marshal.dumps
 MODULES = sorted(Path(agent.__file__).parent.glob("*.py"))
 
 
@@ -65,3 +69,33 @@ def test_a_traceback_of_the_agent_shows_file_and_line_and_the_host_keeps_no_file
     assert said[-1] == "KeyError: 'no such command'"
     assert done.returncode == 1
     assert list(home.iterdir()) == []
+
+
+def test_another_python_compiles_the_sources_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payload, "MAGIC_NUMBER", b"of another version")
+    monkeypatch.setattr(marshal, "dumps", lambda value, *more: dumps(value, *more) if more else b"no code")
+    payload.opening.cache_clear()
+    payload.agent_source.cache_clear()
+    try:
+        asked = message({"do": "stop", "bar": "", "registry": "/nowhere", "attempts": "aaaa-"}, "f00d")
+    finally:
+        payload.opening.cache_clear()
+        payload.agent_source.cache_clear()
+    done = subprocess.run([sys.executable, "-c", BOOTSTRAP], input=asked, capture_output=True, check=False)
+    assert (done.returncode, done.stdout.decode()) == (0, '\n@paceline f00d {"left": []}\n')
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_a_command_imports_is_sent_for_it(command: str) -> None:
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in MODULES}
+    sent = payload.needed_modules((command,), texts)
+    assert len(sent) == len({*sent})
+    assert COMMANDS[command] in sent
+    imported = {node for name in sent for node in _siblings(texts[name])}
+    assert imported <= {*sent}
+
+
+def _siblings(text: str) -> set[str]:
+    """The modules of the agent that this one imports anywhere in it."""
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom) and node.level == 1]
+    return {name for node in found for name in ([node.module] if node.module else [one.name for one in node.names])}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline.cluster.agent.commands import START
 from pipeline.cluster.agent.node import PEERS, peers_of
 from pipeline.cluster.launchers.local import LocalLauncher
-from pipeline.cluster.launchers.payload import message
+from pipeline.cluster.launchers.payload import message, opening
 from pipeline.cluster.launchers.replies import Answer, Output
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host
@@ -39,4 +40,5 @@ def test_a_node_tries_the_next_few_nodes_where_it_hears_nobody() -> None:
 def test_a_request_with_the_parts_of_a_thousand_nodes_is_small() -> None:
     node = {"argv": ["python3", "-m", "torch.distributed.run", "--nnodes=1000"], "env": {"A": "x" * 1000}}
     request = {"do": "start", "nodes": [{**node, **identity} for identity in NODES]}
-    assert len(message(request, "f00d")) < 100_000
+    assert len(message(request, "f00d")) - len(opening(("start",))) < 20_000
+    assert len(opening(START)) < 160_000, "this computer sends it to each host"

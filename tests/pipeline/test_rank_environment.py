@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from pipeline.cluster.launchers.agent_requests import ENV_NAMES
 from pipeline.config.compose import compose_config, resolve
-from pipeline.keys.rank_environment import FAMILIES, decides, left_behind, matches, of_report, passed
+from pipeline.keys.rank_environment import FAMILIES, PASSED, decides, left_behind, matches, of_report, passed
 
 SHELL = "this shell"
 
@@ -106,3 +107,9 @@ def test_the_word_that_takes_it_along_is_one_word_of_a_shell_and_the_value_in_hy
     assert word == "\"cluster.env.OMP_NUM_THREADS='9.0a'\"" or value != "9.0a"
     parsed = OverridesParser.create().parse_override(typed)
     assert (parsed.key_or_group, str(parsed.value())) == ("cluster.env.OMP_NUM_THREADS", value)
+
+
+@pytest.mark.parametrize("pattern", [*PASSED, *FAMILIES, *ENV_NAMES])
+def test_a_pattern_that_is_sent_to_hosts_is_a_name_or_the_beginning_of_names(pattern: str) -> None:
+    """The agent looks no further than at a star at the end (pipeline/cluster/agent/probe.py)."""
+    assert not {*pattern.removesuffix("*")} & {*"*?[]!"}

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 
+from .addresses import plain
 from .claims import seen
 from .processors import gpu_state
 from .wire import Json, in_thread, say
@@ -48,7 +49,7 @@ def facts(gpu_s: float) -> Json:
 def resolve_own_name(found: Json, resolved: threading.Event) -> None:
     """The addresses of this host's own name, as a program here would find them; none: it doesn't resolve."""
     try:
-        answers = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+        answers = socket.getaddrinfo(plain(socket.gethostname()), None, type=socket.SOCK_STREAM)
     except OSError:
         answers = []
     found["addresses"] = sorted({str(address[0]) for *_, address in answers})

@@ -1,13 +1,15 @@
 """The beginning of what travels to a host: serves the agent's modules from memory, then runs the agent.
 
 ``pipeline/cluster/launchers/payload.py`` sends this text with a call of ``run`` behind it. Nothing is written on the
-host. A module is compiled when it is first imported, so a short command pays only for what it uses; one that is first
-imported after a fork is served as well.
+host. A module's code comes compiled for the controller's Python; another one compiles the source, when the module is
+first imported. One that is first imported after a fork is served as well.
 """
 
+import marshal
 import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from importlib.util import MAGIC_NUMBER
 from types import ModuleType, TracebackType
 
 PACKAGE = "paceline_agent"  # never ``pipeline``: a host may have an installed package of that name
@@ -16,11 +18,12 @@ PACKAGE = "paceline_agent"  # never ``pipeline``: a host may have an installed p
 class SourceFinder:
     """Imports ``PACKAGE`` from a dictionary: module name (``__init__`` for the package itself) → text.
 
-    Tracebacks show file and line: code is named by its path in the repository, and linecache asks ``get_source``.
+    ``code`` has what was compiled of it, for this Python. Tracebacks show file and line: code is named by its path in
+    the repository, and linecache asks ``get_source``.
     """
 
-    def __init__(self, sources: "dict[str, str]") -> None:
-        self.sources = sources
+    def __init__(self, sources: "dict[str, str]", code: "dict[str, bytes]") -> None:
+        self.sources, self.code = sources, code
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> "ModuleSpec | None":
         if fullname.partition(".")[0] != PACKAGE or module_of(fullname) not in self.sources:
@@ -31,9 +34,12 @@ class SourceFinder:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        name = module.__name__
-        path = "pipeline/cluster/agent/" + module_of(name) + ".py"
-        exec(compile(self.get_source(name), path, "exec"), module.__dict__)
+        name = module_of(module.__name__)
+        if name in self.code:
+            code = marshal.loads(self.code[name])
+        else:
+            code = compile(self.sources[name], "pipeline/cluster/agent/" + name + ".py", "exec")
+        exec(code, module.__dict__)
 
     def get_source(self, fullname: str) -> str:
         return self.sources[module_of(fullname)]
@@ -50,8 +56,13 @@ def show(kind: "type[BaseException]", error: BaseException, trace: "TracebackTyp
     traceback.print_exception(kind, error, trace)
 
 
-def run(sources: "dict[str, str]") -> None:
-    """Answer the request that is next on stdin; never returns. Raises SystemExit with the agent's exit code."""
-    sys.meta_path.insert(0, SourceFinder(sources))
+def run(modules: bytes) -> None:
+    """Answer the request that is next on stdin; never returns. Raises SystemExit with the agent's exit code.
+
+    Args:
+        modules: magic number of a Python, texts, code; by marshal, in a version that any Python 3 reads.
+    """
+    magic_number, sources, code = marshal.loads(modules)
+    sys.meta_path.insert(0, SourceFinder(sources, code if magic_number == MAGIC_NUMBER else {}))
     sys.excepthook = show
     sys.exit(import_module(PACKAGE + ".main").main())

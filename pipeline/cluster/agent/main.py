@@ -16,43 +16,15 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-import tarfile
 import zlib
 from functools import partial
 from importlib import import_module
 from types import ModuleType
 
 from . import wire
+from .commands import COMMANDS
 from .processes import in_child
-from .reasons import reason
 from .wire import Json, say
-
-COMMANDS = {
-    "probe": "probe",
-    "examine": "checks",
-    "shared": "checks",
-    "reach": "reach",
-    "start": "supervisor",
-    "job": "job",
-    "follow": "follow",
-    "hold": "claims",
-    "stop": "registry",
-    "status": "registry",
-    "collect": "staging",
-    "clean": "staging",
-    "clear": "left",
-    "put_pack": "staging",
-    "relay_pack": "relay",
-    "find_environment": "environments",
-    "make_environment": "environments",
-    "compare_trees": "trees",
-    "make_places": "trees",
-    "mesh_offer": "mesh",
-    "mesh_accept": "mesh",
-    "mesh_try": "logins",
-    "mesh_undo": "mesh",
-}
-"""Command → the module with the function of that name: what a command doesn't use isn't compiled for it."""
 
 
 def main() -> int:
@@ -88,7 +60,9 @@ def answer(request: Json) -> int:
     """Do it in this process; the exit code."""
     try:
         getattr(module_for(request), request["do"])(request)
-    except (SystemExit, OSError, tarfile.TarError) as error:
+    except (SystemExit, OSError) as error:
+        from .reasons import reason  # not before: most commands need nothing of what that imports
+
         with contextlib.suppress(OSError):
             say(error=reason(error))
         return 1

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import glob
 import hashlib
 import os
@@ -107,7 +106,7 @@ def distribution_of(name: str) -> tuple[str, str]:
     if name.endswith(".dist-info"):
         project, _, version = name[: -len(".dist-info")].rpartition("-")
         return project, version
-    legacy = re.fullmatch(r"([^-]+)-([^-]+)(-py[\d.]+)?\.egg-info", name)
+    legacy = name.endswith(".egg-info") and re.fullmatch(r"([^-]+)-([^-]+)(-py[\d.]+)?\.egg-info", name)
     return (legacy.group(1), legacy.group(2)) if legacy else ("", "")
 
 
@@ -209,10 +208,11 @@ def cores_of(ranges: str) -> set[int]:
 
 
 def from_environment(patterns: list[str], but: list[str] | None = None) -> dict[str, str]:
-    """The variables of this process whose names match ``patterns`` and none of ``but``."""
+    """The variables of this process whose names match ``patterns`` and none of ``but``: names, or beginnings of names
+    with a ``*`` behind. (Of each pattern fnmatch makes a regular expression: ten milliseconds for all of them.)"""
 
     def among(name: str, wanted: list[str]) -> bool:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)
+        return any(name.startswith(one[:-1]) if one.endswith("*") else name == one for one in wanted)
 
     return {name: value for name, value in os.environ.items() if among(name, patterns) and not among(name, but or [])}
 

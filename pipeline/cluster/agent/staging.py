@@ -1,8 +1,8 @@
 """Folders of runs and data packs on this node: laid down whole, sent back, and removed."""
 
 # Requests carry paths as text, and much of this is file descriptors and /proc: os.path all the way.
-# ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH110, PTH111
-# ruff: noqa: PTH112, PTH117, PTH118, PTH119, PTH120, PTH202, PTH204, PTH207, PTH211
+# ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH106, PTH108, PTH110, PTH111
+# ruff: noqa: PTH112, PTH117, PTH118, PTH119, PTH120, PTH123, PTH202, PTH204, PTH207, PTH211
 from __future__ import annotations
 
 import contextlib
@@ -12,16 +12,16 @@ import re
 import shutil
 import socket
 import sys
-import tarfile
-import tempfile
 import time
 from collections.abc import Iterator
-from typing import BinaryIO
 
 from .node import own_node
 from .processes import start_time
 from .registry import forget_dead
-from .wire import Json, read_json, say
+from .wire import TYPE_CHECKING, Json, read_json, say
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
 
 FOREIGN_S = 86400.0
 TRIED_BYTES = 64 << 10
@@ -61,14 +61,18 @@ def try_writing(workdir: str) -> None:
     if not os.path.isabs(workdir):
         raise SystemExit(f"has no home for this login (HOME is not set), so {workdir} is nowhere; set cluster.workdir")
     make_folder(workdir)
-    with tempfile.NamedTemporaryFile(prefix=".try-", dir=workdir) as file:
-        try:
+    path = os.path.join(workdir, f".try-{os.urandom(4).hex()}")
+    try:
+        with open(path, "xb") as file:
             file.write(bytes(TRIED_BYTES))
             file.flush()
             os.fsync(file.fileno())
-        except OSError as error:
-            error.filename = file.name  # a write doesn't say to which file
-            raise
+    except OSError as error:
+        error.filename = path  # a write doesn't say to which file
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def make_folder(folder: str) -> None:
@@ -153,12 +157,18 @@ class Incoming:
 
 
 def unpack(stream: BinaryIO, folder: str) -> None:
-    """Extract a tar into ``folder``, which then appears whole or not at all."""
-    with staged(folder) as temporary, tarfile.open(fileobj=Incoming(stream), mode="r|*") as archive:  # type: ignore[call-overload]
-        if hasattr(tarfile, "data_filter"):
-            archive.extractall(temporary, filter="data")
-        else:
-            archive.extractall(temporary)
+    """Extract a tar into ``folder``, which then appears whole or not at all. Raises OSError, SystemExit."""
+    import tarfile
+
+    with staged(folder) as temporary:
+        try:
+            with tarfile.open(fileobj=Incoming(stream), mode="r|*") as archive:  # type: ignore[call-overload]
+                if hasattr(tarfile, "data_filter"):
+                    archive.extractall(temporary, filter="data")
+                else:
+                    archive.extractall(temporary)
+        except tarfile.TarError as error:
+            raise SystemExit(f"{type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -166,9 +176,9 @@ def staged(folder: str) -> Iterator[str]:
     """A temporary folder that becomes ``folder`` at the end, and is removed where that isn't reached."""
     parent = os.path.dirname(folder)
     make_folder(parent)
-    temporary = tempfile.mkdtemp(
-        prefix=f".staging-{socket.gethostname()}-{os.getpid()}-{start_time(os.getpid())}-", dir=parent
-    )
+    maker = f"{socket.gethostname()}-{os.getpid()}-{start_time(os.getpid())}"
+    temporary = os.path.join(parent, f".staging-{maker}-{os.urandom(4).hex()}")
+    os.mkdir(temporary, 0o700)
     try:
         os.chmod(temporary, 0o755)
         yield temporary
@@ -224,6 +234,8 @@ def settle_pack(run_dir: str, data_dir: str, digest: str) -> None:
 def collect(request: Json) -> None:
     """Send the named files of the run folder as a tar behind one answer line; with ``until_s`` none that was written to
     later: it may be half of one."""
+    import tarfile
+
     run_dir, until_s = own_node(request)["run_dir"], request.get("until_s")
 
     def settled(item: tarfile.TarInfo) -> tarfile.TarInfo | None:

@@ -12,6 +12,7 @@ from typing import IO, Any, ClassVar, Literal
 
 from pipeline.cluster import launchers, networks
 from pipeline.cluster.agent.claims import BUSY
+from pipeline.cluster.agent.commands import START
 from pipeline.cluster.launchers import agent_requests, all_pairs, claims, packs
 from pipeline.cluster.launchers.arriving import Transfer
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher, PackSource, Place
@@ -120,7 +121,8 @@ class AgentLauncher(Launcher, ABC):
         self._tokens |= dict.fromkeys(labels, token)
         with tempfile.TemporaryFile(prefix="paceline-") as stdin:
             more = {"more": True} if turn in ("first", "next") else {}
-            begin = stdin.write(message({**self._local, **request, **more}, token))
+            commands = START if turn else ()
+            begin = stdin.write(message({**self._local, **request, **more}, token, commands))
             if payload is not None:
                 payload(stdin)
                 self.transfer = Transfer.begin(what, labels, stdin.tell() - begin)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import marshal
+import re
 import secrets
 import sys
 import zlib
+from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib.machinery import SourceFileLoader
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from pipeline.cluster import agent
+from pipeline.cluster.agent.commands import COMMANDS, SCHEDULERS
 
 TOO_OLD = "is too old for the node agent"
 NO_PROGRAM = "paceline: no program came on standard input"
@@ -22,7 +29,7 @@ BOOTSTRAP = (
     "sys.path=[p for p in sys.path if p];i=sys.stdin.buffer;"
     "n=next((l for l in iter(i.readline,b'')if l.strip().isdigit()),b'');"
     f"n or sys.exit('{NO_PROGRAM}');"
-    "import zlib;exec(compile(zlib.decompress(i.read(int(n))),'paceline-agent','exec'))"
+    "import zlib;t,_,modules=zlib.decompress(i.read(int(n))).partition(b'\\0');exec(compile(t,'paceline-agent','exec'))"
 )
 """The constant program of every remote command: it reads the agent's source, then the request, from stdin. Any Python
 since 2.7 can compile it, so that one which is too old can say so.
@@ -42,7 +49,7 @@ _PREAMBLE = b"\n" * 16 + f"echo {TAKEN_FOR_COMMANDS}; exit 97\n".encode()
 """What BOOTSTRAP skips. The empty lines are for a login script that reads answers to its questions (``read``), the
 command is for a shell that a login script has started in its own place (``exec zsh``): it ends there."""
 
-_LOADER = "loader"
+_IMPORT = re.compile(r"^ *from \.(\w+) import|^ *from \. import ([\w, ]+)", re.MULTILINE)
 
 
 def agent_argv(python: str | None) -> list[str]:
@@ -52,12 +59,39 @@ def agent_argv(python: str | None) -> list[str]:
 
 
 @cache
-def agent_source() -> bytes:
-    """The loader's text, and behind it the call that gives it all other modules of the agent; compressed, as every
-    command sends it to every host."""
+def agent_source(commands: tuple[str, ...]) -> bytes:
+    """The loader's text, a zero byte, and the modules that it serves for these commands; compressed, as every command
+    sends it to every host."""
     texts = {path.stem: path.read_text(encoding="utf-8") for path in Path(agent.__file__).parent.glob("*.py")}
-    loader = texts.pop(_LOADER)
-    return zlib.compress(f"{loader}\n\nrun({dict(sorted(texts.items()))!r})\n".encode(), 9)
+    needed = {name: texts[name] for name in needed_modules(commands, texts)}
+    code = {name: marshal.dumps(_code(name)) for name in needed}
+    modules = marshal.dumps((MAGIC_NUMBER, needed, code), 2)
+    return zlib.compress(b"%s\n\nrun(modules)\n\0%s" % (texts["loader"].encode(), modules))
+
+
+def _code(name: str) -> CodeType:
+    """Of a module of the agent, compiled for this Python (as a rule it is on disk already), for a file of that name in
+    the repository."""
+    full_name = f"{agent.__name__}.{name}".removesuffix(".__init__")
+    code = SourceFileLoader(full_name, str(Path(agent.__file__).with_name(f"{name}.py"))).get_code(full_name)
+    assert code is not None  # a file with source has some
+    return _of_file(code, f"pipeline/cluster/agent/{name}.py")
+
+
+def _of_file(code: CodeType, path: str) -> CodeType:
+    inner = tuple(_of_file(one, path) if isinstance(one, CodeType) else one for one in code.co_consts)
+    return code.replace(co_filename=path, co_consts=inner)
+
+
+def needed_modules(commands: Sequence[str], texts: Mapping[str, str]) -> list[str]:
+    """The agent's modules that these commands import, and those that they may import under a name."""
+    needed = ["__init__", "main", *(COMMANDS[command] for command in commands if command in COMMANDS)]
+    needed += SCHEDULERS if "job" in commands else ()
+    for name in needed:  # which grows
+        found = _IMPORT.finditer(texts[name])
+        named = {name for one in found for name in ([one[1]] if one[1] else re.split(r", ", one[2]))}
+        needed += sorted(named - {*needed})
+    return needed
 
 
 def new_token() -> str:
@@ -65,15 +99,19 @@ def new_token() -> str:
     return secrets.token_hex(8)
 
 
-def message(request: dict[str, Any], token: str) -> bytes:
-    """What goes into the stdin of BOOTSTRAP: length and source, length and request, both compressed: a request holds
-    the parts of all nodes, which hardly differ. A tar may follow."""
+def message(request: dict[str, Any], token: str, commands: tuple[str, ...] = ()) -> bytes:
+    """What goes into the stdin of BOOTSTRAP: length and modules, length and request, both compressed: a request holds
+    the parts of all nodes, which hardly differ. A tar may follow.
+
+    Args:
+        commands: all that this agent is going to be asked; (): this request alone.
+    """
     asked = zlib.compress(json.dumps({**request, "token": token}).encode())
-    return b"%s%d\n%s" % (opening(), len(asked), asked)
+    return b"%s%d\n%s" % (opening(commands or (str(request.get("do")),)), len(asked), asked)
 
 
 @cache
-def opening() -> bytes:
+def opening(commands: tuple[str, ...]) -> bytes:
     """How every message begins; an agent that stays gets only what follows."""
-    source = agent_source()
+    source = agent_source(commands)
     return b"%s%d\n%s" % (_PREAMBLE, len(source), source)

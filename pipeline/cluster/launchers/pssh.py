@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from pipeline.cluster.agent.commands import START
 from pipeline.cluster.launchers import environments
 from pipeline.cluster.launchers.agent_launcher import Turn
 from pipeline.cluster.launchers.answers import received_bytes
@@ -212,7 +213,7 @@ class PsshLauncher(RemoteLauncher):
             self._leave()
         if self._live is None:
             return self.exchange(stdin, hosts, timeout_s)
-        at = 0 if turn == "first" else len(opening())
+        at = 0 if turn == "first" else len(opening(START))
         outputs = self._live.ask(stdin, at, token, timeout_s, last=turn == "last")
         if turn == "last":  # they leave by themselves: nobody has to wait for that
             live, self._live = self._live, None

@@ -1,0 +1,35 @@
+"""What the agent can be asked."""
+
+from __future__ import annotations
+
+COMMANDS = {
+    "probe": "probe",
+    "examine": "checks",
+    "shared": "checks",
+    "reach": "reach",
+    "start": "supervisor",
+    "job": "job",
+    "follow": "follow",
+    "hold": "claims",
+    "stop": "registry",
+    "status": "registry",
+    "collect": "staging",
+    "clean": "staging",
+    "clear": "left",
+    "put_pack": "staging",
+    "relay_pack": "relay",
+    "find_environment": "environments",
+    "make_environment": "environments",
+    "compare_trees": "trees",
+    "make_places": "trees",
+    "mesh_offer": "mesh",
+    "mesh_accept": "mesh",
+    "mesh_try": "logins",
+    "mesh_undo": "mesh",
+}
+"""Command → the module with the function of that name: what a command doesn't use isn't sent for it."""
+START = ("probe", "reach", "start")
+"""Those of a start, which one agent answers."""
+
+SCHEDULERS = ("slurm_node", "kubernetes_pod")
+"""Modules of which ``job`` takes the one that its request names."""
