@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal
 
@@ -252,8 +254,18 @@ class AgentLauncher(Launcher, ABC):
         request = {**self._request(plan, Path()), "do": "follow", **self._local}
         request |= {"metrics": not self.capabilities.shares_run_dir, "of_script": bool(plan.outputs.whole)}
         connections = [self.connection(hosts[node.host]) for node in plan.nodes]
-        token = new_token()
-        return Streams(connections, lambda offsets: message({**request, **offsets}, token), emit, metrics_at, token)
+        token, lock = new_token(), threading.Lock()
+
+        @lru_cache(maxsize=1)
+        def opened(offsets: tuple[tuple[str, int], ...]) -> bytes:
+            return message({**request, **dict(offsets)}, token)
+
+        def opening(offsets: dict[str, int]) -> bytes:
+            """It holds the parts of all nodes, and nearly all streams begin at the same bytes: it is made once."""
+            with lock:
+                return opened(tuple(offsets.items()))
+
+        return Streams(connections, opening, emit, metrics_at, token)
 
     def connection(self, host: Host) -> Connection:
         """To a live agent on one host; what comes after a broken one shares nothing with it."""

@@ -178,7 +178,8 @@ class LiveAgents:
         return None
 
     def _wait(self, longest_s: float, waiting: Mapping[str, _Line], size: int = 0) -> None:
-        """Until a pipe takes more, or an ssh ends."""
+        """Until a pipe takes more, or an ssh ends; with many hosts a moment longer, in which more of them do."""
+        time.sleep(min(longest_s, _LOOK_AT_ONE_S * len(waiting)))
         poll = select.poll()
         lines = {line.pipe: line for line in self._lines.values() if line.pipe is not None}
         unsent = {line.pipe for line in waiting.values() if line.sent < size}
