@@ -207,7 +207,7 @@ class Session:
         """The run of this configuration as far as its key and folder tell, once its data is in place."""
         from pipeline.execution.located import locate
 
-        return locate(self.basis, ROOT, self.pack.digest) if self.pack else None
+        return locate(self.basis, ROOT, self.pack.digest, reading=self.pack.rank_modules) if self.pack else None
 
     @property
     def steps(self) -> Graph:

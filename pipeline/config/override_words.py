@@ -10,7 +10,7 @@ from pipeline.core.errors import UsageError
 _MAPPINGS = (  # whose names are the user's own, or torch's
     "cluster.env", "cluster.environment", "cluster.node_selector", "cluster.labels",
     "model.args", "optimizer.args", "optimizer.arguments", "trainer.loss_args", "trainer.metrics",
-    "dataset.augmentation_args", "program.args", "program.env", "step",
+    "dataset.args", "dataset.augmentation_args", "program.args", "program.env", "step",
 )  # fmt: skip
 _OPEN = (*(f"{name}." for name in _MAPPINGS), *(f"{name}={{" for name in _MAPPINGS if name != "cluster.env"))
 _OF_A_SCRIPT = ("program.script=", "program.command=")

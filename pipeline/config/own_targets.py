@@ -15,9 +15,10 @@ from typing import Any
 from pipeline.core.errors import UsageError, nearest, suggestion
 from pipeline.core.options import bound_names, source_of_installed
 from pipeline.keys.import_closure import source_of
-from trainers.core.config import TrainConfig
+from trainers.core.config import OWN, TrainConfig
 
 _OFFERED = {
+    "dataset": ("source",),
     "model": ("num_classes", "channels", "image_size"),
     "optimizer": ("lr", "weight_decay"),
     "trainer.loss": ("num_classes",),
@@ -75,7 +76,8 @@ def check_targets(train: TrainConfig, root: Path, behind: Sequence[str] = ()) ->
         UsageError: names the field, near names, and file and line.
     """
     sources = _Sources(root=root, behind=behind)
-    for field, target in train.targets.items():
+    data = {"dataset.target": getattr(train.dataset, "target", "")} if train.dataset.name == OWN else {}
+    for field, target in {**data, **train.targets}.items():
         module, _, name = target.partition(":")
         source = sources.read(module)
         if source is None:

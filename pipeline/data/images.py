@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _USUAL = 224  # pixels of a side, where images differ or are larger
 _GROUP = 16  # images that a thread decodes before it hands them on
-_HEADERS = 64  # files that a thread looks at before it says what it saw
+_HEADERS = 16  # files that a thread looks at before it says what it saw
 _MOST_NAMED = 8  # broken images that an error lists
 
 

@@ -101,6 +101,11 @@ class Pack(NamedTuple):
         """The manifest's digest: the identity of the data, wherever it lies."""
         return self.manifest.digest
 
+    @property
+    def rank_modules(self) -> tuple[str, ...]:
+        """What ranks import to read it, besides what they import anyway."""
+        return () if self.manifest.encoding is None else ("trainers.data.encoded",)
+
 
 def read(folder: Path) -> Pack | None:
     """The pack in ``folder``, or None where it is absent, incomplete or altered. Files are hashed only when

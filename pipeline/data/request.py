@@ -37,13 +37,15 @@ _TICK_S = 0.02  # a file system's clock moves on in steps of up to 10 ms: two wr
 
 class Inputs(NamedTuple):
     """What settings say of a pack: ``settings`` that decide its images, ``files`` on this computer that it is read
-    from, in the order of the data set's ``module`` (dotted). ``names``: what they are called, where that decides."""
+    from, in the order of the data set's ``module`` (dotted). ``names``: what they are called, where that decides;
+    ``own``: modules of the person's own that the data set calls."""
 
     dataset: str
     module: str
     settings: Mapping[str, Any]
     files: tuple[Path, ...]
     names: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
 
 
 class Request(NamedTuple):
@@ -88,9 +90,9 @@ def request(inputs: Inputs, data_dir: Path) -> Request:
     names = inputs.names or [str(number) for number in range(len(inputs.files))]
     wanted["inputs"] = {name: known[path][1] for name, path in zip(names, inputs.files, strict=True)}
     wanted["version"] = manifest.VERSION
-    code = import_closure(ROOT, (inputs.module, _PACKING), given=_GIVEN)
+    code = import_closure(ROOT, (inputs.module, _PACKING, *inputs.own), given=_GIVEN)
     wanted["code"] = dict(code.digests)
-    if not inputs.module.startswith(OWN):  # what is installed counts by its version
+    if inputs.own or not inputs.module.startswith(OWN):  # what is installed counts by its version
         wanted["versions"] = dict(code.versions)
     name = f"{inputs.dataset}-{sha256_text(canonical_json(wanted))[:12]}"
     return Request(name=name, stamps={path: stamp for path, (stamp, _) in known.items()})

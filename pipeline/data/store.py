@@ -19,12 +19,12 @@ from pipeline.data.manifest import Pack
 from pipeline.data.progress import OnProgress, reporting
 from pipeline.data.request import Inputs, Request
 from pipeline.data.source import local_path
-from trainers.core.config import DatasetConfig
+from trainers.core.config import OWN, DatasetConfig
 
 # applied by the nodes; any other setting counts
 _TRAINING_ONLY = (
     *("crop_padding", "crop_border", "flip", "alternate_flip", "cutout", "normalise"),
-    *("augmentation", "augmentation_args"),
+    *("augmentation", "augmentation_args", "random_resized_crop"),
 )
 
 
@@ -34,7 +34,10 @@ def inputs(dataset: DatasetConfig) -> Inputs:
     found = datasets.module(dataset.name).local_inputs(dataset)
     module = datasets.DATASETS.target(dataset.name)
     files, names = (found.values(), found) if isinstance(found, dict) else (found, ())
-    return Inputs(dataset=dataset.name, module=module, settings=settings, files=tuple(files), names=tuple(names))
+    own = (getattr(dataset, "target", "").partition(":")[0],) if dataset.name == OWN else ()
+    return Inputs(
+        dataset=dataset.name, module=module, settings=settings, files=tuple(files), names=tuple(names), own=own
+    )
 
 
 def inputs_or_none(dataset: DatasetConfig) -> Inputs | None:

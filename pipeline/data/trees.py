@@ -24,6 +24,7 @@ class Tree(NamedTuple):
     inside: str = ""
     source: Path = Path()
     sizes: Mapping[str, int] = {}
+    rank_modules: tuple[str, ...] = ()
 
     def lay_down(self) -> None:
         """Make the folder: a link to the source, and a manifest by which a host knows whether it has all of it.

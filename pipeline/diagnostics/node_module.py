@@ -20,6 +20,7 @@ from pipeline.core.errors import TrainingError
 from pipeline.core.files import write_atomic, write_json
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.specs import Cluster, LogLine, Outputs
+from pipeline.data import manifest
 from pipeline.keys.import_closure import import_closure
 
 FOLDER = "diagnostics"  # beside the runs, whose folders have a key for a name
@@ -68,7 +69,9 @@ def run(
         HostError, TrainingError, Killed: as ``cluster.attempt.run_attempt`` does.
     """
     write_json(folder / "config.json", diagnosis.config)
-    code = import_closure(root, (diagnosis.module, *diagnosis.chosen), cluster.python_path)
+    found = manifest.read(pack.path) if pack is not None else None
+    reading = found.rank_modules if found is not None else ()
+    code = import_closure(root, (diagnosis.module, *diagnosis.chosen, *reading), cluster.python_path)
     for name, source in code.sources.items():
         write_atomic(folder / "code" / name, source.read_bytes())
     spec = AttemptSpec(

@@ -60,5 +60,5 @@ def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: Sources | No
             f"trainer.class_weights has {len(weights)} weights, and {pack.manifest.name} has "
             f"{pack.manifest.num_classes} classes"
         )
-    found = locate(config, root, pack.digest, read)
+    found = locate(config, root, pack.digest, read, pack.rank_modules)
     return Run(**vars(found), config=config, pack=pack)

@@ -132,18 +132,29 @@ def of_hosts(here: Mapping[str, str], told: Mapping[str, str]) -> dict[str, str]
     return {**here, **told}
 
 
-def code_of(basis: Basis | RunConfig, root: Path, read: Sources | None = None) -> Closure:
-    """All that the run imports, and of a script the files that it says it reads. Raises UsageError."""
+def code_of(
+    basis: Basis | RunConfig, root: Path, read: Sources | None = None, reading: tuple[str, ...] = ()
+) -> Closure:
+    """All that the run imports, and of a script the files that it says it reads. Raises UsageError.
+
+    ``reading``: modules that read this pack (its ``rank_modules``).
+    """
     behind = basis.cluster.python_path
     if basis.script is not None:
         return basis.script.closure(behind)
-    return (read or sources(root))(basis.chosen, behind)
+    return (read or sources(root))((*basis.chosen, *reading), behind)
 
 
-def locate(basis: Basis | RunConfig, root: Path, data_digest: str, read: Sources | None = None) -> LocatedRun:
-    """The run with its key and folder. Starts nothing, imports no torch."""
+def locate(
+    basis: Basis | RunConfig,
+    root: Path,
+    data_digest: str,
+    read: Sources | None = None,
+    reading: tuple[str, ...] = (),
+) -> LocatedRun:
+    """The run with its key and folder. Starts nothing, imports no torch. ``reading``: as ``code_of`` has it."""
     remember_in(root, basis.runs_dir)
-    script, code = basis.script, code_of(basis, root, read)
+    script, code = basis.script, code_of(basis, root, read, reading)
     key = content_key(
         config=basis.resolved,
         code=code.digests,

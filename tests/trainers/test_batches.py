@@ -9,7 +9,7 @@ from trainers.core.config import ConfigError, DatasetConfig, TrainerConfig
 from trainers.core.errors import TrainerError
 from trainers.core.options import load
 from trainers.data.augment import augmented, bordered, cut_out, plan_epoch
-from trainers.data.gather import Gatherer
+from trainers.data.gather import Gatherer, Wanted
 from trainers.data.pack import MappedPack, open_pack
 from trainers.data.step_plan import plan_steps
 from trainers.distributed.process_group import Node, Ranks
@@ -152,10 +152,10 @@ def test_rows_that_are_gathered_ahead_are_those_of_the_plan(pack: MappedPack, ac
     assert len(batches) == (steps.per_epoch - 1) * accumulate
     assert torch.equal(batches[0], order[18 : 18 + 6 // accumulate])  # the second rank's half of the second step
     gatherer = Gatherer(pack.images, pack.labels, torch.device("cpu"))
-    gatherer.expect(batches)
+    gatherer.expect(map(Wanted, batches))
     other = torch.arange(5)
     for index in [other, *batches, other]:  # what wasn't expected doesn't disturb the others
-        images, labels = gatherer.take(index)
+        images, labels = gatherer.take(Wanted(index))
         assert torch.equal(images, pack.images[index])
         assert torch.equal(labels, pack.labels[index])
 

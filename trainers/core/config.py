@@ -52,6 +52,8 @@ class DatasetConfig(Settings):
         crop_border: what the random crop sees beyond the edge: black, or reflect.
         flip: random horizontal mirroring.
         alternate_flip: draw the first epoch's mirroring alone; from then on an image is mirrored in every other epoch.
+        random_resized_crop: the smallest share of an image's area that a crop of random size and proportions (3:4 to
+            4:3) has, as 0.08; 0: none. It is cut from the file, of packs that keep the files (dataset.decoded_limit).
         augmentation: a class or function of your own, as package.module:name, that changes training images.
         augmentation_args: its arguments by name.
         cutout: side in pixels of a square, anywhere in the image, that is set to the mean colour; 0: none.
@@ -65,6 +67,7 @@ class DatasetConfig(Settings):
     crop_border: str = "black"
     flip: bool = False
     alternate_flip: bool = False
+    random_resized_crop: float = field(default=0.0, metadata=LATER)
     augmentation: str | None = field(default=None, metadata=LATER)
     augmentation_args: dict[str, Any] = field(default_factory=dict, metadata=LATER)
     cutout: int = 0
@@ -78,6 +81,7 @@ class DatasetConfig(Settings):
         choice("dataset.crop_border", self.crop_border, ("black", "reflect"))
         if self.alternate_flip and not self.flip:
             raise ConfigError("dataset.alternate_flip=true needs dataset.flip=true")
+        below_one("dataset.random_resized_crop", self.random_resized_crop)
         if self.augmentation is not None:
             check_target("dataset.augmentation", self.augmentation)
         elif self.augmentation_args:

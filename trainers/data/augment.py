@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from trainers.core.config import DatasetConfig
 from trainers.core.errors import TrainerError
+from trainers.data.gather import Wanted
 from trainers.data.own_augmentation import Augmentation
 from trainers.data.pack import Manifest, MappedPack
 from trainers.data.randomness import Stream, below, epoch_order, key, random_bits
@@ -46,13 +47,15 @@ class EpochPlan:
     ``index`` counts from the start of the pack (int64); ``top`` and ``left`` are the crop's corner in
     the padded image, ``hole_y`` and ``hole_x`` the middle of the cutout in the image that comes out, in pixels
     (int64); ``mirrored`` is bool; ``seeds`` are the random bits of an augmentation of one's own (int64).
-    None: that augmentation is off.
+    ``crops`` is what was drawn for a random-resized crop (int64 [samples, 4]: area, proportions, place across and
+    down). None: that augmentation is off.
     """
 
     index: Tensor
     top: Tensor | None = None
     left: Tensor | None = None
     mirrored: Tensor | None = None
+    crops: Tensor | None = None
     hole_y: Tensor | None = None
     hole_x: Tensor | None = None
     seeds: Tensor | None = None
@@ -62,8 +65,13 @@ class EpochPlan:
         return self._each(lambda item: item[start : start + count])
 
     def to(self, device: torch.device) -> EpochPlan:
-        """The same on a device, but for ``index``, which stays with the data that it counts."""
-        return replace(self._each(lambda item: item.to(device)), index=self.index)
+        """The same on a device, but for ``index`` and ``crops``, which stay with the data that they count and cut."""
+        return replace(self._each(lambda item: item.to(device)), index=self.index, crops=self.crops)
+
+    @property
+    def wanted(self) -> Wanted:
+        """What a reader of rows is asked for."""
+        return Wanted(self.index, self.crops)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> EpochPlan:
         values = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -94,7 +102,14 @@ def plan_epoch(config: DatasetConfig, pack: MappedPack, *, seed: int, epoch: int
         hole_y=None if holes is None else below(holes, 0, pack.manifest.height),
         hole_x=None if holes is None else below(holes, 24, pack.manifest.width),
         seeds=random_bits(key(seed, Stream.OWN, epoch), order) if config.augmentation is not None else None,
+        crops=_resized_crops(order, seed=seed, epoch=epoch) if config.random_resized_crop else None,
     )
+
+
+def _resized_crops(order: Tensor, *, seed: int, epoch: int) -> Tensor:
+    """int64 [samples, 4], each below 2**24."""
+    shape, place = (random_bits(key(seed, Stream.RESIZED_CROP, epoch, number), order) for number in range(2))
+    return torch.stack([below(bits, shift, 1 << 24) for bits in (shape, place) for shift in (0, 24)], dim=1)
 
 
 def _mirrored(config: DatasetConfig, order: Tensor, bits: Tensor, *, seed: int, epoch: int) -> Tensor:
@@ -154,7 +169,7 @@ def training_batch(
     ``own`` changes them after crop and mirroring.
     """
     if pack.gatherer is not None:
-        images, labels = pack.gatherer.take(plan.index)
+        images, labels = pack.gatherer.take(plan.wanted)
     else:
         images, labels = pack.images.index_select(0, plan.index), pack.labels.index_select(0, plan.index)
     images = augmented(images, plan, config)

@@ -1,12 +1,14 @@
 """The data pack: raw uint8 images and int64 labels, memory-mapped, on the device where they fit.
 
 A pack is a folder with ``images.bin`` (C-order [N, C, H, W]), ``labels.bin`` (little-endian [N]) and
-``manifest.json``; ``doit fetch`` makes it and the splits are ranges of it.
+``manifest.json``; ``doit fetch`` makes it and the splits are ranges of it. One that keeps image files as they came has
+``places.bin`` too, and is read by trainers.data.encoded.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import mmap
 import os
@@ -23,8 +25,10 @@ import torch
 from torch import Tensor
 
 from trainers.core.errors import TrainerError
-from trainers.data.gather import Gatherer
+from trainers.core.installer import install
+from trainers.data.gather import Gatherer, RowReader, Rows, Wanted
 
+_DECODER = "encoded"
 _MANIFEST = "manifest.json"
 _FREE_SHARE = 0.5  # of the free device memory that resident data may take
 
@@ -53,6 +57,8 @@ class Manifest:
     std: tuple[float, ...]
     sha256: Mapping[str, str]
     digest: str
+    encoding: Mapping[str, int | None] | None = None
+    files: Mapping[str, int] | None = None
 
     def size(self, split: str) -> int:
         """Images in a split."""
@@ -64,14 +70,22 @@ class Manifest:
 class MappedPack:
     """An open data pack. ``images`` uint8 [N, C, H, W] and ``labels`` int64 [N] share one device.
 
-    ``gatherer`` brings their rows to a device that has no room for all of them.
+    ``gatherer`` brings their rows to a device that has no room for all of them, or decodes them: of a pack that keeps
+    the files as they came ``images`` are their bytes, and ``places`` int64 [N, 2] says where each begins and ends.
     """
 
     folder: Path
     manifest: Manifest
     images: Tensor
     labels: Tensor
-    gatherer: Gatherer | None = None
+    gatherer: RowReader | None = None
+    places: Tensor | None = None
+
+    def rows(self, index: Tensor, device: torch.device) -> Rows:
+        """Images uint8 [n, C, H, W] and labels [n] on ``device``; ``index`` lies where the labels do."""
+        if self.gatherer is not None:
+            return self.gatherer.take(Wanted(index))
+        return take(self.images, index, device), take(self.labels, index, device)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -93,6 +107,8 @@ def read_manifest(folder: Path) -> Manifest:
             std=tuple(float(value) for value in raw["std"]),
             sha256=dict(raw["sha256"]),
             digest=str(raw["digest"]),
+            encoding=raw.get("encoding"),
+            files=raw.get("files"),
         )
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -110,9 +126,13 @@ def open_pack(folder: Path) -> MappedPack:
         TrainerError: this machine can't read it.
     """
     manifest = read_manifest(folder)
-    shape = (manifest.count, manifest.channels, manifest.height, manifest.width)
+    shape: tuple[int, ...] = (manifest.count, manifest.channels, manifest.height, manifest.width)
+    places = None
+    if manifest.files is not None:
+        shape = (manifest.files["images.bin"],)
+        places = _map(folder / "places.bin", torch.int64, (manifest.count, 2))
     images = _map(folder / "images.bin", torch.uint8, shape)
-    labels = _map(folder / "labels.bin", torch.int64, shape[:1])
+    labels = _map(folder / "labels.bin", torch.int64, (manifest.count,))
     if sys.byteorder != "little":
         raise TrainerError(f"{folder}/labels.bin is little-endian; nodes of the other byte order cannot read it")
     low, high = int(labels.min()), int(labels.max())
@@ -121,7 +141,7 @@ def open_pack(folder: Path) -> MappedPack:
             folder,
             f"{folder}/labels.bin holds labels {low}..{high}, the manifest says 0..{manifest.num_classes - 1}",
         )
-    return MappedPack(folder=folder, manifest=manifest, images=images, labels=labels)
+    return MappedPack(folder=folder, manifest=manifest, images=images, labels=labels, places=places)
 
 
 def check_digests(pack: MappedPack) -> None:
@@ -192,14 +212,42 @@ def set_aside(damage: DamagedPackError) -> TrainerError:
     return TrainerError(f"{damage}; {folder} is set aside: the same command makes it or sends it again")
 
 
-def place(pack: MappedPack, device: torch.device) -> MappedPack:
-    """Move a pack to the device when it takes at most half of its free memory; else it gets a gatherer."""
+def place(pack: MappedPack, device: torch.device, smallest_crop: float = 0.0) -> MappedPack:
+    """Move a pack to the device when it takes at most half of its free memory; else, and where the images have to be
+    decoded, it gets a gatherer.
+
+    Args:
+        smallest_crop: dataset.random_resized_crop.
+
+    Raises:
+        TrainerError: Pillow is missing, or pixels can't be cropped as files can.
+    """
+    if pack.places is not None:
+        return replace(pack, gatherer=_decoder(pack, pack.places, device, smallest_crop))
+    if smallest_crop:
+        raise TrainerError(
+            f"dataset.random_resized_crop={smallest_crop} is cut from the files, and {pack.manifest.name} was packed "
+            "as pixels; dataset.decoded_limit=0 keeps the files of folder and parquet (others have none)"
+        )
     if device.type != "cuda":
         return pack
     free_bytes, _ = torch.cuda.mem_get_info(device)
     if pack.images.nbytes + pack.labels.nbytes > _FREE_SHARE * free_bytes:
         return replace(pack, gatherer=Gatherer(pack.images, pack.labels, device))
     return replace(pack, images=pack.images.to(device), labels=pack.labels.to(device))
+
+
+def _decoder(pack: MappedPack, places: Tensor, device: torch.device, smallest_crop: float) -> RowReader:
+    """Imported by a name that is put together: otherwise Pillow would count in the key of every run."""
+    try:
+        module = importlib.import_module(f"{__package__}.{_DECODER}")
+    except ModuleNotFoundError as error:
+        raise TrainerError(
+            f"{pack.manifest.name} was packed as image files, and {error.name} isn't installed here to decode them; "
+            f"install it: {install('pillow')}"
+        ) from error
+    reader: RowReader = module.reader(pack.folder, pack.manifest, places, pack.labels, device, smallest_crop)
+    return reader
 
 
 def take(source: Tensor, index: Tensor, device: torch.device) -> Tensor:

@@ -26,6 +26,7 @@ class Stream(IntEnum):
     FLIP = 4
     CUTOUT = 5
     OWN = 6
+    RESIZED_CROP = 7
 
 
 def _signed(value: int) -> int:

@@ -33,6 +33,8 @@ class PlainLoop:
             raise TrainerError("the plain loop knows fp32 and bf16; measure with trainer.precision=bf16")
         self.config, self.node, self.precision = config, node, precision
         start, stop = pack.manifest.splits["train"]
+        if pack.places is not None:
+            raise TrainerError("the reference loop decodes no image files; a larger dataset.decoded_limit packs pixels")
         self.images = pack.images[start:stop].to(node.device, copy=True)
         self.labels = pack.labels[start:stop].to(node.device, copy=True)
         manifest, shape = pack.manifest, (1, pack.manifest.channels, 1, 1)

@@ -70,7 +70,7 @@ def run(path: Path) -> None:
     take_cores(read_ranks())
     pack = open_pack(path.parent / "data")
     with connect(config.strategy.backend) as node:
-        trainer = Trainer(config, place(pack, node.device), node, path.parent)
+        trainer = Trainer(config, place(pack, node.device, config.dataset.random_resized_crop), node, path.parent)
         trainer.prepare()
         ranks = f"{node.ranks.world_size} rank{'s' if node.ranks.world_size > 1 else ''}"
         trainer.say(f"{config.model.name} on {pack.manifest.name}: {ranks}, {node.backend}")

@@ -31,7 +31,7 @@ def run(path: Path) -> None:
     take_cores(read_ranks())
     pack = open_pack(path.parent / "data")
     with connect(config.strategy.backend) as node:
-        trainer = Trainer(config, place(pack, node.device), node, path.parent)
+        trainer = Trainer(config, place(pack, node.device, config.dataset.random_resized_crop), node, path.parent)
         trainer.prepare()
         loop = OwnLoop(trainer)
         loop.run(WARM_UP[node.device.type])

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainers.data.augment import Normaliser, bordered
-from trainers.data.pack import MappedPack, take
+from trainers.data.gather import Wanted
+from trainers.data.pack import MappedPack
 from trainers.distributed.heartbeat import HEARTBEAT, Phase
 from trainers.distributed.pairwise import pairwise_sum
 from trainers.distributed.process_group import Node
@@ -93,6 +94,8 @@ class Evaluator:
         totals = torch.zeros(max(1, self.shards), 2 + len(self.more), dtype=torch.float64, device=node.device)
         chosen = torch.zeros(count, dtype=torch.int32, device=node.device)
         self.model.eval()
+        if self.pack.gatherer is not None:
+            self.pack.gatherer.expect(Wanted(torch.arange(*ends)) for _, *ends in self._batches(start, stop))
         for number, begin, end in self._batches(start, stop):
             HEARTBEAT.enter(Phase.EVALUATING)
             logits, labels = self._forward(begin, end)
@@ -121,8 +124,7 @@ class Evaluator:
     def _forward(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """float32 logits [n, classes] and labels [n] of one range of the pack."""
         pack, device = self.pack, self.node.device
-        index = torch.arange(begin, end, device=pack.images.device)
-        images, labels = take(pack.images, index, device), take(pack.labels, index, device)
+        images, labels = pack.rows(torch.arange(begin, end, device=pack.labels.device), device)
         logits = torch.zeros((), device=device)
         with autocast(device, self.precision):
             for weight, view in views(images, self.tta):

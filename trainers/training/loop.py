@@ -205,7 +205,7 @@ class Trainer:
         if self.pack.gatherer is not None:
             size = self.steps.micro_batch_size
             starts = self.steps.micro_batches(position, self.node.ranks.rank)
-            self.pack.gatherer.expect(plan.index[start : start + size] for start in starts)
+            self.pack.gatherer.expect(plan.batch(start, size).wanted for start in starts)
         return plan
 
     def _one_step(self, plan: EpochPlan, position: int) -> None:
@@ -343,7 +343,9 @@ class Trainer:
         return result
 
     def close(self) -> None:
-        """Finish files that are being written, also after an error."""
+        """Finish files that are being written, and stop reading ahead, also after an error."""
+        if self.pack.gatherer is not None:
+            self.pack.gatherer.close()
         if self.folder is not None:
             self.folder.close()
 

@@ -11,7 +11,7 @@ from trainers import models
 from trainers.core.config import ModelConfig, TrainConfig
 from trainers.core.errors import TrainerError
 from trainers.data.augment import Normaliser
-from trainers.data.pack import Manifest, MappedPack, take
+from trainers.data.pack import Manifest, MappedPack
 from trainers.data.step_plan import Steps
 from trainers.distributed.process_group import Node
 
@@ -80,8 +80,8 @@ def calibrate(network: nn.Module, pack: MappedPack, normalise: Normaliser) -> No
     if isinstance(network, models.Calibrated):
         start, stop = pack.manifest.splits["train"]
         count = min(_CALIBRATION_IMAGES, stop - start)
-        index = start + torch.arange(count, device=pack.images.device) * (stop - start) // count
-        network.calibrate(normalise(take(pack.images, index, normalise.scale.device)))
+        index = start + torch.arange(count, device=pack.labels.device) * (stop - start) // count
+        network.calibrate(normalise(pack.rows(index, normalise.scale.device)[0]))
 
 
 def agree_on_precision(wanted: str, node: Node) -> str:

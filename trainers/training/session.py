@@ -61,7 +61,7 @@ def run(path: Path) -> None:
     keep_freed_memory()
     with ExitStack() as stack:
         node = stack.enter_context(connect(config.strategy.backend))
-        trainer = Trainer(config, place(pack, node.device), node, run_dir)
+        trainer = Trainer(config, place(pack, node.device, config.dataset.random_resized_crop), node, run_dir)
         stack.callback(trainer.close)
         trainer.watch = watch
         trainer.say(_first_line(config, trainer))

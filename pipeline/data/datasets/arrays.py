@@ -17,21 +17,23 @@ or neither are, ``layout`` must say.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file
 from pipeline.data.base import Part, RawSet, Workspace, images_per_block
 from pipeline.data.download import Wanted, retrieve
-from pipeline.data.npz import ArrayFile
+from pipeline.data.npz import ArrayFile, Header
 from pipeline.data.official import unreachable
 from pipeline.data.source import file_name, local_path, refuse_special, shown
 from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
-    from pipeline.data.base import Block, Labels
+    import numpy as np
+
+    from pipeline.data.base import Block, Images, Labels
 
 _NAMES = (("images", "labels", "test_images", "test_labels"), ("x_train", "y_train", "x_test", "y_test"))
 _CHANNELS = (1, 3, 4)
@@ -43,6 +45,27 @@ class ArraysConfig(DatasetConfig):
     """Nothing more to set."""
 
     name: str = "arrays"
+
+
+class Arrays(Protocol):
+    """Named arrays. ``path``: what they are called in messages."""
+
+    names: tuple[str, ...]
+
+    @property
+    def path(self) -> Path | str: ...
+
+    def header(self, name: str) -> Header:
+        """Shape and type, before the array is read."""
+        ...
+
+    def load(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        """The whole array."""
+        ...
+
+    def blocks(self, name: str, size: int) -> Iterator[Images]:
+        """It in pieces of ``size`` along its first axis."""
+        ...
 
 
 def local_inputs(config: DatasetConfig) -> list[Path]:
@@ -57,7 +80,15 @@ def load(config: DatasetConfig, work: Workspace) -> RawSet:
     """Check the arrays; images are read block by block while they are packed. Raises DataError."""
     source = _source(config)
     path = local_path(source) or _download(config, source, work)
-    file = ArrayFile(path)
+    made = raw_set(
+        ArrayFile(path), source="arrays of a .npz file", origin=str(path) if local_path(source) else shown(source)
+    )
+    return replace(made, source_files={"arrays.npz": sha256_file(path)})  # whatever its name is: that decides nothing
+
+
+def raw_set(file: Arrays, *, source: str, origin: str) -> RawSet:
+    """Check named arrays and split them into training and test images. Raises DataError."""
+    path = file.path
     names = next((names for names in _NAMES if names[0] in file.names), None)
     if names is None:
         raise DataError(f"{path} has the arrays {', '.join(file.names) or '(none)'}; wanted: images and labels")
@@ -71,9 +102,8 @@ def load(config: DatasetConfig, work: Workspace) -> RawSet:
         test=test.part() if test else None,
         shape=train.shape,
         classes=tuple(str(index) for index in range(classes)),
-        source="arrays of a .npz file",
-        origin=str(path) if local_path(source) else shown(source),
-        source_files={"arrays.npz": sha256_file(path)},  # whatever its name is: that decides nothing
+        source=source,
+        origin=origin,
     )
 
 
@@ -95,14 +125,14 @@ def _download(config: DatasetConfig, source: str, work: Workspace) -> Path:
 class _Half:
     """The training or the test arrays, checked. ``moved``: the channels are last in the file."""
 
-    file: ArrayFile
+    file: Arrays
     name: str
     labels: Labels
     shape: tuple[int, int, int]
     moved: bool
 
     @classmethod
-    def open(cls, file: ArrayFile, images: str, labels: str) -> _Half:
+    def open(cls, file: Arrays, images: str, labels: str) -> _Half:
         shape, moved = _image_shape(file, images)
         count, labelled = file.header(images).shape[0], file.header(labels).shape[:1] if labels in file.names else ()
         if labelled not in ((), (count,)):  # known before they are read
@@ -124,7 +154,7 @@ class _Half:
             begin = end
 
 
-def _image_shape(file: ArrayFile, name: str) -> tuple[tuple[int, int, int], bool]:
+def _image_shape(file: Arrays, name: str) -> tuple[tuple[int, int, int], bool]:
     """((C, H, W), whether the channels are last in the file)."""
     dtype, shape = file.header(name).dtype, file.header(name).shape
     if dtype != "uint8":
@@ -141,7 +171,7 @@ def _image_shape(file: ArrayFile, name: str) -> tuple[tuple[int, int, int], bool
     return (shape[1], shape[2], shape[3]), False
 
 
-def _channels_last(file: ArrayFile, name: str, shape: tuple[int, ...]) -> bool:
+def _channels_last(file: Arrays, name: str, shape: tuple[int, ...]) -> bool:
     last, first = shape[3] in _CHANNELS, shape[1] in _CHANNELS
     if "layout" in file.names:
         layout = str(file.load("layout"))
@@ -157,7 +187,7 @@ def _channels_last(file: ArrayFile, name: str, shape: tuple[int, ...]) -> bool:
     return last
 
 
-def _labels(file: ArrayFile, name: str) -> Labels:
+def _labels(file: Arrays, name: str) -> Labels:
     import numpy as np
 
     if name not in file.names:
@@ -174,7 +204,7 @@ def _labels(file: ArrayFile, name: str) -> Labels:
     return np.asarray(values, dtype=np.int64)
 
 
-def _classes(path: Path, train: _Half, test: _Half | None) -> int:
+def _classes(path: Path | str, train: _Half, test: _Half | None) -> int:
     """K. A class without a training image is a gap."""
     import numpy as np
 

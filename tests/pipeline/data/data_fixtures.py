@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
+import json
 import pickle
 import struct
 import tarfile
@@ -12,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -116,6 +120,27 @@ def make_folder(
         (root / name).mkdir(parents=True)
         for index, image in enumerate(images):
             Image.fromarray(image).save(root / name / f"{index}.png")
+    return root
+
+
+def png(image: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    return file.getvalue()
+
+
+def make_parquet(root: Path, **counts: int) -> Path:
+    """Two shards a split, laid out as hubs do it: struct<bytes, path>, and the names of three classes in the schema."""
+    features = {"image": {"_type": "Image"}, "label": {"names": ["red", "green", "blue"], "_type": "ClassLabel"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    (root / "data").mkdir(parents=True, exist_ok=True)
+    for seed, (split, count) in enumerate(counts.items()):
+        images, _ = random_images(count, (6, 7, 3), seed)
+        rows = [{"bytes": png(image), "path": f"{number}.png"} for number, image in enumerate(images)]
+        table = pa.table({"image": rows, "label": [number % 3 for number in range(count)]})
+        for shard in range(2):
+            part = table.slice(shard * (count // 2), count if shard else count // 2).replace_schema_metadata(metadata)
+            pq.write_table(part, root / "data" / f"{split}-{shard:05}-of-00002.parquet", row_group_size=7)
     return root
 
 

@@ -12,9 +12,18 @@ import pytest
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
 from pipeline.data.datasets import DATASETS
 from pipeline.data.datasets.folder import FolderConfig
+from pipeline.data.datasets.own import OwnDatasetConfig
+from pipeline.data.datasets.parquet import ParquetConfig
 from pipeline.data.datasets.synthetic import SyntheticConfig
 from pipeline.data.store import fetch, find
-from tests.pipeline.data.data_fixtures import make_cifar10, make_folder, make_mnist, random_images, read_pack
+from tests.pipeline.data.data_fixtures import (
+    make_cifar10,
+    make_folder,
+    make_mnist,
+    make_parquet,
+    random_images,
+    read_pack,
+)
 from trainers.core.config import DatasetConfig
 
 
@@ -37,6 +46,14 @@ def folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
     return FolderConfig(source=str(make_folder(root, 30)), holdout=10, val_size=5)
 
 
+def own(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
+    return OwnDatasetConfig(target="tests.pipeline.data.own_data:squares", args={"count": 60}, holdout=20, val_size=5)
+
+
+def parquet(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
+    return ParquetConfig(source=str(make_parquet(root, train=40, test=10)), val_size=5)
+
+
 def mnist(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
     return DatasetConfig(name="mnist", source=str(make_mnist(root, monkeypatch).folder), val_size=12)
 
@@ -45,7 +62,7 @@ def synthetic(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
     return SyntheticConfig(size=60, test_size=20, channels=2, image_size=9, val_size=10)
 
 
-CONFIGS = {make.__name__: make for make in (arrays, cifar10, digits, folder, mnist, synthetic)}
+CONFIGS = {make.__name__: make for make in (arrays, cifar10, digits, folder, mnist, own, parquet, synthetic)}
 
 
 @pytest.fixture(params=sorted(CONFIGS))

@@ -1,0 +1,124 @@
+"""Images that a function of one's own makes: ``dataset=own dataset.target=my_package.data:make dataset.args.n=64``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core.errors import DataError
+from pipeline.core.threads import described
+from pipeline.data.base import RawSet, Workspace
+from pipeline.data.datasets import arrays
+from pipeline.data.npz import Header
+from pipeline.data.source import local_path, refuse_special
+from trainers.core.config import DatasetConfig, check_target
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pipeline.data.base import Images
+
+_ROOT = Path(__file__).resolve().parents[3]
+_WANTED = "images, labels, and where you have them test_images, test_labels, classes"
+_OPTIONAL = ("test_images", "test_labels", "classes")
+
+
+@dataclass(kw_only=True)
+class OwnDatasetConfig(DatasetConfig):
+    """A function of yours that returns a mapping with ``images`` (uint8 [N, H, W], [N, H, W, C] or [N, C, H, W]) and
+    ``labels`` (integers [N]), and ``test_images``, ``test_labels`` and ``classes`` (names) where you have them.
+
+    An array may be a numpy.memmap. The function gets ``source`` (a pathlib.Path, or None) if its signature has this
+    name. What it and the modules of the project that it imports say decides the pack, as do the files of source.
+
+    Attributes:
+        target: the function, as package.module:name.
+        args: its other arguments, by name.
+    """
+
+    name: str = "own"
+    target: str = ""
+    args: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        DatasetConfig.__post_init__(self)
+        check_target("dataset.target", self.target)
+
+
+def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
+    """The file that is the source, or by name all files of the folder."""
+    path = _source(config)
+    if path is None or not path.is_dir():
+        return [] if path is None else [path]
+    return {file.relative_to(path).as_posix(): file for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def load(config: OwnDatasetConfig, work: Workspace) -> RawSet:
+    """Call the function and check what it returns. Raises DataError."""
+    made = _made(config)
+    missing = [name for name in ("images", "labels") if not isinstance(made, Mapping) or name not in made]
+    if missing:
+        seen = f"a mapping with {', '.join(map(str, made))}" if isinstance(made, Mapping) else type(made).__name__
+        raise DataError(f"{config.target} returned {seen}; wanted: a mapping with {_WANTED}")
+    strange = [str(name) for name in made if name not in ("images", "labels", *_OPTIONAL)]
+    if strange:
+        raise DataError(f"{config.target} returned {', '.join(strange)} too; wanted: {_WANTED}")
+    found = arrays.raw_set(_InMemory(config.target, made), source="images of a function", origin=config.target)
+    names = tuple(map(str, made.get("classes", found.classes)))
+    if len(names) != len(found.classes):
+        raise DataError(f"{config.target} returned {len(names)} names of classes; its labels have {len(found.classes)}")
+    return replace(found, classes=names)
+
+
+def _source(config: DatasetConfig) -> Path | None:
+    path = local_path(config.source)
+    if path is None and config.source is not None:
+        raise DataError(
+            f"dataset.source={config.source} is an address, and dataset=own reads files that are here",
+            hint="dataset.source=<a file or folder>, or have your function download it",
+        )
+    if path is not None and not path.is_dir():
+        refuse_special(config.source, path)
+    return path
+
+
+def _made(config: OwnDatasetConfig) -> Any:
+    module, _, name = config.target.partition(":")
+    if str(_ROOT) not in sys.path:
+        sys.path.insert(0, str(_ROOT))
+    try:
+        make = getattr(importlib.import_module(module), name)
+        offered = {"source": _source(config)} if "source" in inspect.signature(make).parameters else {}
+        return make(**{**offered, **config.args})
+    except DataError:
+        raise
+    except Exception as error:  # whatever a person's function raises
+        raise DataError(f"dataset.target={config.target} raised {described(error)}") from error
+
+
+class _InMemory:
+    """The arrays of a mapping, read like those of a .npz."""
+
+    def __init__(self, path: str, values: Mapping[str, Any]) -> None:
+        import numpy as np
+
+        self.path = path
+        self._values = {name: np.asanyarray(value) for name, value in values.items() if name != "classes"}
+        self.names = tuple(self._values)
+
+    def header(self, name: str) -> Header:
+        value = self._values[name]
+        return Header(value.shape, value.dtype, False)
+
+    def load(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        value: np.ndarray[Any, np.dtype[Any]] = self._values[name]
+        return value
+
+    def blocks(self, name: str, size: int) -> Iterator[Images]:
+        value = self._values[name]
+        return (value[begin : begin + size] for begin in range(0, len(value), size))

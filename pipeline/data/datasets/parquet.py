@@ -1,0 +1,254 @@
+"""Images in parquet files, as hubs publish them: a column of encoded images, one of labels, in any number of shards."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipeline.core.errors import DataError
+from pipeline.data import images, source_folder
+from pipeline.data.base import RawSet, Workspace
+from trainers.core.config import DatasetConfig, check_images
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_WANTED = "a .parquet file, a folder of them, or an archive of it"
+_SPLIT = re.compile(r"(?:^|[/_.-])(train|test|val|valid|validation)(?=[/_.-])")
+_BATCH = 16  # rows that are read at once: images of a few MB each are no burden
+_MOST_CLASSES = 100_000
+
+
+@dataclass(kw_only=True)
+class ParquetConfig(DatasetConfig):
+    """A .parquet file or a folder of shards: a column of encoded images, and one of labels (integers or names).
+
+    Attributes:
+        image_column: its name; null: the only column of images.
+        label_column: its name; null: label, labels, or the only column of integers.
+        image_size: pixels, 224 or [height,width]; the middle of each image is cut out in these proportions and resized.
+            null: the size of the images where all have one of at most 224, else 224.
+        resize: pixels of the shorter side before image_size is cut out of the middle; null: as many as that has.
+        channels: 3 (colour), 1 (grey), or null: grey where all images are.
+        decoded_limit: GiB; a pack that would have more pixels keeps the files, and the ranks decode them.
+    """
+
+    name: str = "parquet"
+    image_column: str | None = None
+    label_column: str | None = None
+    image_size: Any = None
+    resize: int | None = None
+    channels: int | None = None
+    decoded_limit: float = 8.0
+
+    def __post_init__(self) -> None:
+        DatasetConfig.__post_init__(self)
+        check_images(self.image_size, self.resize, self.channels, self.decoded_limit)
+
+
+def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
+    """Every shard by its path, which says its split; or the file or archive alone."""
+    path = source_folder.local(config, _WANTED)
+    if path is None or not path.is_dir():
+        return [] if path is None else [path]
+    return {shard.relative_to(path).as_posix(): shard for shard in _shards(path, str(path))}
+
+
+def load(config: ParquetConfig, work: Workspace) -> RawSet:
+    """Find columns, classes and splits; images are decoded while they are packed. Raises DataError."""
+    path = source_folder.local(config, _WANTED)
+    if path is not None and path.suffix == ".parquet":
+        place = source_folder.Place(path.parent, str(path))
+        shards = [path]
+    else:
+        place = source_folder.get(config, work, _WANTED, (".parquet",))
+        shards = _shards(place.folder, place.origin)
+    columns = _columns(shards[0], config)
+    splits = _splits(shards, place)
+    classes, numbers = _classes(splits, columns, place.origin)
+    parts = {name: partial(_items, found, place.folder, columns, numbers) for name, found in splits.items()}
+    val_is_test = "test" not in parts and "val" in parts
+    if val_is_test:
+        parts["test"] = parts.pop("val")
+    source = images.Source(
+        parts=parts,
+        classes=classes,
+        text=f"images of parquet files{'; the test split is their validation split' if val_is_test else ''}",
+        origin=place.origin,
+    )
+    return images.raw_set(source, config, work.report)
+
+
+def _shards(folder: Path, origin: str) -> list[Path]:
+    found = sorted(path for path in folder.rglob("*.parquet") if path.is_file() and not path.name.startswith("."))
+    if not found:
+        raise DataError(f"{origin} holds no .parquet file", hint=f"dataset.source=<{_WANTED}>")
+    return found
+
+
+def _splits(shards: list[Path], place: source_folder.Place) -> dict[str, list[Path]]:
+    """By names, as in ``train-00000-of-00002.parquet`` or ``test/0000.parquet``; else all are for training."""
+    names = {path: _SPLIT.search(path.relative_to(place.folder).as_posix()) for path in shards}
+    if not any(names.values()):
+        return {"train": shards}
+    unknown = [path.name for path, found in names.items() if found is None]
+    if unknown:
+        raise DataError(
+            f"{place.origin}: {', '.join(unknown[:8])}: neither train, validation nor test, as other files' names say",
+            hint="name it like train-00000.parquet, or move it away",
+        )
+    splits: dict[str, list[Path]] = {}
+    for path, found in names.items():
+        name = found[1] if found is not None else ""
+        splits.setdefault("val" if name.startswith("val") else name, []).append(path)
+    if "train" not in splits:
+        raise DataError(f"{place.origin} has {', '.join(splits)} and no file whose name begins with train")
+    return splits
+
+
+class _Columns(NamedTuple):
+    """``names``: those of the classes, where the files say them. ``is_struct``: of bytes and path, as hubs have it."""
+
+    image: str
+    label: str
+    is_struct: bool
+    names: tuple[str, ...] | None
+
+
+def _open(path: Path) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path} is not a parquet file, or it is cut off ({error})") from error
+
+
+def _columns(path: Path, config: ParquetConfig) -> _Columns:
+    import pyarrow as pa
+
+    with _open(path) as file:
+        schema: pa.Schema = file.schema_arrow
+    of_images = [field.name for field in schema if _holds_images(field.type)]
+    of_labels = [field.name for field in schema if pa.types.is_integer(field.type) or _is_text(field.type)]
+    usual = [name for name in ("label", "labels") if name in of_labels]
+    integers = [name for name in of_labels if pa.types.is_integer(schema.field(name).type)]
+    image = _chosen(path, schema, "image_column", config.image_column, of_images, of_images)
+    label = _chosen(path, schema, "label_column", config.label_column, of_labels, usual[:1] or integers)
+    is_struct = pa.types.is_struct(schema.field(image).type)
+    return _Columns(image, label, is_struct, _published_names(schema, label))
+
+
+def _holds_images(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return any(field.name == "bytes" for field in kind)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _chosen(path: Path, schema: pa.Schema, field: str, asked: str | None, fit: list[str], guess: list[str]) -> str:
+    if asked is not None and asked in fit:
+        return asked
+    if asked is None and len(guess) == 1:
+        return guess[0]
+    columns = ", ".join(f"{item.name} ({item.type})" for item in schema)
+    wanted = "encoded images" if field == "image_column" else "labels (integers or names)"
+    seen = f"dataset.{field}={asked} is no column of" if asked is not None else "it isn't clear which column has the"
+    raise DataError(f"{path}: {seen} {wanted}; it has: {columns}", hint=f"dataset.{field}={(fit or ['NAME'])[0]}")
+
+
+def _published_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
+    """The names of the classes that hubs write into a file's metadata."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return tuple(str(name) for name in features[label]["names"]) or None
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def _classes(
+    splits: dict[str, list[Path]], columns: _Columns, origin: str
+) -> tuple[tuple[str, ...], dict[int | str, int]]:
+    """The names of the classes, and the number of each label that the training rows have. Raises DataError."""
+    seen = {name: _values(found, columns) for name, found in splits.items()}
+    train = seen["train"]
+    for name, labels in seen.items():
+        if strange := sorted(labels - train, key=str):
+            what = "they have none: -1" if strange == [-1] else f"{', '.join(map(str, strange[:8]))}"
+            raise DataError(
+                f"{origin}: labels of the {name} rows that no training row has: {what}", hint="move its files away"
+            )
+    texts = all(isinstance(label, str) for label in train)
+    numbers = {int(label) for label in train} if not texts else set[int]()
+    if numbers and (min(numbers) < 0 or max(numbers) >= _MOST_CLASSES):
+        raise DataError(f"{origin}: {columns.label} has {min(numbers)} to {max(numbers)}; wanted: 0 … K−1")
+    if texts:
+        names = tuple(sorted(map(str, train)))
+        return _several(names, origin), {name: number for number, name in enumerate(names)}
+    names = columns.names or tuple(map(str, range(max(numbers) + 1)))
+    if gaps := sorted({*range(len(names))} ^ numbers):
+        raise DataError(f"{origin}: {columns.label} has no row of, or no name for, {', '.join(map(str, gaps[:8]))}")
+    return _several(names, origin), {number: number for number in numbers}
+
+
+def _several(names: tuple[str, ...], origin: str) -> tuple[str, ...]:
+    if len(names) == 1:
+        raise DataError(f"{origin} has one class, {names[0]!r}; wanted: two classes at least")
+    return names
+
+
+def _values(shards: list[Path], columns: _Columns) -> set[int | str]:
+    found: set[int | str] = set()
+    for path in shards:
+        for _, batch in _batches(path, [columns.label]):
+            values = set(batch.column(columns.label).unique().to_pylist())
+            if None in values:
+                raise DataError(f"{path}: a row has no {columns.label}", hint="leave out the rows without a label")
+            found |= values
+    return found
+
+
+def _batches(path: Path, names: list[str]) -> Iterator[tuple[int, Any]]:
+    """(number of the first row, rows). Raises DataError."""
+    import pyarrow as pa
+
+    begin = 0
+    with _open(path) as file:
+        missing = [name for name in names if name not in file.schema_arrow.names]
+        if missing:
+            raise DataError(f"{path} has no column {missing[0]}; it has: {', '.join(file.schema_arrow.names)}")
+        try:
+            for batch in file.iter_batches(batch_size=_BATCH, columns=names):
+                yield begin, batch
+                begin += len(batch)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise DataError(f"{path} is damaged or cut off after row {begin} ({error})") from error
+
+
+def _items(shards: list[Path], folder: Path, columns: _Columns, numbers: dict[int | str, int]) -> Iterator[images.Item]:
+    for path in shards:
+        shown = path.relative_to(folder).as_posix()
+        for begin, batch in _batches(path, [columns.image, columns.label]):
+            column = batch.column(columns.image)
+            contents = column.field("bytes") if columns.is_struct else column
+            labels = batch.column(columns.label).to_pylist()
+            for row, (content, label) in enumerate(zip(contents.to_pylist(), labels, strict=True), begin):
+                if content is None:
+                    raise DataError(
+                        f"{path}: row {row} has no bytes of an image", hint="rows that hold only paths can't be read"
+                    )
+                yield images.Item(f"{shown}[{row}]", partial(BytesIO, content), numbers[label])
