@@ -64,6 +64,7 @@ class EncodedReader(RowReader):
         self._file = os.open(folder / "images.bin", os.O_RDONLY)
         self._image = torch.empty(1, geometry.channels, geometry.height, geometry.width, dtype=torch.uint8)
 
+    @torch.inference_mode(False)  # threads couldn't write into what an evaluation made in that mode
     def _begin(self, wanted: Wanted) -> Callable[[], Rows]:
         count = len(wanted.places)
         images = self._empty(count, self._image)
