@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import DataError
+from pipeline.core.places import ROOT
 from pipeline.core.threads import described
 from pipeline.data.base import RawSet, Workspace
 from pipeline.data.datasets import arrays
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from pipeline.data.base import Images
 
-_ROOT = Path(__file__).resolve().parents[3]
 _WANTED = "images, labels, and where you have them test_images, test_labels, classes"
 _OPTIONAL = ("test_images", "test_labels", "classes")
 
@@ -89,8 +89,8 @@ def _source(config: DatasetConfig) -> Path | None:
 
 def _made(config: OwnDatasetConfig) -> Any:
     module, _, name = config.target.partition(":")
-    if str(_ROOT) not in sys.path:
-        sys.path.insert(0, str(_ROOT))
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
     try:
         make = getattr(importlib.import_module(module), name)
         offered = {"source": _source(config)} if "source" in inspect.signature(make).parameters else {}

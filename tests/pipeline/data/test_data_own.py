@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import DataError
+from pipeline.core.places import ROOT
 from pipeline.data import request, store
 from pipeline.data.datasets.own import OwnDatasetConfig
 from pipeline.data.store import fetch, find
@@ -37,7 +38,7 @@ def test_its_module_its_arguments_and_its_files_decide_the_pack(tmp_path: Path) 
     (tmp_path / "value").write_text("2")
     assert find(first, tmp_path / "data") is None
     assert store.inputs(first).own == ("tests.pipeline.data.own_data",)
-    code = import_closure(request.ROOT, store.inputs(first).own, given=request._GIVEN)
+    code = import_closure(ROOT, store.inputs(first).own, given=request._GIVEN)
     assert "tests/pipeline/data/own_data.py" in code.digests
     assert "numpy" in code.versions
 
