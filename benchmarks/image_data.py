@@ -2,8 +2,8 @@
 
     python benchmarks/image_data.py [pack|read] [images] [pairs] [workers]
 
-pack: `dataset=folder` with JPEGs of 500×375 to 224×224, against a multiprocessing.Pool of Pillow (open, convert, resize,
-centre crop) that fills a numpy.memmap on the same cores; each in a new process, whole. read: an epoch of an encoded
+pack: `dataset=folder` with JPEGs of 500×375 to 224×224, against a multiprocessing.Pool of Pillow (open, convert, resize
+and centre crop) that fills a numpy.memmap on the same cores; each in a new process, whole. read: an epoch of an encoded
 pack in batches of 64 with random-resized crops, against torchvision's ImageFolder, RandomResizedCrop and PILToTensor in
 a DataLoader with the same number of workers; both ready before their clocks start, nothing trains.
 """
