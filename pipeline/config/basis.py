@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline.config.step_source import StepSource
 from pipeline.core.cluster import Cluster, Host
 from pipeline.core.program import SECTION
 from pipeline.data.request import Inputs
 from pipeline.keys import script_files
 from pipeline.keys.script_files import ScriptFiles
+
+if TYPE_CHECKING:  # most runs name none
+    from pipeline.config.step_source import StepSource
 
 _HOSTS = ("hosts", "spares")  # of a cluster
 _OF_FILES = ("script", "command", "workdir", "inputs", "outputs", "data")  # of the section of a script

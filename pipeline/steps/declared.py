@@ -12,7 +12,6 @@ import yaml  # type: ignore[import-untyped]  # OmegaConf raises its errors
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.explain import explain_interpolation
 from pipeline.core import redact
 from pipeline.core.errors import suggestion, text_of
 from pipeline.steps.registry import REGISTERED
@@ -58,6 +57,8 @@ def load(name: str, composed: Mapping[str, Any], root: Path) -> Step:
         fields = OmegaConf.to_container(whole[SECTION][name], resolve=True, throw_on_missing=True)
         parameters = {ref: _plain(OmegaConf.select(whole, ref)) for ref in _references(told)}
     except OmegaConfBaseException as error:
+        from pipeline.config.explain import explain_interpolation  # it imports Hydra
+
         raise StepError(f"step {name}: {explain_interpolation(error).what}") from error
     assert isinstance(fields, dict)
     return checked(

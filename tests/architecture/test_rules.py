@@ -98,3 +98,12 @@ def test_looking_around_imports_neither_torch_nor_mlflow_nor_hydra(words: list[s
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "LOADED 0 []"
+
+
+def test_a_run_without_steps_of_ones_own_loads_nothing_of_them() -> None:
+    code = "import sys, pipeline.cli.commands, pipeline.config.remembered, pipeline.execution.located"
+    shown = "print([name for name in sys.modules if name.startswith('pipeline.') and 'step' in name])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; {shown}"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
