@@ -100,10 +100,17 @@ def dag() -> None:
 
 def _own(graph: Graph) -> list[Step]:
     """Every step, each after what it needs."""
+    from pipeline.config.step_source import StepState
     from pipeline.execution.dry_run import of_state
-    from pipeline.steps.source import state
 
-    return [of_state(state(graph, name)) for name in graph.order(graph.names())]
+    states = []
+    for name in graph.order(graph.names()):
+        state, why = _told(graph, name)
+        made = state == "up to date"
+        states.append(
+            StepState(name, made, why if state != "can't run" else f"{state}: {why}", graph.step(name).upstream)
+        )
+    return [of_state(state) for state in states]
 
 
 def log_of(name: str) -> Path:
