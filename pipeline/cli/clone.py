@@ -47,10 +47,14 @@ def dodo_file(options: Mapping[str, Any]) -> Path:
     return next((path for path in named if path.exists()), named[0])
 
 
+def no_project() -> UsageError:
+    return UsageError(f"no project here: neither {Path.cwd()} nor a folder above has one", hint=INIT)
+
+
 def refuse_none() -> None:
     """Raises UsageError: Paceline is installed, and the command wasn't started in a project."""
     if places.IS_INSTALLED and ROOT == places.HOME:
-        raise UsageError(f"no project here: neither {Path.cwd()} nor a folder above has one", hint=INIT)
+        raise no_project()
 
 
 def refuse_another(root: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from pipeline.cli import clone, new_project
 from pipeline.cli.loader import leave
@@ -18,7 +19,7 @@ def main() -> int:
         if words[:1] == ["init"]:
             print(new_project.init(words[1:]), flush=True)
             return 0
-        if places.IS_INSTALLED and places.ROOT == places.HOME:
+        if places.enclosing(Path.cwd()) is None:
             return _without_project(words)
         clone.start_here()
         os.chdir(places.ROOT)
@@ -36,7 +37,7 @@ def _without_project(words: list[str]) -> int:
 
     text = pages.asked(words or ["help"])
     if text is None:
-        clone.refuse_none()
+        raise clone.no_project()
     print(text if words else f"{text}\n\nThere is no project here: {clone.INIT}", flush=True)
     return 0
 

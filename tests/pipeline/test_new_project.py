@@ -127,6 +127,16 @@ def test_of_two_options_with_one_name_the_projects_counts(project: Path, monkeyp
     assert {"my_net", "resnet18"} < {*found["model"]}
 
 
+def test_the_option_of_the_docs_is_one_of_pacelines_with_another_value(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (places.HOME / "docs/projects.md").read_text(encoding="utf-8")
+    (project / "conf/model/wide.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    monkeypatch.setattr(compose, "CONF_DIRS", places.conf_dirs(project))
+    model = compose.resolve(compose.compose_config(["model=wide"]))["model"]
+    assert (model["name"], model["width"]) == ("small_cnn", 64)
+
+
 def test_the_closure_has_pacelines_sources_wherever_they_lie(project: Path) -> None:
     there = import_closure(project, ["trainers.classifier", "acme.nets"])
     here = import_closure(places.HOME, "trainers.classifier")
