@@ -16,6 +16,6 @@ class PacelineSearchPath(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """The first folder is the application's own (``initialize_config_dir``), or --config-path is in its place."""
-        compose = sys.modules.get("pipeline.config.compose")
-        for folder in compose.CONF_DIRS[1:] if compose is not None else ():
+        compose = sys.modules.get("pipeline.config.compose")  # of an older commit, perhaps, which is made again
+        for folder in getattr(compose, "CONF_DIRS", ())[1:]:
             search_path.append("paceline", f"file://{folder}")

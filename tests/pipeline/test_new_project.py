@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 
+from hydra_plugins.paceline_search_path import PacelineSearchPath
 from pipeline.cli import clone, new_project, shadowing
 from pipeline.config import compose, origins
 from pipeline.config.groups import groups
@@ -125,6 +129,14 @@ def test_of_two_options_with_one_name_the_projects_counts(project: Path, monkeyp
     found = {group.name: group.options for group in groups(project)}
     assert found["schedule"]["step"] == "Ours."
     assert {"my_net", "resnet18"} < {*found["model"]}
+
+
+def test_other_applications_and_older_commits_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    search_path = ConfigSearchPathImpl()
+    for module in (None, ModuleType("of an older commit")):
+        monkeypatch.setitem(sys.modules, "pipeline.config.compose", module)
+        PacelineSearchPath().manipulate_search_path(search_path)
+    assert search_path.get_path() == []
 
 
 def test_the_option_of_the_docs_is_one_of_pacelines_with_another_value(
