@@ -55,8 +55,7 @@ def test_rank_variables_are_read_in_one_module() -> None:
         for path in SOURCES
         if path.relative_to(ROOT).parts[0] == "trainers"
         for node in _nodes(path)
-        if isinstance(node, ast.Constant)
-        and node.value in ("RANK", "WORLD_SIZE")
+        if isinstance(node, ast.Constant) and node.value in ("RANK", "WORLD_SIZE")
     ]
     assert set(readers) == {"trainers/distributed/process_group.py"}
 
