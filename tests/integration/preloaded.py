@@ -1,7 +1,8 @@
 """`doit` in a fork of a process that has imported what it imports, which is most of a small command's processor time.
 
-Nothing else differs: each command is a process of its own, with the arguments, environment, working directory, outputs
-and exit code that `python -m doit` would have, and it ends as an interpreter does.
+Nothing else differs, as quick_composition.py composes what Hydra does: each command is a process of its own, with the
+arguments, environment, working directory, outputs and exit code that `python -m doit` would have, and it ends as an
+interpreter does.
 """
 
 from __future__ import annotations
@@ -99,9 +100,15 @@ def _serve() -> int:
     """Fork a process for each line of stdin. Returns in a forked one, with the exit code of its command."""
     from hydra.core.plugins import Plugins  # not for the tests' own process
 
+    from pipeline.config import compose
+    from tests.quick_composition import quickly
+
     for name in _IMPORTED:
         importlib.import_module(name)
     Plugins.instance()  # imports every one that Hydra finds
+    vars(compose)["compose"] = quickly
+    for words in ([], ["experiment=quickstart"]):
+        compose.compose_config(words)
     gc.collect()
     gc.freeze()  # or the first look for garbage copies these pages
     root = Path.cwd()

@@ -1,4 +1,4 @@
-"""A verb in the test's own process: half of what a command costs is imports."""
+"""A verb in the test's own process, as half of what a command costs is imports; and quick compositions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,20 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.session import session
+from pipeline.config import compose
+from tests.quick_composition import quickly
 
 Printed = Callable[..., str]
+_COMPOSES = ("test_hydra_flags", "test_options", "test_origins")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def composing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compositions are made quickly, but where they are what is tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.module.__name__.rpartition(".")[2] not in _COMPOSES:
+            patch.setattr(compose, "compose", quickly)
+        yield
 
 
 @pytest.fixture

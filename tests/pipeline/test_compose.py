@@ -19,6 +19,7 @@ from pipeline.config.build import train_config
 from pipeline.config.compose import CONF_DIRS, compose_config, resolve
 from pipeline.config.schema_store import register
 from pipeline.core.errors import UsageError
+from tests.quick_composition import quickly
 
 GROUPS = {
     "dataset": ["cifar10", "mnist", "digits", "arrays", "synthetic"],
@@ -112,6 +113,7 @@ def _dealt(rng: random.Random, most: int) -> Iterator[list[str]]:
 def test_composes_what_hydra_main_composes(most: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(compose, "explain", lambda *_: UsageError("refused"))  # the wording has tests of its own
+    monkeypatch.setattr(compose, "compose", hydra.compose)
     refused = 0
     lines = list(_dealt(random.Random(most), most))
     for overrides in lines:
@@ -121,6 +123,9 @@ def test_composes_what_hydra_main_composes(most: int, monkeypatch: pytest.Monkey
         refused += ours is None
         if ours is not None and theirs is not None:
             assert OmegaConf.to_yaml(ours) == OmegaConf.to_yaml(theirs), overrides
+            with monkeypatch.context() as patch:
+                patch.setattr(compose, "compose", quickly)  # what the other tests compose
+                assert _ours(overrides) == ours, overrides
     assert 0 < refused < 0.8 * len(lines)  # both outcomes were compared
 
 
