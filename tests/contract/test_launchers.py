@@ -26,7 +26,7 @@ from tests.contract.stub import RUN_TO_END, SLEEP, Stub, make_script
 
 
 def test_runs_to_the_end_and_brings_everything_back(bench: Bench) -> None:
-    stub = bench.stub(RUN_TO_END)
+    stub = bench.stub(RUN_TO_END, stand_in=bench.cluster.launcher == "pssh")  # with torchrun: test_two_node
     lines: list[LogLine] = []
     ran = bench.run(stub, lines)
 

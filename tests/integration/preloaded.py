@@ -107,8 +107,7 @@ def _serve() -> int:
         importlib.import_module(name)
     Plugins.instance()  # imports every one that Hydra finds
     vars(compose)["compose"] = quickly
-    for words in ([], ["experiment=quickstart"]):
-        compose.compose_config(words)
+    compose.compose_config(["experiment=quickstart"])  # of most commands
     gc.collect()
     gc.freeze()  # or the first look for garbage copies these pages
     root = Path.cwd()

@@ -23,7 +23,8 @@ def result(project: Project) -> dict[str, Any]:
 
 def test_two_local_ranks_without_a_data_pack(tmp_path: Path) -> None:
     project = Project(tmp_path)
-    done = project.doit(*QUICK, "trainer.global_batch_size=63")  # two ranks couldn't share it; nothing is trained
+    words = ("trainer.global_batch_size=63", "++cluster.env.OMP_NUM_THREADS=1")  # two ranks couldn't share the batch
+    done = project.doit(*QUICK, *words)
     assert done.returncode == 0, done.stdout
     assert "every sum right" in done.stdout
     assert [row["wrong_elements"] for row in result(project)["rows"]] == [0] * 8

@@ -56,7 +56,7 @@ def test_a_run_finishes_on_a_node_that_has_torch_alone(project: Project, tmp_pat
         argv = [str(python), "-E", "-c", f"import {absent}"]
         assert subprocess.run(argv, capture_output=True, cwd=tmp_path, check=False).returncode == 1, absent
     project.words = ["tracking=none"]
-    done = project.doit("train", "experiment=quickstart", "trainer.epochs=2", f"cluster.python='{python}'")
+    done = project.doit("train", "experiment=quickstart", "trainer.epochs=2", *ALONE, f"cluster.python='{python}'")
     assert done.returncode == 0, done.stdout
     plan = (project.only_run() / "plan.json").read_text()
     assert str(python) in plan
