@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
     made = Path(f"{folder}.made")
     with held(Path(f"{folder}.lock")):
         if not made.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker whose attempt failed
             folder.mkdir()
             make(folder)
             made.touch()
