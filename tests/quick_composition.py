@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig
 
 from pipeline.config import compose
@@ -30,8 +30,11 @@ def quickly(name: str, overrides: Sequence[str] = (), return_hydra_config: bool 
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         if return_hydra_config or any(_needs_hydra(override) for override in parsed):
             raise NotImplementedError
-        words = [str(override.input_line) for override in parsed if _chooses(override)]
-        config = copy.deepcopy(_composed(name, words))
+        chosen = [override for override in parsed if _chooses(override)]
+        if all(override.type is OverrideType.CHANGE for override in chosen):
+            chosen = [*{override.get_key_element(): override for override in chosen}.values()]  # the last word counts
+            chosen.sort(key=lambda override: str(override.get_key_element()))
+        config = copy.deepcopy(_composed(name, [str(override.input_line) for override in chosen]))
         ConfigLoaderImpl._apply_overrides_to_config([item for item in parsed if not _chooses(item)], config)
         return config
     except Exception:  # of many types

@@ -8,6 +8,7 @@ interpreter does.
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import importlib
 import json
@@ -18,6 +19,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from contextlib import suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -98,7 +100,8 @@ class _Server:
 
 def _serve() -> int:
     """Fork a process for each line of stdin. Returns in a forked one, with the exit code of its command."""
-    from hydra.core.plugins import Plugins  # not for the tests' own process
+    import doit.plugin  # none of these is for the tests' own process
+    from hydra.core.plugins import Plugins
 
     from pipeline.config import compose
     from tests.quick_composition import quickly
@@ -107,7 +110,11 @@ def _serve() -> int:
         importlib.import_module(name)
     Plugins.instance()  # imports every one that Hydra finds
     vars(compose)["compose"] = quickly
-    compose.compose_config(["experiment=quickstart"])  # of most commands
+    for words in (["experiment=quickstart"], ["experiment=quickstart", "tracking=none"]):  # most commands have these
+        compose.compose_config(words)
+    vars(doit.plugin)["entry_points"] = known = functools.cache(entry_points)  # it looks through all distributions
+    for category in ("COMMAND", "BACKEND", "REPORTER", "LOADER"):
+        known(group=f"doit.{category}")
     gc.collect()
     gc.freeze()  # or the first look for garbage copies these pages
     root = Path.cwd()
