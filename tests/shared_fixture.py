@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,9 +19,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared() -> Path:
     """A folder that all workers of this call of pytest share."""
-    own = tmp_path_factory.getbasetemp()
+    return shared_folder()
+
+
+def shared_folder() -> Path:
+    """The same where no fixture is; once ``temporary_files`` (tests/conftest.py) has said where."""
+    own = Path(tempfile.gettempdir()).parent
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 

@@ -1,13 +1,15 @@
 """Ranks in forks of a process that has imported torch: importing it costs each of them two seconds of processor time.
 
-`python forked_ranks.py` is that process; the stand-in for torchrun asks it. A rank finds what it would find in an
-interpreter of its own: arguments, environment, working directory, import path, output and session. But /proc tells the
-command line and the environment of the process that forked it, so no test that looks for ranks has them forked.
+`python forked_ranks.py MODULE...` is that process, with these modules imported; the stand-in for torchrun and
+tests/trainers/ranks.py ask it. A rank finds what it would find in an interpreter of its own: arguments, environment,
+working directory, import path, output and session. But /proc tells the command line and the environment of the process
+that forked it, so no test that looks for ranks has them forked.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -22,9 +24,9 @@ from typing import Any
 class ForkedRank:
     """Of subprocess.Popen what the stand-in for torchrun uses. Raises OSError where nobody forks."""
 
-    def __init__(self, argv: list[str], env: dict[str, str], out: str, err: str) -> None:
+    def __init__(self, argv: list[str], env: dict[str, str], out: str, err: str, prefix: str = sys.prefix) -> None:
         self._asked = socket.socket(socket.AF_UNIX)
-        self._asked.connect(address())
+        self._asked.connect(address(prefix))
         request = {"argv": argv, "env": env, "cwd": str(Path.cwd()), "outputs": [out, err]}
         self._asked.sendall(json.dumps(request).encode() + b"\n")
         self.pid = self._answer()
@@ -57,16 +59,17 @@ def can_fork(argv: list[str], env: dict[str, str]) -> bool:
     return plain and is_ours and Path(address()).exists()
 
 
-def address() -> str:
-    """Of the process that forks, for those who see the same files, network and processes. Short, as it has to be."""
+def address(prefix: str = sys.prefix) -> str:
+    """Of the process that forks, whose interpreter has this prefix, for those who see the same files, network and
+    processes. Short, as it has to be."""
     spaces = [Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in ("mnt", "net", "pid")]
-    return "-".join(map(str, ["/tmp/ranks", Path(sys.prefix).stat().st_ino, *spaces]))
+    return "-".join(map(str, ["/tmp/ranks", Path(prefix).stat().st_ino, *spaces]))
 
 
 def _serve() -> dict[str, Any] | None:
     """Fork for each connection, until stdin ends: None. In a forked process: the rank that it is to become."""
-    import torch.distributed.elastic.multiprocessing.errors  # noqa: F401
-
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait for ranks

@@ -1,7 +1,7 @@
 """Real ranks over gloo that each call one function of a test module: quicker than torchrun, and any topology.
 
-They are forked from a server process that has imported torch, and what DistributedDataParallel imports, once a test
-process: importing them costs each rank 4 s.
+They are forked from a process that has imported torch, and what DistributedDataParallel imports, once for all workers:
+importing them costs each rank 4 s.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
 from contextlib import ExitStack
-from multiprocessing import get_context
 from pathlib import Path
 
+from tests.integration.light import forking_python
+from tests.stand_ins.forked_ranks import ForkedRank, address
 from tests.trainers.tiny_runs import ROOT
-from tests.waiting import HANG_S
+from tests.waiting import wait_until
 
-_SERVER = get_context("forkserver")
-_SERVER.set_forkserver_preload(
-    ["pytest", "trainers.training.session", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
-)
-_FOR_SERVER = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # read while it imports
+_IMPORTED = (
+    "pytest", "trainers.training.session", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint",
+)  # fmt: skip
+_ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def free_ports(count: int) -> list[int]:
@@ -56,22 +55,22 @@ def call_on_ranks(
         "GROUP_WORLD_SIZE": str(nnodes),
         "TEST_PORTS": " ".join(map(str, free_ports(groups))),
     }
-    _start_server()
-    outputs = [folder / f"output of rank {rank}" for rank in range(nnodes * nproc)]
-    ranks = []
+    python = Path(forking_python(*_IMPORTED))
+    prefix = str(python.parents[1])
+    wait_until(Path(address(prefix)).exists)
+    outputs = [str(folder / f"output of rank {rank}") for rank in range(nnodes * nproc)]
+    ranks: list[ForkedRank] = []
     try:
         for rank, output in enumerate(outputs):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank % nproc), "GROUP_RANK": str(rank // nproc)}
-            ranks.append(_SERVER.Process(target=_on_rank, args=(target, folder, {**environment, **place}, output)))
-            ranks[-1].start()
-        for process in ranks:
-            process.join(HANG_S)
+            env = {**os.environ, **environment, **_ENVIRONMENT, **place}
+            ranks.append(ForkedRank(["-m", __name__, target, str(folder)], env, output, output, prefix))
+        wait_until(lambda: all(rank.poll() is not None for rank in ranks))
     finally:
-        for process in ranks:
-            process.kill()
-            process.join()
-    printed = [output.read_text() for output in outputs]
-    assert [process.exitcode != 0 for process in ranks] == [fails] * len(ranks), printed
+        for started in ranks:
+            started.kill()
+    printed = [Path(output).read_text() for output in outputs]
+    assert [rank.returncode != 0 for rank in ranks] == [fails] * len(ranks), printed
     return printed
 
 
@@ -85,28 +84,8 @@ def next_port() -> None:
     os.environ["MASTER_PORT"], os.environ["TEST_PORTS"] = port, rest
 
 
-def _start_server() -> None:
-    """Where it doesn't run yet. It keeps the environment that it was started with."""
-    from multiprocessing.forkserver import ensure_running
-
-    before = {name: os.environ.get(name) for name in _FOR_SERVER}
-    os.environ.update(_FOR_SERVER)
-    try:
-        ensure_running()
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def _on_rank(target: str, folder: Path, environment: Mapping[str, str], output: Path) -> None:
-    """In the rank: its place among the others, its output into a file, then the function. Never returns."""
-    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.environ.update({**environment, **_FOR_SERVER})
+def _on_this_rank(target: str, folder: Path) -> None:
+    """The function, and the exit code that it deserves. Never returns."""
     code = 1
     try:
         module, _, function = target.partition(":")
@@ -117,3 +96,7 @@ def _on_rank(target: str, folder: Path, environment: Mapping[str, str], output: 
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # unloading torch takes half a second
+
+
+if __name__ == "__main__":
+    _on_this_rank(sys.argv[1], Path(sys.argv[2]))
