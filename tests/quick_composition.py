@@ -42,20 +42,20 @@ def quickly(name: str, overrides: Sequence[str] = (), return_hydra_config: bool 
 
 
 def _composed(name: str, words: list[str]) -> DictConfig:
-    key = (name, *words, str(compose.CONF_DIR), *_times())
+    key = (name, *words, *map(str, compose.CONF_DIRS), *_times())
     if key not in _chosen:
         _chosen[key] = hydra.compose(name, overrides=words)
     return _chosen[key]
 
 
 def _times() -> Iterator[tuple[str, int]]:
-    for folder, _, names in os.walk(compose.CONF_DIR):
+    for folder, _, names in (found for top in compose.CONF_DIRS for found in os.walk(top)):
         yield from ((name, os.stat(f"{folder}/{name}").st_mtime_ns) for name in names)  # noqa: PTH116
 
 
 def _chooses(override: Override) -> bool:
     """An option of a group, as Hydra tells it from the value of a field."""
-    is_group = (compose.CONF_DIR / override.key_or_group).is_dir()
+    is_group = any((top / override.key_or_group).is_dir() for top in compose.CONF_DIRS)
     return is_group and not isinstance(override.value(), dict)
 
 

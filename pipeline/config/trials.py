@@ -169,7 +169,7 @@ def _chooses_an_option(override: Override) -> bool:
     """Of a group. Hydra puts the values of fields into what was chosen, in whatever order the words stand."""
     group = override.key_or_group
     chooses = override.type is OverrideType.CHANGE and override.package is None and isinstance(override.value(), str)
-    return chooses and (compose.CONF_DIR / group).is_dir()
+    return chooses and any((folder / group).is_dir() for folder in compose.CONF_DIRS)
 
 
 def _is_plain(override: Override) -> bool:
