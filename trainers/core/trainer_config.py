@@ -49,6 +49,8 @@ class TrainerConfig:
         class_weights: a weight for each class in the loss, or balanced: each class counts as much; null: each image.
         sync_batchnorm: batch normalisation over the micro-batches of all ranks instead of each rank's own (GPUs only).
         skip_nonfinite: leave out updates with NaN or infinite gradients instead of stopping.
+        freeze: patterns of parameter names, such as [conv1.*, layer1.*]: what they match stays as it is at the start, and
+            so do the statistics of a batch normalisation that they match as a whole.
     """
 
     epochs: int = 10
@@ -78,6 +80,7 @@ class TrainerConfig:
     ema: float = field(default=0.0, metadata=LATER)
     class_weights: Any = field(default=None, metadata=LATER)
     sync_batchnorm: bool = field(default=False, metadata=LATER)
+    freeze: list[str] = field(default_factory=list, metadata=LATER)
 
     def __post_init__(self) -> None:
         for name in ("epochs", "global_batch_size", "log_every_steps", "eval_every_epochs"):
@@ -105,6 +108,8 @@ class TrainerConfig:
         self._check_class_weights()
         self._check_own()
         below_one("trainer.label_smoothing", self.label_smoothing)
+        if not all(self.freeze):
+            raise ConfigError(f"trainer.freeze={self.freeze} has an empty pattern; is a shell variable unset?")
         if self.shards < 0 or self.shards & (self.shards - 1):
             raise ConfigError(
                 f"trainer.shards={self.shards} must be 0 (off) or a power of two, as gradients are added pairwise: "

@@ -57,7 +57,7 @@ class OwnLoop:
             epoch, position = trainer.steps.place(trainer.step)
             if self._plan is None or position == 0:
                 self._plan = trainer.plan(epoch, position)
-                trainer.model.train()
+                trainer.stepper.begin_training()
             trainer._one_step(self._plan, position)
             trainer.step += 1
             if position + 1 == trainer.steps.per_epoch or trainer.step % trainer.config.trainer.log_every_steps == 0:

@@ -29,6 +29,7 @@ from trainers.training.data_check import check_data
 from trainers.training.early_stopping import BestSoFar
 from trainers.training.evaluation import Evaluation, Evaluator
 from trainers.training.metrics import Clock, Losses, MetricsFile, Reading, Throughput
+from trainers.training.freezing import freeze
 from trainers.training.model_setup import agree_on_precision, calibrate, choose_kernels, make_network
 from trainers.training.step import Stepper
 from trainers.training.warm_up import warm_up
@@ -45,6 +46,7 @@ class Trainer:
         self.model = make_network(config, pack.manifest, node, self.steps)
         self.normalise = normaliser(pack.manifest, normalise=config.dataset.normalise, device=node.device)
         calibrate(self.model, pack, self.normalise)
+        freeze(self.model, config.trainer.freeze)
         self.precision = agree_on_precision(config.trainer.precision, node)
         self.stepper = Stepper(
             config,
@@ -172,7 +174,7 @@ class Trainer:
                 epoch, position = self.steps.place(self.step)
                 if plan is None or position == 0:
                     plan = self.plan(epoch, position)
-                    self.model.train()
+                    self.stepper.begin_training()
                 self._one_step(plan, position)
                 self.step += 1
                 if "first_step_unix_time" not in self.progress:
@@ -276,7 +278,7 @@ class Trainer:
             return None
         with self.stepper.averaged_weights():
             result = self.evaluate("val")
-            self.model.train()
+            self.stepper.begin_training()
             self.progress["metrics"].update(result.metrics("val"))
             is_best = self.best.see(result.accuracy)
             self._write(epoch, result.metrics("val"), doing=self._after_evaluation())

@@ -128,9 +128,11 @@ def _first_line(config: TrainConfig, trainer: Trainer) -> str:
     manifest, ranks, steps = trainer.pack.manifest, trainer.node.ranks, trainer.steps
     sizes = ", ".join(f"{manifest.size(name):,} {name}" for name in manifest.splits)
     count = sum(item.numel() for item in trainer.model.parameters())
+    trained = sum(item.numel() for item in trainer.model.parameters() if item.requires_grad)
+    of_them = f", {trained:,} of them trained" if config.trainer.freeze else ""
     where = f"{_counted(ranks.world_size, 'rank')} on {_counted(ranks.nnodes, 'node')}"
     return (
-        f"{config.model.name} ({count:,} parameters) on {manifest.name} ({sizes})\n"
+        f"{config.model.name} ({count:,} parameters{of_them}) on {manifest.name} ({sizes})\n"
         f"{where}: {trainer.node.device.type}, {trainer.node.backend}, {trainer.precision}; "
         f"batch {steps.global_batch_size} ({_share(steps)}), {steps.per_epoch} steps an epoch, "
         f"{steps.total} steps{_strategy(trainer)}"

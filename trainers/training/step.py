@@ -21,6 +21,7 @@ from trainers.distributed.rank_state import PartBuffers
 from trainers.training import loss
 from trainers.training.averaging import WeightAverage
 from trainers.training.clipping import Clipping
+from trainers.training.freezing import moving_buffers, training_mode
 from trainers.training.grad_scaler import GradScaler
 from trainers.training.model_setup import autocast, seed_device
 
@@ -138,12 +139,16 @@ class Stepper:
         average = {} if self.average is None else {"average": self.average.values}
         return {**self.optimizer.state(), **guard, **average, **self.gradient_sync.state()}
 
+    def begin_training(self) -> None:
+        """The model in the mode in which it is trained."""
+        training_mode(self.model, self.config.trainer.freeze)
+
     def average_statistics(self) -> None:
         """Batch statistics become the mean over all parts of the global batch, on every rank."""
         if self.config.trainer.shards:
             self.buffers.average(self.node)
         else:
-            self.node.average(self.model.buffers())
+            self.node.average(moving_buffers(self.model, self.config.trainer.freeze))
 
     def averaged_weights(self) -> AbstractContextManager[None]:
         """Within, the model has the averaged weights (trainer.ema), if there are any."""

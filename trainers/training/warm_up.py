@@ -25,7 +25,7 @@ def warm_up(stepper: Stepper, plan: Callable[[], EpochPlan], say: Callable[[str]
     if not stepper.warm_up_passes:
         return 0.0
     shown = plan()
-    stepper.model.train()
+    stepper.begin_training()
     began = time.perf_counter()
     stepper.warm_up(shown)
     if node.device.type == "cuda":
