@@ -1,4 +1,4 @@
-"""trainer.freeze: what a pattern matches stays as it was, on one rank and on several, whatever else trains beside it."""
+"""trainer.freeze: what a pattern matches stays as it was, on one rank and on several."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def test_without_patterns_nothing_is_frozen_and_all_buffers_are_averaged() -> No
     model = network()
     freeze(model, [])
     training_mode(model, [])
-    assert all(item.training for item in model.modules()) and all(item.requires_grad for item in model.parameters())
+    assert all(item.training for item in model.modules())
+    assert all(item.requires_grad for item in model.parameters())
     assert len(moving_buffers(model, [])) == 6
 
 

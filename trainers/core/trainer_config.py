@@ -49,8 +49,8 @@ class TrainerConfig:
         class_weights: a weight for each class in the loss, or balanced: each class counts as much; null: each image.
         sync_batchnorm: batch normalisation over the micro-batches of all ranks instead of each rank's own (GPUs only).
         skip_nonfinite: leave out updates with NaN or infinite gradients instead of stopping.
-        freeze: patterns of parameter names, such as [conv1.*, layer1.*]: what they match stays as it is at the start, and
-            so do the statistics of a batch normalisation that they match as a whole.
+        freeze: patterns of parameter names, such as [conv1.*, layer1.*]: what they match stays as it is at the start,
+            and so do the statistics of a batch normalisation that they match as a whole.
     """
 
     epochs: int = 10

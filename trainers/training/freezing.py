@@ -23,14 +23,16 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     names = [name for name, _ in model.named_parameters()]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigError(f"trainer.freeze: {pattern!r} matches no parameter of the network; {_near(pattern, names)}")
+            raise ConfigError(
+                f"trainer.freeze: {pattern!r} matches no parameter of the network; {_near(pattern, names)}"
+            )
     for name, parameter in model.named_parameters():
         if _matches(name, patterns):
             parameter.requires_grad_(False)
     if patterns and not any(item.requires_grad for item in model.parameters()):
         raise ConfigError(
-            f"trainer.freeze=[{', '.join(patterns)}] leaves nothing to train; take a pattern away that matches the last "
-            f"layer ({names[-1]})"
+            f"trainer.freeze=[{', '.join(patterns)}] leaves nothing to train; take a pattern away that matches the "
+            f"last layer ({names[-1]})"
         )
 
 

@@ -28,8 +28,8 @@ from trainers.training import loss
 from trainers.training.data_check import check_data
 from trainers.training.early_stopping import BestSoFar
 from trainers.training.evaluation import Evaluation, Evaluator
-from trainers.training.metrics import Clock, Losses, MetricsFile, Reading, Throughput
 from trainers.training.freezing import freeze
+from trainers.training.metrics import Clock, Losses, MetricsFile, Reading, Throughput
 from trainers.training.model_setup import agree_on_precision, calibrate, choose_kernels, make_network
 from trainers.training.step import Stepper
 from trainers.training.warm_up import warm_up

@@ -1,0 +1,137 @@
+"""The classifiers of torchvision.models with their own stems: ``model=torchvision model.arch=efficientnet_b0``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainers.core.config import ConfigError, ModelConfig
+from trainers.core.installer import install
+from trainers.models import ImageShape
+
+_BUILDER = r"^@register_model\((?:name=)?[\"']?(\w*)[\"']?\)\n(?:@.*\n)*def (\w+)"
+_OWN = ("weights", "progress", "num_classes", "aux_logits")  # said by other fields, or by the training
+_AUXILIARY = ("googlenet", "inception_v3")  # with further outputs, which count in the published trainings alone
+_COLOURS, _LARGEST_PIXELS = 3, 320
+
+
+@dataclass(kw_only=True)
+class TorchvisionConfig(ModelConfig):
+    """Any classifier of torchvision.models, with its own stem; the weights are fresh unless init.weights names some.
+
+    Attributes:
+        arch: its name there, such as resnet18 or efficientnet_b0.
+        args: further arguments of its builder, by name: {dropout: 0.2}.
+    """
+
+    name: str = "torchvision"
+    arch: str = "resnet18"
+    args: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = self._known()
+        if known and self.arch not in known:
+            close = difflib.get_close_matches(self.arch, known, n=3)
+            near = f"did you mean {' or '.join(close)}?" if close else f"it has: {', '.join(known)}"
+            raise ConfigError(f"model.arch={self.arch!r} is no classifier of torchvision.models; {near}")
+        for name in self.args:
+            if name in _OWN:
+                instead = "init.weights" if name == "weights" else "nothing: the training needs one output of logits"
+                raise ConfigError(f"model.args.{name} is not for you to set; take {instead}")
+
+    def _known(self) -> list[str]:
+        """Read in the sources of what is installed here, without importing it; none where it isn't installed."""
+        spec = importlib.util.find_spec("torchvision")
+        folder = Path(spec.origin).parent / "models" if spec is not None and spec.origin else None
+        texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.py")] if folder is not None else []
+        return sorted(told or name for text in texts for told, name in re.findall(_BUILDER, text, re.MULTILINE))
+
+
+def build(config: TorchvisionConfig, image: ImageShape) -> nn.Module:
+    """See trainers.models. Images of one channel are shown to the network as three equal ones.
+
+    Raises:
+        ConfigError: torchvision isn't installed here, its builder refuses an argument, or the network the images.
+    """
+    make = _builder(config.arch)
+    try:
+        network = make(weights=None, num_classes=image.num_classes, **_sized(config.arch, image), **config.args)
+    except (TypeError, ValueError) as error:
+        said, size = " ".join(str(error).split()), f"{image.height}×{image.width}"
+        raise ConfigError(
+            f"model.arch={config.arch} refuses model.args={config.args} for images of {size}: {said}"
+        ) from error
+    if image.channels == 1:
+        network.register_forward_pre_hook(_in_colours)
+    elif image.channels != _COLOURS:
+        raise ConfigError(
+            f"model=torchvision takes images of 3 channels, or of 1 as three equal ones; the data has {image.channels}"
+        )
+    _refuse_unfit(network, config.arch, image)
+    return network
+
+
+def _builder(arch: str) -> Callable[..., nn.Module]:
+    try:
+        from torchvision.models import get_model_builder
+    except ImportError as error:
+        raise ConfigError(
+            f"model=torchvision needs torchvision on host {socket.gethostname()} ({error}); install it there: "
+            f"{install('torchvision')}"
+        ) from error
+    try:
+        found: Callable[..., nn.Module] = get_model_builder(arch)
+    except ValueError as error:
+        raise ConfigError(f"model.arch={arch} is not in the torchvision of host {socket.gethostname()}") from error
+    return found
+
+
+def _sized(arch: str, image: ImageShape) -> dict[str, Any]:
+    """What some builders have to be told besides: one output alone, the size of images for position tables."""
+    if arch in _AUXILIARY:
+        return {"aux_logits": False, "init_weights": True}
+    if arch.startswith("vit_"):
+        return {"image_size": image.height}
+    return {"input_size": (image.height, image.width)} if arch == "maxvit_t" else {}
+
+
+def _in_colours(network: nn.Module, images: tuple[Tensor]) -> Tensor:
+    return images[0].expand(-1, _COLOURS, -1, -1)
+
+
+def _refuse_unfit(network: nn.Module, arch: str, image: ImageShape) -> None:
+    """Raises ConfigError where the network can't take the images, with the smallest that it can."""
+    why = _why_not(network, image.channels, image.height, image.width)
+    if why is None:
+        return
+    unfit, fit = min(image.height, image.width), _LARGEST_PIXELS
+    smallest = "" if _why_not(network, image.channels, fit, fit) is not None else "; it takes {0}×{0} and larger"
+    while fit - unfit > 1:
+        middle = (unfit + fit) // 2
+        unfit, fit = (unfit, middle) if _why_not(network, image.channels, middle, middle) is None else (middle, fit)
+    raise ConfigError(
+        f"model.arch={arch} can't take images of {image.height}×{image.width} pixels{smallest.format(fit)} "
+        f"(torchvision says: {why}); take larger images, or another one: model.arch=resnet18 takes any size"
+    )
+
+
+def _why_not(network: nn.Module, channels: int, height: int, width: int) -> str | None:
+    """What it says to an image of that size; None: it takes it. On torch's meta device, which computes shapes alone."""
+    state = {name: value.to("meta") for name, value in network.state_dict().items()}
+    network.eval()
+    try:
+        torch.func.functional_call(network, state, torch.empty(1, channels, height, width, device="meta"))
+    except (RuntimeError, ValueError, AssertionError) as error:
+        return " ".join(str(error).split())[:200] or type(error).__name__
+    finally:
+        network.train()
+    return None
