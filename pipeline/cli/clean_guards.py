@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline.core import locks
 from pipeline.core.specs import State
+from pipeline.execution import starting
 from pipeline.runs import acceptance, index
 from pipeline.runs.disk_usage import measured
 from pipeline.runs.folder import RunFolder
@@ -20,8 +21,14 @@ _QUIET_S = 86_400.0
 _UNDER_WAY = (State.PLANNED, State.RUNNING)
 
 
-def named_by_sweeps(runs_dir: Path) -> dict[str, str]:
-    """Key → a sweep that has the run among its trials. Raises UsageError: a sweep's folder can't be read."""
+def needed(runs_dir: Path) -> dict[str, str]:
+    """Key → who needs the run's result, in words. Raises UsageError: a sweep's folder can't be read."""
+    starts = {key: f"run {of}, which isn't finished, starts from its weights" for key, of in _starts(runs_dir).items()}
+    return {**starts, **{key: f"the sweep {name} names its result" for key, name in _sweeps(runs_dir).items()}}
+
+
+def _sweeps(runs_dir: Path) -> dict[str, str]:
+    """Key → a sweep that has the run among its trials."""
     named: dict[str, str] = {}
     for path in sorted((runs_dir / FOLDER).glob("*/sweep.json")):
         sweep = SweepFolder(path.parent)
@@ -30,17 +37,28 @@ def named_by_sweeps(runs_dir: Path) -> dict[str, str]:
     return named
 
 
+def _starts(runs_dir: Path) -> dict[str, str]:
+    """Key → a run that isn't finished and starts from its weights."""
+    named: dict[str, str] = {}
+    for path in sorted(runs_dir.glob(f"*/{starting.ABOUT}")):
+        folder = RunFolder(path.parent)
+        run = (folder.read_json(starting.ABOUT) or {}).get("run")
+        if run and not folder.result.exists():
+            named[str(run)] = folder.key
+    return named
+
+
 def in_use(folder: RunFolder) -> str:
     """That a command of this computer works on the run, or ''."""
     return IN_USE if locks.is_held(folder.lock) else ""
 
 
-def objection(folder: RunFolder, row: Row, sweeps: Mapping[str, str], *, result_stays: bool) -> str:
+def objection(folder: RunFolder, row: Row, needs: Mapping[str, str], *, result_stays: bool) -> str:
     """Why the run has to stay; '' where nothing speaks against its removal.
 
     Args:
         row: the run as a list shows it.
-        sweeps: what ``named_by_sweeps`` has found.
+        needs: what ``needed`` has found.
         result_stays: only checkpoints go.
     """
     if folder.path.is_symlink():
@@ -53,8 +71,8 @@ def objection(folder: RunFolder, row: Row, sweeps: Mapping[str, str], *, result_
         return "it hasn't ended, and was written to within a day: another computer may be at work on it"
     if result_stays or not folder.result.exists():
         return ""
-    if row.key in sweeps:
-        return f"the sweep {sweeps[row.key]} names its result"
+    if row.key in needs:
+        return needs[row.key]
     if held := acceptance.accepted_for(folder.path):
         return f"its result was accepted for {', '.join(held)}"
     return "" if _recorded_or_never_asked(folder) else "MLflow hasn't all of it yet: doit record run=KEY"

@@ -96,19 +96,17 @@ def _chosen(runs_dir: Path, rules: Rules) -> list[Item]:
     if rules.checkpoints:
         rows = [row for row in rows if row.state == State.FINISHED]
     rank = _ranks(runs_dir, rows, rules) if rules.keep_best is not None else {}
-    sweeps, now = guards.named_by_sweeps(runs_dir), time.time()
+    needs, now = guards.needed(runs_dir), time.time()
     whys = [why_chosen(row, rules, newer=newer.get(row.key), rank=rank.get(row.key), now=now) for row in rows]
     items = [
-        _item(RunFolder(runs_dir / row.key), row, why, rules, sweeps)
-        for row, why in zip(rows, whys, strict=True)
-        if why
+        _item(RunFolder(runs_dir / row.key), row, why, rules, needs) for row, why in zip(rows, whys, strict=True) if why
     ]
     return [item for item in items if item.bytes or not rules.checkpoints]
 
 
-def _item(folder: RunFolder, row: Row, why: str, rules: Rules, sweeps: Mapping[str, str]) -> Item:
+def _item(folder: RunFolder, row: Row, why: str, rules: Rules, needs: Mapping[str, str]) -> Item:
     places = removal.checkpoint_files(folder) if rules.checkpoints else [folder.path]
-    stays = guards.in_use(folder) or guards.objection(folder, row, sweeps, result_stays=rules.checkpoints)
+    stays = guards.in_use(folder) or guards.objection(folder, row, needs, result_stays=rules.checkpoints)
     return Item(folder=folder, row=row, why=why, bytes=sum(measured(path).bytes for path in places), stays=stays)
 
 
@@ -143,13 +141,13 @@ def _ranks(runs_dir: Path, rows: Sequence[Row], rules: Rules) -> dict[str, int]:
 def _remove(items: Sequence[Item], runs_dir: Path, rules: Rules) -> None:
     """Raises PacelineError: the system refuses it, at that run."""
     remove = removal.remove_checkpoints if rules.checkpoints else removal.remove_run
-    sweeps = guards.named_by_sweeps(runs_dir)  # one may have begun since they were shown
+    needs = guards.needed(runs_dir)  # one may have begun since they were shown
     gone: list[Item] = []
     with Heartbeat(say) as heartbeat:
         for item in items:
             heartbeat.doing(f"removing {item.row.key}; {len(gone)} of {len(items)} are gone")
             try:
-                why = remove(item.folder, _objection(item, sweeps, rules))
+                why = remove(item.folder, _objection(item, needs, rules))
             except OSError as error:
                 raise PacelineError(
                     f"{item.row.key} can't be removed: {os_reason(error)}; removed before: {_amount(gone, rules)}",
@@ -162,7 +160,7 @@ def _remove(items: Sequence[Item], runs_dir: Path, rules: Rules) -> None:
     say(f"removed {_amount(gone, rules)}")
 
 
-def _objection(item: Item, sweeps: Mapping[str, str], rules: Rules) -> Callable[[], str]:
+def _objection(item: Item, needs: Mapping[str, str], rules: Rules) -> Callable[[], str]:
     """Looked up again behind the run's lock: another command may have worked on it since it was shown."""
 
     def objection() -> str:
@@ -170,7 +168,7 @@ def _objection(item: Item, sweeps: Mapping[str, str], rules: Rules) -> Callable[
             return "another command has removed it"
         if index.row(item.folder) != item.row:
             return "it has changed since it was shown"
-        return guards.objection(item.folder, item.row, sweeps, result_stays=rules.checkpoints)
+        return guards.objection(item.folder, item.row, needs, result_stays=rules.checkpoints)
 
     return objection
 

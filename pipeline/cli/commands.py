@@ -35,7 +35,8 @@ def title(verb: str) -> str:
 
 
 def is_fetched() -> bool:
-    return session().pack is not None
+    start = session().start
+    return session().pack is not None and (start is None or start.url is None)
 
 
 def _make_step(current: Session) -> None:
@@ -50,7 +51,13 @@ def _make_step(current: Session) -> None:
 
 
 def fetch() -> None:
-    _fetch(session())
+    if session().pack is None:
+        _fetch(session())
+    if (start := session().start) is not None and start.url is not None:
+        from pipeline.execution import bringing
+
+        bringing.fetch(session().config, start)
+        session().forget_pack()
 
 
 def train_all(current: Session) -> None:
@@ -153,6 +160,7 @@ def _train(current: Session, *, attach: bool = False) -> None:
     from pipeline.cluster.spares import without_use
     from pipeline.execution import complete as training
 
+    _bring_weights(current)
     run = current.run
     if run is None:
         raise PacelineError("the data set vanished after it was fetched", hint="the same command again")
@@ -172,6 +180,16 @@ def _train(current: Session, *, attach: bool = False) -> None:
     say("  compare  doit ui")
     if (lacks := run.key_lacks) is not None:
         say(f"WARNING: {lacks}; until then it does not count as finished, and the same command runs it again")
+
+
+def _bring_weights(current: Session) -> None:
+    """Those that the run starts from: fetched, or made by the run that init.run names."""
+    if not current.config.train.init.said:
+        return
+    from pipeline.execution.bringing import bring
+
+    bring(current.config, ROOT, argv=sys.argv, say=say)
+    current.forget_pack()
 
 
 def _threads(given: str | None) -> tuple[int, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.cli import trials
 from pipeline.cli.options import at_once
 from pipeline.cli.output import say
-from pipeline.cli.session import relative
+from pipeline.cli.session import ROOT, relative
 from pipeline.core.errors import DECIDED, PacelineError, UsageError
 from pipeline.core.specs import State
 
@@ -27,13 +28,19 @@ def make_steps(space: Space) -> bool:
 
 
 def fetch_all(space: Space) -> bool:
-    """Every data set that a trial needs and that isn't there yet. False: all trials had theirs, so the space stands."""
+    """Every data set that a trial needs and that isn't there yet, and the weights that it starts from.
+
+    False: all trials had theirs, so the space stands.
+    """
     from pipeline.data import store
+    from pipeline.execution.bringing import bring
 
     for trial in space.trials:
         if trial.run is None and store.find(trial.config.train.dataset, trial.config.data_dir) is None:
             pack = store.fetch(trial.config.train.dataset, trial.config.data_dir)
             say(f"{pack.manifest.name}: {pack.manifest.count:,} images in {relative(pack.path)}")
+        if trial.run is None:
+            bring(trial.config, ROOT, argv=sys.argv, say=say)
     return any(trial.run is None for trial in space.trials)
 
 
@@ -93,7 +100,8 @@ def standing(trial: Trial, entries: Mapping[str, TrialEntry], retry_failed: bool
     """``done``, ``to run`` or ``failed``, and why."""
     if trial.run is None:
         step = trial.config.step
-        return "to run", "its data isn't fetched" if step is None or step.path else f"step {step.name} isn't made"
+        waits = "its data, or what it starts from, isn't here"
+        return "to run", waits if step is None or step.path else f"step {step.name} isn't made"
     try:
         reason = trial.run.reason
     except UsageError as error:  # a newer Paceline wrote its folder

@@ -70,7 +70,7 @@ def _why_run(current: Session) -> None:
     current.refuse_data()
     run = current.run
     steps = dry_run.steps(current.config, current.pack, run, root=ROOT)
-    reason = run.reason if run else "the data set isn't fetched, so this run has no key yet; try doit fetch"
+    reason = run.reason if run else current.why_no_key
     finished = _finished_parts(current) if run and reason else {}
     found = compare.nearest(finished, run.key.parts) if run else None
     accepted = run.accepted if run and not reason else None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli import trials
 from pipeline.cli.output import say
-from pipeline.cli.session import Session
+from pipeline.cli.session import ROOT, Session
 from pipeline.core.errors import UsageError
 
 if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
@@ -26,6 +27,7 @@ def search(current: Session, *, fork: bool, retry_failed: bool, dry_run: bool) -
         Killed: stopped by Ctrl-C or a signal.
     """
     from pipeline.config import compose
+    from pipeline.execution.bringing import bring
     from pipeline.sweep.search_source import fetch, make_step
 
     if dry_run:
@@ -34,6 +36,7 @@ def search(current: Session, *, fork: bool, retry_failed: bool, dry_run: bool) -
     if make_step(current.search_plan.representative_trial.config, say):
         current.forget_pack()
     fetch(current.search_plan.representative_trial.config)
+    bring(current.search_plan.representative_trial.config, ROOT, argv=sys.argv, say=say)
     current.forget_pack()
     with compose.hydra_ready():
         _run(current.search_plan, current.asked.overrides, fork=fork, retry_failed=retry_failed)

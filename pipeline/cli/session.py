@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # imported in the functions: a bare `doit` needs none of it
     from pipeline.data.trees import Tree
     from pipeline.execution.configured_run import Run
     from pipeline.execution.located import LocatedRun
+    from pipeline.execution.starting import Start
     from pipeline.runs.folder import RunFolder
     from pipeline.steps.graph import Graph
     from pipeline.steps.source import DataStep
@@ -60,6 +61,7 @@ class Session:
     def basis(self) -> Basis:
         """What decides the run's key and folder: remembered of a training that was asked for before, else built."""
         if self.asked.verb != "train" or self._composition is None:
+            self._refuse_start()
             return self.config.basis
         from pipeline.config.remembered import BuiltBasis
         from pipeline.core.cache import remember_in
@@ -68,10 +70,27 @@ class Session:
         found = remembered.recall()
         if found is None:
             found = self.config.basis
+            self._refuse_start()
             remembered.keep(found)
         remember_in(ROOT, found.runs_dir)
         unexpected.keep_in(found.runs_dir)
         return found
+
+    @property
+    def start(self) -> Start | None:
+        """What the run starts from; None: fresh weights. Raises UsageError where nothing can give them."""
+        if not any((self.basis.resolved.get("init") or {}).values()):
+            return None
+        from pipeline.execution import starting
+
+        return starting.of(self.config, ROOT)
+
+    def _refuse_start(self) -> None:
+        """The same for a configuration that was just built."""
+        if self.config.train.init.said and not self.sweeps:
+            from pipeline.execution import starting
+
+            starting.of(self.config, ROOT)
 
     def _built(self) -> RunConfig:
         from pipeline.config import build, step_source
@@ -207,6 +226,8 @@ class Session:
         """The run of this configuration as far as its key and folder tell, once its data is in place."""
         from pipeline.execution.located import locate
 
+        if any((self.basis.resolved.get("init") or {}).values()):  # its key needs their digest
+            return self.run
         return locate(self.basis, ROOT, self.pack.digest, reading=self.pack.rank_modules) if self.pack else None
 
     @property
@@ -259,10 +280,16 @@ class Session:
             return runs.find(self.config.runs_dir, named)
         self.refuse_data()
         if self.run is None:
-            raise UsageError(
-                "the data set isn't fetched, so this run has no key yet; try doit fetch, or name a run: run=KEY"
-            )
+            raise UsageError(f"{self.why_no_key}; or name a run: run=KEY")
         return self.run.folder
+
+    @property
+    def why_no_key(self) -> str:
+        """What is to be done before the run has a key, in words."""
+        if self.pack is None:
+            return "the data set isn't fetched, so this run has no key yet; try doit fetch"
+        start = self.start
+        return f"{start.said if start else 'init'}: {start.waits if start else ''}, so this run has no key yet"
 
     def cluster_of(self, folder: RunFolder) -> Cluster:
         """The hosts that a run was started on, whatever cluster this command line names. Raises UsageError."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.cli import clone
+from pipeline.config.override_words import quoted_run
 
 _PATHS = ("program.script", "program.data")
 _TEXTS = ("program.args", "program.env")
@@ -19,7 +20,7 @@ def for_project(words: Sequence[str]) -> tuple[str, ...]:
     """The words with {run} in quotes, which Hydra takes for a mapping otherwise; and with a script or data that lies
     where the command was typed by its path from the project's folder."""
     folder = clone.started_in()
-    return tuple(_quoted(_placed(word, folder)) for word in words)
+    return tuple(quoted_run(_quoted(_placed(word, folder))) for word in words)
 
 
 def _placed(word: str, folder: Path) -> str:

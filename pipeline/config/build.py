@@ -27,7 +27,7 @@ from pipeline.keys.script_files import ScriptFiles
 from trainers.core import config as node
 from trainers.script.settings import ScriptConfig
 
-_OF_THE_CLASSIFIER = ("dataset", "model", "optimizer", "schedule", "trainer", "strategy")
+_OF_THE_CLASSIFIER = ("dataset", "model", "optimizer", "schedule", "trainer", "strategy", "init")
 _NOT_OF_THE_TRAINER = ("cluster", "tracking", "paths", "sweep", "search", "step")
 _LONGEST_NAME, _LONGEST_PATH = 255, 3000  # bytes; the system takes 4,096 with what lies inside
 
@@ -40,7 +40,7 @@ class RunConfig:
     ``resolved`` lacks them. ``resolved`` and ``overrides`` have placeholders for what is secret; ``secrets`` are
     the texts behind these, for what else may hold them (a message, the patch). With a ``script`` nothing reads
     ``train``. ``step`` is the step that its data comes from; ``train`` and ``script`` have the path of its output,
-    ``resolved`` the words.
+    ``resolved`` the words. ``parent`` is the run that ``init.run`` names.
     """
 
     train: node.TrainConfig
@@ -55,6 +55,7 @@ class RunConfig:
     script: ScriptFiles | None = None
     step: StepSource | None = None
     secrets: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
+    parent: RunConfig | None = None
 
     def hide(self, text: str) -> str:
         """A message about the run without what is secret."""
@@ -102,6 +103,7 @@ def build(
     local_gpus: int,
     shares_batch: bool = True,
     steps: Steps | None = None,
+    above: tuple[str, ...] = (),
 ) -> RunConfig:
     """Type and check a resolved configuration.
 
@@ -112,12 +114,10 @@ def build(
         shares_batch: refuse a global batch that the ranks can't share (what doesn't train has none).
         steps: finds the step that is named as the source of the data.
 
-    Raises:
-        UsageError: a field that no code reads, or a value that cannot work.
+    Raises UsageError: a field that no code reads, or a value that cannot work.
     """
     resolved, train, script, step = _what_is_run(resolved, overrides, root, steps)
     cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
-    refuse_endless(resolved)
     _check_together(resolved, train, cluster, root, shares_batch=shares_batch)
     paths, secrets = resolved["paths"], secret_values(resolved)
     return RunConfig(
@@ -133,6 +133,7 @@ def build(
         script=script,
         step=step,
         secrets=secrets,
+        parent=parent_of(train, overrides, root=root, local_gpus=local_gpus, above=above),
     )
 
 
@@ -140,17 +141,28 @@ def _what_is_run(
     resolved: Mapping[str, Any], words: tuple[str, ...], root: Path, steps: Steps | None
 ) -> tuple[dict[str, Any], node.TrainConfig, ScriptFiles | None, StepSource | None]:
     """The configuration as config.json has it, the trainer's part, a script's files, the step of the data."""
-    _refuse_unknown(resolved, words)
-    refuse_unprintable(resolved)
+    _refuse_unread(resolved, words)
     placed, step = with_step(resolved, steps)
     run, script = with_script(placed, words, root)
     return with_words(run, resolved), train_config(placed), script, step
+
+
+def parent_of(
+    train: node.TrainConfig, words: tuple[str, ...], *, root: Path, local_gpus: int, above: tuple[str, ...] = ()
+) -> RunConfig | None:
+    """The run that ``init.run`` names; ``above``: words of the runs that start from this one. Raises UsageError."""
+    if train.init.run is None:
+        return None
+    from pipeline.config.parents import parent  # it imports Hydra
+
+    return parent(train.init.run, words, root=root, local_gpus=local_gpus, above=above)
 
 
 def _check_together(
     resolved: Mapping[str, Any], train: node.TrainConfig, cluster: Cluster, root: Path, *, shares_batch: bool
 ) -> None:
     """What is run against the hosts that it is to run on. Raises UsageError."""
+    refuse_endless(resolved)
     if programs.SECTION in resolved:
         return _check_script(ScriptConfig(**resolved[programs.SECTION]), cluster)
     check_targets(train, root, cluster.python_path)
@@ -320,8 +332,9 @@ def _refuse_secrets_of_the_trainer(resolved: Mapping[str, Any], shown: Mapping[s
                 )
 
 
-def _refuse_unknown(resolved: Mapping[str, Any], words: tuple[str, ...]) -> None:
+def _refuse_unread(resolved: Mapping[str, Any], words: tuple[str, ...]) -> None:
     """``+key=value`` can add anything to a Hydra configuration; a key that nothing reads is a mistake."""
+    refuse_unprintable(resolved)
     known = [item.name for item in dataclasses.fields(RootConfig)]
     for key in resolved:
         if key not in known:

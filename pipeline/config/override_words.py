@@ -41,6 +41,15 @@ def for_hydra(overrides: Sequence[str]) -> list[str]:
     return [f"++{word}" if word.startswith(_OPEN) else _NAMED.sub(_as_mappings, word) for word in overrides]
 
 
+def quoted_run(word: str) -> str:
+    """``init.run`` with its words in quotes, which a shell has taken away and Hydra needs: they hold = and spaces."""
+    name, _, value = word.partition("=")
+    if name.lstrip("+") != "init.run" or value[:1] in ("'", '"') or value in ("", "null"):
+        return word
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"{name}='{escaped}'"
+
+
 def _mended(word: str) -> str:
     if word.lstrip("+").startswith(_HOSTS):
         return "each host has braces of its own, [{name: node0}, {name: node1}], or is a name alone, [node0,node1]"

@@ -122,6 +122,7 @@ class RootConfig:
     schedule: node.ScheduleConfig = MISSING
     trainer: node.TrainerConfig = MISSING
     strategy: node.StrategyConfig = MISSING
+    init: node.InitConfig = field(default_factory=node.InitConfig)
     program: ProgramConfig = MISSING
     cluster: ClusterConfig = MISSING
     tracking: TrackingConfig = MISSING

@@ -110,7 +110,9 @@ def known_as(key: str, names: Names) -> str | None:
     short = _parts(key)[-1]
     if name := MEANT.get(short):
         return name
-    return next((name for name in names.fields if short != "name" and name.rpartition(".")[2] == short), None)
+    return next(
+        (name for name in names.fields if short not in ("name", "run") and name.rpartition(".")[2] == short), None
+    )
 
 
 def like(key: str, names: Names) -> str | None:

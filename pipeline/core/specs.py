@@ -84,6 +84,8 @@ class Outputs:
     until_s: float | None = None
 
 
+INITIAL_WEIGHTS = "init.pt"
+"""File of a run folder: the weights that the run starts from, where they aren't fresh."""
 PRUNE, PRUNED = "prune", "pruned.json"
 """Files of a run folder: the controller's wish that the run ends at the next epoch, and rank 0's word that it has."""
 

@@ -32,7 +32,7 @@ def trace(config: RunConfig, pack: PackSource, *, options: Mapping[str, str], ro
     folder = node_module.new_folder(config.runs_dir, "profile")
     diagnosis = node_module.Diagnosis(
         module=MODULE,
-        config={**config.resolved, "profile": given},
+        config={**config.resolved, "init": {}, "profile": given},  # what only measures needs no weights
         result="profile.json",
         more=(TRACE,),
         chosen=config.chosen,

@@ -18,7 +18,7 @@ from pipeline.core.signals import Interruptible
 from pipeline.core.specs import PRUNE, PRUNED, State
 from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
-from pipeline.execution import mirroring
+from pipeline.execution import mirroring, starting
 from pipeline.execution.attempting import attach, left_running, run_attempts
 from pipeline.execution.configured_run import Run
 from pipeline.execution.located import unkeyed
@@ -230,6 +230,8 @@ def _lay_out(work: Work) -> None:
         name.unlink(missing_ok=True)
     if isinstance(run.pack, Tree):
         run.pack.lay_down()
+    if run.start is not None:
+        starting.lay_down(run.start, run.folder.path, run.config.data_dir)
     run.folder.prepare(run.description(work.services.code))
     if not matches(run.root, run.folder.code, run.key.parts["code"]):
         raise PacelineError("its code was edited while the run was being prepared", hint="the same command again")

@@ -11,6 +11,7 @@ from pipeline.config.build import RunConfig
 from pipeline.core.errors import UsageError
 from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
+from pipeline.execution import starting
 from pipeline.execution.located import LocatedRun, Sources, locate
 from pipeline.runs.folder import Description
 from pipeline.runs.provenance import RunDetails
@@ -18,10 +19,11 @@ from pipeline.runs.provenance import RunDetails
 
 @dataclass(frozen=True, kw_only=True)
 class Run(LocatedRun):
-    """A run with the whole of its configuration and its data."""
+    """A run with the whole of its configuration, its data and the weights that it starts from (None: fresh ones)."""
 
     config: RunConfig
     pack: Pack | Tree
+    start: starting.Start | None = None
 
     def description(self, sources: Mapping[str, Path] | None = None) -> Description:
         """What its folder tells. ``sources``: copies of the files of its code (None: they themselves)."""
@@ -52,13 +54,21 @@ class Run(LocatedRun):
         return PackSource(path=self.pack.path.resolve(), digest=self.pack.digest, inside=inside)
 
 
-def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: Sources | None = None) -> Run:
-    """The run with its key. Starts nothing, imports no torch. Raises UsageError: its data is of other classes."""
+def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: Sources | None = None) -> Run | None:
+    """The run with its key; None while the weights that it starts from aren't known. Starts nothing, imports no torch.
+
+    Raises UsageError: its data is of other classes, or nothing can give these weights.
+    """
     weights = config.train.trainer.class_weights
     if isinstance(pack, Pack) and isinstance(weights, list) and len(weights) != pack.manifest.num_classes:
         raise UsageError(
             f"trainer.class_weights has {len(weights)} weights, and {pack.manifest.name} has "
             f"{pack.manifest.num_classes} classes"
         )
+    start = starting.of(config, root)
+    if start is not None:
+        if start.sha256 is None:
+            return None
+        config = starting.with_digest(config, start)
     found = locate(config, root, pack.digest, read, pack.rank_modules)
-    return Run(**vars(found), config=config, pack=pack)
+    return Run(**vars(found), config=config, pack=pack, start=start)

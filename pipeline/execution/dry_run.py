@@ -27,7 +27,9 @@ from pipeline.core.tables import counted
 from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
+from pipeline.execution import starting
 from pipeline.execution.configured_run import Run
+from pipeline.execution.starting import Start
 from pipeline.runs import journal
 from pipeline.runs.folder import EVALUATED
 
@@ -97,22 +99,23 @@ def of_state(state: StepState) -> Step:
 
 
 def tasks(config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root: Path) -> tuple[Step, ...]:
-    """fetch, train, evaluate and record, each decided by its own key."""
-    fetch = _fetch(config, pack)
+    """fetch, train, evaluate and record, each decided by its own key; init before train where weights aren't fresh."""
+    first = (_fetch(config, pack), *_init(starting.of(config, root)))
     if run is None:
-        rest = ("train", "its data isn't fetched, so its key isn't known yet"), ("evaluate", "after train")
+        waits = "its data isn't fetched" if pack is None else "it starts from weights that aren't here"
+        rest = ("train", f"{waits}, so its key isn't known yet"), ("evaluate", "after train")
         waiting = tuple(Step(name=name, done=False, why=why) for name, why in rest)
-        return (fetch, *waiting, _record(config, None, "after evaluate", root))
+        return (*first, *waiting, _record(config, None, "after evaluate", root))
     run.folder.refuse_newer()
     if (accepted := _accepted(run)) is not None:
         done = tuple(Step(name=name, done=True, why=accepted) for name in ("train", "evaluate", "record"))
-        return (fetch, *done)
+        return (*first, *done)
     stale = run.reason if run.accepted is not None else run.folder.stale_because(run.key)
     train = _train(run, stale)
     if not config.program.evaluated:
-        return (fetch, train, _record(config, run, None if train.done else "after train", root))
+        return (*first, train, _record(config, run, None if train.done else "after train", root))
     evaluate = _evaluate(run, stale, root) if train.done else Step(name="evaluate", done=False, why="after train")
-    return (fetch, train, evaluate, _record(config, run, None if evaluate.done else "after evaluate", root))
+    return (*first, train, evaluate, _record(config, run, None if evaluate.done else "after evaluate", root))
 
 
 def _fetch(config: RunConfig, pack: Pack | Tree | None) -> Step:
@@ -124,6 +127,15 @@ def _fetch(config: RunConfig, pack: Pack | Tree | None) -> Step:
     if pack is None or pack.path is None:
         return Step(name="fetch", done=False, why=f"{config.train.dataset.name} isn't here")
     return Step(name="fetch", done=True, why=f"data/{pack.path.name}, digest {pack.digest[:12]}")
+
+
+def _init(start: Start | None) -> tuple[Step, ...]:
+    if start is None:
+        return ()
+    if start.sha256 is None:
+        return (Step(name="init", done=False, why=f"{start.said}: {start.waits}"),)
+    whose = f" of run {start.run}" if start.run and start.run not in start.said else ""
+    return (Step(name="init", done=True, why=f"{start.said}: weights{whose}, digest {start.sha256[:12]}"),)
 
 
 def _train(run: Run, stale: str | None) -> Step:

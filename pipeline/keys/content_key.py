@@ -70,7 +70,8 @@ def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration without hosts, ports, tracking, folders and the data's address (its digest counts instead).
 
     Without fields that came later where they have their defaults (``trainers.core.config.LATER``): a run without
-    trainer.shards keeps the key that it had before there were any. Of a script's section what it reads counts by
+    trainer.shards keeps the key that it had before there were any. Of the weights that a run starts from their digest
+    counts, and not what names them. Of a script's section what it reads counts by
     content, in ``code`` and ``data``, and what becomes of its run not at all.
     """
     kept = {name: copy.deepcopy(value) for name, value in config.items() if name not in (*_WHERE, *_BEFORE)}
@@ -81,9 +82,19 @@ def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(section, dict):
             at_default = [name for name, default in added.items() if section.get(name, default) == default]
             kept[group] = {name: value for name, value in section.items() if name not in at_default}
+    if (init := _of_initial_weights(kept.pop("init", None))) is not None:
+        kept["init"] = init
     if isinstance(kept.get("program"), dict):
         kept["program"] = _of_script(kept["program"])
     return kept
+
+
+def _of_initial_weights(section: Any) -> dict[str, Any] | None:
+    """Their digest, what names them where that isn't known yet, None where they are fresh."""
+    told = {name: value for name, value in (section or {}).items() if value is not None}
+    if not told.keys() & {"weights", "run"}:
+        return None
+    return {"sha256": told["sha256"]} if "sha256" in told else told
 
 
 def _of_script(section: Mapping[str, Any]) -> dict[str, Any]:

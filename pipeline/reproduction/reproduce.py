@@ -17,12 +17,13 @@ from typing import Any
 
 from pipeline.config.build import train_config
 from pipeline.core import git, process, redact
-from pipeline.core.errors import DataError, PacelineError, TrainingError, UsageError
+from pipeline.core.errors import DataError, PacelineError, TrainingError, UsageError, os_reason
 from pipeline.core.files import expanded, write_json
 from pipeline.core.heartbeat import waiting
 from pipeline.core.locks import FileLock
 from pipeline.core.signals import Interruptible
-from pipeline.data import store
+from pipeline.core.specs import INITIAL_WEIGHTS
+from pipeline.data import store, weights
 from pipeline.keys import content_key
 from pipeline.keys.diff import Difference, differences
 from pipeline.keys.import_closure import ABSENT
@@ -138,6 +139,8 @@ def _overrides(
     words += [word for word in given if _is_of(word, ("cluster",))]
     if source is not None:
         words.append(f"dataset.source={_quoted(source)}")
+    if (sha256 := _initial_sha256(recipe)) is not None:
+        words = [*(word for word in words if not _is_of(word, ("init.sha256",))), f"init.sha256={sha256}"]
     cluster = recipe.config.get("cluster") or {}
     if cluster.get("checkpoint_mirror") or ("checkpoint_mirror" in cluster and told & {"cluster", _MIRROR}):
         words.append(f"{_MIRROR}=null")  # what is made again doesn't go on from a checkpoint
@@ -216,7 +219,8 @@ def _of_step(recipe: Recipe, source: str, root: Path) -> str:
 
 
 def _check_data(recipe: Recipe, source: str | None, data_dir: Path, say: Say) -> None:
-    """The run's data, found or fetched. Raises PacelineError: it is gone, or other data."""
+    """The run's data, found or fetched, and the weights that it starts from. Raises PacelineError: gone, or others."""
+    _keep_initial_weights(recipe, data_dir)
     wanted = str(recipe.parts["data"])
     try:
         dataset = train_config({**recipe.config, "dataset": {**recipe.config["dataset"], "source": source}}).dataset
@@ -233,6 +237,28 @@ def _check_data(recipe: Recipe, source: str | None, data_dir: Path, say: Say) ->
     if found.digest != wanted:
         item = Difference(part="data", field="digest", old=wanted, new=found.digest)
         raise PacelineError(f"{lost}; what is found in its place is other data\n  {item}", hint=hint)
+
+
+def _initial_sha256(recipe: Recipe) -> str | None:
+    """Of the weights that the run started from; None: they were fresh."""
+    found = (recipe.config.get("init") or {}).get("sha256")
+    return str(found) if found else None
+
+
+def _keep_initial_weights(recipe: Recipe, data_dir: Path) -> None:
+    """Put them where the run that is made again looks first. Raises PacelineError: they are altered, or gone."""
+    sha256 = _initial_sha256(recipe)
+    if sha256 is None or weights.kept(sha256, data_dir) is not None:
+        return
+    path = recipe.folder.path / INITIAL_WEIGHTS
+    try:
+        weights.keep(path, sha256, data_dir)
+    except (DataError, OSError) as error:
+        why = os_reason(error) if isinstance(error, OSError) else "it isn't what the run started from"
+        raise PacelineError(
+            f"run {recipe.folder.key} started from weights of sha256 {sha256[:12]}…, and {path} can't give them: {why}",
+            hint=f"another copy of the run folder, or the file as {data_dir / 'weights' / sha256}.pt",
+        ) from error
 
 
 def _quoted(text: str) -> str:

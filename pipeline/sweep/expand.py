@@ -141,6 +141,7 @@ class TrialFactory:
         self._whole: dict[str, RunConfig] = {}  # by the sections that a trial's words rarely touch
         self._slots: dict[str, tuple[Cluster, ...]] = {}  # by the cluster section
         self._packs: dict[str, Pack | None] = {}
+        self._parents: dict[str, RunConfig | None] = {}  # by init.run and where it would run
 
     @property
     def settings(self) -> SweepConfig:
@@ -183,6 +184,7 @@ class TrialFactory:
             overrides=_of_the_run(build.words_of_the_run(words, resolved, secrets), placing.words(whole.cluster, part)),
             step=step,
             secrets=secrets,
+            parent=self._parent(train, words),
         )
         if self._first is None:
             self._first = config
@@ -212,6 +214,13 @@ class TrialFactory:
             gpus = _gpu_names(self._local_gpus) if whole.cluster.device == "cuda" else []
             self._slots[section] = placing.slots(whole.cluster, whole.sweep, gpus)
         return self._slots[section]
+
+    def _parent(self, train: node.TrainConfig, words: Overrides) -> RunConfig | None:
+        shared = [word for word in words if word.lstrip("+~").startswith(("cluster", "paths", "tracking"))]
+        wanted = canonical_json([train.init.run, shared])
+        if wanted not in self._parents:
+            self._parents[wanted] = build.parent_of(train, words, root=self._root, local_gpus=self._local_gpus)
+        return self._parents[wanted]
 
     def _pack(self, config: RunConfig) -> Pack | Tree | None:
         if config.step is not None and config.step.path is None:

@@ -23,7 +23,7 @@ from tests.quick_composition import quickly
 
 GROUPS = {
     "dataset": ["cifar10", "mnist", "digits", "arrays", "synthetic"],
-    "model": ["small_cnn", "whitened_cnn", "resnet18", "resnet50"],
+    "model": ["small_cnn", "whitened_cnn", "resnet18", "resnet50", "torchvision"],
     "optimizer": ["sgd", "adam", "muon", "airbench_muon", "torch"],
     "schedule": ["constant", "step", "one_cycle", "triangle"],
     "cluster": ["kubernetes", "local", "pssh", "slurm", "two_node"],
@@ -141,7 +141,7 @@ def test_composes_what_hydra_main_composes(most: int, monkeypatch: pytest.Monkey
             ],
         ),
         ("optimzer.lr=1", ["unknown key 'optimzer.lr'", "did you mean optimizer.lr=1?", "cluster, dataset"]),
-        ("optimzer=sgd", ["unknown key 'optimzer'", "did you mean optimizer=sgd?", "dataset, experiment, model"]),
+        ("optimzer=sgd", ["unknown key 'optimzer'", "did you mean optimizer=sgd?", "dataset, experiment, init, model"]),
         (
             "optimizer.bias_lr=1",
             ["unknown key 'optimizer.bias_lr'; optimizer.bias_lr is a field of optimizer=airbench_muon;"],
@@ -152,7 +152,11 @@ def test_composes_what_hydra_main_composes(most: int, monkeypatch: pytest.Monkey
         ),
         (
             "model=resnet",
-            ["model=resnet", "did you mean resnet", "valid: own, resnet18, resnet50, small_cnn, whitened_cnn"],
+            [
+                "model=resnet",
+                "did you mean resnet",
+                "valid: own, resnet18, resnet50, small_cnn, torchvision, whitened_cnn",
+            ],
         ),
         ("optimizer.lr=abc", ["optimizer.lr=abc", "'abc'", "Float"]),
         ("trainer.epochs=1.5", ["trainer.epochs=1.5", "'1.5'", "Integer"]),

@@ -103,7 +103,8 @@ def test_a_run_has_the_key_that_it_had_before_fields_came_whose_defaults_it_keep
     config = configured()
     groups = ("dataset", "trainer", "optimizer")
     before = {**config.resolved, **{group: {**config.resolved[group]} for group in groups}}
-    added = "shards clip_norm patience ema class_weights sync_batchnorm loss loss_args metrics"
+    added = "shards clip_norm patience ema class_weights sync_batchnorm loss loss_args metrics freeze"
+    del before["init"]
     for name in added.split():
         del before["trainer"][name]
     del before["optimizer"]["decay_bias_and_norm"]
@@ -128,6 +129,8 @@ def before_paths(resolved: dict[str, Any]) -> dict[str, Any]:
         "trainer.class_weights=[1,2]",
         "trainer.sync_batchnorm=true",
         "optimizer.decay_bias_and_norm=false",
+        "trainer.freeze=[features.*]",
+        "init.weights=w.pt",
     ],
 )
 def test_a_field_that_came_later_is_in_the_key_once_it_is_set(word: str) -> None:

@@ -96,7 +96,9 @@ def test_a_program_that_is_not_python_counts_by_its_bytes(folder: Path) -> None:
 
 def test_the_key_holds_what_a_script_is_told_and_not_where_it_lies(folder: Path, tmp_path: Path) -> None:
     def key(*words: str, script: Path = folder / "train.py") -> str:
-        return prepare(configured(f"program.script='{script}'", *words), ROOT, trees.NONE).key.digest
+        made = prepare(configured(f"program.script='{script}'", *words), ROOT, trees.NONE)
+        assert made is not None
+        return made.key.digest
 
     moved = tmp_path / "moved" / "train.py"
     (moved.parent / "nets").mkdir(parents=True)
@@ -120,7 +122,9 @@ def test_the_key_holds_what_a_script_is_told_and_not_where_it_lies(folder: Path,
 )
 def test_the_same_command_line_has_one_key(folder: Path, words: str, same: str, other: str) -> None:
     def key(words: str) -> str:
-        return prepare(configured(f"program.script='{folder}/train.py'", *words.split()), ROOT, trees.NONE).key.digest
+        made = prepare(configured(f"program.script='{folder}/train.py'", *words.split()), ROOT, trees.NONE)
+        assert made is not None
+        return made.key.digest
 
     assert key(words) == key(same) != key(other)
 

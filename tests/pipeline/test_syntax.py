@@ -26,7 +26,7 @@ RUNS = (
     ("measuring.measure", "optimizers.muon"),
     ("measuring.allreduce", "optimizers.torch"),
     ("measuring.host_speed", "models.own", "optimizers.own"),
-    ("measuring.measure", "optimizers.adamw", "schedules.cosine"),
+    ("measuring.measure", "models.torchvision", "optimizers.adamw", "schedules.cosine"),
     ("script.start",),
 )
 

@@ -60,7 +60,7 @@ def test_an_option_of_other_verbs_is_not_taken_for_a_field_that_is_written_alike
 
 def test_what_is_like_nothing_is_answered_with_what_there_is() -> None:
     assert _said("optimizer.rho=2").startswith("unknown key 'optimizer.rho'; valid in optimizer: ")
-    assert _said("zzzz=1").startswith("unknown key 'zzzz'; valid: cluster, dataset, experiment, model, ")
+    assert _said("zzzz=1").startswith("unknown key 'zzzz'; valid: cluster, dataset, experiment, init, model, ")
 
 
 def test_the_value_of_a_secret_is_not_repeated() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -110,7 +111,7 @@ def train_all(folder: Path) -> None:
         train(folder / name)
 
 
-def test_two_ranks_leave_frozen_weights_and_statistics_as_they_are(
+def test_two_ranks_leave_frozen_weights_and_statistics_as_the_file_has_them(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By DistributedDataParallel, in slices, and with trainer.shards."""
@@ -122,9 +123,13 @@ def test_two_ranks_leave_frozen_weights_and_statistics_as_they_are(
     folders = [make_run("ddp", **settings)]
     folders.append(make_run("fsdp", **settings, strategy={"name": "fsdp"}))
     folders.append(make_run("shards", **settings, trainer__shards=2))
-    call_on_ranks("tests.trainers.test_freezing:train_all", tmp_path, groups=3)
     monkeypatch.setitem(sys.modules, "trainers.models.resnet18", other_model)
-    start = fresh(folders[0])
+    start = {name: value + 1 for name, value in fresh(folders[0]).items()}
+    for folder in folders:  # from a file, which rank 0 alone reads
+        told = {**json.loads((folder / "config.json").read_text()), "init": {"weights": "w.pt"}}
+        (folder / "config.json").write_text(json.dumps(told))
+        torch.save(start, folder / "init.pt")
+    call_on_ranks("tests.trainers.test_freezing:train_all", tmp_path, groups=3)
     for folder in folders:
         found = weights(folder)
         assert [name for name, value in found.items() if torch.equal(value, start[name])] == [

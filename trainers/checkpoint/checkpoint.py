@@ -36,6 +36,8 @@ from trainers.distributed.attempt import read_attempt
 
 _NOT_COMPARED = {
     "dataset.source",
+    "init.run",
+    "init.weights",
     "strategy.backend",
     "trainer.checkpoint_every_epochs",
     "trainer.checkpoint_every_minutes",

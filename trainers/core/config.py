@@ -27,6 +27,7 @@ from trainers.core.fields import later_fields as later_fields
 from trainers.core.trainer_config import TrainerConfig as TrainerConfig
 
 _LARGEST_SEED = 2**63 - 1  # what a generator of torch takes
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(kw_only=True)
@@ -92,6 +93,40 @@ class DatasetConfig(Settings):
 @dataclass(kw_only=True)
 class ModelConfig(Settings):
     """Which network; channels, image size and class count come from the data."""
+
+
+@dataclass(kw_only=True)
+class InitConfig:
+    """The weights that a run starts from; fresh ones, drawn from the seed, without ``weights`` and ``run``.
+
+    Attributes:
+        weights: the key of a finished run, a .pt or .pth file, the address of one (https:// or any fsspec URL), or,
+            with model=torchvision, the name of weights that torchvision publishes: default, IMAGENET1K_V1.
+        run: words of another run, such as 'experiment=digits seed=1', whose final weights they are; it is trained first
+            where it isn't finished.
+        sha256: what the file has to have; null: whatever it has, which counts in the key all the same.
+    """
+
+    weights: str | None = None
+    run: str | None = None
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("weights", "run"):
+            if getattr(self, name) is not None and not getattr(self, name).strip():
+                raise ConfigError(f"init.{name} is empty; is a shell variable unset?")
+        if self.weights is not None and self.run is not None:
+            raise ConfigError(
+                f"init.weights={self.weights} and init.run={self.run!r}: a run starts from one; take one away"
+            )
+        if self.sha256 is not None and not _SHA256.fullmatch(self.sha256):
+            raise ConfigError(f"init.sha256={self.sha256!r} must be 64 hex digits, as sha256sum prints them")
+
+    @property
+    def said(self) -> str:
+        """The setting as a person has written it; '' where the weights are fresh."""
+        told = [f"init.{name}={value}" for name, value in (("weights", self.weights), ("run", self.run)) if value]
+        return told[0] if told else ""
 
 
 # ------------------------------------------------------------------------- optimizer and schedule
@@ -193,6 +228,7 @@ class TrainConfig:
     schedule: ScheduleConfig
     trainer: TrainerConfig
     strategy: StrategyConfig
+    init: InitConfig = field(default_factory=InitConfig)
 
     def __post_init__(self) -> None:
         at_least("seed", self.seed, 0)
@@ -229,7 +265,8 @@ def parse(raw: Mapping[str, Any], settings: Callable[[str, str], type[Any]]) -> 
         section = _section(raw, group)
         name = str(section.get("name"))
         values[group] = _typed(group, name, settings(group, name), section)
-    return TrainConfig(seed=raw.get("seed", 0), **values)
+    init = _typed("init", "default", InitConfig, raw.get("init") or {})  # runs of long ago have no such section
+    return TrainConfig(seed=raw.get("seed", 0), init=init, **values)
 
 
 def _section(raw: Mapping[str, Any], group: str) -> Mapping[str, Any]:

@@ -24,7 +24,7 @@ from trainers.distributed.node_info import of_all_nodes
 from trainers.distributed.process_group import Node
 from trainers.distributed.termination import Termination
 from trainers.distributed.traffic import Traffic
-from trainers.training import loss
+from trainers.training import initial_weights, loss
 from trainers.training.data_check import check_data
 from trainers.training.early_stopping import BestSoFar
 from trainers.training.evaluation import Evaluation, Evaluator
@@ -46,6 +46,7 @@ class Trainer:
         self.model = make_network(config, pack.manifest, node, self.steps)
         self.normalise = normaliser(pack.manifest, normalise=config.dataset.normalise, device=node.device)
         calibrate(self.model, pack, self.normalise)
+        self.initial = initial_weights.load(config, self.model, node, run_dir, pack.manifest.num_classes)
         freeze(self.model, config.trainer.freeze)
         self.precision = agree_on_precision(config.trainer.precision, node)
         self.stepper = Stepper(

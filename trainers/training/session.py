@@ -135,8 +135,13 @@ def _first_line(config: TrainConfig, trainer: Trainer) -> str:
         f"{config.model.name} ({count:,} parameters{of_them}) on {manifest.name} ({sizes})\n"
         f"{where}: {trainer.node.device.type}, {trainer.node.backend}, {trainer.precision}; "
         f"batch {steps.global_batch_size} ({_share(steps)}), {steps.per_epoch} steps an epoch, "
-        f"{steps.total} steps{_strategy(trainer)}"
+        f"{steps.total} steps{_strategy(trainer)}{_initial(trainer)}"
     )
+
+
+def _initial(trainer: Trainer) -> str:
+    """A line on the weights that it starts from, unless they are fresh."""
+    return "" if trainer.initial is None else f"\n{trainer.initial.line()}"
 
 
 def _strategy(trainer: Trainer) -> str:
@@ -223,4 +228,5 @@ def _summary(trainer: Trainer, weights_sha256: str) -> dict[str, Any]:
         "backend": trainer.node.backend,
         "strategy": trainer.stepper.strategy.layout.name,
         "torch": torch.__version__.split("+")[0],
+        **({"init": trainer.initial.as_json()} if trainer.initial is not None else {}),
     }

@@ -22,7 +22,7 @@ from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.environments import Wanted
 from pipeline.cluster.launchers.payload import message, new_token
 from pipeline.cluster.launchers.replies import Answer, Output, answer_in
-from pipeline.cluster.launchers.sending import append_run
+from pipeline.cluster.launchers.sending import append_run, weights_bytes
 from pipeline.cluster.launchers.settings import Capabilities
 from pipeline.cluster.launchers.streams import Streams
 from pipeline.core.errors import HostError
@@ -227,7 +227,7 @@ class AgentLauncher(Launcher, ABC):
         request = agent_requests.start(self.cluster, self._request(plan, run_dir), plan, run_dir, digest)
         answers = self.ask(
             request,
-            timeout_s=self.short_s + 20.0,
+            timeout_s=self.short_s + 20.0 + weights_bytes(run_dir) * len(facts) / packs.SLOWEST_BYTES_PER_S,
             turn="last",
             payload=(lambda stdin: append_run(stdin, run_dir, rides)) if request["stage"] else None,
         )

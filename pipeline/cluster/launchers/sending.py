@@ -9,7 +9,7 @@ from typing import IO
 
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.core import program as programs
-from pipeline.core.specs import SCRIPT_OUTPUTS
+from pipeline.core.specs import INITIAL_WEIGHTS, SCRIPT_OUTPUTS
 from pipeline.runs import attempts
 
 
@@ -28,10 +28,18 @@ def append_run(stdin: IO[bytes], run_dir: Path, pack: PackSource | None) -> None
             archive.add(pack.path, arcname="pack")
 
 
+def weights_bytes(run_dir: Path) -> int:
+    """Of the weights that the run starts from; 0 where they are fresh."""
+    path = run_dir / INITIAL_WEIGHTS
+    return path.stat().st_size if path.exists() else 0
+
+
 def _staged(run_dir: Path) -> Iterable[Path]:
     yield run_dir / "code"
     yield run_dir / "config.json"
     yield run_dir / attempts.FILE
+    if (run_dir / INITIAL_WEIGHTS).exists():
+        yield run_dir / INITIAL_WEIGHTS
     if programs.of_run(run_dir).starts_torchrun:  # each rank of a script reads what it goes on from by itself
         yield from (run_dir / name for name in SCRIPT_OUTPUTS.resume if (run_dir / name).exists())
         return

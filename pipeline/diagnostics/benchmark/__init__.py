@@ -58,7 +58,7 @@ def measure(
     given, loops = settings(options), against.loops(options, config, root)
     clusters, left_out = points(config.cluster, config.train.trainer.global_batch_size)
     folder = node_module.new_folder(config.runs_dir, "benchmark")
-    asked = {**config.resolved, "measure": given}
+    asked = {**config.resolved, "init": {}, "measure": given}  # what only measures needs no weights
     diagnosis = node_module.Diagnosis(module=MODULE, config=asked, result="measure.json", chosen=config.chosen)
 
     def point(number: int, cluster: Cluster) -> dict[str, Any]:

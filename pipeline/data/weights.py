@@ -1,0 +1,150 @@
+"""Files of weights: fetched from an address once, and kept by their content, so that many runs share one copy."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from pipeline.core import leftovers
+from pipeline.core.errors import DataError, UsageError, suggestion
+from pipeline.core.files import sha256_file, sha256_text
+from pipeline.core.locks import held
+from pipeline.data.download import Wanted, retrieve
+from pipeline.data.progress import OnProgress, reporting
+from pipeline.data.request import fingerprints
+from pipeline.data.source import file_name, shown
+
+_FOLDER = "weights"
+_HASH = re.compile(r"-([0-9a-f]{8})\.pth$")  # of torchvision's files: how their sha256 begins
+_CLASS = r"^def {}\(\s*\*,\s*weights: Optional\[(\w+)\]"
+
+
+def sha256_of(path: Path, data_dir: Path) -> str:
+    """Of a file's bytes; hashed only after its stamp changed. Raises DataError, OSError."""
+    return fingerprints([path], data_dir)[path][1]
+
+
+# --------------------------------------------------------------------------------------- kept copies
+def kept(sha256: str, data_dir: Path) -> Path | None:
+    """The copy of that content, if there is an intact one."""
+    path = data_dir.absolute() / _FOLDER / f"{sha256}.pt"
+    return path if path.is_file() and sha256_of(path, data_dir) == sha256 else None
+
+
+def keep(source: Path, sha256: str, data_dir: Path) -> Path:
+    """Copy a file of that content, whole or not at all.
+
+    Raises:
+        DataError: the file has other content by now.
+        OSError: it can't be read, or the copy not be written.
+    """
+    if (found := kept(sha256, data_dir)) is not None:
+        return found
+    path = data_dir.absolute() / _FOLDER / f"{sha256}.pt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(prefix=leftovers.prefix(f".{sha256[:12]}"), dir=path.parent, delete=False) as file:
+        copy = Path(file.name)
+    try:
+        shutil.copyfile(source, copy)
+        copy.chmod(0o644)
+        if sha256_file(copy) != sha256:
+            raise DataError(
+                f"{source} was changed while it was read", hint="the same command, when nothing writes to it"
+            )
+        copy.replace(path)
+    finally:
+        copy.unlink(missing_ok=True)
+    return path
+
+
+# ----------------------------------------------------------------------------------------- addresses
+def fetched(url: str, data_dir: Path) -> Path | None:
+    """What was downloaded from an address before; None: nothing."""
+    path = _place(url, data_dir)
+    return path if path.is_file() else None
+
+
+def fetch(
+    url: str, data_dir: Path, *, setting: str, hash_in_name: bool = False, on_progress: OnProgress | None = None
+) -> Path:
+    """Download a file unless it was before; blocks while another process does.
+
+    Args:
+        setting: what names the address, for messages.
+        hash_in_name: refuse content whose sha256 doesn't begin as the name says (``resnet18-f37072fd.pth``).
+
+    Raises:
+        DataError: it can't be had, or its name has another digest than its content.
+    """
+    path = _place(url, data_dir)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.parent / f".{path.name}.lock"
+    with reporting(on_progress) as report, held(lock, meanwhile=lambda: report(f"waiting for {lock}", 0, None)):
+        if path.is_file():
+            return path
+        came = retrieve(Wanted(name=f"{path.name}.new", urls=[url], sha256=None), path.parent, report)
+        if not isinstance(came, Path):
+            raise DataError(
+                f"{setting}: {shown(url)} can't be had: {came[-1].text}",
+                hint="get the file by other means, then init.weights=<its path>",
+            )
+        wanted = _HASH.search(path.name) if hash_in_name else None
+        if wanted and not sha256_file(came).startswith(wanted[1]):
+            came.unlink()
+            raise DataError(
+                f"{setting}: what came from {shown(url)} has another sha256 than its name says: {wanted[1]}…"
+            )
+        came.replace(path)
+    return path
+
+
+def _place(url: str, data_dir: Path) -> Path:
+    name = file_name(url) or "weights.pt"
+    return data_dir.absolute() / "downloads" / _FOLDER / sha256_text(url)[:12] / name
+
+
+# ----------------------------------------------------------------------------- torchvision's own
+def published(arch: str, name: str) -> str:
+    """The address that torchvision gives for weights of one of its networks, read in its sources.
+
+    Args:
+        arch: as ``model.arch``.
+        name: a member of the enumeration of its weights, such as IMAGENET1K_V1, or default.
+
+    Raises:
+        UsageError: torchvision isn't installed here, or knows no such weights.
+    """
+    spec = find_spec("torchvision")
+    if spec is None or not spec.origin:
+        raise UsageError(
+            f"init.weights={name}: torchvision, which knows the address, is not installed here",
+            hint="init.weights=<the address, or a file>",
+        )
+    for path in sorted((Path(spec.origin).parent / "models").glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if (found := re.search(_CLASS.format(re.escape(arch)), text, re.MULTILINE)) is not None:
+            known = dict(_members(ast.parse(text), found[1]))
+            wanted = known.get(name.upper())
+            if wanted is None:
+                raise UsageError(
+                    f"init.weights={name}: model.arch={arch} has no such; {suggestion(name.upper(), known)}"
+                )
+            return known.get(wanted, wanted)
+    raise UsageError(f"init.weights={name}: torchvision publishes none for model.arch={arch}")
+
+
+def _members(tree: ast.Module, name: str) -> Iterator[tuple[str, str]]:
+    """Member → its address, or the member that it is another name of."""
+    classes = (item for item in tree.body if isinstance(item, ast.ClassDef) and item.name == name)
+    for item in (item for found in classes for item in found.body if isinstance(item, ast.Assign)):
+        member = ast.unparse(item.targets[0])
+        if isinstance(item.value, ast.Name):
+            yield member, item.value.id
+        elif isinstance(item.value, ast.Call):
+            urls = [word.value for word in item.value.keywords if word.arg == "url"]
+            yield from ((member, str(url.value)) for url in urls if isinstance(url, ast.Constant))

@@ -1,0 +1,178 @@
+"""The weights that a run starts from: what names them, their digest, and what is still to be done for them.
+
+``init.weights`` and ``init.run`` say where they come from; in the key their digest counts alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.config.build import RunConfig
+from pipeline.core.errors import DataError, PacelineError, UsageError, os_reason, suggestion
+from pipeline.core.files import expanded, write_json
+from pipeline.core.specs import INITIAL_WEIGHTS
+from pipeline.data import store, weights
+from pipeline.data.source import local_path, scheme
+from pipeline.execution.located import LocatedRun, locate
+from pipeline.runs import acceptance, index
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.result import changed
+
+ABOUT = "init.json"
+"""File of a run folder: where its initial weights come from."""
+_FINAL = "checkpoints/final.pt"
+_KEY = re.compile(r"[0-9a-f]{4,12}")
+_PUBLISHED = re.compile(r"[A-Z][A-Z0-9_]*|default")
+_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
+
+
+class Start(NamedTuple):
+    """What a configuration starts from, as data.
+
+    ``said`` is the setting. ``run`` is the key of the run whose final weights they are, as soon as it is known. Without
+    ``sha256`` they aren't known yet, and without ``path`` they aren't here; ``waits`` says what is to be done first.
+    ``url`` is where they are to be fetched from.
+    """
+
+    said: str
+    run: str | None = None
+    sha256: str | None = None
+    path: Path | None = None
+    waits: str = ""
+    url: str | None = None
+
+
+def of(config: RunConfig, root: Path) -> Start | None:
+    """None where the weights are fresh. Looks, and starts nothing.
+
+    Raises:
+        UsageError: no such run, file or published weights, a file that can't hold any, or one with another digest than
+            init.sha256 says.
+    """
+    init = config.train.init
+    if config.script is not None or not init.said:
+        return None
+    if init.sha256 is not None and (path := weights.kept(init.sha256, config.data_dir)) is not None:
+        return Start(said=init.said, sha256=init.sha256, path=path)
+    try:
+        found = _of_parent(config.parent, init.said, root) if config.parent else _named(config, root)
+    except (DataError, OSError) as error:
+        why = os_reason(error) if isinstance(error, OSError) else error.what
+        raise UsageError(f"{init.said}: {why}") from error
+    if init.sha256 is not None:
+        if found.sha256 not in (None, init.sha256):
+            raise UsageError(f"{init.said} has the sha256 {found.sha256}, and init.sha256 says {init.sha256}")
+        return found._replace(sha256=init.sha256)
+    return found
+
+
+def with_digest(config: RunConfig, start: Start) -> RunConfig:
+    """The configuration with the digest that its key holds."""
+    init = {**(config.resolved.get("init") or {}), "sha256": start.sha256}
+    return dataclasses.replace(config, resolved={**config.resolved, "init": init})
+
+
+def lay_down(start: Start, folder: Path, data_dir: Path) -> None:
+    """Put the weights into a run folder, and what they are beside them.
+
+    Raises:
+        PacelineError: they aren't here.
+        OSError: they can't be written.
+    """
+    assert start.sha256 is not None, "a run has a key only once they are known"
+    target = folder / INITIAL_WEIGHTS
+    there = target.is_file() and weights.sha256_of(target, data_dir) == start.sha256
+    if not there:
+        if start.path is None:
+            raise PacelineError(f"{start.said}: the weights aren't here: {start.waits}")
+        _link(weights.keep(start.path, start.sha256, data_dir), target)
+    write_json(folder / ABOUT, {"said": start.said, "run": start.run, "sha256": start.sha256})
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name of the kept copy, which nobody writes to; a copy where the file system has none."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+# ------------------------------------------------------------------------------------ the run before
+def located(config: RunConfig, root: Path) -> LocatedRun | None:
+    """A run as far as its key and folder tell; None while its data or its weights aren't here. Raises UsageError."""
+    pack = store.find(config.train.dataset, config.data_dir)
+    start = of(config, root)
+    if pack is None or (start is not None and start.sha256 is None):
+        return None
+    known = with_digest(config, start) if start is not None else config
+    return locate(known, root, pack.digest, reading=pack.rank_modules)
+
+
+def _of_parent(parent: RunConfig, said: str, root: Path) -> Start:
+    run = located(parent, root)
+    if run is None:
+        return Start(said=said, waits="its run is to be trained first, whose key isn't known yet")
+    reason = run.reason
+    if reason is not None:
+        return Start(said=said, run=run.key.short, waits=f"run {run.key.short} is to be trained first: {reason}")
+    _, accepted = run.standing()
+    return _of_run(run.folder if accepted is None else acceptance.base_of(run.folder, accepted), said)
+
+
+def _of_run(folder: RunFolder, said: str) -> Start:
+    result = folder.read_result()
+    if result is None:
+        raise UsageError(f"{said}: run {folder.key} isn't finished", hint=f"doit status run={folder.key}")
+    final = result.files.get(_FINAL)
+    if final is None:
+        raise UsageError(f"{said}: run {folder.key} has no final weights ({_FINAL}); it is a script's")
+    if (why := changed(folder.path / _FINAL, final)) is not None:
+        raise UsageError(f"{said}: {folder.path / _FINAL} {why}", hint="doit train with the words of that run")
+    return Start(said=said, run=folder.key, sha256=final.sha256, path=folder.path / _FINAL)
+
+
+# -------------------------------------------------------------------------------------- init.weights
+def _named(config: RunConfig, root: Path) -> Start:
+    """What ``init.weights`` names: an address, a file, published weights or a run."""
+    init = config.train.init
+    text = str(init.weights)
+    if scheme(text) and local_path(text) is None:
+        return _of_address(init.said, text, config.data_dir)
+    path = local_path(text) if scheme(text) else root / expanded(text, init.said)
+    if path is not None and path.is_file():
+        if path.suffix.lower() not in _ENDINGS:
+            raise UsageError(f"{init.said}: a file of weights ends in {', '.join(_ENDINGS)}", hint=_AS_PT)
+        return Start(said=init.said, sha256=weights.sha256_of(path, config.data_dir), path=path)
+    if _PUBLISHED.fullmatch(text):
+        arch = getattr(config.train.model, "arch", None)
+        if config.train.model.name != "torchvision" or arch is None:
+            raise UsageError(f"{init.said} is a name of torchvision's weights", hint="model=torchvision model.arch=…")
+        return _of_address(init.said, weights.published(arch, text), config.data_dir)
+    if _KEY.fullmatch(text):
+        try:
+            return _of_run(index.find(config.runs_dir, text), init.said)
+        except UsageError as error:
+            raise UsageError(error.what.replace(f"run={text}", init.said), hint=error.hint) from error
+    raise UsageError(f"{init.said}: there is no file {path}{_near(path)}", hint="a file, an address, or a run's key")
+
+
+_AS_PT = "torch.save(safetensors.torch.load_file(FILE), 'weights.pt') makes one of .safetensors"
+
+
+def _near(path: Path | None) -> str:
+    names = [item.name for item in path.parent.glob("*.pt*")] if path is not None and path.parent.is_dir() else []
+    return f"; {suggestion(path.name, names)}" if path is not None and names else ""
+
+
+def _of_address(said: str, url: str, data_dir: Path) -> Start:
+    path = weights.fetched(url, data_dir)
+    if path is None:
+        return Start(said=said, url=url, waits="to be fetched first")
+    return Start(said=said, sha256=weights.sha256_of(path, data_dir), path=path)

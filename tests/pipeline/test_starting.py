@@ -1,0 +1,224 @@
+"""What init.weights and init.run stand for: the digest counts in the key, and what is wrong is said before a launch."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli.clean_guards import needed
+from pipeline.config import build
+from pipeline.config.build import RunConfig
+from pipeline.config.override_words import quoted_run
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.files import sha256_file, write_json
+from pipeline.data import weights
+from pipeline.execution import starting
+from pipeline.execution.starting import Start
+from pipeline.keys.content_key import canonical_config
+from tests.pipeline.composed import composed
+from tests.pipeline.finished_folder import finished
+
+QUICK = ("experiment=quickstart", "tracking=none")
+
+
+def configured(root: Path, *words: str) -> RunConfig:
+    said = (*QUICK, *words, f"paths.runs={root}/runs", f"paths.data={root}/data")
+    return build.build(composed(said), said, root=root, local_gpus=0)
+
+
+def start(root: Path, *words: str) -> Start:
+    found = starting.of(configured(root, *words), root)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "w.pt").write_bytes(b"weights")
+    return tmp_path
+
+
+def test_a_run_with_fresh_weights_has_no_trace_of_them_in_its_key(root: Path) -> None:
+    config = configured(root)
+    assert starting.of(config, root) is None
+    assert "init" not in canonical_config(config.resolved)
+
+
+def test_the_content_of_a_file_counts_in_the_key_and_not_its_name(root: Path) -> None:
+    (root / "elsewhere.pth").write_bytes(b"weights")
+    parts = []
+    for name in ("w.pt", str(root / "elsewhere.pth"), f"file://{root}/w.pt"):
+        config = configured(root, f"init.weights={name}")
+        found = start(root, f"init.weights={name}")
+        parts.append(canonical_config(starting.with_digest(config, found).resolved))
+    assert parts[0] == parts[1] == parts[2]
+    assert parts[0]["init"] == {"sha256": hashlib.sha256(b"weights").hexdigest()}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("init.weights=v.pt",), "init.weights=v.pt: there is no file {root}/v.pt; did you mean w.pt"),
+        (("init.weights=0123456789ab",), "init.weights=0123456789ab: no such run under {root}/runs"),
+        (("init.weights=IMAGENET1K_V1",), "init.weights=IMAGENET1K_V1 is a name of torchvision's weights"),
+        (("init.weights=w.pt", f"init.sha256={'f' * 64}"), "and init.sha256 says ffff"),
+        (
+            ("init.weights=IMAGENET1K_V9", "model=torchvision"),
+            "init.weights=IMAGENET1K_V9: model.arch=resnet18 has no such; did you mean IMAGENET1K_V1",
+        ),
+        (("init.weights=x.safetensors",), "init.weights=x.safetensors: a file of weights ends in .pt"),
+    ],
+)
+def test_what_names_no_weights_is_refused_with_what_is_there(root: Path, words: tuple[str, ...], said: str) -> None:
+    (root / "x.safetensors").write_bytes(b"weights")
+    with pytest.raises(UsageError, match=re.escape(said.format(root=root))):
+        start(root, *words)
+
+
+def test_the_key_of_a_run_stands_for_its_final_weights_and_clean_keeps_it_for_who_is_not_finished(root: Path) -> None:
+    folder = finished(root / "runs")
+    found = start(root, f"init.weights={folder.key[:6]}")
+    assert (found.run, found.path) == (folder.key, folder.path / "checkpoints/final.pt")
+    other = root / "runs" / "abcdefabcdef"
+    starting.lay_down(found, other, root / "data")
+    assert (other / "init.pt").read_bytes() == (folder.path / "checkpoints/final.pt").read_bytes()
+    why = "run abcdefabcdef, which isn't finished, starts from its weights"
+    assert needed(root / "runs") == {folder.key: why}
+    (folder.path / "checkpoints/final.pt").write_bytes(b"other")
+    with pytest.raises(UsageError, match=r"final.pt (changed|was altered|has)"):
+        start(root, f"init.weights={folder.key}")
+
+
+def test_what_was_kept_is_enough_where_the_digest_is_said(root: Path) -> None:
+    sha256 = sha256_file(root / "w.pt")
+    weights.keep(root / "w.pt", sha256, root / "data")
+    (root / "w.pt").unlink()
+    found = start(root, "init.weights=w.pt", f"init.sha256={sha256}")
+    assert found.path == root / "data" / "weights" / f"{sha256}.pt"
+    found.path.write_bytes(b"altered")
+    assert weights.kept(sha256, root / "data") is None
+
+
+# ------------------------------------------------------------------------------------------ init.run
+def run_word(said: str) -> str:
+    return quoted_run(f"init.run={said}")
+
+
+def test_the_run_before_has_its_own_words_and_the_cluster_of_the_one_that_names_it(root: Path) -> None:
+    said = "experiment=quickstart seed=7 trainer.global_batch_size=66"
+    config = configured(root, run_word(said), "cluster.nproc_per_node=3", "trainer.global_batch_size=63")
+    parent = config.parent
+    assert parent is not None
+    assert (parent.resolved["seed"], parent.cluster.world_size, parent.runs_dir) == (7, 3, root / "runs")
+    assert parent.overrides[-1] == "trainer.global_batch_size=66"
+    found = start(root, run_word("experiment=quickstart seed=7"))
+    assert (found.sha256, found.waits) == (None, "its run is to be trained first, whose key isn't known yet")
+
+
+def test_words_of_the_run_before_may_name_their_own_cluster(root: Path) -> None:
+    said = "experiment=quickstart cluster=local cluster.nproc_per_node=1"
+    parent = configured(root, run_word(said), "cluster.nproc_per_node=4").parent
+    assert parent is not None
+    assert parent.cluster.world_size == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        ("experiment=quickstart optimizer.lrr=1", "init.run='experiment=quickstart optimizer.lrr=1': unknown key"),
+        ("seed='1", "can't be split into words"),
+        ("program.script=train.py", "init.run='program.script=train.py'"),
+    ],
+)
+def test_a_wrong_word_of_the_run_before_is_told_as_its_own(root: Path, said: str, wrong: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(wrong)):
+        configured(root, run_word(said))
+
+
+def test_a_run_that_would_start_from_itself_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an experiment's file does whose init.run names the experiment."""
+    from pipeline.config import compose
+
+    resolved = composed((*QUICK, run_word("experiment=quickstart")))
+    monkeypatch.setattr(compose, "resolve", lambda _: resolved)
+    with pytest.raises(
+        UsageError, match=r"init.run leads back to itself: experiment=quickstart → experiment=quickstart"
+    ):
+        build.build(resolved, QUICK, root=root, local_gpus=0)
+
+
+def test_words_get_the_quotes_that_hydra_wants_once() -> None:
+    assert quoted_run("init.run=a=b c=[d,'e']") == r"init.run='a=b c=[d,\'e\']'"
+    assert quoted_run("init.run='a=b'") == "init.run='a=b'"
+    assert quoted_run("init.run=null") == "init.run=null"
+    assert quoted_run("seed=1") == "seed=1"
+
+
+# ----------------------------------------------------------------------------------------- addresses
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """A web server of the folder: its address, and what was asked of it."""
+    asked: list[str] = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_request(self, code: object = "-", size: object = "-") -> None:
+            asked.append(self.path)
+
+        def log_error(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_an_address_is_fetched_once_and_then_stands_for_its_content(root: Path) -> None:
+    with served(root) as (address, asked):
+        word = f"init.weights={address}/w.pt"
+        assert start(root, word).waits == "to be fetched first"
+        for _ in range(2):
+            path = weights.fetch(f"{address}/w.pt", root / "data", setting=word, on_progress=lambda *_: None)
+        assert asked == ["/w.pt"]
+        assert (start(root, word).path, start(root, word).sha256) == (path, sha256_file(root / "w.pt"))
+        with pytest.raises(DataError, match=r"nothing.pt can't be had: HTTP 404") as error:
+            weights.fetch(f"{address}/nothing.pt", root / "data", setting=word, on_progress=lambda *_: None)
+        assert error.value.hint == "get the file by other means, then init.weights=<its path>"
+
+
+def test_torchvisions_address_is_read_in_its_sources_and_the_digest_in_its_name_is_checked(root: Path) -> None:
+    known = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
+    assert weights.published("resnet18", "default") == weights.published("resnet18", "IMAGENET1K_V1") == known
+    assert start(root, "init.weights=default", "model=torchvision").url == known
+    digest = sha256_file(root / "w.pt")
+    for name in (f"net-{digest[:8]}.pth", "net-00000000.pth"):
+        (root / name).write_bytes(b"weights")
+    with served(root) as (address, _):
+        get = partial(
+            weights.fetch, data_dir=root / "data", setting="x", hash_in_name=True, on_progress=lambda *_: None
+        )
+        assert get(f"{address}/net-{digest[:8]}.pth").read_bytes() == b"weights"
+        with pytest.raises(DataError, match=r"has another sha256 than its name says: 00000000"):
+            get(f"{address}/net-00000000.pth")
+    assert weights.fetched(f"{address}/net-00000000.pth", root / "data") is None
+
+
+def test_the_folder_of_a_run_says_where_its_weights_come_from(root: Path) -> None:
+    folder = root / "runs" / "abcdefabcdef"
+    write_json(folder / "result.json", {})
+    starting.lay_down(start(root, "init.weights=w.pt"), folder, root / "data")
+    assert (folder / "init.pt").read_bytes() == b"weights"
+    assert needed(root / "runs") == {}

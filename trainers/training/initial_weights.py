@@ -1,0 +1,171 @@
+"""The weights that a run starts from (init.weights, init.run): rank 0 reads them and gives them to all.
+
+The file lies in the run folder. Only tensors are read from it: nothing in it is run.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainers.core.config import TrainConfig
+from trainers.core.errors import TrainerError
+from trainers.core.files import sha256_file
+from trainers.distributed.process_group import Node
+
+FILE = "init.pt"
+_INSIDE = ("state_dict", "model_state_dict", "model")  # what published files hold their tensors in
+_PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel, of torch.compile
+_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")  # torchvision's networks with more outputs than one
+_SHOWN = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Initial:
+    """What became of the file: tensors that were ``loaded``, names that are ``fresh`` in the network because the file
+    has other classes, names in the file that were ``left_out``, and how the file had to be read (``notes``)."""
+
+    said: str
+    sha256: str
+    loaded: int
+    fresh: tuple[str, ...]
+    left_out: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def line(self) -> str:
+        """For people."""
+        parts = [f"{self.loaded} tensors of {self.said}", *self.notes]
+        if self.fresh:
+            parts.append(f"{_listed(self.fresh)} fresh, as the file has other classes")
+        if self.left_out:
+            parts.append(f"without its {_listed(self.left_out)}")
+        return f"initial weights: {'; '.join(parts)}"
+
+    def as_json(self) -> dict[str, Any]:
+        """What summary.json holds of it."""
+        return {"said": self.said, "sha256": self.sha256, "fresh": [*self.fresh], "left_out": [*self.left_out]}
+
+
+def load(config: TrainConfig, network: nn.Module, node: Node, run_dir: Path, num_classes: int) -> Initial | None:
+    """Put the weights that ``config.init`` names into the network, on every rank. None on ranks but 0, and without any.
+
+    Raises:
+        TrainerError: the file is missing, altered or no file of weights, or its tensors don't fit the network.
+    """
+    said = config.init.said
+    if not said:
+        return None
+    initial = None
+    if node.is_rank_zero:
+        path = run_dir / FILE
+        initial = fit(network, *read(path, said, config.init.sha256), num_classes=num_classes, said=said)
+    node.broadcast(network.state_dict().values())
+    return initial
+
+
+def read(path: Path, said: str, sha256: str | None) -> tuple[dict[str, Tensor], list[str], str]:
+    """The tensors of a file by name, how it had to be read, and its sha256. Raises TrainerError."""
+    try:
+        found_sha256 = sha256_file(path)
+        if sha256 is not None and found_sha256 != sha256:
+            raise TrainerError(f"{path}, the weights of {said}, was altered: sha256 {found_sha256}, not {sha256}")
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise TrainerError(f"{path}, the weights of {said}, can't be read ({error.strerror})") from error
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise TrainerError(
+            f"{said} is no file of weights alone, and nothing else of a file is run here ({why}); write one where its "
+            "network is: torch.save(network.state_dict(), 'weights.pt')"
+        ) from error
+    weights, notes = unwrapped(content, said)
+    return weights, notes, found_sha256
+
+
+def unwrapped(content: Any, said: str) -> tuple[dict[str, Tensor], list[str]]:
+    """The state dict in what a file holds, with names as the network itself has them, and what that took, in words.
+
+    Raises:
+        TrainerError: there is none.
+    """
+    notes = []
+    for name in _INSIDE:
+        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
+            content = content[name]
+            notes.append(f"from its {name!r}")
+            break
+    weights = dict(content) if isinstance(content, Mapping) else {}
+    if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
+        held = ", ".join(map(str, weights)) if weights else type(content).__name__
+        raise TrainerError(f"{said} holds no state dict (names with tensors) but {held[:200]}")
+    while prefix := next((item for item in _PREFIXES if all(name.startswith(item) for name in weights)), None):
+        weights = {name.removeprefix(prefix): value for name, value in weights.items()}
+        notes.append(f"without the prefix {prefix!r}")
+    return weights, notes
+
+
+@torch.no_grad()
+def fit(
+    network: nn.Module,
+    weights: Mapping[str, Tensor],
+    notes: Sequence[str],
+    sha256: str,
+    *,
+    num_classes: int,
+    said: str,
+) -> Initial:
+    """Copy ``weights`` into the network. One layer may differ, in its number of classes alone: it stays fresh.
+
+    Raises:
+        TrainerError: a tensor is missing, has no place, or has another shape; nothing was copied then.
+    """
+    own = network.state_dict()
+    head = _head(own, weights, num_classes)
+    left_out = [name for name in weights if name not in own and name.startswith(_AUXILIARY)]
+    if told := _what_does_not_fit(own, weights, {*head, *left_out}):
+        raise TrainerError(
+            f"{said} doesn't fit the network; tensors {told}. The network has to be the one that they were trained in, "
+            "but for the number of classes; torchvision's are model=torchvision model.arch=NAME"
+        )
+    taken = [name for name in own if name in weights and name not in head]
+    for name in taken:
+        own[name].copy_(weights[name])
+    return Initial(
+        said=said,
+        sha256=sha256,
+        loaded=len(taken),
+        fresh=tuple(head),
+        left_out=tuple(left_out),
+        notes=tuple(notes),
+    )
+
+
+def _head(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], num_classes: int) -> list[str]:
+    """The tensors of the one layer, if there is one, that differs in its number of classes alone."""
+    found = []
+    for name in own.keys() & weights.keys():
+        here, there = own[name].shape, weights[name].shape
+        if here != there and len(here) == len(there) > 0 and here[1:] == there[1:] and here[0] == num_classes:
+            found.append(name)
+    return [name for name in own if name in found] if len({name.rpartition(".")[0] for name in found}) == 1 else []
+
+
+def _what_does_not_fit(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], spared: Collection[str]) -> str:
+    """In words; '' where everything fits. Counters that files of before 2018 lack are nothing that a network needs."""
+    missing = [name for name in own if name not in weights and not name.endswith(".num_batches_tracked")]
+    extra = [name for name in weights if name not in own and name not in spared]
+    other = [name for name in own if name in weights and own[name].shape != weights[name].shape and name not in spared]
+    shapes = [f"{name}: {[*weights[name].shape]} there, {[*own[name].shape]} here" for name in other]
+    wrong = {"missing there": missing, "without a place here": extra, "of another shape": shapes}
+    return "; ".join(f"{len(names)} {what} ({_listed(names)})" for what, names in wrong.items() if names)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
