@@ -18,6 +18,7 @@ _HOSTS = ("cluster.hosts", "cluster.spares")
 _NAME = r"\s*([\w.-]+@)?[\w.-]+(:\d+)?\s*"
 _NAMED = re.compile(rf"(?P<field>\+{{0,2}}cluster\.(hosts|spares))=\[(?P<names>{_NAME}(,{_NAME})*)\]$", re.ASCII)
 _NOT_A_NAME = re.compile(r"[{,]\s*name\s*:\s*(true|false)\s*[,}]", re.IGNORECASE)
+_CLASS = re.compile(r"^(\+{0,2})dataset\.class=")  # no field of a dataclass can have this name
 _NO_NAMES = ("null", "true", "false")
 
 
@@ -38,6 +39,7 @@ def for_hydra(overrides: Sequence[str]) -> list[str]:
             *([] if any(word.startswith("program=") for word in overrides) else ["program=script"]),
             *overrides,
         ]
+    overrides = [_CLASS.sub(r"\1dataset.class_name=", word) for word in overrides]
     return [f"++{word}" if word.startswith(_OPEN) else _NAMED.sub(_as_mappings, word) for word in overrides]
 
 

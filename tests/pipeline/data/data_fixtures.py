@@ -144,6 +144,19 @@ def make_parquet(root: Path, **counts: int) -> Path:
     return root
 
 
+def make_fashion_mnist(root: Path) -> Path:
+    """The root of torchvision's FashionMNIST, with few images."""
+    folder = root / "FashionMNIST" / "raw"
+    folder.mkdir(parents=True)
+    for seed, (prefix, count) in enumerate((("train", 30), ("t10k", 20))):
+        images, labels = random_images(count, (28, 28), seed)
+        head = struct.pack(">IIII", 0x0803, count, 28, 28)
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(head + images.tobytes())
+        head = struct.pack(">II", 0x0801, count)
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(head + labels.astype("u1").tobytes())
+    return root
+
+
 def offer(monkeypatch: pytest.MonkeyPatch, module: object, *downloads: Wanted) -> None:
     """Replace the official addresses of a dataset module."""
     monkeypatch.setattr(module, "CATALOGUE", replace(module.CATALOGUE, downloads=downloads))  # type: ignore[attr-defined]

@@ -15,9 +15,11 @@ from pipeline.data.datasets.folder import FolderConfig
 from pipeline.data.datasets.own import OwnDatasetConfig
 from pipeline.data.datasets.parquet import ParquetConfig
 from pipeline.data.datasets.synthetic import SyntheticConfig
+from pipeline.data.datasets.torchvision import TorchvisionConfig
 from pipeline.data.store import fetch, find
 from tests.pipeline.data.data_fixtures import (
     make_cifar10,
+    make_fashion_mnist,
     make_folder,
     make_mnist,
     make_parquet,
@@ -62,7 +64,13 @@ def synthetic(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
     return SyntheticConfig(size=60, test_size=20, channels=2, image_size=9, val_size=10)
 
 
-CONFIGS = {make.__name__: make for make in (arrays, cifar10, digits, folder, mnist, own, parquet, synthetic)}
+def torchvision(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
+    return TorchvisionConfig(class_name="FashionMNIST", source=str(make_fashion_mnist(root)), val_size=6)
+
+
+CONFIGS = {
+    make.__name__: make for make in (arrays, cifar10, digits, folder, mnist, own, parquet, synthetic, torchvision)
+}
 
 
 @pytest.fixture(params=sorted(CONFIGS))

@@ -1,0 +1,97 @@
+"""Any labelled set of torchvision.datasets, which is read out in a process of its own (torch isn't imported here)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from pipeline.core import process
+from pipeline.core.errors import DataError
+from pipeline.data import images
+from pipeline.data.base import RawSet, Workspace
+from pipeline.data.source import local_path
+from trainers.core.config import ConfigError, DatasetConfig, check_images
+from trainers.core.installer import install
+
+_READER = "trainers.data.torchvision_images"
+
+
+@dataclass(kw_only=True)
+class TorchvisionConfig(DatasetConfig):
+    """A class of torchvision.datasets whose labels are class numbers, by its name: FashionMNIST, Food101, SVHN, ….
+
+    source is the class's ``root``; without it the set is downloaded as torchvision does it.
+
+    Attributes:
+        class_name: the class (``dataset.class=`` says the same).
+        image_size: pixels, 224 or [height,width]; the middle of each image is cut out in these proportions and resized.
+            null: the size of the images where all have one of at most 224, else 224.
+        resize: pixels of the shorter side before image_size is cut out of the middle; null: as many as that has.
+        channels: 3 (colour), 1 (grey), or null: grey where all images are.
+        decoded_limit: GiB; a pack that would have more pixels keeps the files, and the ranks decode them.
+    """
+
+    name: str = "torchvision"
+    class_name: str = ""
+    image_size: Any = None
+    resize: int | None = None
+    channels: int | None = None
+    decoded_limit: float = 8.0
+
+    def __post_init__(self) -> None:
+        DatasetConfig.__post_init__(self)
+        check_images(self.image_size, self.resize, self.channels, self.decoded_limit)
+        if not self.class_name.isidentifier():
+            raise ConfigError(f"dataset.class={self.class_name} must name a class of torchvision, as FashionMNIST")
+
+
+def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
+    """All files of the folder, by name."""
+    path = local_path(config.source)
+    if path is None and config.source is None:
+        return []
+    if path is None or not path.is_dir():
+        raise DataError(
+            f"dataset.source={config.source} is no folder; wanted: the root of torchvision's class",
+            hint="leave dataset.source out to download",
+        )
+    return {file.relative_to(path).as_posix(): file for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def load(config: TorchvisionConfig, work: Workspace) -> RawSet:
+    """Have the set read out; its images are decoded while they are packed. Raises DataError."""
+    if find_spec("torchvision") is None:
+        raise DataError("dataset=torchvision needs torchvision, which isn't here", hint=install("torchvision"))
+    root, out = local_path(config.source) or work.downloads, work.folder / "read"
+    out.mkdir()
+    work.downloads.mkdir(parents=True, exist_ok=True)
+    request = {"name": config.class_name, "root": str(root), "download": config.source is None, "out": str(out)}
+    work.report(f"reading torchvision's {config.class_name}", 0, None)
+    command = [sys.executable, "-m", _READER, json.dumps(request)]
+    done = process.run(command, env=process.of_this_clone())
+    if done.code != 0:
+        said = (done.stderr.strip().splitlines() or [f"it ended with {done.code}"])[-1]
+        raise DataError(f"dataset.class={config.class_name} can't be read: {said}", hint="dataset.source=<its root>")
+    meta = json.loads((out / "meta.json").read_text(encoding="utf-8"))
+    source = images.Source(
+        parts={name: partial(_items, out / f"{name}.bin", name, part) for name, part in meta["parts"].items()},
+        classes=tuple(meta["classes"]),
+        text=f"torchvision's {config.class_name}",
+        origin=f"torchvision's {config.class_name}",
+    )
+    return images.raw_set(source, config, work.report)
+
+
+def _items(path: Path, name: str, part: Mapping[str, list[int]]) -> Iterator[images.Item]:
+    begin = 0
+    with path.open("rb") as file:
+        for number, (end, label) in enumerate(zip(part["ends"], part["labels"], strict=True)):
+            yield images.Item(f"{name}[{number}]", partial(BytesIO, file.read(end - begin)), label)
+            begin = end
