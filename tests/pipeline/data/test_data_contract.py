@@ -1,4 +1,4 @@
-"""What holds for the pack of every data set. A new one joins with one line in ``CONFIGS``."""
+"""What holds for the pack of every data set. A new one joins with one line in ``MAKERS``."""
 
 from __future__ import annotations
 
