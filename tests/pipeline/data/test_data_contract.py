@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from pipeline.core.files import canonical_json, sha256_file, sha256_text
+from pipeline.core.process import Completed
 from pipeline.data.datasets import DATASETS
 from pipeline.data.datasets.folder import FolderConfig
 from pipeline.data.datasets.own import OwnDatasetConfig
@@ -65,12 +67,20 @@ def synthetic(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
 
 
 def torchvision(root: Path, monkeypatch: pytest.MonkeyPatch) -> DatasetConfig:
+    """Read out in this process: test_data_torchvision.py has the real one, which imports torchvision each time."""
+    from pipeline.data.datasets import torchvision as module
+    from trainers.data.torchvision_images import main
+
+    def run(argv: list[str], env: object) -> Completed:
+        main(json.loads(argv[-1]))
+        return Completed(argv=tuple(argv), code=0, stdout="", stderr="")
+
+    monkeypatch.setattr(module, "process", SimpleNamespace(run=run, of_this_clone=dict))
     return TorchvisionConfig(class_name="FashionMNIST", source=str(make_fashion_mnist(root)), val_size=6)
 
 
-CONFIGS = {
-    make.__name__: make for make in (arrays, cifar10, digits, folder, mnist, own, parquet, synthetic, torchvision)
-}
+MAKERS = (arrays, cifar10, digits, folder, mnist, own, parquet, synthetic, torchvision)
+CONFIGS = {make.__name__: make for make in MAKERS}
 
 
 @pytest.fixture(params=sorted(CONFIGS))
