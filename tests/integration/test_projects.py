@@ -158,6 +158,7 @@ def test_outside_of_a_project_a_line_says_how_to_make_one(environment: Path, tmp
 
 # ---------------------------------------------------------------------------------------------- long
 @pytest.mark.long
+@pytest.mark.timeout(3 * HANG_S)  # two trainings and four more commands
 def test_the_example_of_the_docs_runs_as_printed(environment: Path, tmp_path: Path) -> None:
     text = (ROOT / "docs/projects.md").read_text(encoding="utf-8")
     lines = text.partition("```\n")[2].partition("```")[0].splitlines()
@@ -171,7 +172,7 @@ def test_the_example_of_the_docs_runs_as_printed(environment: Path, tmp_path: Pa
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=HANG_S,
+        timeout=3 * HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout
