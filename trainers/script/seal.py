@@ -145,7 +145,7 @@ def message(unkeyed: Collection[Unkeyed]) -> list[str]:
         if names:
             was, are, them = ("was", "isn't", "it") if len(names) == 1 else ("were", "aren't", "them")
             what = f"{_joined(names)} {was} " + ("read" if was_read else f"looked for and {are} in the snapshot")
-            lines.append(f"paceline: the key is not complete: {what}; add {them} to program.inputs")
+            lines.append(f"the key is not complete: {what}; add {them} to program.inputs")
     return lines
 
 

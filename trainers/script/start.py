@@ -103,8 +103,8 @@ class Attempt:
         recorder = self.recorder(paths) if self.is_first else None
         code = self.follow(command, env, recorder)
         unkeyed = the_seal.unkeyed(ended_well=code == 0)
-        for line in seal.message(unkeyed):
-            print(line, flush=True)
+        for line in seal.message(unkeyed):  # of a good end the controller tells it
+            say(line if code == 0 else f"{WARNING}{line}")
         if code == 0 and unkeyed and self.settings.seal == "fail":
             return 1
         if code == 0 and recorder is not None:
