@@ -110,10 +110,12 @@ class Seal:
 def zones(places: Places) -> list[tuple[str, str]]:
     """(kind, real path): the innermost zone decides about a file, and where there is none nobody looks."""
     known = [(WORK, places.work), (SKIP, places.run_dir), (PROJECT, places.project), (ORIGIN, places.origin)]
+    folder, name = os.path.split(places.data)
     skipped = [places.data, *installation()]
     return [
         *((kind, os.path.realpath(path)) for kind, path in known if path is not None),
         *((SKIP, os.path.realpath(path)) for path in skipped if path),
+        *([(SKIP, os.path.join(os.path.realpath(folder), name))] if name else []),  # noqa: PTH118  (a link to one file)
     ]
 
 

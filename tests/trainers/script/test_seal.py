@@ -7,6 +7,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from tests.trainers.script.runs import ROOT, ScriptRun
 from trainers.script.seal import Unkeyed, message
 
@@ -54,7 +56,8 @@ def test_files_of_the_project_are_found_however_they_are_read(run: ScriptRun) ->
     }
 
 
-def test_what_is_keyed_written_by_the_run_or_elsewhere_is_no_finding(run: ScriptRun, tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", ["data", "data/x.bin"])
+def test_what_is_keyed_written_by_the_run_or_elsewhere_is_no_finding(run: ScriptRun, tmp_path: Path, data: str) -> None:
     script = """
         import json, os, pathlib, sys, paceline, keyed, sub.keyed
         project = pathlib.Path(os.environ["PROJECT"])
@@ -73,11 +76,15 @@ def test_what_is_keyed_written_by_the_run_or_elsewhere_is_no_finding(run: Script
     """
     run.write(textwrap.dedent(script), files={"keyed.py": "", "sub/keyed.py": "", "sub/__init__.py": ""})
     (tmp_path / "outside.txt").touch()
-    for name in ("old.txt", "data/x.bin", ".git/HEAD"):
+    for name in ("old.txt", "x.bin", ".git/HEAD", "data/.keep"):
         (run.project / name).parent.mkdir(exist_ok=True)
         (run.project / name).touch()
+    if data == "data":
+        (run.project / "data/x.bin").touch()
+    else:  # as a data pack has one file of this computer
+        (run.project / "data/x.bin").symlink_to(run.project / "x.bin")
     words = run.words((sys.executable,), 0)
-    words[words.index("--data") + 1] = str(run.project / "data")
+    words[words.index("--data") + 1] = str(run.project / data)
     env = {"PROJECT": str(run.project), "OUTSIDE": str(tmp_path / "outside.txt"), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, "key is not complete" in done.stdout) == (0, False), done.stdout + done.stderr
