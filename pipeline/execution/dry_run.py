@@ -265,7 +265,8 @@ def _names_of_granted(plan: LaunchPlan) -> list[str]:
 
 def _one(item: PlannedRun) -> list[str]:
     rows = [f"  {step.name:<9} {'done' if step.done else 'to do':<6} {step.why}" for step in item.steps]
-    return [f"run {item.key or '<key: known once the data is fetched>'}", *rows]
+    waits = next((step.name for step in item.steps if not step.done), "fetch")
+    return [f"run {item.key or f'<key: known after {waits}>'}", *rows]
 
 
 def _many(trials: Sequence[PlannedRun]) -> list[str]:
