@@ -4,7 +4,8 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -36,13 +37,30 @@ _RUNS_AND_HOSTS = ("integration", "contract")
 _STARTS_RANKS = ("tests.trainers.ranks", "tests.trainers.tiny_runs")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """What starts runs, hosts or ranks is slow by its folder or by what it imports; other tests carry the marker."""
     for item in items:
         module = getattr(item, "module", None)
         imported = {getattr(value, "__module__", None) for value in vars(module).values()} if module else set()
         if item.path.parent.name in _RUNS_AND_HOSTS or not imported.isdisjoint(_STARTS_RANKS):
             item.add_marker(pytest.mark.slow)
+    yield  # those that -m leaves out go
+    items[:] = spread(items)
+
+
+_WORKERS = 4  # of make test
+
+
+def spread(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Modules with slow tests first in each worker's share, which xdist cuts in this order: no worker ends with them."""
+    modules: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        modules.setdefault(item.path, []).append(item)
+    shares: list[list[pytest.Item]] = [[] for _ in range(_WORKERS)]
+    for module in sorted(modules.values(), key=lambda found: -sum("slow" in item.keywords for item in found)):
+        min(shares, key=len).extend(module)
+    return [item for share in shares for item in share]
 
 
 def pytest_collection_finish() -> None:

@@ -69,11 +69,15 @@ def from_json(raw: Mapping[str, Any], root: Path) -> Basis:
         resolved=raw["resolved"],
         chosen=tuple(raw["chosen"]),
         cluster=Cluster(**{**cluster, **hosts}),
-        inputs=Inputs(**{**raw["inputs"], "files": (), "names": ()}) if raw["inputs"] is not None else None,
+        inputs=_inputs(raw["inputs"]) if raw["inputs"] is not None else None,
         runs_dir=Path(raw["runs_dir"]),
         data_dir=Path(raw["data_dir"]),
         script=script_files.find(root=root, **{name: told[name] for name in _OF_FILES}) if told else None,
     )
+
+
+def _inputs(told: Mapping[str, Any]) -> Inputs:
+    return Inputs(**{**told, "files": (), "names": (), "own": tuple(told["own"])})
 
 
 def _flat(value: Cluster | Host) -> dict[str, Any]:
