@@ -53,7 +53,7 @@ _WORKERS = 4  # of make test
 
 
 def spread(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Modules with slow tests first in each worker's share, which xdist cuts in this order: no worker ends with them."""
+    """Modules with slow tests first in each worker's share, which xdist cuts in this order: none ends with them."""
     modules: dict[Path, list[pytest.Item]] = {}
     for item in items:
         modules.setdefault(item.path, []).append(item)
