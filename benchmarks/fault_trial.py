@@ -218,12 +218,14 @@ class Trial:
         return sorted(str(result.get("weights_sha256")) for result in self.results().values())
 
     def metrics(self) -> list[tuple[object, object]]:
-        """What rank 0 measured, without times and speeds."""
+        """What rank 0 measured, without times, speeds and what the network carried."""
         found = []
         for run in self.runs():
             for line in _text(run / "metrics.jsonl").splitlines():
                 value = json.loads(line)
-                kept = {k: v for k, v in value["metrics"].items() if "_per_s" not in k and not k.endswith("_s")}
+                kept = {
+                    k: v for k, v in value["metrics"].items() if "_per_s" not in k and not k.endswith(("_s", "_bytes"))
+                }
                 if kept:
                     found.append((value["step"], json.dumps(kept, sort_keys=True)))
         return sorted(found, key=str)
