@@ -48,11 +48,12 @@ class Closure(NamedTuple):
 
 class ScriptEntry(NamedTuple):
     """A script that is started as a file: what it imports is looked for in its ``folder`` first, whose files stand
-    below ``prefix`` in the snapshot."""
+    below ``prefix`` in the snapshot. With ``text`` that is what is started, and no file."""
 
     file: str
     folder: str
     prefix: str
+    text: str | None = None
 
 
 def import_closure(
@@ -176,7 +177,8 @@ class _Walk:
         """A file that is started by its path, and everything that it imports."""
         name = os.path.basename(script.file)  # noqa: PTH119
         file = _File(path=f"{script.prefix}{name}", place=script.file, module=name)
-        for item in self._read(file).imports:
+        reading = self._read(file) if script.text is None else self.readings.of(name, script.text.encode())
+        for item in reading.imports:
             if self._leads_to_source(item, file.path):
                 self.follow(item.name)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import ast
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from pipeline.core.files import canonical_json, sha256_file, sha256_text
 from pipeline.keys.content_key import ContentKey, environment
 from pipeline.keys.diff import differences
 from pipeline.keys.import_closure import Closure, ScriptEntry, import_closure
-from pipeline.steps.step import PREFIX, Step
+from pipeline.steps.code_named import code_named
+from pipeline.steps.step import PREFIX, Step, StepError
 
 VERSION = 1
 _PYTHON = ("python", "python3")
@@ -34,7 +34,7 @@ def step_key(step: Step, inputs: Mapping[str, str], root: Path, hosts: int = 0) 
         hosts: on how many it runs; 0: on this computer.
 
     Raises:
-        UsageError: a Python source of it can't be parsed, or imports what isn't here.
+        UsageError: a Python source of it can't be parsed, or imports what isn't here, or isn't told.
     """
     code, versions = code_of(step, root)
     config: dict[str, Any] = {
@@ -61,7 +61,8 @@ def code_of(step: Step, root: Path) -> tuple[dict[str, str], dict[str, str] | No
     """What counts of each file of its code, by path; versions of what its Python imports (None: it has no Python).
 
     Of a function and of Python files all that they import counts, at any depth; of other files that the command names
-    the bytes. In a line for bash those count that it names from the project's folder.
+    the bytes, and all files of folders of the project. In a line for bash those count that it names from the project's
+    folder, or from the one that its cd names.
     """
     closures, others = _code(step, root)
     digests: dict[str, str] = {}
@@ -81,34 +82,30 @@ def sources_of(step: Step, root: Path) -> dict[str, Path]:
 
 def _code(step: Step, root: Path) -> tuple[list[Closure], dict[str, Path]]:
     """The closures of its Python, and its other files by their path."""
-    modules = [step.function.partition(":")[0]] if step.function else []
-    files: list[Path] = []
-    for word, before in _named(step):
-        if before == "-m":
-            modules.append(word)
-        elif "\0" not in word and (root / word).is_file():
-            files.append(Path(os.path.abspath(root / word)))  # noqa: PTH100  (a link keeps its own name)
-    closures = [import_closure(root, tuple(modules))] if modules else []
-    closures += [import_closure(root, (), script=_entry(path, root)) for path in files if path.suffix == ".py"]
-    others = [path for path in files if path.suffix != ".py"]
+    named = code_named(step, root)
+    modules, texts = tuple(dict.fromkeys(named.modules)), dict.fromkeys(named.texts)
+    closures = [import_closure(root, modules)] if modules or named.has_python else []
+    closures += [import_closure(root, (), script=_entry(path, root)) for path in dict.fromkeys(named.scripts)]
+    closures += [import_closure(root, (), script=_of_text(text, step, root)) for text in texts]
     return closures, {
-        path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path): path for path in others
+        path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path): path
+        for path in named.files
+        if path not in named.scripts
     }
 
 
-def _named(step: Step) -> Iterator[tuple[str, str]]:
-    """The words that may name code, each with the one before it. Files of ``inputs`` count there."""
-    words: Sequence[str] = step.words
-    if isinstance(step.command, str):
+def _of_text(text: str, step: Step, root: Path) -> ScriptEntry:
+    """Of a text behind -c, whose variables bash puts in. Raises StepError."""
+    for source in (text, text.replace("$", "")):
         try:
-            words = shlex.split(step.command)
-        except ValueError:  # bash says what is wrong with it
-            words = step.command.split()
-        words = [word for word in words if not word.startswith("/")]  # a line may write there as well
-    python = bool(words) and is_python(words[0])
-    for before, word in zip(("", *words), words, strict=False):
-        if word and word not in step.inputs and not (before == "-m" and not python):
-            yield word, before
+            ast.parse(source)
+        except (SyntaxError, ValueError):
+            continue
+        return ScriptEntry(file=f"{step.name}.py", folder=str(root), prefix="", text=source)
+    raise StepError(
+        f"step {step.name}: what {text[:60]!r} imports can't be read, so that a change of it would not count",
+        hint="write it to a file, and python FILE.py",
+    )
 
 
 def _entry(path: Path, root: Path) -> ScriptEntry:
