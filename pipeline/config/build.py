@@ -142,7 +142,7 @@ def _what_is_run(
 ) -> tuple[dict[str, Any], node.TrainConfig, ScriptFiles | None, StepSource | None]:
     """The configuration as config.json has it, the trainer's part, a script's files, the step of the data."""
     _refuse_unread(resolved, words)
-    placed, step = with_step(resolved, steps)
+    placed, step = with_step(with_ranks(resolved), steps)
     run, script = with_script(placed, words, root)
     return with_words(run, resolved), train_config(placed), script, step
 
@@ -200,6 +200,14 @@ def _check_script(told: ScriptConfig, cluster: Cluster) -> None:
             f"cluster.min_nodes={cluster.min_nodes}: a script may come to other weights on fewer ranks, which would be "
             "another run; cluster.spares=[NAME] keeps their number"
         )
+
+
+def with_ranks(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration in which ``auto`` ranks are one where a script is started without torchrun."""
+    cluster = resolved["cluster"]
+    if (resolved.get(programs.SECTION) or {}).get("torchrun") is False and cluster["nproc_per_node"] == "auto":
+        cluster = {**cluster, "nproc_per_node": 1}
+    return {**resolved, "cluster": cluster}
 
 
 def with_script(

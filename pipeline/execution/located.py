@@ -50,8 +50,14 @@ class LocatedRun:
 
     @property
     def key_lacks(self) -> str | None:
-        """What the finished run read though its key doesn't hold it, in words; None: nothing that counts."""
-        result = self.folder.read_result() if self.sealed else None
+        """What the finished run read though its key doesn't hold it, in words; None: nothing that counts.
+
+        Of a result that was altered ``reason`` tells, and whether the training counts the folder judges.
+        """
+        try:
+            result = self.folder.read_result() if self.sealed else None
+        except AlteredError:
+            return None
         if result is None:
             return None
         made = (self.folder.read_json("config.json") or {}).get(programs.SECTION) or {}

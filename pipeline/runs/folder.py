@@ -132,6 +132,16 @@ class RunFolder(NamedTuple):
             link.unlink()
         link.symlink_to(target, target_is_directory=True)
 
+    def clear_of_script(self) -> None:
+        """Remove what a script that had ended left in its folders, before it is started anew. Raises OSError.
+
+        It would go on from its last checkpoint and leave what it finds: nobody knows whether that is damaged, or made
+        of something that the key lacks.
+        """
+        if self.summary.exists() or self.result.exists():
+            for name in self.program.folders:
+                shutil.rmtree(self.path / name, ignore_errors=True)
+
     def restore(self, run: Description) -> None:
         """Write again what describes a finished training, where it was altered since. Raises OSError."""
         self._link_data(run.pack_path)
@@ -189,7 +199,7 @@ class RunFolder(NamedTuple):
             try:
                 return documents.read_sealed(self.summary)
             except documents.UnsealedError:
-                if not self._is_older() and self.program.is_ours:
+                if not self._is_older():
                     raise
                 return documents.read(self.summary)
         except FileNotFoundError:
@@ -297,7 +307,8 @@ class RunFolder(NamedTuple):
         """Whether the node half has ended well under this very key and its outputs are as it left them.
 
         True without a result, when the controller died after the training or the result was altered: what is left is
-        quickly done then. The summary is sealed by the node half and says what the other outputs were.
+        quickly done then. The summary is sealed by the node half and says what the other outputs were, of a script
+        all that lay in its folders.
         """
         result = self._intact(key)
         try:
@@ -310,19 +321,12 @@ class RunFolder(NamedTuple):
         recorded, trained = self.recorded_files(), self.program.trained
         if any(name in recorded and changed(self.path / name, recorded[name]) for name in trained):
             return False
-        outputs = self._outputs_sha256(summary)
+        outputs = summary.get("outputs_sha256")
         return (
             isinstance(outputs, dict)
             and all((self.path / name).is_file() for name in (*trained, *outputs))
             and all(sha256_file(self.path / name) == digest for name, digest in outputs.items())
         )
-
-    def _outputs_sha256(self, summary: Mapping[str, Any]) -> Any:
-        """Output → its sha256, as the node half has told."""
-        if self.program.is_ours:
-            return summary.get("outputs_sha256")
-        told = self.read_json("outputs.json") or {}
-        return {f"outputs/{name}": row["sha256"] for name, row in told.items() if isinstance(row, dict)}
 
     def _intact(self, key: ContentKey) -> Result | None:
         """The result where it is this key's and as it was written."""

@@ -162,7 +162,7 @@ class TrialFactory:
 
     def trial(self, number: int, chosen: Overrides, words: Overrides) -> Trial:
         """One configured trial. Raises UsageError."""
-        told = self._composer.resolve(words)
+        told = build.with_ranks(self._composer.resolve(words))
         resolved, step = with_step(told, self._step_source)
         refuse_idle_words(told, step)
         whole = self._whole_config(resolved, words)

@@ -138,6 +138,29 @@ def test_a_run_that_read_what_its_key_lacks_does_not_count_until_that_is_added(p
     assert "is finished" in project.doit("train", *words, "program.inputs=[lr.txt]").stdout
 
 
+def test_a_script_whose_output_was_damaged_is_trained_again_and_an_intact_one_is_not(project: Project) -> None:
+    words = ("program.args.lr=0.1", "program.args.resume={resume}", "cluster.nproc_per_node=1")
+    assert project.doit("train", *words).returncode == 0
+    folder = project.only_run()
+    output, written = folder / "outputs/w.txt", (folder / "outputs/w.txt").read_text()
+    (folder / "result.json").write_text("")
+    again = project.doit("train", *words)
+    assert "FINISHED" in again.stdout, again.stdout
+    assert project.result()["attempts"] == 1
+    output.write_text("")
+    assert "FINISHED" in project.doit("train", *words).stdout
+    assert (project.result()["attempts"], output.read_text()) == (2, written)
+    assert "is finished" in project.doit("train", *words).stdout
+
+
+def test_a_script_without_torchrun_is_named_where_it_fails(project: Project) -> None:
+    (project.folder / "my scripts/train.py").write_text("import sys; sys.exit(2)")
+    project.words = [word for word in project.words if "nproc_per_node" not in word]
+    done = project.doit("train", "program.torchrun=false")
+    assert "train.py ended with exit code 2" in done.stdout
+    assert "torchrun ended" not in done.stdout
+
+
 @pytest.mark.lab
 def test_a_script_trains_on_two_hosts_with_its_data(project: Project, lab: Lab) -> None:
     (project.folder / "my scripts/train.py").write_text(TORCH)

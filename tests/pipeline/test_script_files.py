@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.config.build import RunConfig, build
+from pipeline.core.documents import write_sealed
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files import write_atomic, write_json
 from pipeline.core.places import ROOT
@@ -21,7 +23,9 @@ from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.keys.script_files import ScriptFiles
 from pipeline.runs import index
 from pipeline.runs.folder import RunFolder
+from tests.pipeline import finished_folder
 from tests.pipeline.composed import composed
+from trainers.script.outputs import left
 
 TRAIN = "import torch\nfrom nets.own import Net\nimport wandb_that_nobody_has\nfrom utils import helper\n"
 
@@ -162,8 +166,10 @@ def test_the_data_of_a_script_counts_by_names_and_contents(tmp_path: Path) -> No
         (["program.script=dodo.py", "program.outputs=[../x]"], "'../x' leads out of its folder"),
         (
             ["program.script=dodo.py", "program.args.d='{data}'"],
-            "program.args={data}: {data} is named and there is none",
+            "program.args.d={data}: {data} is named and there is none",
         ),
+        (["program.script=dodo.py", "program.args.x='{nope}'"], "program.args.x={nope}: {nope} is no placeholder"),
+        (["program.script=dodo.py", "program.args=[-x,'{nope}']"], "program.args[1]={nope}: {nope} is no placeholder"),
         (["program.script=dodo.py", "program.data=nope"], "program.data=nope: there is no "),
         (["program.script=dodo.py", "cluster.min_nodes=1"], "cluster.min_nodes=1: a script may come to other weights"),
         (
@@ -281,3 +287,66 @@ def test_the_run_of_a_script_is_unproven_until_it_came_out_equal_again(tmp_path:
     assert (folder.stale_because(key), index.row(folder).note) == (None, "")
     (folder.path / "checkpoints/1/model.pt").write_text("y")
     assert folder.stale_because(key) == "checkpoints/1/model.pt was altered"
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> tuple[RunFolder, ContentKey]:
+    """The finished run of a script, as the node half and the controller leave it."""
+    config = {"program": {"name": "script", "script": "a.py"}}
+    key = finished_folder.key_of(config)
+    folder = RunFolder(tmp_path / key.short)
+    for name in ("outputs/w.txt", "checkpoints/1.pt", "metrics.jsonl", "outputs.json", "config.yaml"):
+        write_atomic(folder.path / name, "some bytes")
+    write_json(folder.path / "config.json", config)
+    write_json(folder.path / "key.json", {"key": key.short, "digest": key.digest, **key.parts})
+    summary = {"metrics": {"loss": 1.0}, "unkeyed": {}, "outputs_sha256": left(folder.path)}
+    write_sealed(folder.summary, summary)
+    folder.write_result(key=key, summary=summary, hosts=["a"], attempts=1, duration_s=1.0, mlflow_run_id=None)
+    return folder, key
+
+
+@pytest.mark.parametrize("name", ["outputs/w.txt", "checkpoints/1.pt", "metrics.jsonl", "outputs.json"])
+def test_a_script_is_done_only_with_the_files_it_left(ended: tuple[RunFolder, ContentKey], name: str) -> None:
+    folder, key = ended
+    path, result = folder.path / name, folder.result.read_bytes()
+    for told in (result, None):
+        folder.result.unlink() if told is None else folder.result.write_bytes(told)
+        assert folder.training_done(key)
+        for data in (b"", b"same size!", None):
+            path.unlink() if data is None else path.write_bytes(data)
+            assert not folder.training_done(key), (data, told is None)
+            path.write_bytes(b"some bytes")
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: b"", lambda data: data[:40], lambda data: data.replace(b"1.0", b"9.0")]
+)
+def test_a_damaged_result_of_a_script_is_a_reason_to_make_it_again_and_no_error(
+    ended: tuple[RunFolder, ContentKey], damage: Callable[[bytes], bytes]
+) -> None:
+    folder, key = ended
+    run = LocatedRun(key=key, sources={}, folder=folder, root=ROOT, sealed=True)
+    assert (run.reason, run.key_lacks) == (None, None)
+    folder.result.write_bytes(damage(folder.result.read_bytes()))
+    assert run.key_lacks is None
+    assert str(run.reason).startswith("result.json was altered: it ")
+    assert folder.training_done(key)
+
+
+def test_a_script_that_had_ended_starts_anew_with_empty_folders(ended: tuple[RunFolder, ContentKey]) -> None:
+    folder, _ = ended
+    folder.result.unlink()
+    folder.clear_of_script()
+    assert not (folder.path / "outputs").exists()
+    assert not (folder.path / "checkpoints").exists()
+    folder.summary.unlink()
+    write_atomic(folder.path / "checkpoints/1.pt", "of an attempt that was killed")
+    folder.clear_of_script()
+    assert (folder.path / "checkpoints/1.pt").exists()
+
+
+def test_a_script_without_torchrun_is_one_rank_where_nobody_says_how_many() -> None:
+    config = configured("program.script=dodo.py", "program.torchrun=false")
+    assert config.cluster.world_size == 1
+    assert config.resolved["cluster"]["nproc_per_node"] == 1
+    assert configured("program.script=dodo.py").cluster.world_size == 2

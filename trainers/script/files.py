@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,15 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """``write_text`` of JSON; NaN is refused. Raises OSError, ValueError."""
     write_text(path, json.dumps(value, allow_nan=False, indent=2) + "\n")
+
+
+def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
+    """The same with a last field ``sha256``, of all text before it; ``pipeline.core.documents`` reads it."""
+    import hashlib
+
+    body = json.dumps(value, allow_nan=False, indent=2).removesuffix("\n}")
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    write_text(path, f'{body},\n  "sha256": "{digest}"\n}}\n')
 
 
 def sha256_file(path: Path) -> str:

@@ -52,6 +52,17 @@ def gather(patterns: Sequence[str], *, workdir: Path, snapshot: Path, outputs: P
     return [_output(outputs, name) for name in sorted(found)]
 
 
+def left(run_dir: Path) -> dict[str, str]:
+    """Each file that an attempt leaves, relative to the run folder → its sha256; so one that is altered later is known.
+
+    Links to folders are not followed. Raises OSError.
+    """
+    folders = (run_dir / "checkpoints", run_dir / "outputs")
+    found = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
+    kept = [path for name in ("metrics.jsonl", "outputs.json") if (path := run_dir / name).exists()]
+    return {path.relative_to(run_dir).as_posix(): sha256_file(path) for path in [*found, *kept]}
+
+
 def _files(folder: Path, pattern: str) -> Iterator[Path]:
     """Files that a pattern matches, and all files in folders that it matches."""
     for path in sorted(folder.glob(pattern)):

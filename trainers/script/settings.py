@@ -94,7 +94,7 @@ class ScriptConfig(ProgramConfig):
 
     def texts(self) -> Iterator[tuple[str, str]]:
         """Each text that placeholders are filled into, with the field where it stands. Raises ConfigError."""
-        yield from (("program.args", word) for word in words(self.args))
+        yield from ((where, word) for where, group in _placed(self.args) for word in group)
         yield from ((f"program.env.{name}", value) for name, value in self.env.items())
 
 
@@ -126,20 +126,26 @@ def words(args: Any) -> list[str]:
 
 def groups(args: Any) -> list[list[str]]:
     """The same, what belongs together in a list of its own: ``--name value``. Raises ConfigError."""
+    return [group for _, group in _placed(args)]
+
+
+def _placed(args: Any) -> list[tuple[str, list[str]]]:
+    """The same, each behind the field where it stands: ``program.args.lr``. Raises ConfigError."""
     if args is None:
         return []
     if isinstance(args, list):
-        return [[_word(f"program.args[{at}]", value)] for at, value in enumerate(args)]
+        fields = [(f"program.args[{at}]", value) for at, value in enumerate(args)]
+        return [(name, [_word(name, value)]) for name, value in fields]
     if not isinstance(args, Mapping):
         raise ConfigError(
             f"program.args={args!r} is neither a mapping nor a list; write program.args.lr=0.1, or "
             "program.args=[--lr,0.1]"
         )
-    return [_option(str(name), value) for name, value in args.items() if value is not None and value is not False]
+    told = {str(name): value for name, value in args.items() if value is not None and value is not False}
+    return [(f"program.args.{name}", _option(name, f"program.args.{name}", value)) for name, value in told.items()]
 
 
-def _option(name: str, value: Any) -> list[str]:
-    field_ = f"program.args.{name}"
+def _option(name: str, field_: str, value: Any) -> list[str]:
     if value is True:
         return [f"--{name}"]
     if isinstance(value, list):

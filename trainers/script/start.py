@@ -25,8 +25,8 @@ import paceline
 from trainers.core.fields import ConfigError
 from trainers.script import executables, seal
 from trainers.script.arguments import Paths, argv, newest_checkpoint, program, variables
-from trainers.script.files import write_json
-from trainers.script.outputs import MissingOutputsError, gather
+from trainers.script.files import write_json, write_sealed
+from trainers.script.outputs import MissingOutputsError, gather, left
 from trainers.script.recorder import Recorder
 from trainers.script.settings import ScriptConfig
 
@@ -91,6 +91,11 @@ class Attempt:
         self.begun = time.time()
         self.child: subprocess.Popen[bytes] | None = None
 
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        return self.started.script or self.settings.command[0]
+
     def run(self) -> int:
         """From the copy of the snapshot to the results. Raises ConfigError, OSError."""
         paths = self.prepare()
@@ -103,6 +108,8 @@ class Attempt:
         recorder = self.recorder(paths) if self.is_first else None
         code = self.follow(command, env, recorder)
         unkeyed = the_seal.unkeyed(ended_well=code == 0)
+        if code and not self.settings.torchrun:
+            say(f"error: {self.name} {how_it_ended(code)}")
         for line in seal.message(unkeyed):  # of a good end the controller tells it
             say(line if code == 0 else f"{WARNING}{line}")
         if code == 0 and unkeyed and self.settings.seal == "fail":
@@ -237,12 +244,18 @@ class Attempt:
         try:
             found = gather(self.settings.outputs, workdir=workdir, snapshot=source, outputs=paths.outputs)
         except MissingOutputsError as error:
-            say(f"error: {self.started.script or self.settings.command[0]} ended with exit code 0 without {error}")
+            say(f"error: {self.name} ended with exit code 0 without {error}")
             return 1
         hashes = {output.path: {"sha256": output.sha256, "bytes": output.size_bytes} for output in found}
         write_json(self.run_dir / "outputs.json", hashes)
-        summary = {"steps": metrics.step, "metrics": metrics.last, "unkeyed": unkeyed}
-        write_json(self.run_dir / "summary.json", {**summary, "duration_s": round(time.time() - self.begun, 3)})
+        summary = {
+            "steps": metrics.step,
+            "metrics": metrics.last,
+            "unkeyed": unkeyed,
+            "duration_s": round(time.time() - self.begun, 3),
+            "outputs_sha256": left(self.run_dir),
+        }
+        write_sealed(self.run_dir / "summary.json", summary)
         return 0
 
 
@@ -281,6 +294,14 @@ def require_program(word: str, env: Mapping[str, str], workdir: Path) -> None:
     why = executables.why_not(Path(found), folders)
     if why:
         raise ConfigError(f"program.command=[{word}]: this host can't start {found}: {why}")
+
+
+def how_it_ended(code: int) -> str:
+    """In words, from the exit code of a child (negative: the signal that ended it)."""
+    if code > 0:
+        return f"ended with exit code {code}"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"was ended by {known.get(-code, f'signal {-code}')}"
 
 
 def end_as(code: int) -> None:

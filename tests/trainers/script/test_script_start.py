@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core import documents
 from tests.trainers.script.runs import ROOT, ScriptRun
 
 LOGS = "import paceline; paceline.log(1, loss=0.5)\n"
@@ -26,8 +27,10 @@ def test_a_script_leaves_metrics_outputs_and_a_summary(run: ScriptRun) -> None:
     assert run.read("outputs.json")["model.pt"] == {"sha256": digest, "bytes": 1}
     assert sorted(run.read("outputs.json")) == ["a.txt", "model.pt"]
     assert (run.path / "outputs" / "model.pt").read_text() == "w"
-    summary = run.read("summary.json")
+    summary = documents.read_sealed(run.path / "summary.json")
     assert 0 < summary.pop("duration_s") < 60
+    assert (left := summary.pop("outputs_sha256"))["outputs/model.pt"] == digest
+    assert sorted(left) == ["metrics.jsonl", "outputs.json", "outputs/a.txt", "outputs/model.pt"]
     assert summary == {"steps": 1, "metrics": {"loss": 0.5, "best": 0.25}, "unkeyed": {}}
     assert not (run.path / "work").exists()
 
