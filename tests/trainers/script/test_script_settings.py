@@ -31,7 +31,7 @@ def test_placeholders_are_filled_and_doubled_braces_stand_for_single_ones() -> N
         ({"args": {"lr": {"a": 1}}}, "program.args.lr={'a': 1} is no single value"),
         ({"args": {"out": "{rnu}"}}, "{rnu} is no placeholder; there are {data}, {run}"),
         ({"env": {"HOME": "{home}"}}, "program.env.HOME={home}: {home} is no placeholder"),
-        ({"args": ["{data}"]}, "program.args={data}: {data} is named and there is none; set program.data=<a file"),
+        ({"args": ["{data}"]}, "program.args[0]={data}: {data} is named and there is none; set program.data=<a file"),
         ({"env": {"D": "{data}/x"}, "data": ""}, "program.env.D={data}/x: {data} is named and there is none"),
         ({"metrics_pattern": "loss=("}, "program.metrics_pattern is no regular expression"),
         ({"metrics_pattern": "loss=(.*)"}, "program.metrics_pattern names no metric"),

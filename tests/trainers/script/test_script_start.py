@@ -190,7 +190,7 @@ def test_without_torchrun_one_process_says_what_rank_0_would(run: ScriptRun) -> 
     script = "import os, sys; assert 'RANK' not in os.environ; print('step=1 loss=0.5'); sys.exit(len(sys.argv) - 1)"
     run.write(script, torchrun=False, args=["a"], metrics_pattern=r"step=(?P<step>\d+) loss=(?P<loss>\S+)")
     said = run.start(sys.executable, "-m", "torch.distributed.run", f"--log-dir={run.path}/ranks", code=1)
-    assert said == ""
+    assert said == "paceline: error: train.py ended with exit code 1\n"
     assert run.rows() == [(1, {"loss": 0.5})]
     assert (run.path / "ranks/alone/attempt_0/0/stdout.log").read_text() == "step=1 loss=0.5\n"
 
