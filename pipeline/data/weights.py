@@ -6,6 +6,7 @@ import ast
 import re
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +28,23 @@ _CLASS = r"^def {}\(\s*\*,\s*weights: Optional\[(\w+)\]"
 def sha256_of(path: Path, data_dir: Path) -> str:
     """Of a file's bytes; hashed only after its stamp changed. Raises DataError, OSError."""
     return fingerprints([path], data_dir)[path][1]
+
+
+def sha256_of_saved(path: Path, data_dir: Path) -> str:
+    """Of a file that torch.save has written: a whole zip archive, or a pickle as before torch 1.6.
+
+    Raises:
+        DataError: it is none.
+        OSError: it can't be read.
+    """
+    with path.open("rb") as file:
+        begins = file.read(16)
+    if not zipfile.is_zipfile(path) and not re.match(rb"\x80[\x02-\x05]", begins):
+        size = path.stat().st_size
+        what = "is cut off" if begins.startswith(b"PK") else "is no file of torch.save" if size else "is empty"
+        said = f" and begins with {begins!r}" if size else ""
+        raise DataError(f"{path} {what}: it has {size} bytes{said}; copy or fetch it again (take this one away first)")
+    return sha256_of(path, data_dir)
 
 
 # --------------------------------------------------------------------------------------- kept copies

@@ -149,7 +149,7 @@ def _named(config: RunConfig, root: Path) -> Start:
     if path is not None and path.is_file():
         if path.suffix.lower() not in _ENDINGS:
             raise UsageError(f"{init.said}: a file of weights ends in {', '.join(_ENDINGS)}", hint=_AS_PT)
-        return Start(said=init.said, sha256=weights.sha256_of(path, config.data_dir), path=path)
+        return Start(said=init.said, sha256=weights.sha256_of_saved(path, config.data_dir), path=path)
     if _PUBLISHED.fullmatch(text):
         arch = getattr(config.train.model, "arch", None)
         if config.train.model.name != "torchvision" or arch is None:
@@ -175,4 +175,4 @@ def _of_address(said: str, url: str, data_dir: Path) -> Start:
     path = weights.fetched(url, data_dir)
     if path is None:
         return Start(said=said, url=url, waits="to be fetched first")
-    return Start(said=said, sha256=weights.sha256_of(path, data_dir), path=path)
+    return Start(said=said, sha256=weights.sha256_of_saved(path, data_dir), path=path)

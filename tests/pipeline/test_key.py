@@ -139,6 +139,13 @@ def test_a_field_that_came_later_is_in_the_key_once_it_is_set(word: str) -> None
     assert key_of(word, alone).digest != key_of(alone).digest
 
 
+def test_the_order_of_frozen_patterns_and_one_said_twice_are_no_other_run() -> None:
+    alone = "cluster.nproc_per_node=1"
+    keys = {key_of(f"trainer.freeze=[{said}]", alone).digest for said in ("a.*,b.*", "b.*,a.*", "a.*,b.*,a.*")}
+    assert len(keys) == 1
+    assert key_of("trainer.freeze=[a.*]", alone).digest not in keys
+
+
 def test_the_key_leaves_the_configuration_alone() -> None:
     config = configured("dataset.source=x")
     before = copy.deepcopy(config.resolved)

@@ -26,6 +26,7 @@ from pipeline.keys.content_key import canonical_config
 from tests.pipeline.composed import composed
 from tests.pipeline.finished_folder import finished
 
+CONTENT = b"\x80\x02weights"  # as torch.save began before it wrote zip archives
 QUICK = ("experiment=quickstart", "tracking=none")
 
 
@@ -43,7 +44,7 @@ def start(root: Path, *words: str) -> Start:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     (tmp_path / "data").mkdir()
-    (tmp_path / "w.pt").write_bytes(b"weights")
+    (tmp_path / "w.pt").write_bytes(CONTENT)
     return tmp_path
 
 
@@ -54,14 +55,14 @@ def test_a_run_with_fresh_weights_has_no_trace_of_them_in_its_key(root: Path) ->
 
 
 def test_the_content_of_a_file_counts_in_the_key_and_not_its_name(root: Path) -> None:
-    (root / "elsewhere.pth").write_bytes(b"weights")
+    (root / "elsewhere.pth").write_bytes(CONTENT)
     parts = []
     for name in ("w.pt", str(root / "elsewhere.pth"), f"file://{root}/w.pt"):
         config = configured(root, f"init.weights={name}")
         found = start(root, f"init.weights={name}")
         parts.append(canonical_config(starting.with_digest(config, found).resolved))
     assert parts[0] == parts[1] == parts[2]
-    assert parts[0]["init"] == {"sha256": hashlib.sha256(b"weights").hexdigest()}
+    assert parts[0]["init"] == {"sha256": hashlib.sha256(CONTENT).hexdigest()}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_the_content_of_a_file_counts_in_the_key_and_not_its_name(root: Path) ->
     ],
 )
 def test_what_names_no_weights_is_refused_with_what_is_there(root: Path, words: tuple[str, ...], said: str) -> None:
-    (root / "x.safetensors").write_bytes(b"weights")
+    (root / "x.safetensors").write_bytes(CONTENT)
     with pytest.raises(UsageError, match=re.escape(said.format(root=root))):
         start(root, *words)
 
@@ -186,6 +187,22 @@ def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
         thread.join()
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "w.pt is empty: it has 0 bytes"),
+        (b"<html>sign in</html>", "w.pt is no file of torch.save: it has 20 bytes and begins with b'<html>sign in</h'"),
+        (b"PK\x03\x04" + bytes(96), "w.pt is cut off: it has 100 bytes and begins with b'PK"),
+    ],
+)
+def test_a_file_that_torch_has_not_saved_whole_is_refused_before_the_launch(
+    root: Path, content: bytes, said: str
+) -> None:
+    (root / "w.pt").write_bytes(content)
+    with pytest.raises(UsageError, match=re.escape(f"init.weights=w.pt: {root}/{said}")):
+        start(root, "init.weights=w.pt")
+
+
 def test_an_address_is_fetched_once_and_then_stands_for_its_content(root: Path) -> None:
     with served(root) as (address, asked):
         word = f"init.weights={address}/w.pt"
@@ -205,12 +222,12 @@ def test_torchvisions_address_is_read_in_its_sources_and_the_digest_in_its_name_
     assert start(root, "init.weights=default", "model=torchvision").url == known
     digest = sha256_file(root / "w.pt")
     for name in (f"net-{digest[:8]}.pth", "net-00000000.pth"):
-        (root / name).write_bytes(b"weights")
+        (root / name).write_bytes(CONTENT)
     with served(root) as (address, _):
         get = partial(
             weights.fetch, data_dir=root / "data", setting="x", hash_in_name=True, on_progress=lambda *_: None
         )
-        assert get(f"{address}/net-{digest[:8]}.pth").read_bytes() == b"weights"
+        assert get(f"{address}/net-{digest[:8]}.pth").read_bytes() == CONTENT
         with pytest.raises(DataError, match=r"has another sha256 than its name says: 00000000"):
             get(f"{address}/net-00000000.pth")
     assert weights.fetched(f"{address}/net-00000000.pth", root / "data") is None
@@ -220,5 +237,5 @@ def test_the_folder_of_a_run_says_where_its_weights_come_from(root: Path) -> Non
     folder = root / "runs" / "abcdefabcdef"
     write_json(folder / "result.json", {})
     starting.lay_down(start(root, "init.weights=w.pt"), folder, root / "data")
-    assert (folder / "init.pt").read_bytes() == b"weights"
+    assert (folder / "init.pt").read_bytes() == CONTENT
     assert needed(root / "runs") == {}

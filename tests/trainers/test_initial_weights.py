@@ -53,8 +53,9 @@ def test_nothing_but_tensors_is_read(tmp_path: Path) -> None:
     torch.save(network(), tmp_path / "w.pt")
     with pytest.raises(
         TrainerError, match=r"init.weights=w.pt is no file of weights alone.*torch.save\(network.state_di"
-    ):
+    ) as error:
         read(tmp_path / "w.pt", SAID, None)
+    assert "\x1b" not in str(error.value)
     with pytest.raises(TrainerError, match=r"holds no state dict \(names with tensors\) but list"):
         unwrapped([1], SAID)
     with pytest.raises(TrainerError, match=r"w.pt, the weights of init.weights=w.pt, was altered: sha256"):
@@ -84,6 +85,14 @@ def test_counters_may_lack_and_auxiliary_outputs_are_left_out() -> None:
         ({"0.weight": torch.zeros(2, 3, 3, 3)}, "1 of another shape (0.weight: [2, 3, 3, 3] there, [2, 1, 3, 3] here)"),
         ({"other.bias": torch.zeros(1)}, "1 without a place here (other.bias)"),
         ({"0.bias": None}, "1 missing there (0.bias)"),
+        (
+            {"0.bias": torch.zeros(2, dtype=torch.cfloat)},
+            "1 of another kind (0.bias: complex64 there, float32 here)",
+        ),
+        ({"0.bias": torch.zeros(2, dtype=torch.long)}, "1 of another kind (0.bias: int64 there, float32 here)"),
+        ({"1.num_batches_tracked": torch.tensor(1.0)}, "1 of another kind (1.num_batches_tracked: float32 there, int"),
+        ({"0.bias": torch.zeros(2, device="meta")}, "1 of another kind (0.bias: float32 on meta, without values there"),
+        ({"0.bias": torch.zeros(2).to_sparse()}, "1 of another kind (0.bias: float32, sparse_coo there, float32 here"),
     ],
 )
 def test_what_does_not_fit_is_one_error_with_names_and_shapes_and_nothing_is_copied(
@@ -95,6 +104,24 @@ def test_what_does_not_fit_is_one_error_with_names_and_shapes_and_nothing_is_cop
     with pytest.raises(TrainerError, match=re.escape(f"{SAID} doesn't fit the network; tensors {said}")):
         fitted(target, state)
     assert all(map(torch.equal, target.parameters(), before))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_values_that_are_not_finite_are_refused_by_name_unless_the_network_has_them_too(value: float) -> None:
+    target = network()
+    before = [item.clone() for item in target.parameters()]
+    state = {**network().state_dict(), "3.bias": torch.tensor([0.0, value, 1.0])}
+    with pytest.raises(TrainerError, match=r"init.weights=w.pt holds NaN or infinite values in 3.bias: "):
+        fitted(target, state)
+    assert all(map(torch.equal, target.parameters(), before))
+    with torch.no_grad():
+        target[3].bias.fill_(value)  # type: ignore[index]
+    assert fitted(target, state).loaded == 9
+
+
+def test_halves_and_doubles_are_taken() -> None:
+    for dtype in (torch.half, torch.bfloat16, torch.double):
+        assert fitted(network(), network().to(dtype).state_dict()).loaded == 9
 
 
 def test_torchvisions_weights_fit_its_networks_and_not_the_small_image_variant() -> None:

@@ -6,6 +6,7 @@ The file lies in the run folder. Only tensors are read from it: nothing in it is
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ _INSIDE = ("state_dict", "model_state_dict", "model")  # what published files ho
 _PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel, of torch.compile
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")  # torchvision's networks with more outputs than one
 _SHOWN = 4
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # in messages of torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,7 @@ def read(path: Path, said: str, sha256: str | None) -> tuple[dict[str, Tensor], 
     except OSError as error:
         raise TrainerError(f"{path}, the weights of {said}, can't be read ({error.strerror})") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        why = " ".join(str(error).split())[:200]
+        why = " ".join(_COLOURS.sub("", str(error)).split())[:200]
         raise TrainerError(
             f"{said} is no file of weights alone, and nothing else of a file is run here ({why}); write one where its "
             "network is: torch.save(network.state_dict(), 'weights.pt')"
@@ -123,7 +125,8 @@ def fit(
     """Copy ``weights`` into the network. One layer may differ, in its number of classes alone: it stays fresh.
 
     Raises:
-        TrainerError: a tensor is missing, has no place, or has another shape; nothing was copied then.
+        TrainerError: a tensor is missing, has no place, another shape or kind, or values that aren't finite; nothing
+            was copied then.
     """
     own = network.state_dict()
     head = _head(own, weights, num_classes)
@@ -134,6 +137,11 @@ def fit(
             "but for the number of classes; torchvision's are model=torchvision model.arch=NAME"
         )
     taken = [name for name in own if name in weights and name not in head]
+    if broken := [name for name in taken if not _is_finite(weights[name]) and _is_finite(own[name])]:
+        raise TrainerError(
+            f"{said} holds NaN or infinite values in {_listed(broken)}: the training that wrote it had diverged; take "
+            "one of its earlier checkpoints"
+        )
     for name in taken:
         own[name].copy_(weights[name])
     return Initial(
@@ -162,8 +170,36 @@ def _what_does_not_fit(own: Mapping[str, Tensor], weights: Mapping[str, Tensor],
     extra = [name for name in weights if name not in own and name not in spared]
     other = [name for name in own if name in weights and own[name].shape != weights[name].shape and name not in spared]
     shapes = [f"{name}: {[*weights[name].shape]} there, {[*own[name].shape]} here" for name in other]
-    wrong = {"missing there": missing, "without a place here": extra, "of another shape": shapes}
+    kinds = [
+        f"{name}: {_kind(weights[name])} there, {_kind(own[name])} here"
+        for name in own
+        if name in weights and name not in spared and not _has_kind(weights[name], own[name])
+    ]
+    wrong = {
+        "missing there": missing,
+        "without a place here": extra,
+        "of another shape": shapes,
+        "of another kind": kinds,
+    }
     return "; ".join(f"{len(names)} {what} ({_listed(names)})" for what, names in wrong.items() if names)
+
+
+def _has_kind(there: Tensor, here: Tensor) -> bool:
+    """Whether values can be copied as they are, but for rounding: a dense tensor, of real, complex or whole numbers."""
+    if there.is_meta or there.is_quantized or there.layout != torch.strided:
+        return False
+    return (there.is_floating_point(), there.is_complex()) == (here.is_floating_point(), here.is_complex())
+
+
+def _kind(tensor: Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_meta:
+        return f"{dtype} on meta, without values"
+    return dtype if tensor.layout == torch.strided else f"{dtype}, {str(tensor.layout).removeprefix('torch.')}"
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
 
 
 def _listed(names: Sequence[str]) -> str:
