@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.core import redact
 from pipeline.keys.import_closure import source_of
 from pipeline.steps.step import Step, StepError
 
@@ -176,7 +177,7 @@ class _Look:
         """Python of which the command doesn't tell what it runs: the sources among the inputs. Raises StepError."""
         sources = [item for item in self.step.inputs if item.endswith(".py")]
         if not sources:
-            said = " ".join(words)[:80]
+            said = redact.hide(" ".join(words), self.step.secrets)[:80]
             raise StepError(
                 f"step {self.step.name}: what `{said}` runs can't be told from its command, so that a change of it "
                 "would not count",

@@ -102,8 +102,9 @@ def _of_text(text: str, step: Step, root: Path) -> ScriptEntry:
         except (SyntaxError, ValueError):
             continue
         return ScriptEntry(file=f"{step.name}.py", folder=str(root), prefix="", text=source)
+    said = redact.hide(text, step.secrets)[:60]
     raise StepError(
-        f"step {step.name}: what {text[:60]!r} imports can't be read, so that a change of it would not count",
+        f"step {step.name}: what {said!r} imports can't be read, so that a change of it would not count",
         hint="write it to a file, and python FILE.py",
     )
 

@@ -195,6 +195,11 @@ class _Work:
                 f"step {step.name} left a link, {links[0].relative_to(making.out)}: what it leads to may change",
                 hint="let it write the file itself",
             )
+        if odd := [path for path in making.out.rglob("*") if not path.is_file() and not path.is_dir()]:
+            raise PacelineError(
+                f"step {step.name}: {odd[0].relative_to(making.out)} is no regular file",
+                hint="let it remove its pipes and sockets before it ends",
+            )
         if missing := store.missing_outputs(step, making.out):
             left = sorted(path.relative_to(making.out).as_posix() for path in making.out.rglob("*") if path.is_file())
             raise PacelineError(

@@ -110,3 +110,12 @@ def test_what_is_only_said_or_written_to_counts_nothing_and_is_not_refused(proje
     before = project.graph().standing("a").key
     project.write("made.txt", "2")
     assert project.graph().standing("a").key == before
+
+
+def test_a_refusal_shows_no_secret(project: StepProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("API_TOKEN", "t0psecret-value")
+    text = "command: 'python $API_TOKEN'\noutputs: [x]\nenv: {API_TOKEN: '${oc.env:API_TOKEN}'}\n"
+    project.step("a", text)
+    with pytest.raises(StepError, match=r"what `python \*\*\*` runs") as error:
+        project.graph().standing("a")
+    assert "t0psecret" not in str(error.value)
