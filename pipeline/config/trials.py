@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from pipeline.config import compose
 from pipeline.config.explain import explain
 from pipeline.config.grid_size import refuse_impossible
 from pipeline.config.override_words import for_hydra
+from pipeline.config.values import texts
 from pipeline.core.errors import UsageError
 
 Overrides = tuple[str, ...]
@@ -175,7 +176,7 @@ def _chooses_an_option(override: Override) -> bool:
 def _is_plain(override: Override) -> bool:
     value = override.value()
     simple = value is None or isinstance(value, str | int | float | bool | list)
-    interpolates = any("${" in text for text in _texts(value))
+    interpolates = any("${" in text for text in texts(value))
     return override.type is OverrideType.CHANGE and override.package is None and simple and not interpolates
 
 
@@ -213,7 +214,7 @@ def _related(one: str, other: str) -> bool:
 
 def _referenced(config: DictConfig) -> frozenset[str] | None:
     keys: set[str] = set()
-    for text in _texts(OmegaConf.to_container(config, resolve=False)):
+    for text in texts(OmegaConf.to_container(config, resolve=False)):
         if "${" not in text:
             continue
         found = _PLAIN_REFERENCE.findall(text)
@@ -221,14 +222,3 @@ def _referenced(config: DictConfig) -> frozenset[str] | None:
             return None  # relative, nested or a resolver's
         keys.update(found)
     return frozenset(keys)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)

@@ -25,6 +25,18 @@ def typed(settings: type[Any], raw: Mapping[str, Any]) -> Any:
         raise UsageError(str(error)) from error
 
 
+def texts(value: Any) -> Iterator[str]:
+    """Every text of plain containers, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts(item)
+
+
 def refuse_unprintable(resolved: Mapping[str, Any]) -> None:
     """No file name, address or name can hold a NUL, a line break or an escape; values of ``env`` are checked apart."""
     for field, value in _values(resolved, ""):

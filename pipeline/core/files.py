@@ -68,6 +68,15 @@ def expanded(path: str, told: str) -> Path:
         raise UsageError(f"{told}: {user} stands for the home of a user who isn't known here") from error
 
 
+def fsync(path: Path) -> None:
+    """Make the bytes of a file, or the names in a folder, durable. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_json(path: Path, value: Any) -> None:
     """``write_atomic`` of indented JSON; keys keep their order."""
     write_atomic(path, json.dumps(value, indent=2) + "\n")

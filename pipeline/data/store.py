@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from pipeline.core import leftovers
 from pipeline.core.errors import DataError, os_reason
+from pipeline.core.files import fsync
 from pipeline.core.locks import held
 from pipeline.data import datasets, manifest, request
 from pipeline.data.base import DatasetModule, Workspace
@@ -133,18 +133,9 @@ def _build(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: 
     folder.mkdir()
     made = packing.write(raw, dataset, folder, work.report)
     wanted.refuse_changed()  # its name promises the content that was hashed
-    _fsync_folder(folder)
+    fsync(folder)
     if target.exists():  # altered or incomplete: `manifest.read` has just refused it
         target.rename(work.folder / "refused")
     folder.rename(target)
-    _fsync_folder(target.parent)
+    fsync(target.parent)
     return Pack(target, made)
-
-
-def _fsync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, not only the bytes of its files."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -12,6 +12,7 @@ import yaml  # type: ignore[import-untyped]  # OmegaConf raises its errors
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from pipeline.config.values import texts
 from pipeline.core import redact
 from pipeline.core.errors import suggestion, text_of
 from pipeline.steps.registry import REGISTERED
@@ -97,19 +98,8 @@ def _told(name: str, changes: Any, root: Path) -> dict[str, Any]:
 
 def _references(value: Any) -> Iterator[str]:
     """The fields that ``${…}`` names, in their order."""
-    for text in _texts(value):
+    for text in texts(value):
         yield from _REFERENCE.findall(text)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
 
 
 def _plain(value: Any) -> Any:
@@ -122,5 +112,5 @@ def _secrets(told: Mapping[str, Any], fields: Mapping[Any, Any], composed: Mappi
     env = fields.get("env")
     of_env = {str(value) for name, value in (env or {}).items() if redact.is_secret_name(str(name))} if env else set()
     found = {text for text in of_variables | of_env if redact.tells(text)}
-    forms = {part for text in _texts(fields) for part in redact.in_forms(text)}
+    forms = {part for text in texts(fields) for part in redact.in_forms(text)}
     return frozenset(found | forms | redact.secret_values(composed))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import shutil
 import tempfile
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from pipeline.core import leftovers, masking, redact, threads
 from pipeline.core.errors import Killed, PacelineError, os_reason
-from pipeline.core.files import write_hint, write_json
+from pipeline.core.files import fsync, write_hint, write_json
 from pipeline.core.locks import held
 from pipeline.core.signals import CTRL_C, Interruptible, Stop
 from pipeline.keys.content_key import ContentKey
@@ -259,21 +258,13 @@ def _put_in_place(building: Path, folder: Path) -> None:
     """One rename; one that was altered is taken away first."""
     for path in [*building.rglob("*"), building]:
         if path.is_file() or path.is_dir():
-            _fsync(path)
+            fsync(path)
     aside = building.with_name(f"{building.name}x")
     if folder.exists():  # altered, or its step.json is gone
         folder.rename(aside)
     building.rename(folder)
     shutil.rmtree(aside, ignore_errors=True)
-    _fsync(folder.parent)
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    fsync(folder.parent)
 
 
 def _end_of(log: Path) -> str:
