@@ -14,9 +14,10 @@ from pipeline.cluster import earlier, host_versions, launchers, leftover, lost_h
 from pipeline.cluster.failures import cause, failure_text, first_error, is_echo, port_was_taken
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec, Outcome
-from pipeline.cluster.plan import render, validate
+from pipeline.cluster.plan import render
 from pipeline.cluster.running import RunningAttempt, Watchers
 from pipeline.cluster.stalls import OF_HOSTS, stall_text
+from pipeline.cluster.validation import validate
 from pipeline.core.errors import HostError, TrainingError, UsageError
 from pipeline.core.files import write_json
 from pipeline.core.signals import Interruptible, Stop

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster.plan import check_batch
+from pipeline.cluster.validation import check_batch
 from pipeline.config.basis import Basis
 from pipeline.config.cluster import build_cluster
 from pipeline.config.own_targets import check_targets

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.settings import POLICIES, Capabilities
-from pipeline.cluster.plan import visible_gpus
+from pipeline.cluster.validation import visible_gpus
 from pipeline.config.host_checks import check_places, check_together
 from pipeline.config.unknown_key import HOST_FIELDS, not_of_a_host
 from pipeline.config.values import encodable, typed

@@ -59,7 +59,8 @@ def test_the_quickstart_reaches_its_accuracy_and_is_not_run_twice(tmp_path: Path
 NEEDLESS = (
     "email.parser", "filelock", "hydra", "mlflow", "numpy", "omegaconf", "optuna", "pipeline.config.compose",
     "pipeline.cluster.hostfile", "pipeline.runs.journal", "pipeline.cluster.attempt",
-    "pipeline.cluster.launchers.base", "pipeline.execution.dry_run", "pipeline.execution.configured_run",
+    "pipeline.cluster.launchers.base", "pipeline.cluster.validation", "pipeline.execution.dry_run",
+    "pipeline.execution.configured_run",
     "pipeline.config.build", "pipeline.config.schema", "pipeline.cluster.plan", "pipeline.cluster.launchers",
     "pipeline.keys.diff", "pipeline.runs.acceptance", "pipeline.core.process", "pipeline.sweep",
     "pipeline.tracking.description", "pipeline.execution.complete", "pipeline.core.specs", "sklearn", "torch", "yaml",

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.cluster import encryption
 from pipeline.cluster.agent.certificates import certificates
-from pipeline.cluster.plan import validate
+from pipeline.cluster.validation import validate
 from pipeline.config.cluster import build_cluster
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster, NodeFacts

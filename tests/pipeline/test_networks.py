@@ -10,7 +10,7 @@ from pipeline.cluster import networks
 from pipeline.cluster.connecting import connected
 from pipeline.cluster.launchers.base import Launcher
 from pipeline.cluster.launchers.settings import Capabilities
-from pipeline.cluster.plan import validate
+from pipeline.cluster.validation import validate
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from tests.pipeline.test_plan import cluster, facts, refused, rendered

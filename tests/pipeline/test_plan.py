@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster.launchers.base import AttemptSpec, Place
-from pipeline.cluster.plan import environment, render, validate
+from pipeline.cluster.plan import environment, render
+from pipeline.cluster.validation import validate
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster import host_versions, launchers, leftover, plan
+from pipeline.cluster import host_versions, launchers, leftover, validation
 from pipeline.cluster.connecting import connected
 from pipeline.cluster.launchers.base import Launcher
 from pipeline.cluster.preflight import clock, gpus, network, occupation, resources, shared_folder, versions
@@ -115,7 +115,7 @@ def examine(
             on_note(note)
         refusals = []
         try:
-            plan.validate_hosts(cluster, facts, backend=backend)
+            validation.validate_hosts(cluster, facts, backend=backend)
             host_versions.check(facts, key, cluster.environment)
             facts = connected(launcher, cluster, facts)[0]
         except HostError as error:

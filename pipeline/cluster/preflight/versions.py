@@ -1,6 +1,6 @@
 """Whether the hosts have the same Python, NCCL, CUDA and driver. Pure.
 
-torch's own release is compared by ``plan.validate``, and both with the run's key by ``host_versions``.
+torch's own release is compared by ``validation.validate``, and both with the run's key by ``host_versions``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,150 @@
+"""Whether the hosts, as they were probed, can run this at all: what can't work is refused before anything starts. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pipeline.cluster import encryption, networks
+from pipeline.core.errors import HostError, UsageError
+from pipeline.core.tables import counted
+
+if TYPE_CHECKING:
+    from pipeline.core.specs import Cluster, Host, NodeFacts
+
+OLDEST_PYTHON = (3, 11)  # what trainers/ is written for
+
+
+def validate(
+    cluster: Cluster,
+    facts: Sequence[NodeFacts],
+    *,
+    global_batch_size: int,
+    accumulate_steps: int = 1,
+    shards: int = 0,
+    backend: str = "auto",
+) -> None:
+    """Refuse what can't work before anything is started.
+
+    Raises:
+        UsageError: the ranks can't share the global batch evenly.
+        HostError: one text that lists every host that can't take part, the value seen and the fix.
+    """
+    check_batch(global_batch_size, cluster.world_size, accumulate_steps, shards)
+    validate_hosts(cluster, facts, backend=backend)
+
+
+def validate_hosts(cluster: Cluster, facts: Sequence[NodeFacts], *, backend: str = "auto") -> None:
+    """Raises HostError: one text that lists every host that can't take part, the value seen and the fix."""
+    encryption.refuse_nccl(cluster, backend)
+    problems = [*_same_node(facts), *_loopback(facts)]
+    for host, fact in zip(cluster.hosts, facts, strict=True):
+        unfit = [
+            *networks.absent_interface(host, fact),
+            *(networks.loopback_interface(host, fact) if cluster.nnodes > 1 else []),
+            *encryption.problems(cluster, fact),
+            *_unfit(host, fact, backend, cluster.device),
+        ]
+        problems += [f"  {host.label}: {what}" for what in unfit]
+    problems += _torch_versions(facts)
+    if problems:
+        raise HostError("\n".join(["the cluster can't run this:", *problems]))
+
+
+def check_batch(global_batch_size: int, world_size: int, accumulate_steps: int = 1, shards: int = 0) -> None:
+    """Raises UsageError that names the nearest sizes that the ranks (the ``shards``) can share, micro-batch by
+    micro-batch."""
+    parts = (shards or world_size) * accumulate_steps
+    if global_batch_size % parts == 0:
+        return
+    below = global_batch_size // parts * parts
+    near = " or ".join(str(size) for size in (below, below + parts) if size)
+    whose = f"{counted(shards, 'part')} (trainer.shards)" if shards else counted(world_size, "rank")
+    micro = "" if accumulate_steps == 1 else f" × {accumulate_steps} micro-batches (trainer.accumulate_steps)"
+    raise UsageError(
+        f"trainer.global_batch_size={global_batch_size} can't be shared evenly by {whose}{micro};"
+        f" nearest that can: {near}"
+    )
+
+
+def _same_node(facts: Sequence[NodeFacts]) -> list[str]:
+    """Two names, addresses or ssh ports of one machine, whichever users log in."""
+    found = defaultdict(list)
+    for fact in facts:
+        found[fact.extra.get("machine") or fact.identity].append(fact)
+    return [
+        f"  {' and '.join(f'{fact.host} ({fact.address})' for fact in same)} are the same host ({same[0].hostname}); "
+        "name each node once, more ranks on it are cluster.hosts[].nproc_per_node"
+        for same in found.values()
+        if len(same) > 1
+    ]
+
+
+def _loopback(facts: Sequence[NodeFacts]) -> list[str]:
+    """A node that ssh reached at 127.x can't be reached there by one that has another address."""
+    inside = [fact.address.startswith("127.") or fact.address == "::1" for fact in facts]
+    if all(inside) or not any(inside):
+        return []
+    return [
+        f"  {fact.host}: its address is {fact.address}, where the other nodes can't reach it; "
+        "set cluster.hosts[].address"
+        for fact, loops in zip(facts, inside, strict=True)
+        if loops
+    ]
+
+
+def _unfit(host: Host, fact: NodeFacts, backend: str, device: str) -> list[str]:
+    problems = []
+    version = tuple(int(part) for part in fact.python_version.split(".")[:2])
+    if version < OLDEST_PYTHON:
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        problems.append(
+            f"{fact.python} is Python {fact.python_version}; {oldest} or newer is needed: set cluster.python"
+        )
+    if fact.torch_version is None:
+        problems.append(
+            f"{fact.python} has no torch; install it there ({fact.python} -m pip install torch, or "
+            f"uv pip install --python {fact.python} torch) "
+            "or point cluster.python at an interpreter that has it"
+        )
+    # the probe doesn't run under the configured environment, which may hide some of what it counts
+    gpus = visible_gpus(fact.gpus // host.shared_by, {**host.placement, **host.env})
+    problems += _device_differs(gpus, device)
+    if device == "cpu":
+        gpus = 0
+    if backend == "nccl" and gpus == 0:
+        problems.append("strategy.backend=nccl, but it has no GPU; take strategy.backend=gloo")
+    elif backend in ("auto", "nccl") and 0 < gpus < host.nproc_per_node:
+        problems.append(
+            f"nproc_per_node={host.nproc_per_node} is more than its {gpus} GPU{'s' if gpus > 1 else ''}, and NCCL "
+            f"refuses two ranks on one; set nproc_per_node to at most {gpus}, or strategy.backend=gloo"
+        )
+    return problems
+
+
+def _device_differs(gpus: int, device: str) -> list[str]:
+    """The kind of device is a part of the key, which is taken before a host is asked."""
+    if device == "cuda" and gpus == 0:
+        return ["cluster.device=cuda, but it has no GPU that CUDA may see; take cluster.device=cpu"]
+    if device == "auto" and gpus > 0:
+        has = f"it has {gpus} GPU{'s' if gpus > 1 else ''}, and the run's key says cpu"
+        return [f"{has}; take cluster.device=cuda, or cluster.device=cpu to leave them idle"]
+    return []
+
+
+def visible_gpus(there: int, env: Mapping[str, str]) -> int:
+    """How many of a host's GPUs are left under a configured environment."""
+    chosen = env.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return there
+    return min(there, len([part for part in chosen.split(",") if part.strip() not in ("", "-1")]))
+
+
+def _torch_versions(facts: Sequence[NodeFacts]) -> list[str]:
+    """Different releases don't speak the same protocol; a local suffix (+cpu, +cu128) may differ."""
+    versions = {fact.host: fact.torch_version.partition("+")[0] for fact in facts if fact.torch_version}
+    if len(set(versions.values())) <= 1:
+        return []
+    seen = ", ".join(f"{host} has {version}" for host, version in versions.items())
+    return [f"  torch differs: {seen}; install the same version everywhere, or set cluster.python"]
