@@ -15,7 +15,8 @@ from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.tiny_runs import config
 from trainers.core.errors import TrainerError
 from trainers.core.options import parse
-from trainers.distributed.process_group import Node, connect
+from trainers.distributed.connecting import connect
+from trainers.distributed.process_group import Node
 from trainers.strategies import Strategy, build
 from trainers.strategies.shared_memory import SharedSum, share_memory, shared_memory_hook
 

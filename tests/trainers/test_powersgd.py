@@ -13,7 +13,8 @@ from tests.trainers.ranks import call_on_ranks, next_port
 from tests.trainers.test_gradients import WIDTH, Reused, average, same, strategy_of, warm_up
 from tests.trainers.test_sharding import train
 from tests.trainers.tiny_runs import MakeRun, read_summary
-from trainers.distributed.process_group import Node, connect
+from trainers.distributed.connecting import connect
+from trainers.distributed.process_group import Node
 from trainers.distributed.rank_state import spread
 from trainers.strategies import Strategy
 from trainers.training.session import run

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from trainers.core.errors import TrainerError
-from trainers.distributed import process_group
-from trainers.distributed.process_group import Ranks, _file_store, read_ranks
+from trainers.distributed import connecting
+from trainers.distributed.connecting import _file_store
+from trainers.distributed.process_group import Ranks, read_ranks
 
 
 def test_a_node_takes_its_place_from_the_plan_where_torchrun_does_not_know_it() -> None:
@@ -30,6 +31,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_shared_names_the_ranks_that_were_not_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_group, "_FILE_TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr(connecting, "_FILE_TIMEOUT", timedelta(seconds=1))
     with pytest.raises(TrainerError, match=r"rank 0 on host here saw nothing of rank\(s\) 1, 2 .*same on every host"):
         _file_store(tmp_path / "abc-1", Ranks(world_size=3), "here")

@@ -111,7 +111,7 @@ def run(settings: Settings, output: Path | None) -> None:
     """
     from trainers.core.errors import TrainerError
     from trainers.core.files import write_json
-    from trainers.distributed.process_group import connect
+    from trainers.distributed.connecting import connect
 
     with connect(settings.backend) as node:
         if node.ranks.world_size < 2:

@@ -67,7 +67,8 @@ def run(backend: str, output: Path, *, side: int | None = None, size_bytes: int 
     """
     from trainers.core.files import write_json
     from trainers.distributed.affinity import take_cores
-    from trainers.distributed.process_group import connect, read_ranks
+    from trainers.distributed.connecting import connect
+    from trainers.distributed.process_group import read_ranks
 
     take_cores(read_ranks())
     with connect(backend) as node:

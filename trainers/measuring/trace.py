@@ -14,7 +14,8 @@ from trainers.core.files import write_json
 from trainers.core.options import load
 from trainers.data.pack import open_pack, place
 from trainers.distributed.affinity import take_cores
-from trainers.distributed.process_group import connect, read_ranks
+from trainers.distributed.connecting import connect
+from trainers.distributed.process_group import read_ranks
 from trainers.measuring import bandwidth, hardware
 from trainers.measuring.throughput import WARM_UP, OwnLoop
 from trainers.training.loop import Trainer

@@ -29,9 +29,10 @@ from trainers.data.pack import (
 from trainers.data.step_plan import Steps
 from trainers.distributed import nccl_log
 from trainers.distributed.affinity import take_cores
+from trainers.distributed.connecting import connect
 from trainers.distributed.heartbeat import HEARTBEAT, Phase
 from trainers.distributed.malloc import keep_freed_memory
-from trainers.distributed.process_group import Node, Ranks, connect, read_ranks
+from trainers.distributed.process_group import Node, Ranks, read_ranks
 from trainers.training.data_check import check_data
 from trainers.training.evaluation import Evaluation
 from trainers.training.loop import Trainer

@@ -1,0 +1,164 @@
+"""Which device this rank has, and how it joins the others."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from trainers.core.errors import TrainerError
+from trainers.distributed import flight_recorder
+from trainers.distributed.process_group import Node, Ranks, read_ranks
+
+_TIMEOUT_S = 600.0  # for one collective, unless the cluster says another; a peer that dies is noticed at once
+_RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
+_FILE_TIMEOUT = timedelta(minutes=2)  # for ranks of one launch to find each other in a shared folder
+
+
+def choose_device(wanted: str, ranks: Ranks, *, gpus: int, host: str) -> tuple[torch.device, str]:
+    """Device and backend of a rank on a host with ``gpus`` GPUs; ``wanted`` is auto, gloo, nccl or mpi.
+
+    Raises:
+        TrainerError: nccl without a GPU for every rank of the host, or mpi where torch has none.
+    """
+    if wanted == "mpi" and not dist.is_mpi_available():
+        raise TrainerError(
+            f"strategy.backend=mpi, but torch {torch.__version__} on host {host} was built without MPI; take "
+            "strategy.backend=auto, or build torch from source on a host that has an MPI"
+        )
+    if gpus == 0:
+        if wanted == "nccl":
+            raise TrainerError(f"strategy.backend=nccl, but host {host} has no GPU; use strategy.backend=auto")
+        return torch.device("cpu"), "mpi" if wanted == "mpi" else "gloo"
+    if wanted in ("auto", "nccl") and ranks.local_world_size > gpus:
+        raise TrainerError(
+            f"nproc {ranks.local_world_size} > {gpus} GPUs on host {host}, and nccl takes one rank a GPU; "
+            f"set cluster.nproc_per_node={gpus}, or strategy.backend=gloo to share GPUs"
+        )
+    backend = "nccl" if wanted == "auto" else wanted
+    return torch.device("cuda", ranks.local_rank % gpus), backend
+
+
+def connect(wanted_backend: str) -> Node:
+    """Choose the device, join the process group (with more than one rank) and return this rank.
+
+    Raises:
+        TrainerError: the backend cannot work here, or the hosts have different kinds of devices.
+    """
+    ranks, host = read_ranks(), socket.gethostname()
+    gpus = usable_gpus(os.environ.get("PACELINE_DEVICE"), host)
+    device, backend = choose_device(wanted_backend, ranks, gpus=gpus, host=host)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    store = _join(ranks, device, backend, host) if ranks.world_size > 1 else None
+    return Node(ranks=ranks, device=device, backend=backend, store=store)
+
+
+def usable_gpus(kind: str | None, host: str) -> int:
+    """GPUs to choose from; ``kind`` is the device that the run's key names (None: nobody said).
+
+    Raises:
+        TrainerError: the key says cuda, and torch can't use a GPU here.
+    """
+    gpus = torch.cuda.device_count() if kind != "cpu" and torch.cuda.is_available() else 0
+    if kind == "cuda" and gpus == 0:
+        built = f"was built for CUDA {torch.version.cuda}" if torch.version.cuda else "was built without CUDA"
+        raise TrainerError(
+            f"the run's key says cuda, but torch {torch.__version__} on host {host} sees no GPU; it {built}: fix the "
+            "driver or torch there, or take cluster.device=cpu"
+        )
+    return gpus
+
+
+def refuse_missing_tls(host: str) -> None:
+    """Raises TrainerError where gloo is to encrypt and torch was built without that, as its wheels are."""
+    if os.environ.get("GLOO_DEVICE_TRANSPORT") != "TCP_TLS":
+        return
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    try:
+        if interface:
+            dist.ProcessGroupGloo.create_device(interface=interface)
+        else:
+            dist.ProcessGroupGloo.create_default_device()
+    except RuntimeError as error:
+        if "unsupported gloo device" not in str(error):
+            return  # the process group will say what else is wrong
+        raise TrainerError(
+            f"cluster.tls_certificate is set, but torch {torch.__version__} on host {host} was built without gloo's "
+            "TLS: build torch there with USE_GLOO_WITH_OPENSSL=1, or take cluster.tls_certificate=null, tls_key=null "
+            "and tls_ca=null, and a network that only the hosts share"
+        ) from error
+
+
+def _join(ranks: Ranks, device: torch.device, backend: str, host: str) -> Store:
+    shared_file = os.environ.get("PACELINE_RENDEZVOUS_FILE")
+    store: Store
+    if shared_file is None:
+        store, _, _ = next(rendezvous("env://", timeout=_RENDEZVOUS_TIMEOUT))
+    else:
+        store = _file_store(Path(shared_file), ranks, host)
+    if ranks.rank == 0:
+        store.set("paceline/device", device.type)
+    first = store.get("paceline/device").decode()
+    if first != device.type:  # ranks that wait for each other over different backends would hang
+        raise TrainerError(
+            f"rank {ranks.rank} on host {host} has device {device.type}, rank 0 has {first}: hosts with and "
+            "without GPUs cannot train together; hide them with CUDA_VISIBLE_DEVICES='' in the cluster's env"
+        )
+    if backend == "mpi":
+        _join_mpi(ranks)
+        return store
+    refuse_missing_tls(host)
+    flight_recorder.prepare()
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
+        store=store,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        timeout=timedelta(seconds=float(os.environ.get("PACELINE_COLLECTIVE_TIMEOUT_S", _TIMEOUT_S))),
+        device_id=device if backend == "nccl" else None,
+    )
+    return store
+
+
+def _file_store(path: Path, ranks: Ranks, host: str) -> Store:
+    """The store in a file that all hosts share. Raises TrainerError where it can't be written or isn't shared."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        raise TrainerError(
+            f"cluster.rendezvous=file: host {host} can't write {path} ({error.strerror}); cluster.rendezvous_dir must "
+            "be a folder that every host can write, or take cluster.rendezvous=static"
+        ) from error
+    store = FileStore(str(path), ranks.world_size)
+    store.set_timeout(_FILE_TIMEOUT)
+    store.set(f"paceline/{ranks.rank}", host)
+    try:
+        store.wait([f"paceline/{rank}" for rank in range(ranks.world_size)], _FILE_TIMEOUT)
+    except RuntimeError as error:  # torch raises DistStoreError, whose base this is
+        missing = [rank for rank in range(ranks.world_size) if not store.check([f"paceline/{rank}"])]
+        raise TrainerError(
+            f"cluster.rendezvous=file: rank {ranks.rank} on host {host} saw nothing of rank(s) "
+            f"{', '.join(map(str, missing))} in {path} within {_FILE_TIMEOUT.total_seconds():g} s; is the folder "
+            "the same on every host? Else take cluster.rendezvous=static"
+        ) from error
+    store.set_timeout(_RENDEZVOUS_TIMEOUT)
+    return store
+
+
+def _join_mpi(ranks: Ranks) -> None:
+    """MPI counts its ranks itself. Raises TrainerError where it counts others than the environment names."""
+    dist.init_process_group("mpi")
+    seen = dist.get_rank(), dist.get_world_size()
+    if seen != (ranks.rank, ranks.world_size):
+        raise TrainerError(
+            f"strategy.backend=mpi: MPI calls this process rank {seen[0]} of {seen[1]}, its environment rank "
+            f"{ranks.rank} of {ranks.world_size}; start the ranks with mpirun, or take strategy.backend=gloo"
+        )
