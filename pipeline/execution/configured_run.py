@@ -13,7 +13,7 @@ from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
 from pipeline.execution import starting
 from pipeline.execution.located import LocatedRun, Sources, locate
-from pipeline.runs.folder import Description
+from pipeline.runs.layout import Description
 from pipeline.runs.provenance import RunDetails
 
 

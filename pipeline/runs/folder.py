@@ -17,7 +17,10 @@ from pipeline.core.files import sha256_file, write_atomic, write_json
 from pipeline.core.program import CLASSIFIER, Program
 from pipeline.keys import content_key as keys
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
+from pipeline.runs import layout
 from pipeline.runs import result as results
+from pipeline.runs.contents import is_newer, ranks_of, what
+from pipeline.runs.layout import Description
 from pipeline.runs.result import AlteredError, Result, changed
 from pipeline.runs.stamps import Stamps
 
@@ -33,21 +36,6 @@ ORIGIN = ("provenance.json", "changes.patch", "plan.json")
 """Where the run comes from and how it was launched: history, which nothing can make again. It decides nothing but
 whether the run can be exported and reproduced."""
 _SEALED_SINCE = 2  # the version of key.json; what older ones wrote has no digest of its own text
-
-
-class Description(NamedTuple):
-    """What a run is made of, as its folder tells it.
-
-    ``config`` is resolved (config.json), ``config_yaml`` the same as YAML. ``sources`` are the files of its code by
-    their paths in the snapshot, and nothing else: what is not in the key cannot be imported. ``pack_path`` is where its
-    data lies.
-    """
-
-    key: ContentKey
-    config: Mapping[str, Any]
-    config_yaml: str
-    sources: Mapping[str, Path]
-    pack_path: Path | None
 
 
 class RunFolder(NamedTuple):
@@ -97,7 +85,7 @@ class RunFolder(NamedTuple):
     def prepare(self, run: Description) -> None:
         """Lay the folder out before a launch: key.json, configuration, code snapshot, data link. Raises OSError."""
         self._describe(run)
-        self._link_data(run.pack_path)
+        layout.link_data(self.path, run.pack_path)
 
     def describe(self, run: Description, provenance: Mapping[str, Any], patch: bytes) -> None:
         """The same without the data, for a key that another run was accepted for. Raises OSError."""
@@ -106,31 +94,9 @@ class RunFolder(NamedTuple):
         write_atomic(self.path / "changes.patch", patch)
 
     def _describe(self, run: Description) -> None:
-        self._write_key(run.key)
-        self._write_config(run)
-        self._write_code(run.sources)
-
-    def _write_key(self, key: ContentKey) -> None:
-        write_json(self.path / "key.json", {"key": key.short, "digest": key.digest, **key.parts})
-
-    def _write_config(self, run: Description) -> None:
-        write_json(self.path / "config.json", run.config)
-        write_atomic(self.path / "config.yaml", run.config_yaml)
-
-    def _write_code(self, sources: Mapping[str, Path]) -> None:
-        shutil.rmtree(self.code, ignore_errors=True)
-        for name, source in sources.items():
-            write_atomic(self.code / name, source.read_bytes())
-
-    def _link_data(self, pack_path: Path | None) -> None:
-        if pack_path is None:
-            return
-        link, target = self.path / "data", pack_path.resolve()
-        if link.is_symlink():
-            if link.readlink() == target:
-                return
-            link.unlink()
-        link.symlink_to(target, target_is_directory=True)
+        layout.write_key(self.path, run.key)
+        layout.write_config(self.path, run)
+        layout.write_code(self.path, run.sources)
 
     def clear_of_script(self) -> None:
         """Remove what a script that had ended left in its folders, before it is started anew. Raises OSError.
@@ -144,13 +110,13 @@ class RunFolder(NamedTuple):
 
     def restore(self, run: Description) -> None:
         """Write again what describes a finished training, where it was altered since. Raises OSError."""
-        self._link_data(run.pack_path)
+        layout.link_data(self.path, run.pack_path)
         recorded = self.recorded_files()
         altered = {name for name in DESCRIBED if name not in recorded or changed(self.path / name, recorded[name])}
         if "key.json" in altered:
-            self._write_key(run.key)
+            layout.write_key(self.path, run.key)
         if altered & {"config.json", "config.yaml"} and (recorded or not self.config_agrees(run.key)):
-            self._write_config(run)
+            layout.write_config(self.path, run)
         result = self._intact(run.key)
         if "summary.json" in altered and result is not None:
             documents.write_sealed(self.summary, result.summary)
@@ -365,39 +331,3 @@ def removed(path: Path | str | None) -> TrainingError:
         f"{path} is missing: it, or the whole folder, was removed while the run was going on",
         hint="the same command again",
     )
-
-
-def is_newer(key: Mapping[str, Any]) -> bool:
-    """Whether key.json has a version that this code can't know."""
-    version = key.get("version", KEY_VERSION)
-    return not isinstance(version, int) or version > KEY_VERSION
-
-
-def what(config: Mapping[str, Any]) -> str:
-    """``digits small_cnn sgd``: a run in three words, once its configuration is written."""
-    if not config:
-        return "(no config.json yet)"
-    if not programs.of(config).is_ours:
-        return f"script {programs.script_of(config)}"
-    groups = (config.get(group) for group in ("dataset", "model", "optimizer"))
-    return " ".join(str(group.get("name", "?")) if isinstance(group, Mapping) else "?" for group in groups)
-
-
-def ranks_of(key: Mapping[str, Any], plan: Mapping[str, Any]) -> list[int]:
-    """Ranks of each node, from what key.json holds; with trainer.shards those of the last attempt, from plan.json."""
-    topology = key.get("topology")
-    found = topology.get("nproc_per_node") if isinstance(topology, Mapping) else None
-    if found is None:
-        found = [node.get("nproc_per_node") for node in nodes_of(plan)]
-    return [count for count in found if isinstance(count, int)] if isinstance(found, list) else []
-
-
-def hosts_of(plan: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the nodes, from what plan.json holds."""
-    return tuple(str(node["host"]) for node in nodes_of(plan) if "host" in node)
-
-
-def nodes_of(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The nodes that plan.json holds; what is damaged is left out."""
-    nodes = plan.get("nodes")
-    return [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []

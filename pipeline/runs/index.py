@@ -13,7 +13,8 @@ from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.specs import State
 from pipeline.keys.content_key import KEY_LENGTH, KEY_VERSION
 from pipeline.runs import acceptance, journal
-from pipeline.runs.folder import RunFolder, hosts_of, is_newer, ranks_of, what
+from pipeline.runs.contents import hosts_of, is_newer, ranks_of, what
+from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError, Result
 
 NEWER = "NEWER"

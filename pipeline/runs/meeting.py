@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pipeline.runs.folder import RunFolder, nodes_of
+from pipeline.runs.contents import nodes_of
+from pipeline.runs.folder import RunFolder
 
 _HEAD_BYTES = 256 << 10  # the hosts meet before a rank prints anything
 _NAMED = 4  # hosts in one text

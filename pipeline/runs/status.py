@@ -10,7 +10,8 @@ from pipeline.core import locks
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.specs import State
 from pipeline.runs import acceptance, attempts, checkpoints, journal, meeting, metrics_file, rank_beats
-from pipeline.runs.folder import RunFolder, nodes_of, what
+from pipeline.runs.contents import nodes_of, what
+from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import ALTERED
 from pipeline.runs.result import AlteredError
 

@@ -12,7 +12,8 @@ from pipeline.keys.diff import differences
 from pipeline.reproduction import archive
 from pipeline.runs import acceptance
 from pipeline.runs import index as runs
-from pipeline.runs.folder import Description, RunFolder
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.layout import Description
 from pipeline.runs.result import AlteredError
 from pipeline.tracking.description import describe
 from tests.pipeline.finished_folder import CONFIG, finished, key_of

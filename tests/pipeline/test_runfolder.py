@@ -17,7 +17,8 @@ from pipeline.core.specs import State
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.runs import index as runs
 from pipeline.runs import journal, misplaced
-from pipeline.runs.folder import DESCRIBED, ORIGIN, TARGETS, Description, RunFolder
+from pipeline.runs.folder import DESCRIBED, ORIGIN, TARGETS, RunFolder
+from pipeline.runs.layout import Description
 from pipeline.runs.result import AlteredError
 from pipeline.runs.status import status
 from tests.pipeline import finished_folder
