@@ -13,7 +13,6 @@ from torch import Tensor
 from trainers.checkpoint import checkpoint
 from trainers.checkpoint.checkpoint import Checkpoint, CheckpointFolder
 from trainers.core.config import TrainConfig
-from trainers.core.errors import TrainerError
 from trainers.data.augment import EpochPlan, normaliser, plan_epoch
 from trainers.data.pack import MappedPack, PackWatch
 from trainers.data.step_plan import plan_steps
@@ -32,6 +31,7 @@ from trainers.training.freezing import freeze
 from trainers.training.metrics import Clock, Losses, MetricsFile, Reading, Throughput
 from trainers.training.model_setup import agree_on_precision, calibrate, choose_kernels, make_network
 from trainers.training.step import Stepper
+from trainers.training.training_state import TrainingState
 from trainers.training.warm_up import warm_up
 
 
@@ -58,6 +58,7 @@ class Trainer:
             normalise=self.normalise,
             precision=self.precision,
         )
+        self.state = TrainingState(self.stepper)
         self.more_metrics = loss.metrics(config.trainer, pack.manifest.num_classes, node.device)
         self.step, self.best = 0, BestSoFar(config.trainer.patience)
         self.progress: dict[str, Any] = {"train_s": 0.0, "metrics": {}}
@@ -78,7 +79,7 @@ class Trainer:
         """Warm up; take up the newest good checkpoint (rank 0 reads it and shares it), or share the fresh weights."""
         warm_up_s = warm_up(self.stepper, lambda: self.plan(0, 0), self.say)
         layout, path = self.stepper.strategy.layout, self.run_dir / "checkpoints"
-        row, metrics = rank_state.row(self._own(), self.node.device), ""
+        row, metrics = self.state.row(), ""
         table: Tensor | None = None
         self.nodes = of_all_nodes(self.node)
         if self.node.is_rank_zero:
@@ -96,7 +97,7 @@ class Trainer:
                     self.say(f"warning: {found}")
                 else:
                     self._load(found)
-                    table, metrics = self._rows_of_ranks(found.own), found.metrics
+                    table, metrics = self.state.rows_of_ranks(found.own), found.metrics
             table = rank_state.spread(table, self.node.ranks.world_size, row.numel())
             self.folder.check()
             self.metrics = MetricsFile(self.run_dir / "metrics.jsonl", metrics, attempt=self.attempt.id)
@@ -106,8 +107,8 @@ class Trainer:
         unread = self._unread_losses()
         known = [self.step, len(unread[0]), *self.best.known(self.progress)]
         progress = torch.tensor(known, dtype=torch.float64, device=self.node.device)
-        self.node.broadcast([progress, *self._state()])
-        self._share_out(table, row)
+        self.node.broadcast([progress, *self.state.alike()])
+        self.state.share_out(table, row)
         self.step = self.saved_step = int(progress[0])
         self.best.restore(*progress[2:].tolist())
         self.losses.restore(int(progress[1]), unread if self.node.is_rank_zero else ())
@@ -115,43 +116,13 @@ class Trainer:
             layout.load(path, self.step, self.stepper.state())
         self.progress["warm_up_s"] = self.progress.get("warm_up_s", 0.0) + warm_up_s
 
-    def _share_out(self, table: Tensor | None, row: Tensor) -> None:
-        """Each rank gets its row of rank 0's table, and what all have alike for each of its parts."""
-        self.stepper.buffers.reset()
-        rank_state.fill(self._own(), self.node.scatter(table, row))
-
     def _unread_losses(self) -> list[list[float]]:
         """Those that a stop between two lines of metrics.jsonl left in the checkpoint, a row for each part."""
         found: list[list[float]] = self.progress.pop("unread_losses", [[]])
         return found if len(found) == self.steps.parts else [[]]
 
-    def _rows_of_ranks(self, own: Tensor) -> Tensor:
-        """A checkpoint's rows for the ranks of now; without shards they are rows of the ranks that wrote it."""
-        return rank_state.rows_of_ranks(own, self.node.ranks.world_size) if self.config.trainer.shards else own
-
-    def _own(self) -> list[Tensor]:
-        """What each rank has of its own: batch statistics of its parts, and gradients that it hasn't sent."""
-        return [*self.stepper.buffers.statistics(), *self.stepper.gradient_sync.own()]
-
-    def _state(self) -> list[Tensor]:
-        """What all ranks have alike."""
-        model, optimizer = self.stepper.strategy.layout.replicated(self.stepper.state())
-        return [*model.values(), *(item for tensors in optimizer.values() for item in tensors)]
-
     def _load(self, found: Checkpoint) -> None:
-        layout = self.stepper.strategy.layout
-        try:
-            self.model.load_state_dict(found.model, strict=layout.name == "ddp")  # slices come from their own files
-        except RuntimeError as error:
-            raise TrainerError(
-                f"the checkpoint of step {found.step} does not fit model={self.config.model.name} "
-                f"({' '.join(str(error).split())[:200]}); delete {self.run_dir / 'checkpoints'} to start afresh"
-            ) from error
-        for name, tensors in layout.replicated(self.stepper.state())[1].items():
-            if name == "powersgd" and name not in found.optimizer:
-                continue  # written by one rank, which has nobody to send to
-            for target, source in zip(tensors, found.optimizer[name], strict=True):
-                target.copy_(source)
+        self.state.load(found, self.run_dir / "checkpoints")
         self.step, self.progress = found.step, found.progress
         self.say(f"resumed from step {found.step} (epoch {found.epoch + 1}, {found.position} steps into it)")
 
@@ -297,21 +268,20 @@ class Trainer:
     def _save(self, epoch: int, position: int) -> None:
         HEARTBEAT.enter(Phase.SAVING)
         check_data(self.watch, self.node)
-        table = self.node.gather(rank_state.row(self._own(), self.node.device))
-        layout, state = self.stepper.strategy.layout, self.stepper.state()
-        shards = layout.save(self.run_dir / "checkpoints", self.step, state)
+        table = self.node.gather(self.state.row())
+        shards = self.stepper.strategy.layout.save(self.run_dir / "checkpoints", self.step, self.stepper.state())
         self.saved_step, self._saved_at = self.step, time.monotonic()
         if self.folder is None or self.metrics is None or table is None:
             return
         self.progress["images_per_s"] = self.throughput.median()
-        model, optimizer = layout.replicated(state)
+        model, optimizer = self.state.copies()
         self.folder.save(
             Checkpoint(
                 step=self.step,
                 epoch=epoch + position // self.steps.per_epoch,
                 position=position % self.steps.per_epoch,
-                model={name: _copy(value) for name, value in model.items()},
-                optimizer={name: list(map(_copy, items)) for name, items in optimizer.items()},
+                model=model,
+                optimizer=optimizer,
                 own=rank_state.rows_of_parts(table, self.steps.parts),
                 progress={**self.progress, **self.best.state, "metrics": dict(self.progress["metrics"])},
                 metrics=self.metrics.text,
@@ -372,8 +342,3 @@ class Trainer:
             f"epoch {epoch + 1}/{self.config.trainer.epochs}  step {self.step}/{self.steps.total}"
             f"  loss {loss:.4f}{value}  {rate:,.0f} images/s{self.clock.left(self.step, self.steps.total)}"
         )
-
-
-def _copy(value: Tensor) -> Tensor:
-    """On the CPU, safe from the next step. As it lies in memory: the writer has more time to put it in order."""
-    return value.detach().to("cpu", copy=True)
