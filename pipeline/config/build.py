@@ -12,6 +12,7 @@ from pipeline.cluster.validation import check_batch
 from pipeline.config.basis import Basis
 from pipeline.config.cluster import build_cluster
 from pipeline.config.own_targets import check_targets
+from pipeline.config.program_section import check_script, with_ranks, with_script
 from pipeline.config.schema import OPTIONS, RootConfig, SearchConfig, SweepConfig, TrackingConfig
 from pipeline.config.step_source import Steps, StepSource, with_step, with_words
 from pipeline.config.values import refuse_endless, refuse_unprintable, typed
@@ -22,12 +23,11 @@ from pipeline.core.files import expanded
 from pipeline.core.program import SCRIPT, Program
 from pipeline.core.redact import HIDDEN, hide, in_word, placeholders, secret_values, without_secrets
 from pipeline.data import store
-from pipeline.keys import rank_environment, script_files
+from pipeline.keys import rank_environment
 from pipeline.keys.script_files import ScriptFiles
 from trainers.core import config as node
 from trainers.script.settings import ScriptConfig
 
-_OF_THE_CLASSIFIER = ("dataset", "model", "optimizer", "schedule", "trainer", "strategy", "init")
 _NOT_OF_THE_TRAINER = ("cluster", "tracking", "paths", "sweep", "search", "step")
 _LONGEST_NAME, _LONGEST_PATH = 255, 3000  # bytes; the system takes 4,096 with what lies inside
 
@@ -164,7 +164,7 @@ def _check_together(
     """What is run against the hosts that it is to run on. Raises UsageError."""
     refuse_endless(resolved)
     if programs.SECTION in resolved:
-        return _check_script(ScriptConfig(**resolved[programs.SECTION]), cluster)
+        return check_script(ScriptConfig(**resolved[programs.SECTION]), cluster)
     check_targets(train, root, cluster.python_path)
     if train.trainer.sync_batchnorm and cluster.device != "cuda" and cluster.world_size > 1:
         raise UsageError(
@@ -174,80 +174,6 @@ def _check_together(
     if shares_batch:
         refuse_uneven(train.trainer, cluster)
     return None
-
-
-def _check_script(told: ScriptConfig, cluster: Cluster) -> None:
-    """What a script can't have of the hosts. Raises UsageError."""
-    if not told.torchrun and cluster.world_size > 1:
-        raise UsageError(
-            f"program.torchrun=false starts one process, and the cluster has {cluster.world_size} ranks",
-            hint="cluster.nproc_per_node=1",
-        )
-    if cluster.checkpoint_mirror is not None:
-        raise UsageError(
-            "cluster.checkpoint_mirror keeps copies of Paceline's own checkpoints alone, of which it knows when they "
-            "are whole; a script's are brought here every cluster.checkpoint_fetch_s seconds",
-            hint="cluster.checkpoint_mirror=null",
-        )
-    if cluster.rendezvous != "static" and cluster.nnodes > 1:
-        raise UsageError(
-            f"cluster.rendezvous={cluster.rendezvous}: only static gives a script's rank 0 to the first host, whose "
-            "metrics and checkpoints are taken",
-            hint="cluster.rendezvous=static",
-        )
-    if cluster.min_nodes:
-        raise UsageError(
-            f"cluster.min_nodes={cluster.min_nodes}: a script may come to other weights on fewer ranks, which would be "
-            "another run; cluster.spares=[NAME] keeps their number"
-        )
-
-
-def with_ranks(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration in which ``auto`` ranks are one where a script is started without torchrun."""
-    cluster = resolved["cluster"]
-    if (resolved.get(programs.SECTION) or {}).get("torchrun") is False and cluster["nproc_per_node"] == "auto":
-        cluster = {**cluster, "nproc_per_node": 1}
-    return {**resolved, "cluster": cluster}
-
-
-def with_script(
-    resolved: Mapping[str, Any], words: Iterable[str], root: Path
-) -> tuple[dict[str, Any], ScriptFiles | None]:
-    """The configuration with the script's section as config.json has it, and its files; of the classifier neither.
-
-    Raises:
-        UsageError: the script isn't there or is told what can't work; a word that says something of the classifier.
-    """
-    section = dict(resolved[programs.SECTION])
-    if section["name"] != SCRIPT.name:
-        if others := [name for name in section if name != "name"]:
-            raise UsageError(f"program.{others[0]} says something of a script, and none is named: program.script=…")
-        return {name: value for name, value in resolved.items() if name != programs.SECTION}, None
-    for word in words:
-        name = word.lstrip("+~").partition("=")[0]
-        if name.partition(".")[0].partition("@")[0] in _OF_THE_CLASSIFIER:
-            field = name.partition(".")[2] or "NAME"
-            raise UsageError(
-                f"{word}: {name} is a setting of Paceline's own trainer, and program=script runs a script of yours; "
-                f"what that is told are its arguments: program.args.{field}=…"
-            )
-    try:
-        told = ScriptConfig(**section)
-    except (node.ConfigError, TypeError) as error:
-        raise UsageError(str(error)) from error
-    found = script_files.find(
-        root=root,
-        script=told.script,
-        command=told.command,
-        workdir=told.workdir,
-        inputs=told.inputs,
-        outputs=told.outputs,
-        data=told.data,
-    )
-    where = {"script": found.shown or None} if told.script else {}
-    data = {"data": script_files.shown(found.data, root) if found.data is not None else None}
-    run = {name: value for name, value in resolved.items() if name not in _OF_THE_CLASSIFIER}
-    return {**run, programs.SECTION: {**section, **where, **data, "workdir": found.workdir}}, found
 
 
 def refuse_uneven(trainer: node.TrainerConfig, cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import build, compose
+from pipeline.config import compose, program_section
 from pipeline.config.build import RunConfig, train_config
 from pipeline.config.own_targets import check_targets
 from pipeline.config.schema import SweepConfig
@@ -162,13 +162,13 @@ class TrialFactory:
 
     def trial(self, number: int, chosen: Overrides, words: Overrides) -> Trial:
         """One configured trial. Raises UsageError."""
-        told = build.with_ranks(self._composer.resolve(words))
+        told = program_section.with_ranks(self._composer.resolve(words))
         resolved, step = with_step(told, self._step_source)
         refuse_idle_words(told, step)
         whole = self._whole_config(resolved, words)
         part = self._slots_of(resolved, whole)[0]
         train = _parsed(resolved, chosen, self._root, part.python_path)
-        run_of, script = build.with_script(resolved, words, self._root)
+        run_of, script = program_section.with_script(resolved, words, self._root)
         run_of = with_words(run_of, told)
         if script is None:
             build.refuse_uneven(train.trainer, part)

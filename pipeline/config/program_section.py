@@ -1,0 +1,92 @@
+"""The section ``program`` of a configuration: a script of the person's own in place of the classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.core import program as programs
+from pipeline.core.cluster import Cluster
+from pipeline.core.errors import UsageError
+from pipeline.core.program import SCRIPT
+from pipeline.keys import script_files
+from pipeline.keys.script_files import ScriptFiles
+from trainers.core.config import ConfigError
+from trainers.script.settings import ScriptConfig
+
+_OF_THE_CLASSIFIER = ("dataset", "model", "optimizer", "schedule", "trainer", "strategy", "init")
+
+
+def with_ranks(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration in which ``auto`` ranks are one where a script is started without torchrun."""
+    cluster = resolved["cluster"]
+    if (resolved.get(programs.SECTION) or {}).get("torchrun") is False and cluster["nproc_per_node"] == "auto":
+        cluster = {**cluster, "nproc_per_node": 1}
+    return {**resolved, "cluster": cluster}
+
+
+def with_script(
+    resolved: Mapping[str, Any], words: Iterable[str], root: Path
+) -> tuple[dict[str, Any], ScriptFiles | None]:
+    """The configuration with the script's section as config.json has it, and its files; of the classifier neither.
+
+    Raises:
+        UsageError: the script isn't there or is told what can't work; a word that says something of the classifier.
+    """
+    section = dict(resolved[programs.SECTION])
+    if section["name"] != SCRIPT.name:
+        if others := [name for name in section if name != "name"]:
+            raise UsageError(f"program.{others[0]} says something of a script, and none is named: program.script=…")
+        return {name: value for name, value in resolved.items() if name != programs.SECTION}, None
+    for word in words:
+        name = word.lstrip("+~").partition("=")[0]
+        if name.partition(".")[0].partition("@")[0] in _OF_THE_CLASSIFIER:
+            field = name.partition(".")[2] or "NAME"
+            raise UsageError(
+                f"{word}: {name} is a setting of Paceline's own trainer, and program=script runs a script of yours; "
+                f"what that is told are its arguments: program.args.{field}=…"
+            )
+    try:
+        told = ScriptConfig(**section)
+    except (ConfigError, TypeError) as error:
+        raise UsageError(str(error)) from error
+    found = script_files.find(
+        root=root,
+        script=told.script,
+        command=told.command,
+        workdir=told.workdir,
+        inputs=told.inputs,
+        outputs=told.outputs,
+        data=told.data,
+    )
+    where = {"script": found.shown or None} if told.script else {}
+    data = {"data": script_files.shown(found.data, root) if found.data is not None else None}
+    run = {name: value for name, value in resolved.items() if name not in _OF_THE_CLASSIFIER}
+    return {**run, programs.SECTION: {**section, **where, **data, "workdir": found.workdir}}, found
+
+
+def check_script(told: ScriptConfig, cluster: Cluster) -> None:
+    """What a script can't have of the hosts. Raises UsageError."""
+    if not told.torchrun and cluster.world_size > 1:
+        raise UsageError(
+            f"program.torchrun=false starts one process, and the cluster has {cluster.world_size} ranks",
+            hint="cluster.nproc_per_node=1",
+        )
+    if cluster.checkpoint_mirror is not None:
+        raise UsageError(
+            "cluster.checkpoint_mirror keeps copies of Paceline's own checkpoints alone, of which it knows when they "
+            "are whole; a script's are brought here every cluster.checkpoint_fetch_s seconds",
+            hint="cluster.checkpoint_mirror=null",
+        )
+    if cluster.rendezvous != "static" and cluster.nnodes > 1:
+        raise UsageError(
+            f"cluster.rendezvous={cluster.rendezvous}: only static gives a script's rank 0 to the first host, whose "
+            "metrics and checkpoints are taken",
+            hint="cluster.rendezvous=static",
+        )
+    if cluster.min_nodes:
+        raise UsageError(
+            f"cluster.min_nodes={cluster.min_nodes}: a script may come to other weights on fewer ranks, which would be "
+            "another run; cluster.spares=[NAME] keeps their number"
+        )
