@@ -1,4 +1,4 @@
-"""Whether the hosts, as they were probed, can run this at all: what can't work is refused before anything starts. Pure."""
+"""Whether the hosts, as they were probed, can run this: what can't work is refused before anything starts. Pure."""
 
 from __future__ import annotations
 

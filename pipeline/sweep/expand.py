@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import compose, program_section
+from pipeline.config import build, compose, program_section
 from pipeline.config.build import RunConfig, train_config
 from pipeline.config.own_targets import check_targets
 from pipeline.config.schema import SweepConfig
