@@ -6,23 +6,27 @@ import getpass
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pipeline.core import documents
-from pipeline.core import program as programs
 from pipeline.core.redact import without_secrets
 from pipeline.core.specs import State
+from pipeline.keys.content_key import canonical_config
 from pipeline.runs import journal
 from pipeline.runs.acceptance import accepted_for
+from pipeline.runs.folder import ranks_of, what
+from pipeline.runs.naming import decides, run_name
 from pipeline.tracking.address import redact
+from pipeline.tracking.inputs import DataInput, of_pack
+from pipeline.tracking.note import Story, command, note
 
 _MAX_NAME = 250  # characters, MLflow's own limits
 _MAX_PARAM = 6000
 _MAX_TAG = 8000
 _NOT_ALLOWED = re.compile(r"[^\w\-. :]+")
-_SYNTHETIC_NOTE = "**Synthetic data:** the images are generated, so the accuracy of this run means nothing."
+_WHERE = ("cluster", "tracking", "paths")
 ENDED = (State.FINISHED, State.PRUNED, State.FAILED, State.KILLED)
 
 
@@ -35,6 +39,7 @@ class Description:
     params: Mapping[str, str]
     tags: Mapping[str, str]
     start_ms: int | None
+    data: DataInput | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,24 +65,93 @@ def progress(run_dir: Path) -> Progress:
     return Progress(state=last.state, attempt=last.attempt, end_ms=end)
 
 
-def describe(run_dir: Path) -> Description:
-    """Put config, key, provenance, plan and summary together; what is missing is left out."""
-    config = without_secrets(read_object(run_dir / "config.json"))
-    provenance = read_object(run_dir / "provenance.json")
-    summary = read_summary(run_dir)
-    key = str(read_object(run_dir / "key.json").get("key") or run_dir.name)
+def describe(run_dir: Path, nonfinite: Mapping[str, str] | None = None) -> Description:
+    """Put config, key, provenance, plan and summary together; what is missing is left out.
+
+    ``nonfinite``: metric → what it was that is no finite number, and at which step.
+    """
+    told = _Told.read(run_dir)
     synthetic = is_synthetic(run_dir)
     entries = journal.read(run_dir / "journal.jsonl")
+    swept = [str(word) for word in (told.sweeps[-1].get("overrides") or ())] if told.sweeps else []
+    name = run_name(told.config, told.words, told.key, swept=swept)
+    story = _story(run_dir, told, entries, synthetic, nonfinite or {})
     return Description(
-        key=key,
-        name=_name(config, provenance, key) + (" (synthetic data)" if synthetic else ""),
-        params=_params(config),
+        key=told.key,
+        name=redact(name) + (" (synthetic data)" if synthetic else ""),
+        params=_params(told.config, told.known),
         tags={
-            **_tags(run_dir, key, provenance, summary, synthetic, max((e.attempt for e in entries), default=0)),
+            **_tags(run_dir, told, story, max((e.attempt for e in entries), default=0)),
             **({"paceline.state": str(entries[-1].state)} if entries else {}),
         },
         start_ms=int(entries[0].time * 1000) if entries else None,
+        data=_data(run_dir, told),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Told:
+    """The files of a run folder that say what the run is. ``known`` is key.json."""
+
+    config: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    known: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    sweeps: list[dict[str, Any]]
+    key: str
+
+    @classmethod
+    def read(cls, run_dir: Path) -> _Told:
+        known = read_object(run_dir / "key.json")
+        return cls(
+            config=without_secrets(read_object(run_dir / "config.json")),
+            provenance=read_object(run_dir / "provenance.json"),
+            known=known,
+            plan=read_object(run_dir / "plan.json"),
+            summary=read_summary(run_dir),
+            sweeps=_objects(read_object(run_dir / "sweeps.json").get("sweeps")),
+            key=str(known.get("key") or run_dir.name),
+        )
+
+    @property
+    def words(self) -> list[str]:
+        words = self.provenance.get("overrides")
+        return [str(word) for word in words] if isinstance(words, list) else []
+
+    @property
+    def hosts(self) -> list[str]:
+        hosts = self.provenance.get("hosts") or [node.get("host") for node in _objects(self.plan.get("nodes"))]
+        return [str(host) for host in hosts] if isinstance(hosts, list) else []
+
+
+def _story(
+    run_dir: Path, told: _Told, entries: list[journal.Entry], synthetic: bool, nonfinite: Mapping[str, str]
+) -> Story:
+    environments = told.provenance.get("environments")
+    failed = bool(entries) and entries[-1].state in (State.FAILED, State.KILLED)
+    commit = told.provenance.get("git_commit")
+    return Story(
+        key=told.key,
+        what=what(told.config),
+        state=str(entries[-1].state) if entries else "",
+        words=told.words,
+        environments=environments if isinstance(environments, dict) else {},
+        hosts=told.hosts,
+        ranks=sum(ranks_of(told.known, told.plan)),
+        commit=str(commit) if commit else None,
+        dirty=bool(told.provenance.get("git_dirty")),
+        error=entries[-1].detail if failed else "",
+        synthetic=synthetic,
+        accepted=accepted_for(run_dir),
+        nonfinite=nonfinite,
+    )
+
+
+def _data(run_dir: Path, told: _Told) -> DataInput | None:
+    digest = told.known.get("data") or told.provenance.get("data_digest")
+    found = of_pack(told.config, read_object(run_dir / "data/manifest.json"), digest if isinstance(digest, str) else "")
+    return None if found is None else replace(found, source=redact(found.source))
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -110,26 +184,17 @@ def mlflow_key(name: str) -> str:
     return (kept or "_")[:_MAX_NAME]
 
 
-def _name(config: Mapping[str, Any], provenance: Mapping[str, Any], key: str) -> str:
-    experiment = next((word.split("=", 1)[1] for word in _overrides(provenance) if word.startswith("experiment=")), "")
-    if not experiment and not programs.of(config).is_ours:
-        experiment = PurePosixPath(programs.script_of(config)).stem
-    return f"{experiment or _option(config, 'model') + '-' + _option(config, 'dataset')}-{key}"
-
-
 def _option(config: Mapping[str, Any], group: str) -> str:
     section = config.get(group)
     return str(section.get("name", group)) if isinstance(section, dict) else group
 
 
-def _overrides(provenance: Mapping[str, Any]) -> list[str]:
-    overrides = provenance.get("overrides")
-    return [str(word) for word in overrides] if isinstance(overrides, list) else []
-
-
-def _params(config: Mapping[str, Any]) -> dict[str, str]:
+def _params(config: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, str]:
+    """What decides the result: the configuration as the key counts it, and how the ranks are spread."""
+    topology = known.get("topology")
+    ranks = {name: value for name, value in topology.items() if name != "env"} if isinstance(topology, dict) else {}
     params: dict[str, str] = {}
-    for path, value in _leaves("", config):
+    for path, value in _leaves("", {**canonical_config(config), **({"topology": ranks} if ranks else {})}):
         key = mlflow_key(path)
         while key in params:  # two names that differ only in refused characters
             key = key[: _MAX_NAME - 1] + "_"
@@ -162,52 +227,44 @@ def _cut(text: str, limit: int, whole: str) -> str:
     return text[: limit - len(ending)] + ending
 
 
-def _tags(
-    run_dir: Path,
-    key: str,
-    provenance: Mapping[str, Any],
-    summary: Mapping[str, Any],
-    synthetic: bool,
-    attempt: int,
-) -> dict[str, str]:
-    dirty, accepted = provenance.get("git_dirty"), accepted_for(run_dir)
+def _tags(run_dir: Path, told: _Told, story: Story, attempt: int) -> dict[str, str]:
+    provenance, summary = told.provenance, told.summary
+    dirty = provenance.get("git_dirty")
     tags = {
         "mlflow.user": _user(),
-        "mlflow.source.name": provenance.get("command"),
+        "mlflow.source.name": _source(told.words) if provenance.get("command") else None,
         "mlflow.source.type": "LOCAL" if provenance.get("command") else None,
         "mlflow.source.git.commit": provenance.get("git_commit"),
-        "mlflow.note.content": "\n\n".join(_notes(synthetic, accepted)),
-        "paceline.run_key": key,
+        "mlflow.note.content": note(story),
+        "paceline.run_key": told.key,
         "paceline.attempt": str(attempt),
+        "paceline.command": provenance.get("command"),
         "paceline.dirty": None if dirty is None else str(bool(dirty)).lower(),
-        "paceline.hosts": ", ".join(_hosts(run_dir, provenance)),
-        "paceline.overrides": " ".join(_overrides(provenance)),
-        "paceline.synthetic": str(synthetic).lower(),
+        "paceline.hosts": ", ".join(told.hosts),
+        "paceline.overrides": " ".join(told.words),
+        "paceline.synthetic": str(story.synthetic).lower(),
         "paceline.weights_sha256": summary.get("weights_sha256"),
         "paceline.dataset_digest": summary.get("dataset_digest"),
         "paceline.world_size": summary.get("world_size"),
-        **_sweep_tags(run_dir),
-        "paceline.accepted_for": "; ".join(f"{key}: {lines[0]}" for key, lines in accepted.items()),
+        "paceline.nonfinite": "; ".join(f"{name}: {said}" for name, said in story.nonfinite.items()),
+        **_sweep_tags(told.sweeps),
+        **_where_tags(told.config),
+        "paceline.accepted_for": "; ".join(f"{key}: {lines[0]}" for key, lines in story.accepted.items()),
     }
     return {
-        name: _cut(redact(str(value)), _MAX_TAG, "provenance.json")
+        mlflow_key(name): _cut(redact(str(value)), _MAX_TAG, "provenance.json")
         for name, value in tags.items()
         if value not in (None, "")
     }
 
 
-def _notes(synthetic: bool, accepted: Mapping[str, list[str]]) -> Iterator[str]:
-    """What whoever opens the run has to know."""
-    if synthetic:
-        yield _SYNTHETIC_NOTE
-    for key, (said, *differences) in accepted.items():
-        yield f"**{said.partition(':')[0].capitalize()}** for the key {key} as well ({said}), which differs in:"
-        yield "\n".join(f"- {item}" for item in differences)
+def _source(words: list[str]) -> str:
+    """The command as a column of MLflow's table shows it: that has only what follows the last slash."""
+    return command([word for word in words if decides(word) and "/" not in word])
 
 
-def _sweep_tags(run_dir: Path) -> dict[str, Any]:
+def _sweep_tags(sweeps: list[dict[str, Any]]) -> dict[str, Any]:
     """Which sweeps the run belongs to, flat: MLflow shows no charts of nested runs. The latest in ``sweep.key``."""
-    sweeps = _objects(read_object(run_dir / "sweeps.json").get("sweeps"))
     tags = {f"sweep.{item.get('key')}": item.get("trial") for item in sweeps}
     if sweeps:
         last = sweeps[-1]
@@ -216,11 +273,26 @@ def _sweep_tags(run_dir: Path) -> dict[str, Any]:
     return tags
 
 
-def _hosts(run_dir: Path, provenance: Mapping[str, Any]) -> list[str]:
-    hosts = provenance.get("hosts")
-    if not hosts:
-        hosts = [node.get("host") for node in _objects(read_object(run_dir / "plan.json").get("nodes"))]
-    return [str(host) for host in hosts] if isinstance(hosts, list) else []
+def _where_tags(config: Mapping[str, Any]) -> dict[str, str]:
+    """Where the run was and who was told: ``cluster.launcher``, ``paths.runs``; what is not set is left out."""
+    where: dict[str, Any] = {name: config[name] for name in _WHERE if name in config}
+    if isinstance(dataset := config.get("dataset"), dict):
+        where["dataset"] = {"source": dataset.get("source")}
+    found: dict[str, str] = {}
+    for name in where:
+        for path, value in _fields(name, where[name]):
+            if value not in (None, "", [], {}):
+                found[path] = _text(value)
+    return found
+
+
+def _fields(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """As ``_leaves``, with a list whole: hundreds of hosts are one tag."""
+    if isinstance(value, dict) and value:
+        for name, item in value.items():
+            yield from _fields(f"{prefix}.{name}", item)
+    else:
+        yield prefix, value
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,21 @@ def _parse(line: bytes) -> list[Point] | None:
     return None if row is None else _points(row.metrics, int(row.time_s * 1000), row.step)
 
 
+def one_off(points: Iterable[Point]) -> list[Point]:
+    """Points of a training with those of its one test at step 0."""
+    return [replace(point, step=0) if point.key.startswith("test/") else point for point in points]
+
+
+def nonfinite(points: Iterable[Point]) -> dict[str, str]:
+    """Metric → ``NaN at step 7``: the first of its values that is no finite number. MLflow keeps them all."""
+    found: dict[str, str] = {}
+    for point in points:
+        if not math.isfinite(point.value):
+            shown = "NaN" if math.isnan(point.value) else "infinite"
+            found.setdefault(point.key, f"{shown} at step {point.step}")
+    return found
+
+
 def _points(metrics: Mapping[str, Any], time_ms: int, step: int) -> list[Point]:
     return [
         Point(mlflow_key(str(name)), float(value), time_ms, step)
@@ -66,8 +82,12 @@ def _points(metrics: Mapping[str, Any], time_ms: int, step: int) -> list[Point]:
     ]
 
 
-def final_points(run_dir: Path) -> list[Point]:
-    """The summary's metrics and speed and the report's macro F1, at the last step; empty before that."""
+def final_points(run_dir: Path, curves: Container[str]) -> list[Point]:
+    """The summary's metrics and speed and the report's macro F1; empty before that.
+
+    What belongs to one of ``curves`` (names of metrics) stands at the last step. Of the others there is one figure: it
+    stands at step 0, where MLflow draws it as a bar instead of a lone dot.
+    """
     summary = read_summary(run_dir)
     metrics = dict(summary["metrics"]) if isinstance(summary.get("metrics"), dict) else {}
     for name in ("images_per_s", "train_s"):
@@ -76,6 +96,7 @@ def final_points(run_dir: Path) -> list[Point]:
     metrics["test/macro_f1"] = average.get("f1-score") if isinstance(average, dict) else None
     try:
         time_ms = int((summary["first_step_unix_time"] + summary["train_s"]) * 1000)
-        return _points(metrics, time_ms, int(summary["steps"]))
+        found = _points(metrics, time_ms, int(summary["steps"]))
+        return [point if point.key in curves else replace(point, step=0) for point in found]
     except (KeyError, TypeError, ValueError, OverflowError):
         return []

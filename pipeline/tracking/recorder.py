@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # imported in the functions: every `doit train` loads this mo
     from pipeline.tracking.description import Progress
 
 _POLL_S = 1.0
+_SPARSER = 4  # after 40 s a look every 10 s: what a server is asked grows with the logarithm of the time at first
 _LOOK_S = 0.2  # how often the journal's size is looked at between two polls: the end is noticed soon
 _HEAD_START_S = 15.0  # importing mlflow takes 1–3 s of a core; until the first metrics that core belongs to the ranks
 _MAX_BACKOFF_S = 30.0
@@ -147,10 +148,13 @@ class _Recording:
                 return self.state.outcome()
             if failure is not None and self._out_of_patience(now):
                 return self._pending(failure)
-            backoff_s = _POLL_S if failure is None else min(backoff_s * 2, _MAX_BACKOFF_S)
+            backoff_s = self._pace_s() if failure is None else min(backoff_s * 2, _MAX_BACKOFF_S)
             if self._abandoned():
                 return self.state.outcome()
             self._sleep(min(backoff_s, self.give_up_s / 5) if now.ended else backoff_s, size)
+
+    def _pace_s(self) -> float:
+        return min(max(_POLL_S, (time.monotonic() - self.began) / _SPARSER), _MAX_BACKOFF_S)
 
     def _try(self, now: Progress) -> str | None:
         """One pass; the reason when the store failed."""

@@ -51,7 +51,8 @@ class TrackingState:
     """What tracking.json holds. ``token`` marks the MLflow runs that this record made; times are not kept.
 
     ``last_steps`` holds, by metric, the last step that was logged: an attempt that repeats steps after a
-    resume logs only what is new. ``artifacts`` and ``inputs`` map names to fingerprints of files.
+    resume logs only what is new. ``nonfinite`` holds the first value of a metric that was no finite number, in words.
+    ``artifacts`` and ``inputs`` map names to fingerprints of files.
     """
 
     uri: str
@@ -63,6 +64,7 @@ class TrackingState:
     attempt: int = 0
     metrics_offset_bytes: int = 0
     last_steps: dict[str, int] = field(default_factory=dict)
+    nonfinite: dict[str, str] = field(default_factory=dict)
     artifacts: dict[str, list[int]] = field(default_factory=dict)
     inputs: dict[str, list[int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

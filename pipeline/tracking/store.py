@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from pipeline.core.locks import held
 from pipeline.tracking.address import recorder_env, redact, shown, sqlite_path
+from pipeline.tracking.inputs import DataInput
 from pipeline.tracking.points import Point
 
 ANSWER_TIMEOUT_S = 4
@@ -29,7 +30,15 @@ _SETTINGS = {
 os.environ.update({name: os.environ.get(name, value) for name, value in _SETTINGS.items()})
 logging.getLogger("alembic").setLevel(logging.ERROR)
 
-from mlflow.entities import Metric, Param, Run, RunTag  # noqa: E402  (the settings above must come first)
+from mlflow.entities import (  # noqa: E402  (the settings above must come first)
+    Dataset,
+    DatasetInput,
+    InputTag,
+    Metric,
+    Param,
+    Run,
+    RunTag,
+)
 from mlflow.exceptions import MlflowException  # noqa: E402
 from mlflow.tracking.client import MlflowClient  # noqa: E402
 
@@ -190,6 +199,20 @@ class Store:
         items = [RunTag(name, value) for name, value in tags.items()]
         refused = _send(lambda part: self._client.log_batch(run_id, tags=part), items, _PARAMS_PER_CALL)
         return [tag.key for tag in refused]
+
+    def log_data(self, run_id: str, data: DataInput) -> list[str]:
+        """The run's data set as its input; again is nothing new. Returns its name where the store refused it."""
+        item = Dataset(
+            name=data.name,
+            digest=data.digest,
+            source_type="paceline",
+            source=data.source,
+            schema=data.schema,
+            profile=data.profile,
+        )
+        inputs = [DatasetInput(item, [InputTag("mlflow.data.context", data.context)])]
+        refused = _send(lambda part: self._client.log_inputs(run_id, part), inputs, 1)
+        return [f"dataset {item.dataset.name}" for item in refused]
 
     def fetch(self, run_id: str, names: Sequence[str], place: Path) -> bool:
         """Bring those of the artifacts ``names`` that the run has into the folder ``place``. False: no such run."""

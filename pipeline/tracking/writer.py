@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.core import program as programs
 from pipeline.tracking import artifacts, state
 from pipeline.tracking.description import Description, Progress, describe
-from pipeline.tracking.points import Point, final_points, read_points
+from pipeline.tracking.points import Point, final_points, nonfinite, one_off, read_points
 from pipeline.tracking.state import TrackingState, fingerprint, fingerprints
 
 if TYPE_CHECKING:
@@ -59,13 +60,14 @@ class Writer:
     def _open(self, store: Store, now: Progress) -> None:
         """Find or make the run. A crash between the two writes of tracking.json finds it again by its tag."""
         self.state.save(self._folder)
-        about = describe(self.run_dir)
+        about = self._describe()
         experiment_id = store.experiment_id(self.state.experiment)
         run_id = store.open_run(
             experiment_id, about.key, self.state.token, self.state.run_id, about.name, about.start_ms
         )
         if run_id != self.state.run_id:
             self.state.metrics_offset_bytes, self.state.last_steps, self.state.artifacts = 0, {}, {}
+            self.state.nonfinite = {}
         if now.attempt != self.state.attempt:  # the new attempt may have cut metrics.jsonl back to its checkpoint
             self.state.metrics_offset_bytes = 0
         self.state.run_id, self.state.experiment_id, self.state.attempt = run_id, experiment_id, now.attempt
@@ -84,6 +86,8 @@ class Writer:
             changed = "; ".join(f"{name}: {values}" for name, values in differ.items())
             tags["paceline.changed_params"] = changed[:8000]
         refused += store.set_tags(run_id, tags)
+        if about.data is not None:
+            refused += store.log_data(run_id, about.data)
         self._note(f"MLflow refused {name}" for name in refused)
         self._succeeded()
 
@@ -93,7 +97,7 @@ class Writer:
             chunk = read_points(path, self.state.metrics_offset_bytes, _POINTS_PER_READ)
             if chunk.end_bytes == self.state.metrics_offset_bytes:
                 return
-            self._log_points(store, chunk.points)
+            self._log_points(store, one_off(chunk.points) if self._tests_once else chunk.points)
             if chunk.bad_lines:
                 self._note([f"{chunk.bad_lines} lines of metrics.jsonl before byte {chunk.end_bytes} make no sense"])
             self.state.metrics_offset_bytes = chunk.end_bytes
@@ -104,12 +108,13 @@ class Writer:
         new = [point for point in points if point.step > self.state.last_steps.get(point.key, -1)]
         if new:
             self._note(f"MLflow refused {name}" for name in store.log_points(self._run_id, new))
+        self.state.nonfinite = {**nonfinite(new), **self.state.nonfinite}
         for point in new:
             self.state.last_steps[point.key] = max(point.step, self.state.last_steps.get(point.key, -1))
 
     def _complete(self, store: Store, now: Progress) -> None:
-        about = describe(self.run_dir)
-        self._log_points(store, final_points(self.run_dir))
+        self._log_points(store, final_points(self.run_dir, self._curves()))
+        about = self._describe()
         self._note(f"MLflow refused {name}" for name in store.set_tags(self._run_id, about.tags))
         self._succeeded()
         self._upload(store, self._run_id, artifacts.early(self.run_dir) + artifacts.late(self.run_dir, now.attempt))
@@ -128,6 +133,18 @@ class Writer:
                 store.log_file(run_id, file, None if folder == "." else folder)
             self.state.artifacts[str(name)] = print_of_file
             self._succeeded()
+
+    def _describe(self) -> Description:
+        return describe(self.run_dir, self.state.nonfinite)
+
+    def _curves(self) -> set[str]:
+        """Metrics that were logged while the run went on; what stands at step 0 already is a one-off figure."""
+        return {name for name, step in self.state.last_steps.items() if step > 0}
+
+    @property
+    def _tests_once(self) -> bool:
+        """Whether the run's test/ metrics are measured once, after the training; a script's may be a curve."""
+        return programs.of_run(self.run_dir).is_ours
 
     @property
     def _run_id(self) -> str:

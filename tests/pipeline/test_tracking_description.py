@@ -6,21 +6,33 @@ import pytest
 
 from pipeline.core.specs import State
 from pipeline.tracking.description import describe, mlflow_key, progress
-from pipeline.tracking.points import final_points, read_points
+from pipeline.tracking.points import Point, final_points, nonfinite, one_off, read_points
 from tests.pipeline import tracking_folder as folder
 
 
-def test_parameters_are_the_flattened_configuration(tmp_path: Path) -> None:
+def test_parameters_are_what_decides_the_result_and_where_it_ran_stands_in_tags(tmp_path: Path) -> None:
     run = folder.started(
         tmp_path, sizes=[1, 2], none=None, flag=True, tracking={"uri": "http://u:pw@h"}, env={"AWS_SECRET": "x"}
     )
-    params = describe(run).params
+    key = {"key": folder.KEY, "topology": {"nnodes": 2, "nproc_per_node": [1, 1], "env": [{}, {}]}}
+    folder.write(run / "key.json", key)
+    about = describe(run)
+    params, tags = about.params, about.tags
     assert params["optimizer.lr"] == "0.003"
     assert params["model.name"] == "small_cnn"
-    assert params["cluster.hosts.1.name"] == "node1"
     assert (params["sizes"], params["none"], params["flag"]) == ("[1, 2]", "null", "true")
-    assert params["tracking.uri"] == "http://***@h"
+    assert (params["topology.nnodes"], params["topology.nproc_per_node"]) == ("2", "[1, 1]")
     assert params["env.AWS_SECRET"] == "***"
+    assert not [name for name in params if name.startswith(("cluster", "tracking", "paths", "topology.env"))]
+    assert tags["tracking.uri"] == "http://***@h"
+    assert tags["cluster.hosts"] == '[{"name": "node0"}, {"name": "node1"}]'
+
+
+def test_250_fields_and_odd_characters_are_all_kept(tmp_path: Path) -> None:
+    fields = {f"wörd {number}=[{number}]": number for number in range(250)}
+    params = describe(folder.started(tmp_path, program={"name": "script", "args": fields})).params
+    assert len([name for name in params if name.startswith("program.args.wörd")]) == 250
+    assert params["program.args.wörd 7_7"] == "7"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +68,7 @@ def test_tags_tell_commit_hosts_overrides_and_key(tmp_path: Path) -> None:
     run = folder.started(tmp_path)
     folder.end(run)
     about = describe(run)
-    assert about.name == f"quickstart-{folder.KEY}"
+    assert about.name == "small_cnn digits · 0123"
     assert about.start_ms == int(folder.T0 * 1000)
     tags = about.tags
     assert tags["paceline.run_key"] == folder.KEY
@@ -66,14 +78,66 @@ def test_tags_tell_commit_hosts_overrides_and_key(tmp_path: Path) -> None:
     assert tags["paceline.synthetic"] == "false"
     assert tags["mlflow.source.git.commit"].startswith("c0ffee")
     assert tags["mlflow.source.name"] == "doit train experiment=quickstart"
+    assert tags["paceline.command"] == "doit train experiment=quickstart"
     assert tags["paceline.weights_sha256"] == "ab" * 32
 
 
-def test_without_an_experiment_the_name_is_model_and_data(tmp_path: Path) -> None:
+def test_the_source_holds_no_slash_of_which_mlflow_would_show_only_what_follows(tmp_path: Path) -> None:
     run = folder.started(tmp_path)
-    folder.write(run / "provenance.json", {"overrides": []})
-    assert describe(run).name == f"small_cnn-digits-{folder.KEY}"
-    assert describe(run).tags["paceline.hosts"] == "node0, node1"  # from the plan
+    words = ["seed=2", "dataset.source=/data/c10.tar.gz", "paths.runs=/tmp/runs", "cluster=two_node", "optimizer=adam"]
+    folder.write(run / "provenance.json", {"overrides": words, "command": "/usr/lib/doit/__main__.py train"})
+    tags = describe(run).tags
+    assert tags["mlflow.source.name"] == "doit train seed=2 optimizer=adam"
+    assert tags["paceline.hosts"] == "node0, node1"  # from the plan
+
+
+def test_a_trial_is_called_by_what_its_sweep_varies(tmp_path: Path) -> None:
+    run = folder.started(tmp_path)
+    folder.write(run / "provenance.json", {"overrides": ["experiment=quickstart", "optimizer.lr=0.1", "seed=2"]})
+    assert describe(run).name == "small_cnn digits lr=0.1 seed=2 · 0123"
+    sweep = {"key": "k", "name": "k", "trial": 3, "overrides": ["seed=2"]}
+    folder.write(run / "sweeps.json", {"sweeps": [sweep]})
+    assert describe(run).name == "small_cnn seed=2 · 0123"
+
+
+def test_the_data_set_is_an_input_with_digest_source_and_splits(tmp_path: Path) -> None:
+    run = folder.started(tmp_path)
+    assert describe(run).data is None  # no digest yet
+    folder.write(run / "key.json", {"key": folder.KEY, "data": "cd" * 32})
+    splits = {"train": [0, 70], "val": [70, 80], "test": [80, 100]}
+    manifest = {"count": 100, "num_classes": 10, "channels": 1, "height": 8, "width": 8, "splits": splits}
+    folder.write(run / "data/manifest.json", {**manifest, "source": "https://me:pw@h/digits.csv"})
+    data = describe(run).data
+    assert data is not None
+    assert (data.name, data.digest, data.context) == ("digits", "cd" * 6, "train, val, test")
+    assert json.loads(data.source) == {"uri": "https://***@h/digits.csv"}
+    sizes = {"images": 100, "classes": 10, "train": 70, "val": 10, "test": 20, "sha256": "cd" * 32}
+    assert json.loads(data.profile) == sizes
+    assert json.loads(json.loads(data.schema)["mlflow_tensorspec"]["features"])[0]["tensor-spec"]["shape"] == [
+        -1,
+        1,
+        8,
+        8,
+    ]
+
+
+def test_the_page_of_a_failed_run_says_why_and_what_to_type(tmp_path: Path) -> None:
+    run = folder.started(tmp_path)
+    words = ["experiment=quickstart", "optimizer.lr=9 `", "cluster=two_node"]
+    environments = {"node0": {"cpu_model": "EPYC", "cpus": 2}, "node1": {"gpu_models": ["H200", "H200"]}}
+    folder.write(
+        run / "provenance.json",
+        {"overrides": words, "hosts": ["node0", "node1"], "environments": environments, "git_commit": "c0ffee" * 7},
+    )
+    error = "training failed on node1, rank 1: loss is NaN\n  see http://me:pw@h"
+    with (run / "journal.jsonl").open("a") as file:
+        file.write(json.dumps({"state": "FAILED", "attempt": 1, "time": 1.0, "detail": error}) + "\n")
+    note = describe(run, {"train/loss": "NaN at step 7"}).tags["mlflow.note.content"]
+    assert note.startswith("**FAILED:**\n\n```\ntraining failed on node1, rank 1: loss is NaN\n  see http://***@h\n```")
+    assert "**Not finite:** `train/loss` was NaN at step 7." in note
+    assert "digits small_cnn adam, ranks unknown on node0 (EPYC, 2 cores), node1 (2 × H200)" in note
+    assert "doit train experiment=quickstart 'optimizer.lr=9 `' cluster=two_node" in note
+    assert "- `experiment=quickstart`\n- `` optimizer.lr=9 ` ``\n\nCommit `c0ffeec0ffee`" in note
 
 
 def test_synthetic_data_shows_in_name_and_description(tmp_path: Path) -> None:
@@ -113,12 +177,22 @@ def test_metrics_are_read_to_the_last_whole_line(tmp_path: Path) -> None:
     assert len(read_points(path, chunk.end_bytes, 1000).points) == 2  # the file shrank: from its start
 
 
-def test_final_figures_stand_at_the_last_step(tmp_path: Path) -> None:
+def test_one_off_figures_stand_at_step_0_and_those_of_a_curve_at_its_end(tmp_path: Path) -> None:
     run = folder.started(tmp_path)
-    assert final_points(run) == []
+    assert final_points(run, ()) == []
     folder.end(run, steps=40)
-    found = {point.key: (point.value, point.step, point.time_ms) for point in final_points(run)}
+    found = {point.key: (point.value, point.step, point.time_ms) for point in final_points(run, {"images_per_s"})}
     at = int((folder.T0 + 32) * 1000)
-    assert found["test/accuracy"] == (0.9, 40, at)
-    assert found["test/macro_f1"] == (0.88, 40, at)
+    assert found["test/accuracy"] == (0.9, 0, at)
+    assert found["test/macro_f1"] == (0.88, 0, at)
     assert found["images_per_s"] == (1234.5, 40, at)
+    assert [point.step for point in one_off([Point("test/a", 1.0, 0, 9), Point("val/a", 1.0, 0, 9)])] == [0, 9]
+
+
+def test_the_first_value_that_is_no_finite_number_is_named() -> None:
+    values = [1.0, float("nan"), float("inf"), float("nan")]
+    points = [Point("train/loss", value, 0, step) for step, value in enumerate(values)]
+    assert nonfinite([*points, Point("lr", float("-inf"), 0, 8), Point("b", 1.0, 0, 8)]) == {
+        "train/loss": "NaN at step 1",
+        "lr": "infinite at step 8",
+    }

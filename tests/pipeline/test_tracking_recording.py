@@ -39,6 +39,7 @@ def is_logged(run: Path, step: int) -> bool:
 
 def finished(tmp_path: Path, **more: Any) -> Path:
     run = folder.started(tmp_path, **more)
+    folder.write(run / "key.json", {"key": folder.KEY, "data": "cd" * 32})
     folder.metrics(run, range(20))
     folder.end(run)
     return run
@@ -66,10 +67,14 @@ def test_a_finished_run_is_recorded_whole(tmp_path: Path, uri: str) -> None:
     assert run.info.run_id == recorded.run_id
     assert run.info.status == "FINISHED"
     assert (run.info.start_time, run.info.end_time) == (int(folder.T0 * 1000), int((folder.T0 + 60) * 1000))
-    assert run.info.run_name == f"quickstart-{folder.KEY}"
+    assert run.info.run_name == "small_cnn digits · 0123"
     assert run.data.params["optimizer.lr"] == "0.003"
     assert run.data.tags["paceline.run_key"] == folder.KEY
     assert run.data.metrics["test/accuracy"] == 0.9
+    assert [step for step, _, _ in store.history(uri, run.info.run_id, "test/accuracy")] == [0]  # a bar
+    (data,) = run.inputs.dataset_inputs
+    assert (data.dataset.name, data.dataset.digest) == ("digits", "cd" * 6)
+    assert [(tag.key, tag.value) for tag in data.tags] == [("mlflow.data.context", "train")]
     expected = [(step, int((folder.T0 + step) * 1000), 1.0 / (1 + step)) for step in range(20)]
     assert store.history(uri, run.info.run_id) == expected
     top = store.artifacts(uri, run.info.run_id)
@@ -107,6 +112,7 @@ def test_a_replay_adds_nothing(tmp_path: Path, uri: str, lost: str) -> None:
     assert tracking.record(run, uri, EXPERIMENT).run_id == first.run_id
     assert len(store.runs(uri)) == 1
     assert len(store.history(uri, str(first.run_id))) == 20
+    assert len(store.client(uri).get_run(first.run_id).inputs.dataset_inputs) == 1
 
 
 def test_runs_that_a_lost_answer_left_behind_are_removed(tmp_path: Path, uri: str) -> None:
@@ -161,7 +167,7 @@ def test_many_points_and_odd_values_arrive(tmp_path: Path, uri: str) -> None:
     run = folder.started(tmp_path)
     folder.metrics(run, range(2500))
     with (run / "metrics.jsonl").open("a") as file:
-        odd = {"t": folder.T0, "step": 2500, "epoch": 1, "metrics": {"train/loss": math.nan, "a=b": 1}}
+        odd = {"t": folder.T0, "step": 2500, "epoch": 1, "metrics": {"train/loss": math.nan, "a=b": 1, "x": math.inf}}
         file.write(json.dumps(odd) + "\n")
         file.write("torn\n")
     folder.journal(run, "KILLED")
@@ -169,7 +175,11 @@ def test_many_points_and_odd_values_arrive(tmp_path: Path, uri: str) -> None:
     assert recorded.state == DONE
     assert len(store.history(uri, str(recorded.run_id))) == 2501
     assert store.history(uri, str(recorded.run_id), "a_b") == [(2500, int(folder.T0 * 1000), 1.0)]
-    assert store.runs(uri)[0].info.status == "KILLED"
+    only = store.runs(uri)[0]
+    assert only.info.status == "KILLED"
+    assert only.data.tags["paceline.nonfinite"] == "train/loss: NaN at step 2500; x: infinite at step 2500"
+    assert "was NaN at step 2500" in only.data.tags["mlflow.note.content"]
+    assert store.history(uri, only.info.run_id, "x")[0][2] > 1e308  # MLflow has no infinity
     assert "make no sense" in " ".join(json.loads((run / "tracking.json").read_text())["notes"])
 
 
