@@ -16,7 +16,7 @@ from pipeline.core.specs import State
 from pipeline.keys.content_key import canonical_config
 from pipeline.runs import journal
 from pipeline.runs.acceptance import accepted_for
-from pipeline.runs.folder import ranks_of, what
+from pipeline.runs.contents import ranks_of, what
 from pipeline.runs.naming import decides, run_name
 from pipeline.tracking.address import redact
 from pipeline.tracking.inputs import DataInput, of_pack
