@@ -96,7 +96,7 @@ def verb_page(name: str) -> str:
     verb = VERBS[name]
     lines = [
         f"  doit {name}{' [OVERRIDE …]' if verb.composes else ''}{' [OPTION=VALUE …]' if verb.options else ''}"
-        f"{' [PATH …]' if verb.takes_paths else ''}",
+        f"{f' [{verb.bare} …]' if verb.takes_paths else ''}",
         "",
         *textwrap.wrap(f"{verb.summary[0].upper()}{verb.summary[1:]}. {verb.details}", _WIDTH),
         "",

@@ -30,7 +30,7 @@ class Verb(NamedTuple):
         is_done: a function there that says whether there is nothing to do; '': there always is.
         after: verbs whose tasks come first, unless ``run=KEY`` names a run that exists already.
         answers: its output is all that is wanted, without a line of doit's.
-        takes_paths: whether bare words behind it are files and folders.
+        takes_paths: whether bare words behind it are files and folders, or what ``bare`` calls them.
     """
 
     summary: str
@@ -46,3 +46,4 @@ class Verb(NamedTuple):
     after: tuple[str, ...] = ()
     answers: bool = False
     takes_paths: bool = False
+    bare: str = "PATH"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipeline.cli.verb import Option, Verb
+from pipeline.cli.verbs_comparing import COMPARING
 
 _RUN = Option("KEY", "the run, by its key or the beginning of it; without it the overrides say which")
 _JSON = Option("1", "the same as JSON, for scripts")
@@ -128,14 +129,7 @@ VERBS: Mapping[str, Verb] = {
         ),
         sweeps=True,
     ),
-    "report": Verb(
-        module="pipeline.cli.sweeping",
-        answers=True,
-        summary="results of a sweep, seeds taken together",
-        options={"sweep": Option("NAME", "the sweep; without it the newest"), "json": _JSON},
-        examples=("report", "report sweep=5bb24236b1de json=1"),
-        shows_groups=False,
-    ),
+    **COMPARING,
     "evaluate": Verb(
         after=("train",),
         summary="accuracy, per-class report and confusion matrix of a run",

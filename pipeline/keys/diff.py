@@ -43,7 +43,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Differen
     for part in _SHOWN_PARTS:
         if part == "code" and others:
             continue
-        before, after = dict(_flat(old.get(part), "")), dict(_flat(new.get(part), ""))
+        before, after = dict(flat(old.get(part))), dict(flat(new.get(part)))
         for field in sorted(before.keys() | after.keys()):
             if before.get(field) != after.get(field):
                 found.append(Difference(part=part, field=field, old=before.get(field), new=after.get(field)))
@@ -56,11 +56,11 @@ def nearest(finished: Mapping[str, Mapping[str, Any]], new: Mapping[str, Any]) -
     return min(compared, key=lambda pair: (len(pair[1]), pair[0]), default=None)
 
 
-def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Leaves by dotted path. Lists stay whole: their items mean little alone. File names keep their dots."""
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
-            yield from _flat(inner, f"{path}.{name}" if path else str(name))
+            yield from flat(inner, f"{path}.{name}" if path else str(name))
     else:
         yield path, value
 

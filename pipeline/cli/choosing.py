@@ -1,0 +1,80 @@
+"""Which runs a command line stands for: keys, words as `doit runs` takes them, a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.cli.listing import matches, wanted_values
+from pipeline.cli.session import Session, relative
+from pipeline.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from pipeline.comparing.reading import ComparedRun
+    from pipeline.runs.folder import RunFolder
+
+_EXPERIMENT = "experiment="
+
+
+def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
+    """The runs that are named by the beginning of their keys, in that order, then those of the sweep, then those with
+    all values of the other words.
+
+    Raises:
+        UsageError: nothing is named, no run is meant, or a word that none can be chosen by.
+    """
+    from pipeline.comparing import reading
+
+    runs_dir, sweep = current.config.runs_dir, current.asked.options.get("sweep")
+    words = [word for word in current.asked.overrides if not word.lstrip("+").startswith(("paths.", "tracking"))]
+    folders = [_named(runs_dir, key) for key in named]
+    folders += _of_sweep(runs_dir, sweep) if sweep is not None else []
+    if words:
+        folders = _having(current, words, folders or _all(runs_dir))
+    elif not folders:
+        raise UsageError(
+            f"which runs? doit {current.asked.verb} takes keys (or their beginnings), sweep=NAME, or values of theirs",
+            hint=f"doit {current.asked.verb} model=resnet18 dataset=cifar10; doit runs lists what there is",
+        )
+    if not folders:
+        raise UsageError(f"no run under {relative(runs_dir)} has these values", hint="doit runs")
+    return [reading.read(folder) for folder in {folder.key: folder for folder in folders}.values()]
+
+
+def _named(runs_dir: Path, key: str) -> RunFolder:
+    from pipeline.runs import index
+
+    try:
+        return index.find(runs_dir, key)
+    except UsageError as error:  # it speaks of run=KEY
+        raise UsageError(error.what.removeprefix("run="), hint=error.hint) from error
+
+
+def _all(runs_dir: Path) -> list[RunFolder]:
+    from pipeline.runs import index
+    from pipeline.runs.folder import RunFolder
+
+    return [RunFolder(runs_dir / row.key) for row in index.rows(runs_dir)]
+
+
+def _of_sweep(runs_dir: Path, name: str) -> list[RunFolder]:
+    """Its trials that have a run folder. Raises UsageError."""
+    from pipeline.runs.folder import RunFolder
+    from pipeline.sweep import folder as folders
+
+    about = folders.find(runs_dir, name).about()
+    found = [RunFolder(runs_dir / item["key"]) for item in about["trials"]]
+    return [folder for folder in found if (folder.path / "key.json").is_file()]
+
+
+def _having(current: Session, words: Sequence[str], folders: Sequence[RunFolder]) -> list[RunFolder]:
+    """``experiment=NAME`` is looked for among the words that a run was started with: nothing else tells it."""
+    told = {word for word in words if word.startswith(_EXPERIMENT)}
+    wanted = wanted_values([word for word in words if word not in told], current.config.resolved)
+    found = []
+    for folder in folders:
+        started = (folder.read_json("provenance.json") or {}).get("overrides") if told else []
+        if told <= set(started or ()) and matches(folder.read_json("config.json") or {}, wanted):
+            found.append(folder)
+    return found

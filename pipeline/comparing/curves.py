@@ -1,0 +1,145 @@
+"""Curves of a metric: each run's points, and mean and spread over the runs of a group."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.comparing.groups import Group
+from pipeline.runs import metrics_file
+from pipeline.runs.metrics_file import MetricsRow
+from pipeline.sweep.report import statistic
+
+AXES = ("step", "epoch", "minutes")
+_MOST_POINTS = 400  # of a curve over minutes, and of one that is drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One run's values of a metric: ``x`` increases; a value may be NaN or infinite, where the curve has a gap."""
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+    @property
+    def gaps(self) -> int:
+        return sum(not math.isfinite(value) for value in self.y)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """At ``x`` the mean of ``n`` finite values; ``std`` is their sample standard deviation (None: of one value)."""
+
+    x: float
+    mean: float
+    std: float | None
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """A group's curve. ``parts`` are its pieces between gaps; ``gaps`` counts values that are no number, of all runs;
+    ``n`` is the number of runs."""
+
+    label: str
+    title: str
+    parts: tuple[tuple[Point, ...], ...]
+    gaps: int
+    n: int
+
+    @property
+    def points(self) -> list[Point]:
+        return [point for part in self.parts for point in part]
+
+
+def rows(run_dir: Path) -> list[MetricsRow]:
+    """All lines of metrics.jsonl that make sense; none where there is no such file."""
+    try:
+        with (run_dir / "metrics.jsonl").open("rb") as file:
+            parsed = (metrics_file.parse(line) for line in file)
+            return [row for row in parsed if row is not None]
+    except OSError:
+        return []
+
+
+def names(found: Iterable[Sequence[MetricsRow]]) -> list[str]:
+    """The metrics that have more than one point in any run: those that a curve can be drawn of."""
+    counts: dict[str, int] = {}
+    for run in found:
+        of_run: dict[str, set[int]] = {}
+        for row in run:
+            for name in row.metrics:
+                of_run.setdefault(name, set()).add(row.step)
+        for name, steps in of_run.items():
+            counts[name] = max(counts.get(name, 0), len(steps))
+    return sorted(name for name, most in counts.items() if most > 1)
+
+
+def curve(found: Sequence[MetricsRow], metric: str, axis: str) -> Curve:
+    """Of one run. A step that was made again after a restart counts as it was made last."""
+    by_step = {row.step: row for row in found if metric in row.metrics}
+    begun = min((row.time_s for row in found), default=0.0)
+    points: dict[float, float] = {}
+    for step in sorted(by_step):
+        row = by_step[step]
+        x = {"step": float(step), "minutes": (row.time_s - begun) / 60}.get(axis, float(row.epoch or 0))
+        if axis != "epoch" or row.epoch is not None:
+            points[x] = row.metrics[metric]  # of an epoch its last value
+    ordered = sorted(points)
+    return Curve(x=tuple(ordered), y=tuple(points[x] for x in ordered))
+
+
+def band(group: Group, of_runs: Mapping[str, Sequence[MetricsRow]], metric: str, axis: str) -> Band:
+    """Mean and spread over a group's runs, whatever state they are in. ``of_runs``: by key.
+
+    Over steps and epochs they are taken where the runs have points; minutes, which no two runs share, are evenly
+    spaced, and each run's curve is drawn straight between its points.
+    """
+    curves = [curve(of_runs[run.key], metric, axis) for run in group.runs]
+    curves = [item for item in curves if item.x]
+    at = _evenly(curves) if axis == "minutes" else sorted({x for item in curves for x in item.x})
+    parts: list[list[Point]] = [[]]
+    for x in at:
+        told = [value for item in curves if (value := _value(item, x, between=axis == "minutes")) is not None]
+        finite = [value for value in told if math.isfinite(value)]
+        if finite:
+            found = statistic(finite)
+            parts[-1].append(Point(x=x, mean=found.mean, std=found.std, n=found.n))
+        elif told and parts[-1]:
+            parts.append([])
+    return Band(
+        label=group.label,
+        title=group.title,
+        parts=tuple(tuple(part) for part in parts if part),
+        gaps=sum(item.gaps for item in curves),
+        n=len(curves),
+    )
+
+
+def thinned(part: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
+    """At most so many of its points, evenly chosen, with the first and the last."""
+    if len(part) <= most:
+        return [*part]
+    return [part[round(number * (len(part) - 1) / (most - 1))] for number in range(most)]
+
+
+def _evenly(curves: Sequence[Curve]) -> list[float]:
+    if not curves:
+        return []
+    low, high = min(item.x[0] for item in curves), max(item.x[-1] for item in curves)
+    count = min(_MOST_POINTS, max(len(item.x) for item in curves))
+    return [low] if count < 2 or high <= low else [low + (high - low) * at / (count - 1) for at in range(count)]
+
+
+def _value(item: Curve, x: float, *, between: bool) -> float | None:
+    """At x; None where the run has no point there, or ``between`` points isn't asked for."""
+    at = bisect_right(item.x, x) - 1
+    if at >= 0 and item.x[at] == x:
+        return item.y[at]
+    if not between or at < 0 or at + 1 >= len(item.x):
+        return None
+    share = (x - item.x[at]) / (item.x[at + 1] - item.x[at])
+    return item.y[at] + share * (item.y[at + 1] - item.y[at])

@@ -1,0 +1,167 @@
+"""In what groups of runs differ, part by part, and which of their figures differ by more than seeds do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.comparing import spread
+from pipeline.comparing.groups import Group, differing_fields, flat_config, metrics_of, shown
+from pipeline.comparing.reading import ComparedRun
+from pipeline.core.redact import hide
+from pipeline.keys.diff import flat
+
+PARTS = ("configuration", "data", "environment", "topology", "hosts")
+_OF_HOST = ("cpus", "cpu", "gpus", "torch", "python")  # what is shown of each host
+_DIGEST = 12  # characters of it that are shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A field and its value in each group."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileChange:
+    """A file of the code, ``added``, ``removed`` or ``changed``; ``diff`` are the lines of a unified diff."""
+
+    path: str
+    change: str
+    diff: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Against:
+    """A group beside the first one.
+
+    ``code`` are the files that aren't the same; ``differences`` those of means that both have, where ``reservation``
+    ('' as a rule) doesn't forbid to claim any.
+    """
+
+    label: str
+    code: tuple[FileChange, ...]
+    differences: tuple[spread.Difference, ...]
+    reservation: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All that is told of groups of runs. ``parts`` holds of each of PARTS the fields that differ."""
+
+    groups: tuple[Group, ...]
+    metrics: tuple[str, ...]
+    against: tuple[Against, ...]
+    parts: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
+
+
+def compare(groups: Sequence[Group], wanted: Sequence[str] = ()) -> Comparison:
+    """Every group with the first one; ``wanted`` are the metrics to tell of, all without any. Reads snapshots."""
+    firsts = [group.first for group in groups]
+    fields = differing_fields(firsts)
+    parts = {
+        "configuration": _rows(fields, [flat_config(run) for run in firsts]),
+        "data": _differing([_data(run) for run in firsts]),
+        "environment": _differing([_flat(run, "environment") for run in firsts]),
+        "topology": _differing([_flat(run, "topology") for run in firsts]),
+        "hosts": _differing([_hosts(group) for group in groups]),
+    }
+    metrics = tuple(name for name in metrics_of(groups) if not wanted or name in wanted)
+    against = tuple(_against(groups[0], group, metrics) for group in groups[1:])
+    return Comparison(groups=tuple(groups), metrics=metrics, against=against, parts=parts)
+
+
+def _against(first: Group, group: Group, metrics: Sequence[str]) -> Against:
+    found = []
+    for name in metrics:
+        one, two = first.figures.get(name), group.figures.get(name)
+        if one is not None and two is not None and one.over is not None and two.over is not None:
+            found.append(spread.difference(name, one.over, two.over))
+    doubts = [f"{item.label}: {item.reservation}" for item in (first, group) if item.reservation]
+    return Against(
+        label=group.label,
+        code=code_changes(first.first, group.first),
+        differences=tuple(found),
+        reservation="; ".join(doubts),
+    )
+
+
+# ---------------------------------------------------------------------------------------------- parts
+def _flat(run: ComparedRun, part: str) -> dict[str, Any]:
+    value = run.parts.get(part)
+    return dict(flat(value)) if isinstance(value, Mapping) and value else {}
+
+
+def _data(run: ComparedRun) -> dict[str, Any]:
+    digest = run.parts.get("data")
+    return {"digest": digest[:_DIGEST]} if isinstance(digest, str) else {}
+
+
+def _hosts(group: Group) -> dict[str, Any]:
+    """Where its runs were, and of what kind these hosts are, each value once."""
+    told: dict[str, dict[str, None]] = {}
+    for run in group.runs:
+        if run.hosts:
+            told.setdefault("names", {})[", ".join(run.hosts)] = None
+        for facts in (run.provenance.get("environments") or {}).values():
+            for name in _OF_HOST:
+                if isinstance(facts, Mapping) and facts.get(name) not in (None, "", []):
+                    told.setdefault(name, {})[hide(shown(facts[name]))] = None
+        if run.provenance.get("git_commit"):
+            dirty = " with changes" if run.provenance.get("git_dirty") else ""
+            told.setdefault("commit", {})[f"{str(run.provenance['git_commit'])[:10]}{dirty}"] = None
+    return {name: "; ".join(values) for name, values in told.items()}
+
+
+def _differing(known: Sequence[Mapping[str, Any]]) -> tuple[Row, ...]:
+    """The fields that aren't the same in all groups of which anything is known."""
+    told = [values for values in known if values]
+    names = sorted({name for values in told for name in values})
+    return _rows([name for name in names if len({repr(values.get(name)) for values in told}) > 1], known)
+
+
+def _rows(names: Sequence[str], known: Sequence[Mapping[str, Any]]) -> tuple[Row, ...]:
+    return tuple(Row(name=name, values=tuple(shown(values.get(name)) for values in known)) for name in names)
+
+
+# ----------------------------------------------------------------------------------------------- code
+def code_changes(first: ComparedRun, second: ComparedRun) -> tuple[FileChange, ...]:
+    """The files of two runs' code that aren't the same, from the snapshots that their folders hold."""
+    before, after = _digests(first), _digests(second)
+    same_rules = first.parts.get("version") == second.parts.get("version")
+    found = []
+    for path in sorted(before.keys() | after.keys()):
+        if same_rules and before.get(path) == after.get(path):
+            continue
+        old, new = _lines(first, path, before), _lines(second, path, after)
+        if old != new or same_rules:
+            change = "added" if path not in before else "removed" if path not in after else "changed"
+            diff = difflib.unified_diff(old, new, f"{first.key}/{path}", f"{second.key}/{path}", lineterm="")
+            found.append(FileChange(path=path, change=change, diff=tuple(diff)))
+    return tuple(found)
+
+
+def _digests(run: ComparedRun) -> Mapping[str, Any]:
+    code = run.parts.get("code")
+    return code if isinstance(code, Mapping) else {}
+
+
+def _lines(run: ComparedRun, path: str, known: Mapping[str, Any]) -> list[str]:
+    """Of a file of the snapshot; none where the run has no such file, or its snapshot lost it."""
+    place = run.folder / "code" / path
+    if path not in known or not _is_inside(place, run.folder / "code"):
+        return []
+    try:
+        return [hide(line) for line in place.read_text(encoding="utf-8", errors="replace").splitlines()]
+    except OSError:
+        return ["(the run's folder has this file no more)"]
+
+
+def _is_inside(place: Path, folder: Path) -> bool:
+    """A key.json that was altered names no file elsewhere."""
+    return place.resolve().is_relative_to(folder.resolve())

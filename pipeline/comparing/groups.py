@@ -1,0 +1,127 @@
+"""Runs that differ in nothing but the seed, taken together. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.comparing.reading import ComparedRun
+from pipeline.comparing.spread import Figure, figure
+from pipeline.core.tables import counted
+from pipeline.keys.diff import flat
+
+_SEEDS = ("seed", "program.args.seed")
+"""The fields that say which seed; the second is how scripts are told theirs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """``label`` is a letter (A, B, …, Z, AA), ``words`` what sets the group apart, as ``name=value``."""
+
+    label: str
+    words: tuple[str, ...]
+    runs: tuple[ComparedRun, ...]
+    figures: Mapping[str, Figure]
+
+    @property
+    def first(self) -> ComparedRun:
+        """The run that stands for the group: its first finished one, where there is one."""
+        return next((run for run in self.runs if run.counts), self.runs[0])
+
+    @property
+    def n(self) -> int:
+        """How many of its runs have figures."""
+        return sum(run.counts for run in self.runs)
+
+    @property
+    def title(self) -> str:
+        return " ".join(self.words) or self.first.what
+
+    @property
+    def reservation(self) -> str:
+        """Why nothing may be claimed of its figures, or ''."""
+        if self.n == 0:
+            return "none of its runs is finished"
+        doubted = [run for run in self.runs if run.counts and run.reservation]
+        if not doubted:
+            return ""
+        said = ", ".join(dict.fromkeys(run.reservation.partition(":")[0].partition(" (")[0] for run in doubted))
+        return f"{len(doubted)} of {counted(self.n, 'run')} {said}"
+
+
+def grouped(runs: Sequence[ComparedRun]) -> list[Group]:
+    """In the order of their first runs; a run that is named twice counts once."""
+    found: dict[str, list[ComparedRun]] = {}
+    for run in {run.key: run for run in runs}.values():
+        found.setdefault(_without_seed(run), []).append(run)
+    members = [*found.values()]
+    differing = differing_fields([group[0] for group in members])
+    return [
+        Group(
+            label=_letters(number),
+            words=_words(group[0], differing),
+            runs=tuple(group),
+            figures=_figures(group),
+        )
+        for number, group in enumerate(members)
+    ]
+
+
+def flat_config(run: ComparedRun) -> dict[str, Any]:
+    """Field → value of the configuration that decides the run."""
+    return dict(flat(run.config)) if run.config else {}
+
+
+def differing_fields(runs: Sequence[ComparedRun]) -> list[str]:
+    """Fields of the configuration that aren't the same in all of them, without the seed."""
+    known = [flat_config(run) for run in runs]
+    names = sorted({name for fields in known for name in fields} - set(_SEEDS))
+    return [name for name in names if len({_text(fields.get(name)) for fields in known}) > 1]
+
+
+def metrics_of(groups: Sequence[Group]) -> list[str]:
+    """All metrics that any of them has: validation and test figures first."""
+    names = {name for group in groups for name in group.figures}
+    return sorted(names, key=lambda name: (_order(name), name))
+
+
+def _order(name: str) -> int:
+    prefixes = ("val/", "test/", "train/")
+    return next((at for at, prefix in enumerate(prefixes) if name.startswith(prefix)), len(prefixes))
+
+
+def _without_seed(run: ComparedRun) -> str:
+    """All that decides a run but its seed."""
+    fields = {name: value for name, value in flat_config(run).items() if name not in _SEEDS}
+    others = {name: value for name, value in run.parts.items() if name != "config"}
+    return _text({"config": fields, **others})
+
+
+def _words(run: ComparedRun, differing: Sequence[str]) -> tuple[str, ...]:
+    fields = flat_config(run)
+    return tuple(f"{name}={shown(fields[name])}" for name in differing if fields.get(name) is not None)
+
+
+def shown(value: Any) -> str:
+    """A value of a configuration in a table."""
+    return "-" if value is None else value if isinstance(value, str) else _text(value)
+
+
+def _figures(runs: Sequence[ComparedRun]) -> dict[str, Figure]:
+    values: dict[str, list[float]] = {}
+    for run in runs:
+        for name, value in run.figures.items() if run.counts else ():
+            values.setdefault(name, []).append(value)
+    return {name: figure(found) for name, found in values.items()}
+
+
+def _letters(number: int) -> str:
+    """0 → A, 25 → Z, 26 → AA."""
+    above, at = divmod(number, 26)
+    return (_letters(above - 1) if above else "") + chr(ord("A") + at)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)

@@ -1,0 +1,158 @@
+"""A run as it is compared: what its folder tells, read once. Nothing of it holds a secret."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core import documents
+from pipeline.core.redact import hide, without_secrets
+from pipeline.core.specs import State
+from pipeline.keys.content_key import canonical_config
+from pipeline.runs import acceptance, index, journal
+from pipeline.runs.contents import nodes_of
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.result import AlteredError, Result
+
+SPEEDS = ("images_per_s", "train_s")
+"""Figures of a result that are no metrics of it, and are compared with them."""
+_PARTS = ("version", "config", "code", "data", "environment", "topology")
+_VERDICT = Path(".reproduced")  # where `doit reproduce` leaves what it found, beside the runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRun:
+    """One run.
+
+    Attributes:
+        key: the run's key; ``digest`` is the whole of it.
+        state: as `doit runs` shows it; figures are there with FINISHED and ACCEPTED alone.
+        what: the run in three words.
+        reservation: why nothing may be claimed of its figures (unproven, accepted, unverified, unfinished), or ''.
+        parts: the key's parts: config (canonical), code, data, environment, topology.
+        figures: metrics of the result by name, NaN and infinite ones too, with ``images_per_s`` and ``train_s``.
+        failure: the first line of why it ended badly, or ''.
+        overrides: the words that it was started with.
+        provenance: what provenance.json holds.
+        nodes: of each node what plan.json tells.
+        verdict: what `doit reproduce` found last, or None.
+        weights_sha256: of the final weights, or None.
+    """
+
+    key: str
+    digest: str
+    state: str
+    what: str
+    reservation: str
+    folder: Path
+    parts: Mapping[str, Any]
+    figures: Mapping[str, float]
+    failure: str
+    overrides: tuple[str, ...]
+    provenance: Mapping[str, Any]
+    nodes: tuple[Mapping[str, Any], ...]
+    unix_time: float
+    verdict: Mapping[str, Any] | None = None
+    weights_sha256: str | None = None
+    synthetic: bool = False
+
+    @property
+    def counts(self) -> bool:
+        """Whether its figures stand in means: it is finished, by itself or by a person's word."""
+        return self.state in (State.FINISHED, index.ACCEPTED)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration that decides the run."""
+        found = self.parts.get("config")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
+    def seed(self) -> Any:
+        return self.config.get("seed")
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of the nodes, by node rank."""
+        told = self.provenance.get("hosts")
+        return tuple(map(str, told)) if isinstance(told, list) else tuple(str(node.get("host")) for node in self.nodes)
+
+    @property
+    def command(self) -> str:
+        """The command line that asks for it."""
+        return shlex.join(["doit", "train", *self.overrides])
+
+
+def read(folder: RunFolder) -> ComparedRun:
+    """What the folder tells now. Raises OSError: there is no such folder."""
+    row = index.row(folder)
+    known = folder.read_json("key.json") or {}
+    provenance = folder.read_json("provenance.json") or {}
+    result = _result(folder) if row.state in (State.FINISHED, index.ACCEPTED) else None
+    entries = journal.read(folder.journal)
+    return ComparedRun(
+        key=folder.key,
+        digest=str(known.get("digest", folder.key)),
+        state=row.state,
+        what=row.what,
+        reservation=_reservation(row),
+        folder=folder.path,
+        parts=_parts(known, folder.read_json("config.json") or {}),
+        figures=_figures(result),
+        failure=_failure(row, entries),
+        overrides=_words(provenance),
+        provenance=_shown(provenance),
+        nodes=tuple(nodes_of(folder.read_json("plan.json") or {})),
+        unix_time=row.unix_time,
+        verdict=documents.read_or_none(folder.path.parent / _VERDICT / folder.key / "verdict.json"),
+        weights_sha256=None if result is None else result.fields.get("weights_sha256"),
+        synthetic=row.synthetic,
+    )
+
+
+def _result(folder: RunFolder) -> Result | None:
+    try:
+        return acceptance.standing(folder)[0]
+    except AlteredError:
+        return None
+
+
+def _reservation(row: index.Row) -> str:
+    """In words, for the end of a line."""
+    if row.state == index.ACCEPTED:
+        return row.note.strip()
+    if row.state != State.FINISHED:
+        return f"not finished ({row.state})"
+    return row.note.strip()
+
+
+def _parts(known: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    parts = {name: known[name] for name in _PARTS if name in known}
+    told = parts.get("config")
+    return {**parts, "config": without_secrets(told if isinstance(told, dict) else canonical_config(config))}
+
+
+def _figures(result: Result | None) -> dict[str, float]:
+    if result is None:
+        return {}
+    speeds = {name: getattr(result, name) for name in SPEEDS}
+    return {**result.metrics, **{name: value for name, value in speeds.items() if value is not None}}
+
+
+def _failure(row: index.Row, entries: list[journal.Entry]) -> str:
+    """Of a run that ended badly."""
+    if row.state in (State.FINISHED, index.ACCEPTED) or not entries:
+        return ""
+    return hide(entries[-1].detail.strip().partition("\n")[0])
+
+
+def _words(provenance: Mapping[str, Any]) -> tuple[str, ...]:
+    told = provenance.get("overrides")
+    return tuple(hide(str(word)) for word in told) if isinstance(told, list) else ()
+
+
+def _shown(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: hide(value) if isinstance(value, str) else value for name, value in provenance.items()}

@@ -1,0 +1,286 @@
+"""A comparison as text, as Markdown and as data. Pure."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pipeline.comparing.differing import PARTS, Against, Comparison
+from pipeline.comparing.groups import Group
+from pipeline.comparing.spread import CONFIDENCE, Difference, Figure
+from pipeline.core.tables import aligned, counted
+
+_MOST_LINES = 60  # of a diff in a terminal
+RULE = (
+    f"A difference is larger than the spread over seeds where Welch's {CONFIDENCE:.0%} interval of it leaves out 0; "
+    "each by itself: of twenty, about one does so by chance."
+)
+_INDENT = "  "
+
+
+# --------------------------------------------------------------------------------------------- figures
+def number(value: float) -> str:
+    """Four digits after the point for shares and losses, none for hundreds; powers of ten for what is tiny."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    size = abs(value)
+    if size >= 1e9 or 0 < size < 1e-3:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if size >= 100 else f"{value:.2f}" if size >= 10 else f"{value:.4f}"
+
+
+def with_spread(mean: float, std: float | None) -> str:
+    """``0.9883 ± 0.0042``: both with as many digits as give the deviation two."""
+    if std is None:
+        return number(mean)
+    if std == 0 or not math.isfinite(std) or abs(mean) >= 1e9 or 0 < abs(mean) < 1e-3:
+        return f"{number(mean)} ± {number(std) if std else '0'}"
+    digits = min(6, max(0, 1 - math.floor(math.log10(std))))
+    return f"{mean:,.{digits}f} ± {std:,.{digits}f}"
+
+
+def cell(figure: Figure | None, n: int) -> str:
+    """A metric of a group of ``n`` finished runs; says which values stand in no mean."""
+    if figure is None:
+        return "-"
+    odd = [f"{count} {name}" for count, name in ((figure.nan, "NaN"), (figure.infinite, "inf")) if count]
+    if figure.over is None:
+        return ", ".join(odd)
+    notes = [f"n {figure.over.n}"] if figure.over.n != n else []
+    said = f" ({', '.join([*notes, *odd])})" if notes or odd else ""
+    return f"{with_spread(figure.over.mean, figure.over.std)}{said}"
+
+
+def signed(value: float) -> str:
+    return f"{'+' if value > 0 else ''}{number(value)}"
+
+
+# ------------------------------------------------------------------------------------------------ text
+def text(found: Comparison, width: int) -> str:
+    """For a terminal of ``width`` columns: tables of more groups than fit continue below."""
+    runs = sum(len(group.runs) for group in found.groups)
+    lines = [f"{counted(len(found.groups), 'configuration')}, {counted(runs, 'run')}"]
+    for group in found.groups:
+        lines += ["", *_about(group, width)]
+    for part in PARTS:
+        if rows := found.parts.get(part):
+            table = [(part, *(group.label for group in found.groups)), *((row.name, *row.values) for row in rows)]
+            lines += ["", *_in_width(table, width)]
+    same = [part for part in PARTS if not found.parts.get(part)]
+    if len(found.groups) > 1 and same:
+        lines += ["", *_wrapped(f"the same in all: {', '.join(same)}", width)]
+    for against in found.against:
+        lines += _code(found.groups[0].label, against)
+    lines += ["", *_metrics(found, width)]
+    for against in found.against:
+        lines += ["", *_differences(found.groups[0].label, against, width)]
+    if any(larger(against) for against in found.against):
+        lines += ["", *_wrapped(RULE, width)]
+    return "\n".join(lines)
+
+
+def _about(group: Group, width: int) -> Iterator[str]:
+    """Its label and what sets it apart, then its runs, each with what is to be known of it."""
+    yield from _wrapped(f"{group.label}  {group.title}", width)
+    for run in group.runs:
+        seed = "" if run.seed is None else f"seed {run.seed}"
+        notes = [part for part in (seed, run.reservation, run.failure) if part]
+        yield from _wrapped(f"   {run.key}  {'; '.join(notes)}".rstrip(), width)
+
+
+def _metrics(found: Comparison, width: int) -> list[str]:
+    head = ("metric", *(f"{group.label} (n {group.n})" for group in found.groups))
+    rows = [(name, *(cell(group.figures.get(name), group.n) for group in found.groups)) for name in found.metrics]
+    if not rows:
+        return ["no figures: none of these runs is finished"]
+    return [*_in_width([head, *rows], width), *_wrapped("mean ± sample standard deviation over seeds", width)]
+
+
+def _differences(first: str, against: Against, width: int) -> Iterator[str]:
+    yield from _wrapped(f"{against.label} against {first}: {claim(against)}", width)
+    for item in larger(against):
+        yield from _wrapped(f"{_INDENT}{item.metric}  {interval(item)}", width)
+
+
+def claim(against: Against) -> str:
+    """What may be said of its differences, in a sentence."""
+    if against.reservation:
+        return f"nothing is claimed ({against.reservation})"
+    if not against.differences:
+        return "nothing is claimed: no figure in common"
+    found = len(larger(against))
+    unknown = [item for item in against.differences if item.unknown]
+    if len(unknown) == len(against.differences):
+        return f"nothing is claimed: {unknown[0].unknown}"
+    inside = len(against.differences) - found - len(unknown)
+    rest = f"; {inside} within it" + (f", {len(unknown)} without a known spread" if unknown else "")
+    return f"{found or 'none'} of {len(against.differences)} differences larger than the spread over seeds{rest}"
+
+
+def larger(against: Against) -> list[Difference]:
+    """Those that may be called larger than the spread."""
+    return [] if against.reservation else [item for item in against.differences if item.is_larger]
+
+
+def interval(item: Difference) -> str:
+    """``+0.0121, from +0.0034 to +0.0208``."""
+    bounds = "" if item.low is None or item.high is None else f", from {signed(item.low)} to {signed(item.high)}"
+    return f"{signed(item.difference)}{bounds}"
+
+
+def _code(first: str, against: Against) -> list[str]:
+    """Nothing where the code is the same."""
+    if not against.code:
+        return []
+    lines = ["", f"code, {first} → {against.label}"]
+    lines += [f"{_INDENT}{item.path} {item.change}" for item in against.code]
+    diff = [line for item in against.code for line in item.diff]
+    more = len(diff) - _MOST_LINES
+    return lines + diff[:_MOST_LINES] + ([f"… {more:,} more lines; json=1 has them all"] if more > 0 else [])
+
+
+def _in_width(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """As many columns as fit, then the next ones below, each time with the first column."""
+    columns = [*zip(*rows, strict=True)]
+    widths = [max(map(len, column)) for column in columns]
+    lines: list[str] = []
+    at = 1
+    while at < len(columns):
+        end, used = at + 1, widths[0] + 2 + widths[at]
+        while end < len(columns) and used + 2 + widths[end] <= width:
+            used += 2 + widths[end]
+            end += 1
+        part = zip(columns[0], *columns[at:end], strict=True)
+        lines += ([""] if lines else []) + aligned([*part]).splitlines()
+        at = end
+    return lines
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """Long words (a path, a key) are never broken: they can be copied."""
+    start = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(
+        line.strip(), width, initial_indent=start, subsequent_indent=start + _INDENT * 2,
+        break_long_words=False, break_on_hyphens=False,
+    ) or [line]  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------------- Markdown
+def markdown(found: Comparison) -> str:
+    """Tables for a paper's source, a pull request or a note."""
+    labels = [group.label for group in found.groups]
+    shown = [
+        (group.label, group.title, ", ".join(run.key for run in group.runs), group.reservation or "")
+        for group in found.groups
+    ]
+    lines = ["| | configuration | runs | |", "| --- | --- | --- | --- |", *map(_row, shown)]
+    figures = [(name, *(cell(group.figures.get(name), group.n) for group in found.groups)) for name in found.metrics]
+    head = ("metric", *(f"{group.label} (n {group.n})" for group in found.groups))
+    lines += ["", *_markdown_table(head, figures), "", "Mean ± sample standard deviation over seeds."]
+    for part in PARTS:
+        if rows := found.parts.get(part):
+            lines += ["", *_markdown_table((part, *labels), [(row.name, *row.values) for row in rows])]
+    for against in found.against:
+        lines += ["", _escaped(f"{against.label} against {labels[0]}: {claim(against)}.")]
+        lines += [""] if larger(against) else []
+        lines += [f"- {_escaped(item.metric)}: {interval(item)}" for item in larger(against)]
+        diff = [line for item in against.code for line in item.diff]
+        fence = "`" * max(3, 1 + max((_ticks(line) for line in diff), default=0))
+        lines += ["", f"{fence}diff", *diff, fence] if diff else []
+    lines += ["", RULE] if found.against else []
+    return "\n".join(lines)
+
+
+def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [_row(head), "| --- |" + " ---: |" * (len(head) - 1), *map(_row, rows)]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(_escaped, cells))} |"
+
+
+def _escaped(cell: str) -> str:
+    """So that no name ends a cell, or is taken for a tag or a mark."""
+    for mark in "\\|`*_[]":
+        cell = cell.replace(mark, f"\\{mark}")
+    return " ".join(cell.replace("&", "&amp;").replace("<", "&lt;").split())
+
+
+def _ticks(line: str) -> int:
+    """The longest row of backticks."""
+    most = at = 0
+    for character in line:
+        at = at + 1 if character == "`" else 0
+        most = max(most, at)
+    return most
+
+
+# ------------------------------------------------------------------------------------------------ JSON
+def as_json(found: Comparison) -> dict[str, Any]:
+    """All of it; NaN and infinite values are the texts "NaN", "inf" and "-inf", as JSON has no such numbers."""
+    return {
+        "configurations": [_group(group) for group in found.groups],
+        "differs": {part: [{"name": row.name, "values": list(row.values)} for row in rows]
+                    for part, rows in found.parts.items()},
+        "against_first": [
+            {
+                "configuration": against.label,
+                "reservation": against.reservation,
+                "code": [{"path": item.path, "change": item.change, "diff": list(item.diff)} for item in against.code],
+                "metrics": [_difference(item, against) for item in against.differences],
+            }
+            for against in found.against
+        ],
+        "rule": RULE,
+    }  # fmt: skip
+
+
+def _group(group: Group) -> dict[str, Any]:
+    return {
+        "label": group.label,
+        "words": list(group.words),
+        "what": group.first.what,
+        "n": group.n,
+        "of": len(group.runs),
+        "reservation": group.reservation,
+        "runs": [
+            {
+                "key": run.key,
+                "state": run.state,
+                "seed": run.seed,
+                "reservation": run.reservation,
+                "failure": run.failure,
+                "command": run.command,
+                "metrics": {name: json_number(value) for name, value in run.figures.items()},
+            }
+            for run in group.runs
+        ],
+        "statistics": {
+            name: {
+                "mean": figure.over and json_number(figure.over.mean),
+                "std": None if figure.over is None or figure.over.std is None else json_number(figure.over.std),
+                "n": figure.over.n if figure.over else 0,
+                "nan": figure.nan,
+                "infinite": figure.infinite,
+            }
+            for name, figure in group.figures.items()
+        },
+    }
+
+
+def _difference(item: Difference, against: Against) -> dict[str, Any]:
+    return {
+        "metric": item.metric,
+        "difference": json_number(item.difference),
+        "low": item.low,
+        "high": item.high,
+        "larger_than_spread": None if against.reservation or item.unknown else item.is_larger,
+        "unknown": item.unknown,
+    }
+
+
+def json_number(value: float) -> float | str:
+    """What JSON has no number for, as a text."""
+    return value if math.isfinite(value) else number(value)
