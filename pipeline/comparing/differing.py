@@ -15,7 +15,7 @@ from pipeline.core.redact import hide
 from pipeline.keys.diff import flat
 
 PARTS = ("configuration", "data", "environment", "topology", "hosts")
-_OF_HOST = ("cpus", "cpu", "gpus", "torch", "python")  # what is shown of each host
+_OF_HOST = ("cpus", "cpu_model", "gpus", "gpu_models", "gpu_driver", "torch", "python")  # what is shown of each host
 _DIGEST = 12  # characters of it that are shown
 
 

@@ -60,7 +60,7 @@ def grouped(runs: Sequence[ComparedRun]) -> list[Group]:
     differing = differing_fields([group[0] for group in members])
     return [
         Group(
-            label=_letters(number),
+            label=letters(number),
             words=_words(group[0], differing),
             runs=tuple(group),
             figures=_figures(group),
@@ -117,10 +117,10 @@ def _figures(runs: Sequence[ComparedRun]) -> dict[str, Figure]:
     return {name: figure(found) for name, found in values.items()}
 
 
-def _letters(number: int) -> str:
+def letters(number: int) -> str:
     """0 → A, 25 → Z, 26 → AA."""
     above, at = divmod(number, 26)
-    return (_letters(above - 1) if above else "") + chr(ord("A") + at)
+    return (letters(above - 1) if above else "") + chr(ord("A") + at)
 
 
 def _text(value: Any) -> str:

@@ -175,7 +175,7 @@ def markdown(found: Comparison) -> str:
         (group.label, group.title, ", ".join(run.key for run in group.runs), group.reservation or "")
         for group in found.groups
     ]
-    lines = ["| | configuration | runs | |", "| --- | --- | --- | --- |", *map(_row, shown)]
+    lines = ["| | configuration | runs | |", "| --- | --- | --- | --- |", *map(row, shown)]
     figures = [(name, *(cell(group.figures.get(name), group.n) for group in found.groups)) for name in found.metrics]
     head = ("metric", *(f"{group.label} (n {group.n})" for group in found.groups))
     lines += ["", *_markdown_table(head, figures), "", "Mean ± sample standard deviation over seeds."]
@@ -183,9 +183,9 @@ def markdown(found: Comparison) -> str:
         if rows := found.parts.get(part):
             lines += ["", *_markdown_table((part, *labels), [(row.name, *row.values) for row in rows])]
     for against in found.against:
-        lines += ["", _escaped(f"{against.label} against {labels[0]}: {claim(against)}.")]
+        lines += ["", escaped(f"{against.label} against {labels[0]}: {claim(against)}.")]
         lines += [""] if larger(against) else []
-        lines += [f"- {_escaped(item.metric)}: {interval(item)}" for item in larger(against)]
+        lines += [f"- {escaped(item.metric)}: {interval(item)}" for item in larger(against)]
         diff = [line for item in against.code for line in item.diff]
         fence = "`" * max(3, 1 + max((_ticks(line) for line in diff), default=0))
         lines += ["", f"{fence}diff", *diff, fence] if diff else []
@@ -194,14 +194,14 @@ def markdown(found: Comparison) -> str:
 
 
 def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [_row(head), "| --- |" + " ---: |" * (len(head) - 1), *map(_row, rows)]
+    return [row(head), "| --- |" + " ---: |" * (len(head) - 1), *map(row, rows)]
 
 
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(_escaped, cells))} |"
+def row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(escaped, cells))} |"
 
 
-def _escaped(cell: str) -> str:
+def escaped(cell: str) -> str:
     """So that no name ends a cell, or is taken for a tag or a mark."""
     for mark in "\\|`*_[]":
         cell = cell.replace(mark, f"\\{mark}")
