@@ -1,9 +1,9 @@
 """Options by convention: option NAME of a group is the module NAME of the group's package, if it defines settings.
 
-Settings are a dataclass that derives from the group's base class. They are read out of the module's source without
-importing the module, because a model's imports torch, which the controller never does. So the class may use what the
-standard library, ``trainers.core.config``, ``pipeline.core.errors`` and its base's module offer, and constants of its
-module.
+Settings are a dataclass that derives from the group's base class, or from one of its derived ones. They are read out
+of the module's source without importing the module, because a model's imports torch, which the controller never does.
+So the class may use what the standard library, ``trainers.core.config``, ``pipeline.core.errors`` and its base's module
+offer, and constants of its module.
 
 Another installed package adds an option by an entry point: of the group ``paceline.models`` for what
 ``trainers.models`` holds, ``paceline.launchers`` for ``pipeline.cluster.launchers``, and so on. Its value is the
@@ -27,15 +27,17 @@ from trainers.core.config import installed_options, option_names
 
 
 class Options:
-    """The options of one group. ``field`` is what names the choice: ``model``, ``cluster.launcher``."""
+    """The options of one group. ``field`` is what names the choice: ``model``, ``cluster.launcher``; ``derived`` are
+    classes between the group's base and the settings of options that have fields in common."""
 
-    def __init__(self, field: str, package: str, base: type[Any]) -> None:
-        self.field, self.package, self.base = field, package, base
+    def __init__(self, field: str, package: str, base: type[Any], *derived: type[Any]) -> None:
+        self.field, self.package, self.base, self.bases = field, package, base, (base, *derived)
         self._classes: dict[str, type[Any]] = {}
 
     def names(self) -> list[str]:
         """All options, sorted."""
-        return sorted({*option_names(HOME / self.package.replace(".", "/"), self.base), *self.installed()})
+        folder = HOME / self.package.replace(".", "/")
+        return sorted({*self.installed(), *(name for base in self.bases for name in option_names(folder, base))})
 
     def installed(self) -> dict[str, str]:
         """The options of other installed packages: name → module."""
@@ -74,7 +76,7 @@ class Options:
         """The settings class of an option that was chosen before, so its module can be imported: not read twice."""
         module = import_module(self.target(name))
         values = (value for value in vars(module).values() if isinstance(value, type))
-        return next(value for value in values if value.__module__ == module.__name__ and self.base in value.__bases__)
+        return next(value for value in values if _is_settings(value, module.__name__, self.bases))
 
     def _evaluated(self, name: str) -> type[Any]:
         target = self.target(name)
@@ -83,13 +85,13 @@ class Options:
             raise UsageError(f"{self.field}={name}: an installed package says that it is {target}, which isn't there")
         path = str(file.relative_to(HOME) if file.is_relative_to(HOME) else file)
         try:
-            tree = _settings(file.read_bytes(), self.base)
+            tree = _settings(file.read_bytes(), self.bases)
         except (SyntaxError, ValueError) as error:
             raise UsageError(f"{self.field}={name}: {path}: {error}") from error
         if tree is None:
             unknown, base = self._unknown(name), self.base.__name__
             raise UsageError(f"{unknown} ({path} has no settings: a dataclass that begins with class …({base}):)")
-        return _class(tree, target, path, self.base)
+        return _class(tree, target, path, self.bases)
 
     def _own(self, name: str) -> Path:
         return HOME / self.package.replace(".", "/") / f"{name}.py"
@@ -107,7 +109,7 @@ def source_of_installed(module: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin else None
 
 
-def _settings(source: bytes, base: type[Any]) -> ast.Module | None:
+def _settings(source: bytes, bases: tuple[type[Any], ...]) -> ast.Module | None:
     """The settings class alone, with the imports and constants that it uses; None where there is none.
 
     Raises:
@@ -115,14 +117,15 @@ def _settings(source: bytes, base: type[Any]) -> ast.Module | None:
         ValueError: two such classes, one that is no dataclass, or one that uses more of its module than it may.
     """
     tree = ast.parse(source)
-    found = [item for item in tree.body if isinstance(item, ast.ClassDef) and _derives(item, base)]
+    found = [item for item in tree.body if isinstance(item, ast.ClassDef) and _derives(item, bases)]
     if not found:
         return None
     if len(found) > 1:
         raise ValueError(f"{found[0].name} and {found[1].name} are both settings; an option is a module of its own")
     if not any("dataclass" in ast.unparse(item) for item in found[0].decorator_list):
         raise ValueError(f"{found[0].name} is no dataclass; write @dataclass(kw_only=True) above it")
-    allowed = {"trainers.core.config", "pipeline.core.errors", base.__module__, *sys.stdlib_module_names}
+    of_bases = (base.__module__ for base in bases)
+    allowed = {"trainers.core.config", "pipeline.core.errors", *of_bases, *sys.stdlib_module_names}
     kept: list[ast.stmt] = []
     used = _names(found[0])
     for item in tree.body:
@@ -138,8 +141,8 @@ def _settings(source: bytes, base: type[Any]) -> ast.Module | None:
     return ast.Module(body=[*kept, found[0]], type_ignores=[])
 
 
-def _derives(item: ast.ClassDef, base: type[Any]) -> bool:
-    return [ast.unparse(parent) for parent in item.bases] == [base.__name__]
+def _derives(item: ast.ClassDef, bases: tuple[type[Any], ...]) -> bool:
+    return [ast.unparse(parent) for parent in item.bases] in [[base.__name__] for base in bases]
 
 
 def _names(item: ast.ClassDef) -> set[str]:
@@ -178,12 +181,16 @@ def _is_literal(value: ast.expr) -> bool:
     return True
 
 
-def _class(tree: ast.Module, module: str, path: str, base: type[Any]) -> type[Any]:
+def _class(tree: ast.Module, module: str, path: str, bases: tuple[type[Any], ...]) -> type[Any]:
     """Evaluate what ``_settings`` returned, its annotations too: as texts they would be looked up in no module."""
     space: dict[str, Any] = {"__name__": module}
     try:
         exec(compile(tree, path, "exec", dont_inherit=True), space)
     except Exception as error:  # whatever a class statement can raise
         raise UsageError(f"{path}: its settings can't be read: {type(error).__name__}: {text_of(error)}") from error
-    (found,) = (item for item in space.values() if isinstance(item, type) and base in item.__bases__)
+    (found,) = (item for item in space.values() if isinstance(item, type) and _is_settings(item, module, bases))
     return found
+
+
+def _is_settings(item: type[Any], module: str, bases: tuple[type[Any], ...]) -> bool:
+    return item.__module__ == module and not {*item.__bases__}.isdisjoint(bases)

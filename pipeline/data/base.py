@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # numpy costs 0.1 s and more: a run that is up to date only a
     EncodedBlock = tuple[Block, Sequence["EncodedImage"]]
 
 _BLOCK_BYTES = 16 << 20
+_CONTROL = ("Cc", "Zl", "Zp")  # Unicode's categories: line breaks, tabs, escapes
 
 
 class EncodedImage(NamedTuple):
@@ -87,6 +89,13 @@ def images_per_block(shape: tuple[int, int, int]) -> int:
     """How many uint8 images of (C, H, W) make a block of about 16 MiB."""
     channels, height, width = shape
     return max(1, _BLOCK_BYTES // (channels * height * width))
+
+
+def refuse_control_characters(classes: Iterable[str], origin: str) -> None:
+    """Raises DataError: a class's name would break the lines of reports and tables."""
+    for name in classes:
+        if any(unicodedata.category(character) in _CONTROL for character in name):
+            raise DataError(f"{origin}: the class {name!r} has a control character in its name", hint="rename it")
 
 
 def refuse_source(config: DatasetConfig) -> None:

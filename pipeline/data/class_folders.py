@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core.errors import DataError
+from pipeline.data.base import refuse_control_characters
 
 READ = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp")
 _NOT_READ = (".gif", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".ppm", ".pgm", ".pbm", ".svg", ".psd")
@@ -92,6 +93,7 @@ def _classes(folder: Path, source: str, split: str) -> list[str]:
     if len(classes) < 2:
         seen = f"one class, {classes[0]!r}" if classes else "no class: it holds no folder"
         raise DataError(f"{source} has {seen}; wanted: two classes at least", hint=_wanted(split))
+    refuse_control_characters(classes, source)
     known: dict[str, str] = {}
     for name in classes:
         alike = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
@@ -112,10 +114,10 @@ def _wanted(split: str) -> str:
 
 def _part(root: Path, split: str, classes: list[str], source: str) -> tuple[tuple[str, int], ...]:
     found = _folders(root / split, source)
-    strangers = [name for name in found if name not in classes]
-    if strangers:
+    unexpected = [name for name in found if name not in classes]
+    if unexpected:
         raise DataError(
-            f"{source}: {split}/ has {_listed(strangers)}, which train/ hasn't; classes: {_listed(classes)}",
+            f"{source}: {split}/ has {_listed(unexpected)}, which train/ hasn't; classes: {_listed(classes)}",
             hint=f"the same folders in both; move {split}/ away where its images have no classes",
         )
     images = [

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from pipeline.core import threads
 from pipeline.core.errors import DataError
 from pipeline.data.base import EncodedImage, Part, RawSet, images_per_block
+from pipeline.data.image_settings import ImageFilesConfig
 from pipeline.data.progress import OnProgress
 from trainers.core.config import image_sides
 
@@ -37,16 +38,6 @@ Items = Callable[[], Iterator[Item]]
 """Gives, each time it is called, all images of a part in order."""
 
 
-class Settings(Protocol):
-    """What every set of image files can be told of them."""
-
-    holdout: int
-    image_size: Any
-    resize: int | None
-    channels: int | None
-    decoded_limit: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """Where images come from. ``parts``: train, val, test → items; ``text`` is what the manifest says of it."""
@@ -67,7 +58,7 @@ class _Seen:
     is_grey: bool = True
 
 
-def raw_set(source: Source, config: Settings, report: OnProgress) -> RawSet:
+def raw_set(source: Source, config: ImageFilesConfig, report: OnProgress) -> RawSet:
     """Look at each image's header; decide on their size and channels, and whether the pack keeps them encoded.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,6 +40,25 @@ class ObjectStore:
         """Raises DataError: also where it isn't there."""
         with self._explained("read"):
             self._filesystem.get_file(self._path(name), str(target))
+
+    def below(self) -> dict[str, int]:
+        """The bytes of every file there, at any depth, by its path below the address. Raises DataError."""
+        with self._explained("listed"):
+            found = self._filesystem.find(self._root, detail=True)
+        top = len(self._root.rstrip("/")) + 1
+        return {path[top:]: int(about.get("size") or 0) for path, about in sorted(found.items())}
+
+    def get_below(self, names: Sequence[str], folder: Path) -> None:
+        """Those files of ``below``, at the same places in ``folder``; side by side where the driver can.
+
+        Raises:
+            DataError: one can't be read. OSError: one can't be written.
+        """
+        targets = [folder / name for name in names]
+        for path in {target.parent for target in targets}:
+            path.mkdir(parents=True, exist_ok=True)
+        with self._explained("read"):
+            self._filesystem.get([self._path(name) for name in names], [*map(str, targets)])
 
     def remove(self, name: str) -> None:
         """A file or a whole folder. Raises DataError: also where it isn't there."""

@@ -55,6 +55,11 @@ def refuse_special(source: str | None, path: Path) -> None:
         raise DataError(f"dataset.source={source}: {path} is {kind}; wanted: a file")
 
 
+def files_below(folder: Path) -> dict[str, Path]:
+    """All files below a folder by their path in it, sorted. Raises OSError."""
+    return {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
 def shown(url: str) -> str:
     """The address without user, password, query and fragment: they may hold secrets (signed URLs)."""
     parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""``dataset.source`` where it is a folder of files: one that is here, an archive of one, or an archive's address."""
+"""``dataset.source`` where it is a folder of files: one that is here or behind an address, or an archive of one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.core.errors import DataError
-from pipeline.data import archives
+from pipeline.data import archives, disk
 from pipeline.data.base import Workspace
 from pipeline.data.download import Wanted, retrieve
+from pipeline.data.object_store import ObjectStore
 from pipeline.data.official import unreachable
-from pipeline.data.source import file_name, local_path, refuse_special, shown
+from pipeline.data.source import file_name, local_path, refuse_special, scheme, shown
+from pipeline.data.transports import WEB
 from trainers.core.config import DatasetConfig
+
+_AT_ONCE = 64  # files that a driver is asked for together
 
 
 class Place(NamedTuple):
@@ -35,25 +39,63 @@ def local(config: DatasetConfig, what: str) -> Path | None:
     return path
 
 
+def one_file(config: DatasetConfig, work: Workspace, what: str, suffix: str) -> tuple[Path, str] | None:
+    """The file and its origin, where the source is one with this suffix, here or behind an address; else None.
+
+    Raises:
+        DataError: there is no source, or it can't be had.
+    """
+    path, source = local(config, what), config.source or ""
+    name = path.name if path is not None else file_name(source)
+    if not name.endswith(suffix) or (path is not None and path.is_dir()):
+        return None
+    return (path, str(path)) if path is not None else (_download(config, source, name, work), shown(source))
+
+
 def get(config: DatasetConfig, work: Workspace, what: str, suffixes: tuple[str, ...]) -> Place:
-    """The folder itself; of an archive, its files with these suffixes, unpacked. Raises DataError."""
+    """The folder itself; of one behind an address or in an archive its files with these suffixes. Raises DataError."""
     path = local(config, what)
     if path is not None and path.is_dir():
         return Place(path, str(path))
     source = config.source or ""
     origin = str(path) if path is not None else shown(source)
     name = path.name if path is not None else file_name(source)
-    if not name.endswith(archives.SUFFIXES):
+    is_archive = name.endswith(archives.SUFFIXES)
+    if not is_archive and (path is not None or scheme(source) in WEB):
         raise DataError(
-            f"dataset.source={origin} is neither a folder nor an archive ({', '.join(archives.SUFFIXES)})",
+            f"dataset.source={origin} is neither a folder nor an archive ({', '.join(archives.SUFFIXES)})"
+            + ("" if path is not None else "; a web server has no list of its files"),
             hint=f"dataset.source=<{what}>",
         )
     folder = work.folder / "unpacked"
     folder.mkdir()
+    if not is_archive:
+        _fetch_folder(source, suffixes, folder, work)
+        return Place(folder, origin)
     archive = path or _download(config, source, name, work)
     work.report(f"unpacking {name}", 0, None)
     archives.extract_tree(archive, suffixes, folder)
     return Place(folder, origin)
+
+
+def _fetch_folder(source: str, suffixes: tuple[str, ...], folder: Path, work: Workspace) -> None:
+    """The files with these suffixes of a folder that fsspec knows (s3://, gs://, …). Raises DataError, OSError."""
+    store = ObjectStore(source, "dataset.source")
+    sizes = {
+        name: size
+        for name, size in store.below().items()
+        if name.lower().endswith(suffixes) and ".." not in name.split("/")
+    }
+    if not sizes:
+        raise DataError(
+            f"{store.shown} holds none of {', '.join(suffixes)}", hint="doit fetch with the address of their folder"
+        )
+    names, total = list(sizes), sum(sizes.values())
+    with disk.room(folder, total):
+        for begin in range(0, len(names), _AT_ONCE):
+            some = names[begin : begin + _AT_ONCE]
+            store.get_below(some, folder)
+            work.report(f"fetching {store.shown}", sum(sizes[name] for name in names[: begin + len(some)]), total)
 
 
 def _download(config: DatasetConfig, source: str, name: str, work: Workspace) -> Path:

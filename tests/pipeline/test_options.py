@@ -245,7 +245,11 @@ def test_both_halves_read_the_same_settings(group: str) -> None:
     assert options.names()
     for name in options.names():
         module = import_module(f"{options.package}.{name}")
-        (real,) = [item for item in vars(module).values() if isinstance(item, type) and options.base in item.__bases__]
+        (real,) = [
+            item
+            for item in vars(module).values()
+            if isinstance(item, type) and item.__module__ == module.__name__ and {*item.__bases__} & {*options.bases}
+        ]
         found = options.settings(name)
         assert [(item.name, item.default) for item in fields(found)] == [
             (item.name, item.default) for item in fields(real)

@@ -7,9 +7,10 @@ from typing import cast
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.options import Options
 from pipeline.data.base import DatasetModule
+from pipeline.data.image_settings import ImageFilesConfig
 from trainers.core.config import DatasetConfig
 
-DATASETS = Options("dataset", "pipeline.data.datasets", DatasetConfig)
+DATASETS = Options("dataset", "pipeline.data.datasets", DatasetConfig, ImageFilesConfig)
 
 
 def module(name: str) -> DatasetModule:

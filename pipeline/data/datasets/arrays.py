@@ -213,7 +213,10 @@ def _classes(path: Path | str, train: _Half, test: _Half | None) -> int:
     gaps = np.setdiff1d(np.arange(min(classes, len(present) + _MAX_GAPS)), present)
     if len(gaps):
         listed = ", ".join(map(str, gaps[:_MAX_GAPS].tolist()))
-        raise DataError(f"{path}: labels go up to {classes - 1} but no image has {listed}; wanted: 0 … K−1, no gaps")
+        raise DataError(
+            f"{path}: labels go up to {classes - 1} but no image has {listed}; wanted: 0 … K−1, no gaps",
+            hint="labels = numpy.unique(labels, return_inverse=True)[1] numbers them anew, without gaps",
+        )
     if test is not None and test.labels.max() >= classes:
         raise DataError(f"{path}: test labels go up to {test.labels.max()}, training labels to {classes - 1}")
     return classes

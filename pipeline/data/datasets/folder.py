@@ -6,36 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from pipeline.data import class_folders, images, source_folder
 from pipeline.data.base import RawSet, Workspace
-from trainers.core.config import DatasetConfig, check_images
+from pipeline.data.image_settings import ImageFilesConfig
+from trainers.core.config import DatasetConfig
 
-_WANTED = "a folder with one folder a class, or an archive of it"
+_WANTED = "a folder with one folder a class, an archive of it, or an s3:// address"
 
 
 @dataclass(kw_only=True)
-class FolderConfig(DatasetConfig):
-    """A folder with one folder a class, or with train/, val/ and test/ of them; or an archive of it.
-
-    Attributes:
-        image_size: pixels, 224 or [height,width]; the middle of each image is cut out in these proportions and resized.
-            null: the size of the images where all have one of at most 224, else 224.
-        resize: pixels of the shorter side before image_size is cut out of the middle; null: as many as that has.
-        channels: 3 (colour), 1 (grey), or null: grey where all images are.
-        decoded_limit: GiB; a pack that would have more pixels keeps the files, and the ranks decode them.
-    """
+class FolderConfig(ImageFilesConfig):
+    """A folder with one folder a class, or with train/, val/ and test/ of them; or an archive of it."""
 
     name: str = "folder"
-    image_size: Any = None
-    resize: int | None = None
-    channels: int | None = None
-    decoded_limit: float = 8.0
-
-    def __post_init__(self) -> None:
-        DatasetConfig.__post_init__(self)
-        check_images(self.image_size, self.resize, self.channels, self.decoded_limit)
 
 
 def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:

@@ -16,7 +16,7 @@ from pipeline.core.threads import described
 from pipeline.data.base import RawSet, Workspace
 from pipeline.data.datasets import arrays
 from pipeline.data.npz import Header
-from pipeline.data.source import local_path, refuse_special
+from pipeline.data.source import files_below, local_path, refuse_special
 from trainers.core.config import DatasetConfig, check_target
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
     path = _source(config)
     if path is None or not path.is_dir():
         return [] if path is None else [path]
-    return {file.relative_to(path).as_posix(): file for file in sorted(path.rglob("*")) if file.is_file()}
+    return files_below(path)
 
 
 def load(config: OwnDatasetConfig, work: Workspace) -> RawSet:

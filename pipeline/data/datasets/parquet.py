@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pipeline.core.errors import DataError
 from pipeline.data import images, source_folder
 from pipeline.data.base import RawSet, Workspace
-from trainers.core.config import DatasetConfig, check_images
+from pipeline.data.image_settings import ImageFilesConfig
+from trainers.core.config import DatasetConfig
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,30 +27,17 @@ _MOST_CLASSES = 100_000
 
 
 @dataclass(kw_only=True)
-class ParquetConfig(DatasetConfig):
+class ParquetConfig(ImageFilesConfig):
     """A .parquet file or a folder of shards: a column of encoded images, and one of labels (integers or names).
 
     Attributes:
         image_column: its name; null: the only column of images.
         label_column: its name; null: label, labels, or the only column of integers.
-        image_size: pixels, 224 or [height,width]; the middle of each image is cut out in these proportions and resized.
-            null: the size of the images where all have one of at most 224, else 224.
-        resize: pixels of the shorter side before image_size is cut out of the middle; null: as many as that has.
-        channels: 3 (colour), 1 (grey), or null: grey where all images are.
-        decoded_limit: GiB; a pack that would have more pixels keeps the files, and the ranks decode them.
     """
 
     name: str = "parquet"
     image_column: str | None = None
     label_column: str | None = None
-    image_size: Any = None
-    resize: int | None = None
-    channels: int | None = None
-    decoded_limit: float = 8.0
-
-    def __post_init__(self) -> None:
-        DatasetConfig.__post_init__(self)
-        check_images(self.image_size, self.resize, self.channels, self.decoded_limit)
 
 
 def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
@@ -62,10 +50,10 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
 
 def load(config: ParquetConfig, work: Workspace) -> RawSet:
     """Find columns, classes and splits; images are decoded while they are packed. Raises DataError."""
-    path = source_folder.local(config, _WANTED)
-    if path is not None and path.suffix == ".parquet":
-        place = source_folder.Place(path.parent, str(path))
-        shards = [path]
+    one = source_folder.one_file(config, work, _WANTED, ".parquet")
+    if one is not None:
+        place = source_folder.Place(one[0].parent, one[1])
+        shards = [one[0]]
     else:
         place = source_folder.get(config, work, _WANTED, (".parquet",))
         shards = _shards(place.folder, place.origin)
@@ -201,7 +189,10 @@ def _classes(
         return _several(names, origin), {name: number for number, name in enumerate(names)}
     names = columns.names or tuple(map(str, range(max(numbers) + 1)))
     if gaps := sorted({*range(len(names))} ^ numbers):
-        raise DataError(f"{origin}: {columns.label} has no row of, or no name for, {', '.join(map(str, gaps[:8]))}")
+        raise DataError(
+            f"{origin}: {columns.label} has no row of, or no name for, {', '.join(map(str, gaps[:8]))}",
+            hint="number the classes 0 … K−1 without gaps, or write their names, which are numbered by themselves",
+        )
     return _several(names, origin), {number: number for number in numbers}
 
 
@@ -214,11 +205,12 @@ def _several(names: tuple[str, ...], origin: str) -> tuple[str, ...]:
 def _values(shards: list[Path], columns: _Columns) -> set[int | str]:
     found: set[int | str] = set()
     for path in shards:
-        for _, batch in _batches(path, [columns.label]):
-            values = set(batch.column(columns.label).unique().to_pylist())
+        for begin, batch in _batches(path, [columns.label]):
+            values = batch.column(columns.label).to_pylist()
             if None in values:
-                raise DataError(f"{path}: a row has no {columns.label}", hint="leave out the rows without a label")
-            found |= values
+                row = begin + values.index(None)
+                raise DataError(f"{path}: row {row} has no {columns.label}", hint="leave out the rows without a label")
+            found |= set(values)
     return found
 
 

@@ -10,44 +10,34 @@ from functools import partial
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 from pipeline.core import process
 from pipeline.core.errors import DataError
 from pipeline.data import images
 from pipeline.data.base import RawSet, Workspace
-from pipeline.data.source import local_path
-from trainers.core.config import ConfigError, DatasetConfig, check_images
+from pipeline.data.image_settings import ImageFilesConfig
+from pipeline.data.source import files_below, local_path
+from trainers.core.config import ConfigError, DatasetConfig
 from trainers.core.installer import install
 
 _READER = "trainers.data.torchvision_images"
 
 
 @dataclass(kw_only=True)
-class TorchvisionConfig(DatasetConfig):
+class TorchvisionConfig(ImageFilesConfig):
     """A class of torchvision.datasets whose labels are class numbers, by its name: FashionMNIST, Food101, SVHN, ….
 
     source is the class's ``root``; without it the set is downloaded as torchvision does it.
 
     Attributes:
         class_name: the class (``dataset.class=`` says the same).
-        image_size: pixels, 224 or [height,width]; the middle of each image is cut out in these proportions and resized.
-            null: the size of the images where all have one of at most 224, else 224.
-        resize: pixels of the shorter side before image_size is cut out of the middle; null: as many as that has.
-        channels: 3 (colour), 1 (grey), or null: grey where all images are.
-        decoded_limit: GiB; a pack that would have more pixels keeps the files, and the ranks decode them.
     """
 
     name: str = "torchvision"
     class_name: str = ""
-    image_size: Any = None
-    resize: int | None = None
-    channels: int | None = None
-    decoded_limit: float = 8.0
 
     def __post_init__(self) -> None:
-        DatasetConfig.__post_init__(self)
-        check_images(self.image_size, self.resize, self.channels, self.decoded_limit)
+        ImageFilesConfig.__post_init__(self)
         if not self.class_name.isidentifier():
             raise ConfigError(f"dataset.class={self.class_name} must name a class of torchvision, as FashionMNIST")
 
@@ -62,7 +52,7 @@ def local_inputs(config: DatasetConfig) -> list[Path] | dict[str, Path]:
             f"dataset.source={config.source} is no folder; wanted: the root of torchvision's class",
             hint="leave dataset.source out to download",
         )
-    return {file.relative_to(path).as_posix(): file for file in sorted(path.rglob("*")) if file.is_file()}
+    return files_below(path)
 
 
 def load(config: TorchvisionConfig, work: Workspace) -> RawSet:

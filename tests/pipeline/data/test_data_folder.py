@@ -5,10 +5,11 @@ import os
 import tarfile
 import unicodedata
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -117,9 +118,30 @@ def test_an_archive_behind_an_address(root: Path, tmp_path: Path, server: Server
     got = fetch(FolderConfig(source=f"{server.url}photos.tar", holdout=4), tmp_path / "one")
     assert got.digest == fetch(config(root), tmp_path / "two").digest
     with pytest.raises(
-        DataError, match=r"is neither a folder nor an archive \(.tar, .*\)\n  try: dataset.source=<a folder"
+        DataError,
+        match=r"is neither a folder nor an archive \(.*\); a web server has no list.*\n  try: dataset.sou",
     ):
         fetch(FolderConfig(source=f"{server.url}photos"), tmp_path / "one")
+
+
+@pytest.fixture
+def bucket(root: Path) -> Iterator[str]:
+    """The address of a folder that holds what ``root`` does, and a note."""
+    store = fsspec.filesystem("memory")
+    store.put(f"{root}/", "/bucket/photos/", recursive=True)
+    store.pipe("/bucket/photos/cat/README.txt", b"mine")
+    yield "memory://bucket/photos"
+    store.rm("/bucket", recursive=True)
+
+
+def test_a_folder_behind_an_address_gives_the_digest_of_the_folder(root: Path, tmp_path: Path, bucket: str) -> None:
+    made = fetch(config(root), tmp_path / "here").manifest
+    again = fetch(FolderConfig(source=bucket, holdout=4), tmp_path / "there")
+    assert again.manifest.digest == made.digest
+    assert find(FolderConfig(source=bucket, holdout=4), tmp_path / "there") is not None
+    with pytest.raises(DataError, match=r"dataset.source=memory://bucket/other holds none of .jpg, "):
+        fetch(FolderConfig(source="memory://bucket/other", holdout=4), tmp_path / "there")
+    assert len(list((tmp_path / "there").glob("*folder-*"))) == 1
 
 
 def test_an_archive_that_leads_outside_is_refused(tmp_path: Path) -> None:
@@ -170,6 +192,10 @@ def nowhere(root: Path) -> None:
     (root / "cat" / "x.jpg").symlink_to(root / "absent")
 
 
+def control(root: Path) -> None:
+    (root / "dog").rename(root / "d\nog")
+
+
 def fifo(root: Path) -> None:
     os.mkfifo(root / "cat" / "pipe.jpg")
 
@@ -197,6 +223,7 @@ def stranger(root: Path) -> None:
         (loose, "1.jpg in .*photos: in no class's folder"),
         (other_kind, r"cat/1.tiff is of a kind that isn't read; kinds: .jpg, .*\n  try: convert it"),
         (nowhere, "cat/x.jpg is no file, or a link that leads nowhere"),
+        (control, r"photos: the class 'd\\nog' has a control character in its name\n  try: rename it"),
         (fifo, "cat/pipe.jpg is no file, or a link that leads nowhere"),
         (no_train, "has val and no train/"),
         (stranger, "test/ has bird, which train/ hasn't; classes: cat, dog"),

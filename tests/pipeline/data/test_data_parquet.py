@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,6 +40,19 @@ def test_one_file_of_plain_bytes_with_names_for_labels(tmp_path: Path) -> None:
     pq.write_table(pa.table({"img": [row["bytes"] for row in ROWS], "label": names}), tmp_path / "all.parquet")
     pack = fetch(config(tmp_path / "all.parquet", holdout=2), tmp_path / "data")
     assert (pack.manifest.classes, pack.manifest.count) == (("cat", "dog"), 12)
+
+
+def test_a_file_and_a_folder_behind_an_address(tmp_path: Path) -> None:
+    hub, store = make_parquet(tmp_path / "hub", train=12, test=6), fsspec.filesystem("memory")
+    store.put(f"{hub}/", "/hub/", recursive=True)
+    shard = next((hub / "data").glob("train-00000*"))
+    try:
+        for source, address in ((hub, "memory://hub"), (shard, f"memory://hub/data/{shard.name}")):
+            wanted = fetch(config(source, holdout=2), tmp_path / "data")
+            got = fetch(ParquetConfig(source=address, holdout=2), tmp_path / "other")
+            assert got.digest == wanted.digest
+    finally:
+        store.rm("/hub", recursive=True)
 
 
 def test_an_image_in_another_shard_s_split_is_another_pack(tmp_path: Path) -> None:
@@ -86,9 +100,13 @@ def damaged(path: Path) -> None:
         (rows(image=[{"bytes": None, "path": "x.png"}, *ROWS[1:]]), "row 0 has no bytes of an image"),
         (rows(image=[*ROWS[:-1], {"bytes": b"abc", "path": None}]), r"all.parquet\[11\]: its 3 bytes are no JPEG"),
         (rows(label=[-1] * 12), "label has -1 to -1; wanted: 0 … K−1"),
-        (rows(label=[0, 2] * 6), "label has no row of, or no name for, 1"),
+        (
+            rows(label=[0, 2] * 6),
+            r"label has no row of, or no name for, 1\n  try: number the classes 0 … K−1",
+        ),
         (rows(label=[0] * 12), "has one class, '0'; wanted: two classes at least"),
-        (rows(label=[None, *LABELS[1:]]), "a row has no label"),
+        (rows(label=[*LABELS[:-1], None]), "all.parquet: row 11 has no label"),
+        (rows(label=["a\nb", "c"] * 6), r"all.parquet: the class 'a\\nb' has a control character in its name"),
         (rows(label=[0.5] * 12), "it isn't clear which column has the labels"),
         (damaged, "all.parquet"),
     ],
