@@ -66,6 +66,7 @@ def why() -> None:
 def _why_run(current: Session) -> None:
     from pipeline.execution import dry_run
     from pipeline.keys import diff as compare
+    from pipeline.runs import status as progress
 
     current.refuse_data()
     run = current.run
@@ -91,6 +92,9 @@ def _why_run(current: Session) -> None:
     say(f"{name}: {reason or f'{accepted or standing}; doit train launches nothing'}")
     if damage is not None:
         say(f"WARNING: {damage.what}\n  it can't be exported or reproduced from here; try: {damage.hint}")
+    if run is not None and not reason:
+        for name in progress.added(run.folder):
+            say(f"WARNING: {relative(run.folder.path / name)} was added after the run; it is none of its outputs")
     if found is not None:
         key, differing = found
         say(f"the nearest finished run is {key}; " + ("it has the same key" if not differing else "it differs in:"))
@@ -124,9 +128,17 @@ def _damage(run: Run) -> AlteredError | None:
 
 
 def status() -> None:
+    """A run, and before it the steps that are being made, unless a run is named."""
+    from pipeline.cli import steps as own
+    from pipeline.runs import index as runs
     from pipeline.runs import status as progress
 
-    say(progress.status(_named_or_newest()))
+    current = session()
+    making = [] if "run" in current.asked.options else own.under_way(current.config.runs_dir)
+    for line in making:
+        say(line)
+    if not making or runs.rows(current.config.runs_dir):
+        say(progress.status(_named_or_newest()))
 
 
 def logs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,9 @@ def _told(graph: Graph, name: str) -> tuple[str, str]:
     except UsageError as error:
         return "can't run", error.what
     if standing.made is not None:
-        return "up to date", relative(standing.made.folder)
+        lacks = standing.made.record.get("unkeyed") or []
+        more = f"; its key lacks {', '.join(map(str, lacks))}" if lacks else ""
+        return "up to date", relative(standing.made.folder) + more
     return "would run", "; ".join(standing.why)
 
 
@@ -85,8 +88,19 @@ def why(name: str) -> None:
         say(f"step {before}: {': '.join(_told(graph, before))}")
 
 
+def under_way(runs_dir: Path) -> list[str]:
+    """A line for each step that a command is making now."""
+    from pipeline.steps import store
+
+    return [
+        f"step {log.stem.rpartition('-')[0]} is being made, its last word {max(0.0, time.time() - said_at):.0f} s ago: "
+        f"{relative(log)}"
+        for log, said_at in store.under_way(runs_dir)
+    ]
+
+
 def dag() -> None:
-    """All steps, and the tasks of this configuration's run after those that it needs."""
+    """The tasks of this configuration's run after the steps that it needs; without overrides all other steps, too."""
     from pipeline.execution import dry_run
 
     current = session()
@@ -95,7 +109,8 @@ def dag() -> None:
     if shape not in shapes:
         raise UsageError(f"format={shape} is not known; {suggestion(shape, shapes)}")
     planned = dry_run.planned(current.config, current.pack, current.run, root=ROOT)
-    say(shapes[shape]([planned], _own(current.steps)))
+    others = [] if current.asked.overrides else _own(current.steps)
+    say(shapes[shape]([planned], others))
 
 
 def _own(graph: Graph) -> list[Step]:

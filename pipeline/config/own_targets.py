@@ -88,6 +88,32 @@ def check_targets(train: TrainConfig, root: Path, behind: Sequence[str] = ()) ->
             _check_arguments(*found, group, _arguments(train, group))
 
 
+def check_step(said: str, target: str, given: Mapping[str, Any], root: Path) -> None:
+    """Refuse a step's function that isn't there, or can't be called as steps are.
+
+    Args:
+        said: begins messages: ``step.clean``.
+        given: its arguments besides ``inputs`` and ``out``.
+
+    Raises:
+        UsageError: names the field, near names, and file and line.
+    """
+    module, _, name = target.partition(":")
+    sources = _Sources(root=root, behind=())
+    source = sources.read(module)
+    found = _find(sources, source, name, f"{said}.function={target}") if source is not None else None
+    made = _signature(found[0].tree, found[1]) if found is not None else None
+    if found is None or made is None:
+        return
+    for word in ("inputs", "out"):
+        if word not in made.names and not made.takes_any:
+            where = f"{name} ({found[0].shown}:{found[1].lineno})"
+            raise UsageError(
+                f"{said}: {where} has no argument {word}, which every step gets", hint=f"def {name}(inputs, out)"
+            )
+    _check_arguments(*found, said, {**given, "inputs": (), "out": ""})
+
+
 def _missing(root: Path, said: str, module: str) -> UsageError:
     path = root / f"{module.replace('.', '/')}.py"
     folder = path.parent if path.parent.is_dir() else root

@@ -46,12 +46,19 @@ def status(folder: RunFolder) -> str:
     lines += _metrics(folder, training=training)
     lines += _ranks(folder, last.attempt if last is not None else 0, training=training)
     lines += list(dict.fromkeys(_altered(folder) + altered))
+    lines += [f"  {name} was added after the run; it is none of its outputs" for name in added(folder)]
     if accepted is not None:
         lines += [f"  {accepted}", *(f"    {item}" for item in accepted.differences)]
     torn = [(number, f": {text}") for number, text in journal.torn(folder.journal)]
     for path, bad in ((folder.journal, torn), (folder.path / "metrics.jsonl", _bad_metrics(folder))):
         lines += [f"  {path.name} line {number} is not readable and was left out{text}" for number, text in bad]
     return "\n".join(lines)
+
+
+def added(folder: RunFolder) -> list[str]:
+    """Files among those of a script's run that came when it was finished: nobody's outputs."""
+    recorded = folder.recorded_files()
+    return [name for name in folder.program.files(folder.path) if name not in recorded] if recorded else []
 
 
 def under_way(folder: RunFolder) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.own_targets import check_step
 from pipeline.core.errors import DataError, os_reason
 from pipeline.core.files import expanded
 from pipeline.data.request import fingerprints
@@ -86,6 +87,8 @@ class Graph:
         self._standings.clear()
 
     def _look(self, step: Step) -> Standing:
+        if step.function:
+            check_step(f"step.{step.name}", step.function, step.args, self.root)
         open_ = [name for name in step.upstream if self.standing(name).made is None]
         groups = [self._files(step, item) for item in step.inputs if not self._waits(item, open_)]
         if open_:

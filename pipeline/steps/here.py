@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from pipeline.core import masking, process, threads
 from pipeline.steps.key import is_python
+from pipeline.steps.reading import Reading
 from pipeline.steps.step import filled
 
 if TYPE_CHECKING:
@@ -34,10 +37,14 @@ def command(making: Making) -> list[str]:
     return [sys.executable, *words[1:]] if is_python(words[0]) else words
 
 
-def environment(making: Making, around: Mapping[str, str]) -> dict[str, str]:
-    """That of the command, with the project importable, what the step is told, and its arguments for bash."""
+def environment(making: Making, around: Mapping[str, str], site: Path) -> dict[str, str]:
+    """That of the command, with the project importable, what the step is told, and its arguments for bash.
+
+    Args:
+        site: the folder with the audit hook, which every Python process looks into first.
+    """
     step = making.step
-    behind = os.pathsep.join(filter(None, (str(making.root), around.get("PYTHONPATH"))))
+    behind = os.pathsep.join(filter(None, (str(site), str(making.root), around.get("PYTHONPATH"))))
     told = {name: as_text(value) for name, value in step.args.items()} if isinstance(step.command, str) else {}
     own = {"out": str(making.out)} if isinstance(step.command, str) else {}
     fixed = {"PYTHONPATH": behind, "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"}  # the order of sets is no chance
@@ -46,8 +53,9 @@ def environment(making: Making, around: Mapping[str, str]) -> dict[str, str]:
 
 def run_here(making: Making) -> int:
     """Run it to its end; the exit code. It ends with this process, and when ``stop`` is told."""
-    argv = command(making)
-    child = process.guarded(argv, cwd=making.root, env=environment(making, os.environ))
+    argv, seal = command(making), making.out.parent / "seal"
+    reading = Reading(seal, making.root, making.out.parents[2])
+    child = process.guarded(argv, cwd=making.root, env=environment(making, os.environ, reading.site))
     assert child.stdin is not None
     assert child.stdout is not None
     guard = threads.start(_end_when_told, making, child.stdin, name=f"stop {making.step.name}", on_error=making.say)
@@ -56,6 +64,9 @@ def run_here(making: Making) -> int:
     code = child.wait()
     child.stdin.close()
     guard.join(timeout=1.0)
+    if code == 0:
+        making.unkeyed.extend(reading.unkeyed(making.keyed))
+    shutil.rmtree(seal)
     return code
 
 

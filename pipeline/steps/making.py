@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.core import leftovers, masking, redact, threads
@@ -24,11 +24,15 @@ from pipeline.steps.step import Step
 Say = Callable[[str], None]
 _TOLD_LINES, _TOLD_CHARACTERS = 12, 4000
 _LOOK_S = 0.1
+_TOLD_FILES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Making:
-    """One step that is being made. ``out`` is a temporary folder; ``inputs`` are the files of each entry."""
+    """One step that is being made. ``out`` is a temporary folder; ``inputs`` are the files of each entry.
+
+    ``keyed`` are the files of the project that its key holds; ``unkeyed`` gets those that it reads besides.
+    """
 
     step: Step
     root: Path
@@ -37,6 +41,8 @@ class Making:
     log: Path
     stop: Stop
     say: Say
+    keyed: frozenset[str] = frozenset()
+    unkeyed: list[str] = field(default_factory=list)
 
 
 def make_all(graph: Graph, names: Iterable[str], say: Say, *, at_once: int = 1) -> int:
@@ -134,7 +140,7 @@ class _Work:
         folder = store.folder_of(self.graph.runs_dir, step, key)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with held(folder.parent / f".{folder.name}.lock", meanwhile=_Told(step, self.say, self.stop)):
+            with held(store.lock_of(folder), meanwhile=_Told(step, self.say, self.stop)):
                 made, _ = store.look(folder, key)
                 if made is not None:
                     where = _shown(folder, self.graph.root)
@@ -160,13 +166,15 @@ class _Work:
                 log=store.log_of(folder),
                 stop=self.stop,
                 say=self.say,
+                keyed=frozenset((*key.parts["code"], *key.parts["data"])),
             )
             self.say(f"step {step.name}: {', '.join(standing.why)}")
             begun = time.time()
             self._run(making)
             self._refuse_changed(step, key)
+            self._tell_unkeyed(making)
             record = _record(standing, key, store.hashed(building / store.OUT, folder.parent), time.time() - begun)
-            write_json(building / store.RECORD, record)
+            write_json(building / store.RECORD, {**record, "unkeyed": making.unkeyed})
             shutil.copyfile(making.log, building / store.LOG)
             _put_in_place(building, folder)
             making.log.unlink(missing_ok=True)
@@ -206,6 +214,16 @@ class _Work:
                 f"{{out}} it left {', '.join(left[:5]) or 'nothing'}{_end_of(making.log)}",
                 hint="let it write them into the folder that it is told",
             )
+
+    def _tell_unkeyed(self, making: Making) -> None:
+        if not making.unkeyed:
+            return
+        shown = ", ".join(making.unkeyed[:_TOLD_FILES])
+        more = f" and {len(making.unkeyed) - _TOLD_FILES} more" if len(making.unkeyed) > _TOLD_FILES else ""
+        text = f"WARNING: the key of step {making.step.name} is not complete: {shown}{more} read; add to its inputs"
+        with making.log.open("a", encoding="utf-8") as log:
+            log.write(f"{text}\n")
+        self.say(text)
 
     def _refuse_changed(self, step: Step, key: ContentKey) -> None:
         """Raises PacelineError: its inputs or code are others than when it began."""

@@ -33,7 +33,7 @@ def idle(graph: Graph, data_dir: Path) -> tuple[list[Path], dict[Path, str]]:
 
 def remove(folder: Path) -> bool:
     """Remove one; False: a command is at it just now. Raises OSError."""
-    lock = FileLock(folder.parent / f".{folder.name}.lock")
+    lock = FileLock(store.lock_of(folder))
     if not lock.take():
         return False
     try:

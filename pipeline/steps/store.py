@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from pipeline.core import documents
+from pipeline.core import documents, locks
 from pipeline.core.errors import DataError, os_reason, suggestion
 from pipeline.data.request import fingerprints
 from pipeline.keys.content_key import ContentKey
@@ -49,6 +49,17 @@ def steps_dir(runs_dir: Path) -> Path:
 def log_of(folder: Path) -> Path:
     """The log while it is made, and of one that failed: beside the folder that there isn't yet."""
     return folder.with_name(f"{folder.name}.log")
+
+
+def lock_of(folder: Path) -> Path:
+    """The lock that a command holds while it makes the step."""
+    return folder.parent / f".{folder.name}.lock"
+
+
+def under_way(runs_dir: Path) -> list[tuple[Path, float]]:
+    """The logs of steps that a command is making now, each with the time at which something was written to it."""
+    logs = [path for path in sorted(steps_dir(runs_dir).glob("*.log")) if locks.is_held(lock_of(path.with_suffix("")))]
+    return [(path, path.stat().st_mtime) for path in logs]
 
 
 def record_of(folder: Path) -> dict[str, Any] | None:

@@ -48,6 +48,9 @@ def test_plan_why_and_dag_tell_what_changed_and_what_would_run(checkout: Checkou
     assert "step_clean0 --> fetch0" in graph
     assert "fetch0 --> train0" in graph
     assert ":::todo" not in graph
+    (checkout.root / "conf/step/other.yaml").write_text("command: touch $out/x\noutputs: [x]\n")
+    assert checkout.doit("dag", *WORDS) == graph
+    assert '"step other<br/>to do: never made"]:::todo' in checkout.doit("dag")
     assert "step clean to do  seed: 0 → 1" in checkout.doit("plan", *WORDS, "seed=1")
 
 

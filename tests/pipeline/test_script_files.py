@@ -21,7 +21,7 @@ from pipeline.execution.located import LocatedRun, unkeyed
 from pipeline.keys import script_files
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.keys.script_files import ScriptFiles
-from pipeline.runs import index
+from pipeline.runs import index, status
 from pipeline.runs.folder import RunFolder
 from tests.pipeline import finished_folder
 from tests.pipeline.composed import composed
@@ -331,6 +331,15 @@ def test_a_damaged_result_of_a_script_is_a_reason_to_make_it_again_and_no_error(
     assert run.key_lacks is None
     assert str(run.reason).startswith("result.json was altered: it ")
     assert folder.training_done(key)
+
+
+def test_a_file_that_comes_later_is_named_and_is_none_of_the_run_s(ended: tuple[RunFolder, ContentKey]) -> None:
+    folder, key = ended
+    assert status.added(folder) == []
+    write_atomic(folder.path / "outputs/notes.txt", "mine")
+    assert status.added(folder) == ["outputs/notes.txt"]
+    assert "  outputs/notes.txt was added after the run; it is none of its outputs" in status.status(folder)
+    assert folder.stale_because(key) is None
 
 
 def test_a_script_that_had_ended_starts_anew_with_empty_folders(ended: tuple[RunFolder, ContentKey]) -> None:

@@ -48,6 +48,25 @@ def test_one_message_names_the_field_and_nothing_is_written(project: StepProject
     assert not (project.root / "runs/steps").exists()
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def make(inputs): ...", "step.a: make (own_step.py:1) has no argument out, which every step gets"),
+        ("def make(inputs, out): ...", "step.a.args.rate is no argument of make (own_step.py:1)"),
+        ("def make(inputs, out, rate, size): ...", "make (own_step.py:1) needs size, which has no default"),
+        ("def made(inputs, out, rate): ...", "own_step.py has no class or function make; did you mean made"),
+        ("def make(inputs, out, rate) ...", "own_step.py:1: "),
+    ],
+)
+def test_a_function_that_can_t_be_called_is_told_before_it_is(project: StepProject, code: str, message: str) -> None:
+    project.write("own_step.py", f"{code}\n")
+    project.step("a", "{function: 'own_step:make', args: {rate: 0.1}, outputs: [x]}")
+    with pytest.raises(UsageError) as error:
+        project.make("a")
+    assert message in str(error.value)
+    assert not (project.root / "runs/steps").exists()
+
+
 def test_a_circle_is_told_as_one(project: StepProject) -> None:
     for name, other in (("a", "b"), ("b", "c"), ("c", "a")):
         project.step(name, f"{{command: [x], inputs: ['step:{other}'], outputs: [x]}}")

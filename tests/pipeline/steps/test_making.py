@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import PacelineError
+from pipeline.steps import store
 from pipeline.steps.step import StepError
 from tests.pipeline.steps.conftest import StepProject
 from tests.waiting import wait_until
@@ -200,3 +202,54 @@ def test_a_signal_ends_the_step_too(project: StepProject) -> None:
     pid = int((project.root / "pid").read_text())
     wait_until(lambda: not Path(f"/proc/{pid}").exists())
     assert all(name.endswith(".log") for name in project.left)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "[python, make.py, '{out}']",
+        "'python make.py \"$out\"'",
+        "[python, -c, 'import subprocess, sys; subprocess.check_call([sys.executable, sys.argv[1], sys.argv[2]])', "
+        "make.py, '{out}']",
+    ],
+)
+def test_a_file_that_a_step_reads_and_its_key_lacks_is_told(project: StepProject, command: str) -> None:
+    project.write("rate.txt", "0.1")
+    project.write("given.txt", "1")
+    project.write("own_part.py", "RATE = 1")
+    project.write(
+        "make.py",
+        """
+        import sys
+        from pathlib import Path
+        import own_part
+        Path(sys.argv[1], "x").write_text(Path("rate.txt").read_text() + open("given.txt").read())
+        Path(sys.argv[1], "x").read_text()
+        """,
+    )
+    project.step("make", f"command: {command}\ninputs: [given.txt]\noutputs: [x]\n")
+    project.make("make")
+    said = "WARNING: the key of step make is not complete: rate.txt read; add to its inputs"
+    assert project.said.count(said) == 1
+    assert json.loads((project.out("make").parent / "step.json").read_text())["unkeyed"] == ["rate.txt"]
+    assert said in (project.out("make").parent / "log.txt").read_text()
+    project.step("make", f"command: {command}\ninputs: [given.txt, rate.txt]\noutputs: [x]\n")
+    project.make("make")
+    assert project.said.count(said) == 1
+    assert sorted(path.name for path in project.out("make").parent.iterdir()) == ["log.txt", "out", "step.json"]
+
+
+def test_a_step_that_is_being_made_is_known_by_its_log(project: StepProject) -> None:
+    project.step(
+        "slow",
+        f"command: echo begun; until [ -e {project.root}/go ]; do sleep 0.02; done; touch $out/x\noutputs: [x]\n",
+    )
+    assert store.under_way(project.root / "runs") == []
+    command = _command(project)
+    wait_until(lambda: bool(store.under_way(project.root / "runs")))
+    ((log, said_at),) = store.under_way(project.root / "runs")
+    assert log.name.startswith("slow-")
+    assert abs(said_at - time.time()) < 60
+    (project.root / "go").touch()
+    assert "MADE" in command.communicate()[0]
+    assert store.under_way(project.root / "runs") == []
