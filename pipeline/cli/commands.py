@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pipeline.cli.options import is_on
-from pipeline.cli.output import say
+from pipeline.cli.output import command, say
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.heartbeat import waiting
@@ -177,7 +177,7 @@ def _train(current: Session, *, attach: bool = False) -> None:
     result = training.train(run, argv=sys.argv, say=say, services=services, attach=attach)
     say(f"FINISHED {run.key.short}: {_figures(result)}")
     say(f"  results  {relative(run.folder.result)}")
-    say("  compare  doit ui")
+    say(f"  compare  {command()} ui")
     if (lacks := run.key_lacks) is not None:
         say(f"WARNING: {lacks}; until then it does not count as finished, and the same command runs it again")
 

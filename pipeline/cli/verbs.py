@@ -91,6 +91,7 @@ VERBS: Mapping[str, Verb] = {
         module="pipeline.cli.steps",
         answers=True,
         summary="the graph of steps, data set, training and report, with how each stands",
+        details="With overrides it shows what their run is made of; without, all steps there are.",
         options={"format": Option("mermaid|dot", "for Mermaid, or for Graphviz")},
         examples=("dag", "dag dataset.source=step:clean format=dot"),
         shares_batch=False,
@@ -189,7 +190,7 @@ VERBS: Mapping[str, Verb] = {
     "status": Verb(
         module="pipeline.cli.provenance",
         answers=True,
-        summary="how far a run has come",
+        summary="how far a run has come, and which steps are being made",
         options={"run": Option("KEY", "the run; without it and without overrides the newest")},
         examples=("status", "status run=cf0848"),
         shows_groups=False,

@@ -249,11 +249,12 @@ def own_recorder(run: Run) -> Recorder:
 
 def collect_provenance(run: Run, argv: Sequence[str], now: float, say: Say) -> tuple[provenance.Provenance, bytes]:
     """Where the run comes from, and the patch; says what of the checkout neither of them can keep."""
+    weights = starting.file_of(run.config, run.root)
     origin, patch = provenance.collect(
         run.root,
         run.config.shown_words(argv),
         run.details(now),
-        outputs=[run.config.runs_dir, run.config.data_dir],
+        outputs=[run.config.runs_dir, run.config.data_dir, *filter(None, [weights])],  # of which the run has a copy
         secrets=run.config.secrets,
         imported=[*run.sources.values()],
     )

@@ -9,12 +9,13 @@ from pathlib import Path
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.config.build import RunConfig
 from pipeline.core.errors import UsageError
-from pipeline.data.manifest import Pack
+from pipeline.data.manifest import Manifest, Pack
 from pipeline.data.trees import Tree
 from pipeline.execution import starting
 from pipeline.execution.located import LocatedRun, Sources, locate
 from pipeline.runs.layout import Description
 from pipeline.runs.provenance import RunDetails
+from trainers.core.config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +58,10 @@ class Run(LocatedRun):
 def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: Sources | None = None) -> Run | None:
     """The run with its key; None while the weights that it starts from aren't known. Starts nothing, imports no torch.
 
-    Raises UsageError: its data is of other classes, or nothing can give these weights.
+    Raises UsageError: the settings don't fit its data, or nothing can give these weights.
     """
-    weights = config.train.trainer.class_weights
-    if isinstance(pack, Pack) and isinstance(weights, list) and len(weights) != pack.manifest.num_classes:
-        raise UsageError(
-            f"trainer.class_weights has {len(weights)} weights, and {pack.manifest.name} has "
-            f"{pack.manifest.num_classes} classes"
-        )
+    if isinstance(pack, Pack):
+        refuse_misfits(config.train, pack.manifest)
     start = starting.of(config, root)
     if start is not None:
         if start.sha256 is None:
@@ -72,3 +69,20 @@ def prepare(config: RunConfig, root: Path, pack: Pack | Tree, read: Sources | No
         config = starting.with_digest(config, start)
     found = locate(config, root, pack.digest, read, pack.rank_modules)
     return Run(**vars(found), config=config, pack=pack, start=start)
+
+
+def refuse_misfits(train: TrainConfig, data: Manifest) -> None:
+    """Raises UsageError: the ranks would find that these settings don't fit the data."""
+    weights = train.trainer.class_weights
+    if isinstance(weights, list) and len(weights) != data.num_classes:
+        raise UsageError(
+            f"trainer.class_weights has {len(weights)} weights, and {data.name} has {data.num_classes} classes",
+            hint="a weight for each class, in the order of their numbers; or trainer.class_weights=balanced",
+        )
+    crop = train.dataset.random_resized_crop
+    if crop and data.encoding is None:
+        raise UsageError(
+            f"dataset.random_resized_crop={crop} is cut from the files, and the pack of {data.name} has pixels alone",
+            hint="dataset.decoded_limit=0 keeps the files of dataset=folder, parquet and torchvision; or "
+            "dataset.crop_padding=4",
+        )

@@ -71,6 +71,15 @@ def of(config: RunConfig, root: Path) -> Start | None:
     return found
 
 
+def file_of(config: RunConfig, root: Path) -> Path | None:
+    """The file of this computer that ``init.weights`` names; None: it names none. The run keeps a copy of it."""
+    text = config.train.init.weights
+    if config.script is not None or text is None:
+        return None
+    path = local_path(text) if scheme(text) else root / expanded(text, config.train.init.said)
+    return path if path is not None and path.is_file() else None
+
+
 def with_digest(config: RunConfig, start: Start) -> RunConfig:
     """The configuration with the digest that its key holds."""
     init = {**(config.resolved.get("init") or {}), "sha256": start.sha256}

@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
 
+from pipeline.lab import Lab
 from tests.integration.commands import ROOT
 from tests.integration.test_own_models import typed
 from tests.integration.test_provenance import Checkout, copied
@@ -67,3 +70,35 @@ def test_a_first_run_that_fails_is_told_as_the_reason_and_nothing_else_begins(tm
     assert f"init.run={said} failed, and this run starts from its weights: " in done.stdout, done.stdout
     assert "'nothing' matches no parameter of the network; its names begin with: features, classifier" in done.stdout
     assert len([*(checkout.root / "runs").glob("*/journal.jsonl")]) == 1
+
+
+@pytest.mark.long
+def test_initial_weights_and_image_files_reach_two_hosts(lab: Lab, tmp_path: Path) -> None:
+    checkout = copied(tmp_path / "project")
+    for name, colour in (("cat", "orange"), ("dog", "brown")):
+        folder = checkout.root / "photos" / name
+        folder.mkdir(parents=True)
+        for number in range(12):
+            Image.new("RGB", (40 + number, 30), colour).save(folder / f"{number}.jpg")
+    small = "dataset.image_size=16 dataset.holdout=4 trainer.global_batch_size=8 trainer.max_steps=2 model=small_cnn"
+    files = f"dataset=folder dataset.source=photos dataset.decoded_limit=0 {small} ++cluster.env.OMP_NUM_THREADS=1"
+    words = [*files.split(), "cluster=two_node", f"cluster.ssh_config={lab.ssh_config}", "tracking=none"]
+    first = f"{files} seed=1"
+
+    said = checkout.doit("train", *words, f"init.run='{first}'")
+    assert f"init.run={first} comes first: run " in said
+    runs = results(checkout)
+    of_run = runs[f"init.run={first}"]
+    assert {len(json.loads((run / "result.json").read_text())["hosts"]) for run in runs.values()} == {2}
+
+    torch.save({"state_dict": torch.load(runs[""] / "checkpoints/final.pt")}, checkout.root / "w.pt")
+    assert "not kept" not in checkout.doit("train", *words, "init.weights=w.pt")
+    of_file = results(checkout)["init.weights=w.pt"]
+    assert of_file != of_run
+    told = [json.loads((run / "result.json").read_text()) for run in (of_run, of_file)]
+    assert told[0]["weights_sha256"] == told[1]["weights_sha256"]
+    assert told[0]["init"]["fresh"] == []
+    launches = checkout.launches()
+    for word in (f"init.run='{first}'", "init.weights=w.pt"):
+        assert "is finished" in checkout.doit("train", *words, word)
+    assert checkout.launches() == launches == 3

@@ -169,6 +169,7 @@ def test_composes_what_hydra_main_composes(most: int, monkeypatch: pytest.Monkey
         ("seed=1,2", ["seed=1,2", "several values are a sweep", "doit sweep"]),
         ("tracking.experiment=a,b", ["tracking.experiment=a,b", "key=\"'a,b'\" for a text with a comma"]),
         ("seed=[1", ["'seed=[1' is not an override"]),
+        ("trainer.freeze=x", ["trainer.freeze=x: a list is wanted there; write 'trainer.freeze=[x]'"]),
         (
             "cluster.hosts=[{name: a, addres: x}]",
             ["cluster.hosts: 'addres' is no field of a host; did you mean address? valid: address, env, "],

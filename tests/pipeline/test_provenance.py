@@ -109,6 +109,13 @@ def test_a_file_that_git_cannot_take_is_left_out_alone(repository: Path) -> None
     assert left_out.startswith("code.py: git can't take it (git add failed: ")
 
 
+def test_weights_of_which_the_run_keeps_a_copy_are_no_changes(repository: Path) -> None:
+    weights = repository / "w.pt"
+    weights.write_bytes(b"x" * (9 << 20))
+    found, patch = collect(repository, ["doit"], NO_DETAILS, outputs=[weights])
+    assert (found.left_out, found.git_dirty, patch) == ((), False, b"")
+
+
 def test_a_large_untracked_file_is_named_and_left_out(repository: Path) -> None:
     with (repository / "big.bin").open("wb") as file:
         file.truncate(9 << 20)

@@ -54,6 +54,14 @@ def test_a_run_with_fresh_weights_has_no_trace_of_them_in_its_key(root: Path) ->
     assert "init" not in canonical_config(config.resolved)
 
 
+def test_the_file_of_which_the_run_keeps_a_copy_is_known(root: Path) -> None:
+    sha256 = hashlib.sha256(CONTENT).hexdigest()
+    for words in (["init.weights=w.pt"], [f"init.weights=file://{root}/w.pt", f"init.sha256={sha256}"]):
+        assert starting.file_of(configured(root, *words), root) == root / "w.pt"
+    for word in ("init.weights=0123456789ab", "init.weights=https://example.org/w.pt", "init.weights=null"):
+        assert starting.file_of(configured(root, word), root) is None
+
+
 def test_the_content_of_a_file_counts_in_the_key_and_not_its_name(root: Path) -> None:
     (root / "elsewhere.pth").write_bytes(CONTENT)
     parts = []
