@@ -66,7 +66,6 @@ def why() -> None:
 def _why_run(current: Session) -> None:
     from pipeline.execution import dry_run
     from pipeline.keys import diff as compare
-    from pipeline.runs import status as progress
 
     current.refuse_data()
     run = current.run
@@ -90,11 +89,7 @@ def _why_run(current: Session) -> None:
         return
     name, standing = run.key.short if run else "this run", "finished" if damage else "finished and intact"
     say(f"{name}: {reason or f'{accepted or standing}; doit train launches nothing'}")
-    if damage is not None:
-        say(f"WARNING: {damage.what}\n  it can't be exported or reproduced from here; try: {damage.hint}")
-    if run is not None and not reason:
-        for name in progress.added(run.folder):
-            say(f"WARNING: {relative(run.folder.path / name)} was added after the run; it is none of its outputs")
+    _tell_alterations(run if not reason else None, damage)
     if found is not None:
         key, differing = found
         say(f"the nearest finished run is {key}; " + ("it has the same key" if not differing else "it differs in:"))
@@ -104,6 +99,18 @@ def _why_run(current: Session) -> None:
         say("no finished run to compare with")
     for step in steps:
         say(f"{step.name:<9} {'done' if step.done else 'to do':<6} {step.why}")
+
+
+def _tell_alterations(run: Run | None, damage: AlteredError | None) -> None:
+    """What of a finished run's folder isn't as the run has left it."""
+    from pipeline.runs import status as progress
+
+    if damage is not None:
+        say(f"WARNING: {damage.what}\n  it can't be exported or reproduced from here; try: {damage.hint}")
+    if run is None:
+        return
+    for name in progress.added(run.folder):
+        say(f"WARNING: {relative(run.folder.path / name)} was added after the run; it is none of its outputs")
 
 
 def _finished_parts(current: Session) -> dict[str, dict[str, Any]]:
