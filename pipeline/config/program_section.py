@@ -73,11 +73,10 @@ def check_script(told: ScriptConfig, cluster: Cluster) -> None:
             f"program.torchrun=false starts one process, and the cluster has {cluster.world_size} ranks",
             hint="cluster.nproc_per_node=1",
         )
-    if cluster.checkpoint_mirror is not None:
+    if cluster.checkpoint_mirror is not None and not told.resumes:
         raise UsageError(
-            "cluster.checkpoint_mirror keeps copies of Paceline's own checkpoints alone, of which it knows when they "
-            "are whole; a script's are brought here every cluster.checkpoint_fetch_s seconds",
-            hint="cluster.checkpoint_mirror=null",
+            "cluster.checkpoint_mirror keeps copies of what a script goes on from, and no argument of it has {resume}",
+            hint="program.args.NAME='{resume}', or cluster.checkpoint_mirror=null",
         )
     if cluster.rendezvous != "static" and cluster.nnodes > 1:
         raise UsageError(

@@ -93,13 +93,18 @@ def _train_alone(run: Run, *, argv: Sequence[str], say: Heartbeat, services: Run
                     services=services,
                     started=time.time(),
                     attached=left_running(run) if attach else None,
-                    mirror=mirroring.of(run.config.cluster.checkpoint_mirror, run.key.short, run.folder.path, say),
+                    mirror=_mirror(run, say),
                 )
             )
     result, _ = acceptance.standing(run.folder)
     if result is None:
         raise TrainingError(f"{run.folder.result} is missing after the run")
     return result
+
+
+def _mirror(run: Run, say: Say) -> mirroring.Mirroring | None:
+    address = run.config.cluster.checkpoint_mirror
+    return mirroring.of(address, run.folder, say, of_script=run.config.script is not None)
 
 
 def _finish(work: Work) -> None:

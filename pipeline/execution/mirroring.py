@@ -6,14 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.core.errors import DataError
-from pipeline.runs import checkpoints
 from pipeline.runs.checkpoint_mirror import CheckpointMirror
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.script_mirror import ScriptMirror
 
 
 class Mirroring:
     """The mirror of one run, and whom to tell."""
 
-    def __init__(self, mirror: CheckpointMirror, run_dir: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, mirror: CheckpointMirror | ScriptMirror, run_dir: Path, say: Callable[[str], None]) -> None:
         self._mirror, self._run_dir, self._say = mirror, run_dir, say
         self._failed = False
 
@@ -31,19 +32,25 @@ class Mirroring:
 
     def restore(self) -> None:
         """Where the run folder has no checkpoint. Raises DataError: whether the mirror has one can't be told."""
-        if checkpoints.newest_step(self._run_dir):
+        if not self._mirror.is_lost(self._run_dir):
             return
         try:
-            step, warnings = self._mirror.restore(self._run_dir)
+            found, warnings = self._mirror.restore(self._run_dir)
         except DataError as error:
             hint = "the same command when it can be reached, or cluster.checkpoint_mirror=null, which begins anew"
             raise DataError(error.what, hint=hint) from error
         for warning in warnings:
             self._say(f"WARNING: {warning}")
-        if step:
-            self._say(f"the run folder has no checkpoint; took that of step {step} from {self._mirror.shown}")
+        if found:
+            taken = self._mirror.taken.format(found)
+            self._say(f"the run folder has no checkpoint; took {taken} from {self._mirror.shown}")
 
 
-def of(address: str | None, key: str, run_dir: Path, say: Callable[[str], None]) -> Mirroring | None:
+def of(
+    address: str | None, folder: RunFolder, say: Callable[[str], None], *, of_script: bool
+) -> Mirroring | None:  # fmt: skip
     """None without an address. Raises DataError: it can't be used here."""
-    return Mirroring(CheckpointMirror(address, key), run_dir, say) if address is not None else None
+    if address is None:
+        return None
+    mirror = ScriptMirror(address, folder.key) if of_script else CheckpointMirror(address, folder.key)
+    return Mirroring(mirror, folder.path, say)

@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.core import leftovers
 from pipeline.core.errors import DataError
 from pipeline.data.object_store import ObjectStore
-from pipeline.runs.checkpoints import DAMAGE, read_side, read_verified
+from pipeline.runs.checkpoints import DAMAGE, newest_step, read_side, read_verified
 
 SETTING = "cluster.checkpoint_mirror"
 _KEPT = 2  # the newest, and one more
@@ -25,6 +25,8 @@ _OF_SHARDS = re.compile(r"shards-\d+/[\w.-]+")
 
 class CheckpointMirror:
     """Those of the run with that key, in a folder of the key's name."""
+
+    taken = "that of step {}"
 
     def __init__(self, address: str, key: str) -> None:
         """Raises DataError: the address can't be used here."""
@@ -36,6 +38,10 @@ class CheckpointMirror:
     def shown(self) -> str:
         """Setting and address, without a login."""
         return self._store.shown
+
+    def is_lost(self, run_dir: Path) -> bool:
+        """Whether the run folder has no checkpoint."""
+        return not newest_step(run_dir)
 
     def push(self, run_dir: Path) -> int:
         """Copy the newest checkpoint of the run folder unless that was done; its step, 0 where nothing was copied.

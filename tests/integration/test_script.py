@@ -115,6 +115,17 @@ def test_a_script_goes_on_from_its_checkpoint_or_it_is_said_that_it_starts_over(
     ]
 
 
+def test_a_script_whose_run_folder_is_lost_goes_on_from_the_mirror(project: Project, tmp_path: Path) -> None:
+    words = ("program.args.lr=0.5", "program.args.resume={resume}", f"cluster.checkpoint_mirror={tmp_path}/mirror")
+    assert project.doit("train", *words).returncode == 1
+    shutil.rmtree(project.only_run())
+    done = project.doit("train", *words)
+    assert done.returncode == 0, done.stdout
+    assert "the run folder has no checkpoint; took 2 files that its script had left from" in done.stdout
+    summary = json.loads((project.only_run() / "summary.json").read_text())
+    assert (summary["steps"], summary["metrics"]) == (3, {"loss": pytest.approx((8 * 0.5**4) ** 2)})
+
+
 def test_a_run_that_read_what_its_key_lacks_does_not_count_until_that_is_added(project: Project) -> None:
     folder = project.folder / "my scripts"
     (folder / "lr.txt").write_text("0.25")

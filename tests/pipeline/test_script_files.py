@@ -183,7 +183,7 @@ def test_the_data_of_a_script_counts_by_names_and_contents(tmp_path: Path) -> No
         ),
         (
             ["program.script=dodo.py", "cluster.checkpoint_mirror=memory://x"],
-            "cluster.checkpoint_mirror keeps copies of Paceline's own checkpoints alone",
+            "cluster.checkpoint_mirror keeps copies of what a script goes on from, and no argument of it has {resume}",
         ),
         (
             ["program.script=dodo.py", "program.torchrun=false", "cluster.nproc_per_node=2"],
