@@ -94,7 +94,7 @@ class Graph:
         if open_:
             return Standing(step=step, key=None, made=None, why=tuple(f"after step {name}" for name in open_))
         key = self.key(step, groups)
-        made, why = store.look(store.folder_of(self.runs_dir, step, key), key)
+        made, why = store.look(store.folder_of(self.runs_dir, step, key), key, self.root)
         reasons = () if made else (why,) if why else self._reasons(step, key)
         files = tuple(tuple(path for _, path in group) for group in groups)
         return Standing(step=step, key=key, made=made, why=reasons, inputs=files)

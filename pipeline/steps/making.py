@@ -141,7 +141,7 @@ class _Work:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with held(store.lock_of(folder), meanwhile=_Told(step, self.say, self.stop)):
-                made, _ = store.look(folder, key)
+                made, _ = store.look(folder, key, self.graph.root)
                 if made is not None:
                     where = _shown(folder, self.graph.root)
                     self.say(f"step {step.name} was made by another command meanwhile; {where}")
@@ -174,7 +174,8 @@ class _Work:
             self._refuse_changed(step, key)
             self._tell_unkeyed(making)
             record = _record(standing, key, store.hashed(building / store.OUT, folder.parent), time.time() - begun)
-            write_json(building / store.RECORD, {**record, "unkeyed": making.unkeyed})
+            unkeyed = {name: store.sha256_of(root / name, folder.parent) for name in making.unkeyed}
+            write_json(building / store.RECORD, {**record, "unkeyed": unkeyed})
             shutil.copyfile(making.log, building / store.LOG)
             _put_in_place(building, folder)
             making.log.unlink(missing_ok=True)
@@ -220,7 +221,9 @@ class _Work:
             return
         shown = ", ".join(making.unkeyed[:_TOLD_FILES])
         more = f" and {len(making.unkeyed) - _TOLD_FILES} more" if len(making.unkeyed) > _TOLD_FILES else ""
-        text = f"WARNING: the key of step {making.step.name} is not complete: {shown}{more} read; add to its inputs"
+        was, them = ("was", "it") if len(making.unkeyed) == 1 else ("were", "them")
+        what = f"{shown}{more} {was} read; add {them} to its inputs"
+        text = f"WARNING: the key of step {making.step.name} is not complete: {what}"
         with making.log.open("a", encoding="utf-8") as log:
             log.write(f"{text}\n")
         self.say(text)

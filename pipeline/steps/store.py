@@ -68,8 +68,11 @@ def record_of(folder: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and isinstance(found.get("files"), dict) else None
 
 
-def look(folder: Path, key: ContentKey) -> tuple[Made | None, str]:
-    """The step if it is made and intact; else why not. Files are hashed only after their stamps changed."""
+def look(folder: Path, key: ContentKey, root: Path) -> tuple[Made | None, str]:
+    """The step if it is made and intact; else why not. Files are hashed only after their stamps changed.
+
+    What it read besides its inputs (``unkeyed``) has to be as it was, too: its key doesn't say that.
+    """
     record = record_of(folder)
     if record is None:
         return None, ("its step.json is gone or damaged" if folder.exists() else "")
@@ -84,6 +87,9 @@ def look(folder: Path, key: ContentKey) -> tuple[Made | None, str]:
         if record["files"].get(name) != there.get(name):
             how = "is gone" if name not in there else "was added" if name not in record["files"] else "was altered"
             return None, f"its output {name} {how}"
+    for name, sha256 in (record.get("unkeyed") or {}).items():
+        if sha256_of(root / name, folder.parent) != sha256:
+            return None, f"{name}, which it read and its key lacks, changed"
     return Made(folder=folder, record=record), ""
 
 
@@ -96,6 +102,14 @@ def hashed(out: Path, notes: Path) -> dict[str, str]:
     """
     paths = [path for path in sorted(out.rglob("*")) if path.is_file()]
     return {path.relative_to(out).as_posix(): sha256 for path, (_, sha256) in fingerprints(paths, notes).items()}
+
+
+def sha256_of(path: Path, notes: Path) -> str | None:
+    """That of one file; None: it can't be read. ``notes`` as in ``hashed``."""
+    try:
+        return fingerprints([path], notes)[path][1]
+    except (OSError, DataError):
+        return None
 
 
 def missing_outputs(step: Step, out: Path) -> list[str]:

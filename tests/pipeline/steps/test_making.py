@@ -229,13 +229,17 @@ def test_a_file_that_a_step_reads_and_its_key_lacks_is_told(project: StepProject
     )
     project.step("make", f"command: {command}\ninputs: [given.txt]\noutputs: [x]\n")
     project.make("make")
-    said = "WARNING: the key of step make is not complete: rate.txt read; add to its inputs"
+    said = "WARNING: the key of step make is not complete: rate.txt was read; add it to its inputs"
     assert project.said.count(said) == 1
-    assert json.loads((project.out("make").parent / "step.json").read_text())["unkeyed"] == ["rate.txt"]
+    assert [*json.loads((project.out("make").parent / "step.json").read_text())["unkeyed"]] == ["rate.txt"]
     assert said in (project.out("make").parent / "log.txt").read_text()
+    assert project.make("make") == 0
+    project.write("rate.txt", "0.2")
+    assert project.why("make") == ("rate.txt, which it read and its key lacks, changed",)
     project.step("make", f"command: {command}\ninputs: [given.txt, rate.txt]\noutputs: [x]\n")
     project.make("make")
     assert project.said.count(said) == 1
+    assert (project.out("make") / "x").read_text() == "0.21"
     assert sorted(path.name for path in project.out("make").parent.iterdir()) == ["log.txt", "out", "step.json"]
 
 
