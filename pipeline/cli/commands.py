@@ -282,18 +282,6 @@ def _under_way() -> RunFolder | None:
     return RunFolder(runs_dir / keys[0]) if keys else None
 
 
-def ui() -> None:
-    from pipeline import tracking
-    from pipeline.tracking import ui as page
-
-    asked = session().asked.options.get("port")
-    if asked is not None and not (asked.isascii() and asked.isdecimal() and 0 < int(asked) < 65536):
-        raise UsageError(f"port={asked} must be a whole number from 1 to 65535")
-    config = session().config
-    uri = tracking.absolute_uri(config.tracking.uri, ROOT)
-    page.serve(uri, config.tracking.experiment, port=int(asked) if asked else None, say=say)
-
-
 def lab() -> None:
     from pipeline import lab as labs
 

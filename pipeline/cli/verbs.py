@@ -269,9 +269,28 @@ VERBS: Mapping[str, Verb] = {
         examples=("profile experiment=quickstart steps=3",),
     ),
     "ui": Verb(
+        module="pipeline.cli.pages",
+        takes_paths=True,
         summary="compare the runs in MLflow's web page",
-        options={"port": Option("N", "the port to listen on; without it 5000, or a free one")},
-        examples=("ui", "ui port=5001 tracking.uri=sqlite:////data/mlflow.db"),
+        details="KEY … are runs, by their keys or the beginnings of them: the page opens on these alone.",
+        options={
+            "port": Option("N", "the port to listen on; without it 5000, or a free one"),
+            "charts": Option("METRIC,…", "the charts of these metrics alone"),
+        },
+        examples=("ui", "ui cf0848 495e1d charts=val/accuracy", "ui port=5001 tracking.uri=sqlite:////data/mlflow.db"),
+        shows_groups=False,
+    ),
+    "server": Verb(
+        module="pipeline.cli.pages",
+        summary="a tracking server for a team, until Ctrl-C",
+        details="What it listens on and where it keeps records are the fields tracking.server_*, best set in "
+        "conf/tracking. Passwords come from the environment alone: PGPASSWORD or ~/.pgpass for PostgreSQL, "
+        "MLFLOW_AUTH_ADMIN_PASSWORD for the first login. docs/tracking.md shows it whole.",
+        examples=(
+            "server",
+            "server tracking.server_host=0.0.0.0 tracking.server_allowed_hosts=[node0]",
+            "server tracking.server_store=postgresql://team@db/mlflow tracking.server_artifacts=/data/mlartifacts",
+        ),
         shows_groups=False,
     ),
     "mesh": Verb(

@@ -49,8 +49,9 @@ def _short(value: str) -> str:
 
 
 def run_name(config: Mapping[str, Any], words: Sequence[str], key: str, *, swept: Sequence[str] = ()) -> str:
-    """``resnet18 lr=0.1 seed=2 · 9176``: the fields that its sweep varies, or, of a run by itself, model, data set and
-    what it was told besides; a script's runs by its name. The digits of the key set apart what would read alike.
+    """``lr=0.1 seed=2 · 9176``: the fields that its sweep varies, and nothing else, for MLflow's column shows some twenty
+    characters; ``resnet18 cifar10 epochs=3 · 9176``: of a run by itself model, data set and what it was told besides; a
+    script's by its name. The digits of the key set apart what would read alike.
 
     Args:
         config: what config.json holds.
@@ -58,13 +59,16 @@ def run_name(config: Mapping[str, Any], words: Sequence[str], key: str, *, swept
         key: the run key.
         swept: those of them that its sweep has chosen.
     """
+    end = f" · {key[:_KEY_DIGITS]}"
+    if apart := set_apart(swept, config):
+        return _joined(apart) + end
     if programs.of(config).is_ours:
-        head = _option(config, "model") if swept else f"{_option(config, 'model')} {_option(config, 'dataset')}"
-        said = {"model", "experiment", *(() if swept else ("dataset",))}
+        head = f"{_option(config, 'model')} {_option(config, 'dataset')}"
+        said: tuple[str, ...] = ("model", "dataset", "experiment")
     else:
-        head, said = PurePosixPath(programs.script_of(config)).stem, {"experiment", "program", "program.script"}
-    apart = set_apart((word for word in swept or words if word.lstrip("+").partition("=")[0] not in said), config)
-    return f"{head} {_joined(apart)}".rstrip() + f" · {key[:_KEY_DIGITS]}"
+        head, said = PurePosixPath(programs.script_of(config)).stem, ("experiment", "program", "program.script")
+    apart = set_apart((word for word in words if word.lstrip("+").partition("=")[0] not in said), config)
+    return f"{head} {_joined(apart)}".rstrip() + end
 
 
 def _option(config: Mapping[str, Any], group: str) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from pipeline.core.errors import UsageError
 from pipeline.core.redact import hide, of_environment
@@ -84,3 +86,34 @@ def recorder_env(uri: str) -> dict[str, str]:
     user, _, password = login.partition(":")
     bare = urlunsplit(SplitResult(parts.scheme, host, parts.path, parts.query, parts.fragment))
     return {URI_VARIABLE: bare, _USER_VARIABLE: unquote(user), _PASSWORD_VARIABLE: unquote(password)}
+
+
+def database_login(uri: str, environ: Mapping[str, str], home: Path) -> str:
+    """``uri`` with what PostgreSQL's own programs would add to it: the password of PGPASSWORD, PGPASSFILE or ~/.pgpass;
+    and with the driver pg8000, unless it names another. What is no PostgreSQL stays as it is.
+
+    Only for the environment of the process that opens the database.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme.partition("+")[0] != "postgresql":
+        return uri
+    login, at, host = parts.netloc.rpartition("@")
+    if at and ":" not in login:
+        password = environ.get("PGPASSWORD") or _pgpass(parts, environ.get("PGPASSFILE") or str(home / ".pgpass"))
+        login += f":{quote(password, safe='')}" if password else ""
+    scheme = "postgresql+pg8000" if parts.scheme == "postgresql" else parts.scheme
+    return urlunsplit(SplitResult(scheme, f"{login}{at}{host}", parts.path, parts.query, parts.fragment))
+
+
+def _pgpass(parts: SplitResult, file: str) -> str:
+    """The password of the first line of ``host:port:database:user:password`` that fits; '' where others may read the
+    file, as libpq has it (PostgreSQL documentation, "The Password File")."""
+    path = Path(file)
+    if not path.is_file() or path.stat().st_mode & 0o077:
+        return ""
+    wanted = (parts.hostname or "", str(parts.port or 5432), parts.path.lstrip("/"), unquote(parts.username or ""))
+    for line in path.read_text(encoding="utf-8").splitlines():
+        fields = [re.sub(r"\\(.)", r"\1", item) for item in re.split(r"(?<!\\):", line, maxsplit=4)]
+        if len(fields) == 5 and all(told in ("*", has) for told, has in zip(fields, wanted, strict=False)):
+            return fields[4]
+    return ""

@@ -281,7 +281,7 @@ def _where_tags(config: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in where:
         for path, value in _fields(name, where[name]):
-            if value not in (None, "", [], {}):
+            if value not in (None, "", [], {}) and not path.startswith("tracking.server_"):
                 found[path] = _text(value)
     return found
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipeline.core.locks import held
-from pipeline.tracking.address import recorder_env, redact, shown, sqlite_path
+from pipeline.tracking.address import database_login, recorder_env, redact, shown, sqlite_path
+from pipeline.tracking.failures import explained
 from pipeline.tracking.inputs import DataInput
 from pipeline.tracking.points import Point
 
@@ -44,6 +45,7 @@ from mlflow.tracking.client import MlflowClient  # noqa: E402
 
 METRICS_PER_CALL = 1000  # MLflow's limits
 _PARAMS_PER_CALL = 100
+_DATA_TRIES = 3
 _OPEN_TIMEOUT_S = 60.0  # the schema of a fresh database takes 3–10 s to create
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # opens the training view, not GenAI's
 _TOKEN_TAG = "paceline.recorder"
@@ -71,7 +73,9 @@ def _calls() -> Iterator[None]:
         raise
     except Exception as error:
         code = error.error_code if isinstance(error, MlflowException) else None
-        raise StoreError(_reason(error), rejected=code in _REJECTIONS, final=code in _REFUSALS) from error
+        known = explained(str(error))
+        final = code in _REFUSALS or known is not None
+        raise StoreError(known or _reason(error), rejected=code in _REJECTIONS, final=final) from error
 
 
 def _reason(error: Exception) -> str:
@@ -100,7 +104,8 @@ class Store:
         with _calls(), _opening(database):
             if database:
                 _make_tables(database.resolve())
-            self._client = MlflowClient(tracking_uri=environment["MLFLOW_TRACKING_URI"])
+            address = database_login(environment["MLFLOW_TRACKING_URI"], os.environ, Path.home())
+            self._client = MlflowClient(tracking_uri=address)
             if database:
                 self._client.get_experiment("0")  # the client opens its database at the first question
         self.name = shown(uri)
@@ -211,7 +216,9 @@ class Store:
             profile=data.profile,
         )
         inputs = [DatasetInput(item, [InputTag("mlflow.data.context", data.context)])]
-        refused = _send(lambda part: self._client.log_inputs(run_id, part), inputs, 1)
+        refused = inputs
+        for _ in range(_DATA_TRIES):  # of two recorders that are the first with it at once one is refused
+            refused = _send(lambda part: self._client.log_inputs(run_id, part), refused, 1)
         return [f"dataset {item.dataset.name}" for item in refused]
 
     def fetch(self, run_id: str, names: Sequence[str], place: Path) -> bool:

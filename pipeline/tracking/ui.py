@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import hashlib
 import os
 import platform
 import signal
@@ -12,10 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -23,7 +22,9 @@ from pipeline import tracking
 from pipeline.core import leftovers, process
 from pipeline.core.errors import PacelineError
 from pipeline.core.heartbeat import waiting
-from pipeline.tracking.address import has_credentials, recorder_env, shown, sqlite_path
+from pipeline.tracking import pages
+from pipeline.tracking.address import database_login, has_credentials, recorder_env, shown, sqlite_path
+from pipeline.tracking.rest import Server
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 5.0
@@ -49,21 +50,46 @@ def ui_command(uri: str, host: str = "127.0.0.1", port: int | None = None) -> tu
     """
     if uri.startswith(("http://", "https://")):
         return [], {}, shown(uri)
+    return server_command(uri, host, port)
+
+
+def server_command(
+    uri: str,
+    host: str,
+    port: int | None,
+    *,
+    artifacts: str | None = None,
+    allowed_hosts: Sequence[str] = (),
+    auth: bool = False,
+) -> tuple[list[str], dict[str, str], str]:
+    """The same for a server that others may use too. A database's login stands in the environment alone."""
     chosen = _free_port(host, port)
     argv = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(chosen), "--workers", "1"]
     env = dict(_SETTINGS)
     database = sqlite_path(uri)
-    if database:
-        argv += ["--artifacts-destination", str(database.parent / "mlartifacts")]
-    if has_credentials(uri):
-        env["MLFLOW_BACKEND_STORE_URI"] = uri
+    place = artifacts or (str(database.parent / "mlartifacts") if database else None)
+    argv += ["--artifacts-destination", place] if place else []
+    address = database_login(uri, os.environ, Path.home())
+    if has_credentials(address):
+        env["MLFLOW_BACKEND_STORE_URI"] = address
     else:
-        argv += ["--backend-store-uri", uri]
-    if host not in ("127.0.0.1", "localhost", "::1"):  # the server answers only to names that it was told
-        names = ["localhost", "127.0.0.1", platform.node(), *([] if host in _ANYWHERE else [host])]
+        argv += ["--backend-store-uri", address]
+    if host not in ("127.0.0.1", "localhost", "::1") or allowed_hosts:  # it answers only to names that it was told
+        own = [] if host in _ANYWHERE else [host]
+        names = dict.fromkeys(["localhost", "127.0.0.1", platform.node(), *own, *allowed_hosts])
         argv += ["--allowed-hosts", ",".join(part for name in names for part in (name, f"{name}:*"))]
+    if auth:
+        argv += ["--app-name", "basic-auth"]
     reached = platform.node() if host in _ANYWHERE else f"[{host}]" if ":" in host else host
     return argv, env, f"http://{reached}:{chosen}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the page shall open on: runs by their keys (none: all), charts by the names of metrics (none: all)."""
+
+    keys: tuple[str, ...] = ()
+    charts: tuple[str, ...] = ()
 
 
 def serve(
@@ -72,53 +98,85 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int | None = None,
+    wanted: Wanted | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Show the address of the runs' charts once the page answers, and keep the server up until Ctrl-C or SIGTERM.
+    """Show the addresses of the runs' pages once they answer, and keep the server up until Ctrl-C or SIGTERM.
 
     Raises:
-        PacelineError: the store can't be opened, or the server ends or doesn't answer.
+        PacelineError: the store can't be opened, the server ends or doesn't answer, or has no run of a key.
     """
     argv, env, url = ui_command(uri, host, port)
     if not argv:
-        say(f"the tracking server shows the runs itself: {charts_url(url, experiment)}")
+        say(
+            "\n  ".join([f"the tracking server shows the runs itself: {url}", *addresses(url, experiment, wanted, uri)])
+        )
         return
-    with waiting(say, f"opening {shown(uri)}"):
-        _prepare(uri)
+    prepare(uri, say)
+    keep_up(argv, env, url, "the MLflow UI", lambda: addresses(url, experiment, wanted), say)
+
+
+def keep_up(
+    argv: list[str],
+    env: dict[str, str],
+    url: str,
+    what: str,
+    links: Callable[[], list[str]],
+    say: Callable[[str], None],
+) -> None:
+    """Start a server, say ``links`` once it answers, and keep it up until Ctrl-C or SIGTERM. Raises PacelineError."""
     with tempfile.TemporaryDirectory(prefix=leftovers.of_system("ui")) as folder, _terminate_as_interrupt():
         log = Path(folder) / "server.log"
         server = process.background(argv, env={**os.environ, **env}, log=log)
         try:
-            say(f"starting the MLflow UI on {shown(uri)}; Ctrl-C ends it")
-            with waiting(say, "starting the MLflow UI"):
+            say(f"starting {what}; Ctrl-C ends it")
+            with waiting(say, f"starting {what}"):
                 _wait_until_up(url, server, log)
-            say(f"ready: {charts_url(url, experiment)}")
+            say("\n  ".join([f"ready: {url}", *links()]))
             _keep_up(server, log)
         except KeyboardInterrupt:
-            say("the MLflow UI has ended")
+            say(f"{what} has ended")
         finally:
             stop(server)
 
 
-def charts_url(url: str, experiment: str) -> str:
-    """The address that opens the training charts of ``experiment``; plain ``url`` while nothing is recorded there."""
-    query = urllib.parse.urlencode({"experiment_name": experiment})
+def addresses(url: str, experiment: str, wanted: Wanted | None = None, uri: str = "") -> list[str]:
+    """Lines with the addresses of charts and table, and of the comparison of the runs that were asked for; none while
+    nothing is recorded. Raises PacelineError: a key that the server has no run of."""
+    wanted, server = wanted or Wanted(), Server(url, uri)
     try:
-        answer = _get(f"{url}/api/2.0/mlflow/experiments/get-by-name?{query}")
-        number = json.loads(answer)["experiment"]["experiment_id"]
+        number = server.experiment_id(experiment)
+        runs = server.runs(number)
     except (OSError, ValueError, KeyError, TypeError):  # none yet, or a server that asks for a login
-        return url
-    return f"{url}/#/experiments/{number}/runs?workflowType=machine_learning&compareRunsMode=CHART"
+        return []
+    chosen = [run for run in runs if not wanted.keys or any(run.key.startswith(key) for key in wanted.keys)]
+    missing = [key for key in wanted.keys if not any(run.key.startswith(key) for run in chosen)]
+    if missing:
+        hint = f"doit record run={missing[0]}"
+        raise PacelineError(f"no run {missing[0]} in the MLflow experiment {experiment!r}", hint=hint)
+    state = pages.view(chosen, wanted.charts)
+    name = f"paceline-{hashlib.sha256(state.encode()).hexdigest()[:12]}"
+    try:
+        server.set_view(number, name, state)
+    except (OSError, ValueError):  # a login that may only read
+        name = ""
+    ids = [run.run_id for run in chosen] if wanted.keys else []
+    lines = [
+        f"charts: {pages.runs_page(url, number, name, ids)}",
+        f"table: {pages.runs_page(url, number, name, ids, charts=False)}",
+    ]
+    if len(ids) == 1:
+        lines.append(f"run: {pages.run_page(url, number, ids[0])}")
+    return lines if len(ids) < 2 else [*lines, f"side by side: {pages.compare_page(url, number, ids)}"]
 
 
-def _get(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=_ANSWER_TIMEOUT_S) as answer:  # http(s) only: built above
-        content: bytes = answer.read()
-    return content
+def prepare(uri: str, say: Callable[[str], None]) -> None:
+    """Create the schema before the server's processes open the store. Raises PacelineError."""
+    with waiting(say, f"opening {shown(uri)}"):
+        _prepare(uri)
 
 
 def _prepare(uri: str) -> None:
-    """Create the schema before the server's processes open the store."""
     env = process.of_this_clone(recorder_env(uri))
     done = process.run(tracking.prepare_command(uri), timeout_s=_PREPARE_TIMEOUT_S, env=env)
     if done.code != 0:
@@ -142,7 +200,7 @@ def _wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path) -> None
         if server.poll() is not None:
             raise PacelineError(f"the MLflow server ended with exit code {server.returncode}:\n{_tail(log)}")
         with contextlib.suppress(OSError):
-            _get(f"{url}/health")
+            urllib.request.urlopen(f"{url}/health", timeout=_ANSWER_TIMEOUT_S).close()
             return
         time.sleep(_POLL_S)
     raise PacelineError(f"{url} did not answer within {_START_TIMEOUT_S:g} s:\n{_tail(log)}")

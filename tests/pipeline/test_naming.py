@@ -28,7 +28,7 @@ def test_what_sets_a_run_apart(words: list[str], apart: tuple[str, ...]) -> None
 def test_nine_trials_have_nine_names() -> None:
     words = [[f"optimizer.lr={lr}", f"seed={seed}"] for lr in (0.1, 0.01, 0.001) for seed in range(3)]
     names = [run_name(CONFIG, ["experiment=x", *mine], KEY, swept=mine) for mine in words]
-    assert names[0] == "resnet18 lr=0.1 seed=0 · 9176"
+    assert names[0] == "lr=0.1 seed=0 · 9176"
     assert len(set(names)) == 9
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from pipeline import tracking
 from pipeline.core.errors import UsageError
-from pipeline.tracking.address import redact, shown, sqlite_path
+from pipeline.tracking.address import database_login, redact, shown, sqlite_path
 
 ROOT = Path("/proj")
 
@@ -71,3 +71,26 @@ def test_what_is_shown_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert shown("http://ann:pw@host:5000") == shown("http://host:5000") == "http://host:5000"
     assert shown("postgresql://u:pw@h/db") == "postgresql://***@h/db"
+
+
+@pytest.mark.parametrize(
+    ("line", "uri", "login"),
+    [
+        ("db:*:*:ann:p\\:w/x", "postgresql://ann@db/runs", "postgresql+pg8000://ann:p%3Aw%2Fx@db/runs"),
+        ("*:5433:runs:ann:pw", "postgresql://ann@db:5433/runs", "postgresql+pg8000://ann:pw@db:5433/runs"),
+        ("*:5433:runs:ann:pw", "postgresql://ann@db/runs", "postgresql+pg8000://ann@db/runs"),
+        ("", "postgresql+psycopg2://ann:mine@db/runs", "postgresql+psycopg2://ann:mine@db/runs"),
+        ("*:*:*:*:pw", "mysql://ann@db/runs", "mysql://ann@db/runs"),
+    ],
+)
+def test_the_password_of_postgresql_comes_from_where_its_own_programs_have_it(
+    tmp_path: Path, line: str, uri: str, login: str
+) -> None:
+    file = tmp_path / ".pgpass"
+    file.write_text(f"# mine\n{line}\n")
+    file.chmod(0o600)
+    assert database_login(uri, {}, tmp_path) == login
+    file.chmod(0o644)  # others may read it: libpq takes none of it either
+    assert "pw" not in database_login(uri, {}, tmp_path).partition("@")[0]
+    if uri == "postgresql://ann@db/runs":
+        assert database_login(uri, {"PGPASSWORD": "é"}, tmp_path) == "postgresql+pg8000://ann:%C3%A9@db/runs"

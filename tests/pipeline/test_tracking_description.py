@@ -97,7 +97,7 @@ def test_a_trial_is_called_by_what_its_sweep_varies(tmp_path: Path) -> None:
     assert describe(run).name == "small_cnn digits lr=0.1 seed=2 · 0123"
     sweep = {"key": "k", "name": "k", "trial": 3, "overrides": ["seed=2"]}
     folder.write(run / "sweeps.json", {"sweeps": [sweep]})
-    assert describe(run).name == "small_cnn seed=2 · 0123"
+    assert describe(run).name == "seed=2 · 0123"
 
 
 def test_the_data_set_is_an_input_with_digest_source_and_splits(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
 import pytest
 
 from pipeline.core.errors import PacelineError
-from pipeline.tracking import ui
+from pipeline.tracking import pages, ui
+from pipeline.tracking.pages import Shown
 from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.slow
@@ -28,7 +30,7 @@ def test_the_server_is_light_and_shows_the_store() -> None:
 def test_credentials_of_a_database_stay_out_of_the_process_list() -> None:
     argv, env, _ = ui.ui_command("postgresql://u:hunter2@h/db")
     assert "hunter2" not in " ".join(argv)
-    assert env["MLFLOW_BACKEND_STORE_URI"] == "postgresql://u:hunter2@h/db"
+    assert env["MLFLOW_BACKEND_STORE_URI"] == "postgresql+pg8000://u:hunter2@h/db"
 
 
 def test_a_tracking_server_shows_its_runs_itself() -> None:
@@ -58,3 +60,37 @@ def test_a_store_that_cannot_be_opened_is_said_at_once(tmp_path: Path, monkeypat
     (tmp_path / "mlflow.db").write_text("this is no database" * 100)
     with pytest.raises(PacelineError, match=r"mlflow\.db cannot be opened"):
         ui.serve(f"sqlite:///{tmp_path}/mlflow.db", "paceline")
+
+
+RUNS = [
+    Shown(run_id="a" * 32, key="cf0848", metrics=["val/accuracy", "lr"], params={"optimizer.lr": "0.1", "seed": "1"}),
+    Shown(run_id="b" * 32, key="495e1d", metrics=["val/accuracy"], params={"optimizer.lr": "0.2", "seed": "1"}),
+]
+
+
+def test_the_table_shows_the_metrics_that_matter_and_the_parameters_that_differ() -> None:
+    state = json.loads(pages.view(RUNS))
+    columns = ["attributes.`Dataset`", "attributes.`Duration`", "metrics.`val/accuracy`", "params.`optimizer.lr`"]
+    assert state == {"selectedColumns": columns}
+    state = json.loads(pages.view(RUNS, ["lr"]))
+    assert state["chartsSearchFilter"] == "lr"
+    assert state["selectedColumns"][2:4] == ["metrics.`lr`", "metrics.`val/accuracy`"]
+
+
+def test_addresses_open_on_the_chosen_runs() -> None:
+    page = pages.runs_page("http://h:1", "7", "v", ["aa", "bb"])
+    assert page.startswith("http://h:1/#/experiments/7/runs?workflowType=machine_learning&viewStateShareKey=v&")
+    assert "searchFilter=attributes.run_id%20IN%20%28%27aa%27%2C%20%27bb%27%29" in page
+    assert page.endswith("&compareRunsMode=CHART")
+    assert "CHART" not in pages.runs_page("http://h:1", "7", "v", charts=False)
+    assert pages.compare_page("http://h:1", "7", ["aa"]) == (
+        "http://h:1/#/compare-runs?runs=%5B%22aa%22%5D&experiments=%5B%227%22%5D"
+    )
+
+
+def test_the_server_of_a_team_answers_to_the_names_that_it_is_told() -> None:
+    argv, _, _ = ui.server_command(
+        "sqlite:////p/m.db", "127.0.0.1", None, artifacts="s3://b/x", allowed_hosts=["node0"]
+    )
+    assert {"node0", "node0:*", "localhost"} <= set(argv[argv.index("--allowed-hosts") + 1].split(","))
+    assert argv[argv.index("--artifacts-destination") + 1] == "s3://b/x"

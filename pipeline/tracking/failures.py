@@ -1,0 +1,30 @@
+"""Failures of a tracking store that a person has to mend, in words that say how. Pure."""
+
+from __future__ import annotations
+
+import re
+
+_SCHEMA = re.compile(r"out-of-date database schema \(found version (\w+), but expected (\w+)\)")
+
+
+def explained(text: str) -> str | None:
+    """What to do about it; None for a failure that says enough, or that time may mend."""
+    if "Invalid Host header" in text:
+        return (
+            "the server doesn't answer to the name that tracking.uri has for it (Invalid Host header): start it with "
+            "that name, as doit server tracking.server_allowed_hosts=[NAME], or mlflow server --allowed-hosts "
+            "NAME,NAME:*"
+        )
+    schema = _SCHEMA.search(text)
+    if schema:
+        return (
+            f"its database is of another MLflow (schema {schema[1]}, this one has {schema[2]}): make a copy of it, "
+            "then mlflow db upgrade ADDRESS, with the address as tracking.uri has it"
+        )
+    if "Can't locate revision" in text:
+        return "its database is of a newer MLflow than this one: install that one"
+    if re.search(r"No module named '?(?:pg8000|psycopg2?|boto3|pymysql)", text):
+        module = "boto3" if "boto3" in text else "pg8000"
+        extra = "s3" if module == "boto3" else "postgresql"
+        return f"{module} is missing: pip install 'paceline[{extra}]'"
+    return None

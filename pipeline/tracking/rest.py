@@ -1,0 +1,77 @@
+"""The few questions that a page's address needs, asked of a tracking server over HTTP: without mlflow, which takes
+seconds to import."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from pipeline.tracking.address import recorder_env
+from pipeline.tracking.pages import VIEW_TAG, Shown
+
+_TIMEOUT_S = 10.0
+_MOST_RUNS = 1000  # that MLflow answers at once
+_API = "/api/2.0/mlflow"
+
+
+class Server:
+    """A tracking server at ``url``, asked with the login of ``uri`` or of the environment.
+
+    Every method raises OSError: it doesn't answer, or refuses; ValueError, KeyError, TypeError: in words of its own.
+    """
+
+    def __init__(self, url: str, uri: str = "") -> None:
+        self.url = url
+        told = {**os.environ, **(recorder_env(uri) if uri else {})}
+        self._headers = _login(told)
+
+    def experiment_id(self, name: str) -> str:
+        answer = self._ask(f"{_API}/experiments/get-by-name?{urlencode({'experiment_name': name})}")
+        return str(answer["experiment"]["experiment_id"])
+
+    def runs(self, experiment_id: str) -> list[Shown]:
+        """The newest runs, up to 1000."""
+        asked = {"experiment_ids": [experiment_id], "max_results": _MOST_RUNS}
+        answer = self._ask(f"{_API}/runs/search", asked)
+        return [_shown(run) for run in answer.get("runs", [])]
+
+    def set_view(self, experiment_id: str, name: str, state: str) -> None:
+        """Keep a view that addresses can refer to."""
+        self._ask(
+            f"{_API}/experiments/set-experiment-tag",
+            {"experiment_id": experiment_id, "key": VIEW_TAG + name, "value": state},
+        )
+
+    def _ask(self, path: str, value: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        data = None if value is None else json.dumps(value).encode()
+        asked = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json", **self._headers})
+        with urllib.request.urlopen(asked, timeout=_TIMEOUT_S) as answer:  # http(s) only: a checked tracking.uri
+            found: dict[str, Any] = json.loads(answer.read() or b"{}")
+        return found
+
+
+def _login(told: Mapping[str, str]) -> dict[str, str]:
+    token, user = told.get("MLFLOW_TRACKING_TOKEN"), told.get("MLFLOW_TRACKING_USERNAME")
+    if token:
+        return {"Authorization": f"Bearer {token}"}
+    if not user:
+        return {}
+    login = f"{user}:{told.get('MLFLOW_TRACKING_PASSWORD', '')}".encode()
+    return {"Authorization": f"Basic {base64.b64encode(login).decode()}"}
+
+
+def _shown(run: Mapping[str, Any]) -> Shown:
+    data = run.get("data", {})
+    tags = {tag["key"]: tag.get("value", "") for tag in data.get("tags", [])}
+    return Shown(
+        run_id=run["info"]["run_id"],
+        key=tags.get("paceline.run_key", ""),
+        metrics=[metric["key"] for metric in data.get("metrics", [])],
+        params={param["key"]: param.get("value", "") for param in data.get("params", [])},
+    )

@@ -1,0 +1,156 @@
+"""`doit server`: a real one, with logins, on a real PostgreSQL; and what it refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import tracking
+from pipeline.core.errors import PacelineError, UsageError
+from pipeline.tracking import server
+from pipeline.tracking.failures import explained
+from pipeline.tracking.state import DONE, PENDING
+from tests import postgres_fixture
+from tests.pipeline import tracking_folder as folder
+from tests.pipeline import tracking_store as store
+from tests.pipeline.tracking_store import EXPERIMENT
+from tests.postgres_fixture import PASSWORD
+from tests.waiting import HANG_S
+
+pytestmark = pytest.mark.slow
+ADMIN_PASSWORD = "correct-horse-42"
+
+
+def settings(tmp_path: Path, **more: Any) -> server.Settings:
+    told: dict[str, Any] = {
+        "store": f"sqlite:///{tmp_path}/mlflow.db",
+        "artifacts": f"{tmp_path}/files",
+        "host": "127.0.0.1",
+        "port": 5000,
+        "allowed_hosts": (),
+        "auth": False,
+    }
+    return server.Settings(**{**told, **more})
+
+
+@contextlib.contextmanager
+def served(told: server.Settings, env: dict[str, str]) -> Iterator[tuple[str, list[str], int]]:
+    """The address of a server, the lines that it has said, and its process id."""
+    code = (
+        "from pipeline.tracking.server import Settings, serve; "
+        f"serve({told!r}, 'paceline', say=lambda text: print(text, flush=True))"
+    )
+    command = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=store.ROOT, env={**os.environ, **env}, stdout=subprocess.PIPE, text=True
+    )
+    assert command.stdout
+    said: list[str] = []
+    try:
+        for line in command.stdout:
+            said.append(line.strip())
+            if "use it: " in line:
+                break
+        yield next(line for line in said if line.startswith("ready: ")).split()[1], said, command.pid
+        command.send_signal(signal.SIGTERM)
+        assert "the tracking server has ended" in command.communicate(timeout=HANG_S)[0]
+    finally:
+        command.kill()
+
+
+def get(url: str, host: str) -> tuple[int, str]:
+    try:
+        asked = urllib.request.Request(url, headers={"Host": host})
+        with urllib.request.urlopen(asked, timeout=HANG_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def command_lines(pid: int) -> str:
+    """Of a process and all below it."""
+    below = subprocess.run(["ps", "-eo", "ppid=,pid=,args="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in below.splitlines()]
+    found, known = "", {str(pid)}
+    for parent, mine, words in rows:
+        if parent in known or mine in known:
+            known.add(mine)
+            found += words + "\n"
+    return found
+
+
+def test_a_server_with_logins_on_postgresql_keeps_a_run_and_no_password_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = folder.started(tmp_path)
+    folder.metrics(run, range(20))
+    folder.end(run)
+    login = {"MLFLOW_AUTH_ADMIN_USERNAME": "lead", "MLFLOW_AUTH_ADMIN_PASSWORD": ADMIN_PASSWORD}
+    with postgres_fixture.running() as database, contextlib.ExitStack() as stack:
+        told = settings(tmp_path, store=database.uri, port=postgres_fixture.free_port(), auth=True)
+        url, said, pid = stack.enter_context(served(told, {**login, "PGPASSWORD": PASSWORD}))
+        lines = command_lines(pid)
+        assert "mlflow server" in lines
+        assert ADMIN_PASSWORD not in lines + str(said)
+        assert PASSWORD not in lines + str(said)
+        assert get(f"{url}/health", "evil.example")[0] == 200  # tells nothing
+        code, text = get(f"{url}/api/2.0/mlflow/experiments/search?max_results=1", "evil.example")
+        assert code == 403
+        assert "tracking.server_allowed_hosts=[NAME]" in str(explained(text))
+        refused = tracking.record(run, url, EXPERIMENT, give_up_s=0.5)
+        assert refused.state == PENDING
+        for name, value in tracking.recorder_env(f"{url.replace('//', f'//lead:{ADMIN_PASSWORD}@')}").items():
+            monkeypatch.setenv(name, value)
+        recorded = tracking.record(run, url, EXPERIMENT)
+        assert recorded.state == DONE
+        assert len(store.history(url, str(recorded.run_id))) == 20
+        assert "checkpoints/final.pt" in store.artifacts(url, str(recorded.run_id), "checkpoints")
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path.name for path in written if path.name == "final.pt" and "files" in path.parts]
+    assert not [path for path in written if ADMIN_PASSWORD.encode() in path.read_bytes()]
+    assert not [path for path in written if PASSWORD.encode() in path.read_bytes()]
+
+
+def test_a_second_server_for_the_same_file_is_refused(tmp_path: Path) -> None:
+    with server._only_server(f"sqlite:///{tmp_path}/mlflow.db"):
+        said: list[str] = []
+        with pytest.raises(PacelineError, match=r"another doit server on this computer has .*mlflow\.db"):
+            server.serve(settings(tmp_path), EXPERIMENT, say=said.append)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"store": "http://u:secret@h:5000"}, r"^tracking\.server_store=http://h:5000 is a server already"),
+        ({"port": 70000}, r"tracking\.server_port=70000 must be a whole number from 1 to 65535"),
+        ({"auth": True}, r"MLFLOW_AUTH_ADMIN_USERNAME and MLFLOW_AUTH_ADMIN_PASSWORD are not both set"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named(tmp_path: Path, more: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        server.check(settings(tmp_path, **more), {})
+
+
+def test_a_database_of_an_older_mlflow_is_left_as_it_is_and_the_command_that_mends_it_is_named(
+    tmp_path: Path, database: Path
+) -> None:
+    path = tmp_path / "mlflow.db"
+    path.write_bytes(database.read_bytes())
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '451aebb31d03'")
+    before = path.read_bytes()
+    recorded = tracking.record(folder.started(tmp_path), f"sqlite:///{path}", EXPERIMENT, give_up_s=60)
+    assert recorded.state == PENDING
+    assert "its database is of another MLflow (schema 451aebb31d03" in recorded.message
+    assert "mlflow db upgrade" in recorded.message
+    assert path.read_bytes() == before
