@@ -49,9 +49,9 @@ def _short(value: str) -> str:
 
 
 def run_name(config: Mapping[str, Any], words: Sequence[str], key: str, *, swept: Sequence[str] = ()) -> str:
-    """``lr=0.1 seed=2 · 9176``: the fields that its sweep varies, and nothing else, for MLflow's column shows some twenty
-    characters; ``resnet18 cifar10 epochs=3 · 9176``: of a run by itself model, data set and what it was told besides; a
-    script's by its name. The digits of the key set apart what would read alike.
+    """``lr=0.1 seed=2 · 9176``: the fields that its sweep varies, and nothing else, for MLflow's column shows some
+    twenty characters; ``resnet18 cifar10 epochs=3 · 9176``: of a run by itself model, data set and what it was told
+    besides; a script's by its name. The digits of the key set apart what would read alike.
 
     Args:
         config: what config.json holds.
