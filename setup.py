@@ -7,7 +7,7 @@ setup(
     packages=[*find_packages(include=["pipeline*", "trainers*"]), "hydra_plugins", "pipeline.conf"],
     package_dir={"pipeline.conf": "conf"},
     package_data={
-        "pipeline": ["py.typed", "template/**", "template/.gitignore.txt"],
+        "pipeline": ["py.typed", "comparing/*.jinja", "template/**", "template/.gitignore.txt"],
         "pipeline.conf": ["*.yaml", "*/*.yaml"],
         "trainers": ["py.typed"],
     },

@@ -13,6 +13,7 @@ from pipeline.core.errors import UsageError
 if TYPE_CHECKING:
     from pipeline.comparing.reading import ComparedRun
     from pipeline.runs.folder import RunFolder
+    from pipeline.sweep.folder import SweepFolder
 
 _EXPERIMENT = "experiment="
 
@@ -29,7 +30,7 @@ def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
     runs_dir, sweep = current.config.runs_dir, current.asked.options.get("sweep")
     words = [word for word in current.asked.overrides if not word.lstrip("+").startswith(("paths.", "tracking"))]
     folders = [_named(runs_dir, key) for key in named]
-    folders += _of_sweep(runs_dir, sweep) if sweep is not None else []
+    folders += of_sweep(runs_dir, sweep)[1] if sweep is not None else []
     if words:
         folders = _having(current, words, folders or _all(runs_dir))
     elif not folders:
@@ -58,14 +59,14 @@ def _all(runs_dir: Path) -> list[RunFolder]:
     return [RunFolder(runs_dir / row.key) for row in index.rows(runs_dir)]
 
 
-def _of_sweep(runs_dir: Path, name: str) -> list[RunFolder]:
-    """Its trials that have a run folder. Raises UsageError."""
+def of_sweep(runs_dir: Path, name: str | None) -> tuple[SweepFolder, list[RunFolder]]:
+    """The sweep whose name begins so (None: the newest), and its trials that have a run folder. Raises UsageError."""
     from pipeline.runs.folder import RunFolder
     from pipeline.sweep import folder as folders
 
-    about = folders.find(runs_dir, name).about()
-    found = [RunFolder(runs_dir / item["key"]) for item in about["trials"]]
-    return [folder for folder in found if (folder.path / "key.json").is_file()]
+    sweep = folders.find(runs_dir, name)
+    found = [RunFolder(runs_dir / item["key"]) for item in sweep.about()["trials"]]
+    return sweep, [folder for folder in found if (folder.path / "key.json").is_file()]
 
 
 def _having(current: Session, words: Sequence[str], folders: Sequence[RunFolder]) -> list[RunFolder]:

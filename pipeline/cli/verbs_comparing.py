@@ -11,12 +11,39 @@ _SWEEP = Option("NAME", "the trials of a sweep")
 
 COMPARING: Mapping[str, Verb] = {
     "report": Verb(
-        module="pipeline.cli.sweeping",
+        module="pipeline.cli.reporting",
         answers=True,
-        summary="results of a sweep, seeds taken together",
-        options={"sweep": Option("NAME", "the sweep; without it the newest"), "json": _JSON},
-        examples=("report", "report sweep=5bb24236b1de json=1"),
+        takes_paths=True,
+        bare="KEY",
+        summary="what a sweep, a run or any runs have come to, as a table and as one page that needs no network",
+        details="Without a word the newest sweep, seeds taken together. KEY and overrides choose runs as in doit "
+        "compare. The page lies in runs/reports; beside that of one finished run lies its certificate (doit verify).",
+        options={
+            "sweep": Option("NAME", "the sweep; without it the newest"),
+            "json": _JSON,
+            "format": Option("html|markdown|json", "the page, or the same as Markdown or JSON"),
+            "file": Option("FILE", "where to"),
+        },
+        examples=(
+            "report",
+            "report sweep=5bb24236b1de json=1",
+            "report 495e1d",
+            "report model=resnet18 file=nets.html",
+        ),
         shows_groups=False,
+        shares_batch=False,
+    ),
+    "verify": Verb(
+        module="pipeline.cli.reporting",
+        answers=True,
+        takes_paths=True,
+        bare="FILE",
+        summary="whether a run's certificate is whole, and its run still what it says",
+        details="A certificate is sealed by its own digest: integrity, not authorship. Where the run's folder is, its "
+        "files, code and data are hashed too. Exit code 1: altered; 3: no certificate.",
+        examples=("verify runs/reports/495e1d67c76d.certificate.json",),
+        shows_groups=False,
+        shares_batch=False,
     ),
     "compare": Verb(
         module="pipeline.cli.comparing",

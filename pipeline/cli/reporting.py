@@ -1,0 +1,184 @@
+"""`doit report` and `doit verify`: what runs have come to as one file, a run's certificate, and its check."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.cli import clone, sweeping
+from pipeline.cli.choosing import chosen, of_sweep
+from pipeline.cli.options import is_on
+from pipeline.cli.output import say
+from pipeline.cli.session import ROOT, Session, relative, session
+from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
+from pipeline.core.files import expanded, write_atomic, write_hint
+
+if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
+    from pipeline.comparing.reading import ComparedRun
+    from pipeline.comparing.report import Report
+
+_FOLDER = "reports"
+_SUFFIXES = {"html": ".html", "markdown": ".md", "json": ".json"}
+
+
+def report() -> None:
+    """Of a sweep (the newest, if nothing is named) the table too. Raises UsageError, PacelineError."""
+    current = session()
+    options = current.asked.options
+    form = options.get("format", "html")
+    if form not in _SUFFIXES:
+        raise UsageError(f"format={form} is not known; {suggestion(form, _SUFFIXES)}")
+    if _is_of_sweep(current):
+        if is_on(options, "json"):
+            sweeping.report()
+            return
+        if "format" not in options:
+            sweeping.report()
+    elif is_on(options, "json"):
+        form = "json"
+    name, runs, found = _made(current)
+    text = _written(found, form)
+    if form != "html" and "file" not in options:
+        say(text)
+        return
+    target = _target(current, name, form)
+    _write(target, text)
+    say(f"\n{found.summary}\n  report       {relative(target)}" if form == "html" else relative(target))
+    if form == "html" and len(runs) == 1 and runs[0].state == "FINISHED":
+        say(f"  certificate  {relative(_certify(target, runs[0]))}")
+
+
+def _is_of_sweep(current: Session) -> bool:
+    """Whether it is about a sweep, and nothing else is named."""
+    words = [word for word in current.asked.overrides if not word.lstrip("+").startswith(("paths.", "tracking"))]
+    return not words and not current.asked.paths
+
+
+def _made(current: Session) -> tuple[str, Sequence[ComparedRun], Report]:
+    """The name of its file, the runs, and the report."""
+    from pipeline.comparing import curves, reading
+    from pipeline.comparing import report as reports
+    from pipeline.sweep.report import BY
+
+    by, why = BY, list[str]()
+    if _is_of_sweep(current):
+        sweep, folders = of_sweep(current.config.runs_dir, current.asked.options.get("sweep"))
+        about, runs = sweep.about(), [reading.read(folder) for folder in folders]
+        if not runs:
+            raise UsageError(f"none of the trials of sweep {sweep.name} was started", hint="doit report json=1")
+        name, title = f"sweep-{sweep.name}", f"Sweep {sweep.name}"
+        by, command = about.get("by") or BY, shlex.join(["doit", "sweep", *map(str, about["words"])])
+        if (missing := about["total"] - len(runs)) > 0:
+            why.append(f"{missing} of its {about['total']} trials were not started yet.")
+    else:
+        runs = chosen(current, current.asked.paths)
+        first = runs[0]
+        alone = len(runs) == 1
+        name = first.key if alone else _selection(runs)
+        title = f"Run {first.key}: {first.what}" if alone else f"{len(runs)} runs"
+        command = first.command if alone else shlex.join(["doit", *sys.argv[1:]])
+        why = _why(current, first) if alone else []
+    rows = {run.key: curves.rows(run.folder) for run in runs}
+    made = reports.report(runs, rows, title=title, why=why, command=command, unix_time=time.time(), by=by)
+    return name, runs, made
+
+
+def _selection(runs: Sequence[ComparedRun]) -> str:
+    """The same runs have the same file."""
+    from pipeline.core.files import sha256_text
+
+    return f"selection-{sha256_text(' '.join(sorted(run.key for run in runs)))[:12]}"
+
+
+def _why(current: Session, run: ComparedRun) -> list[str]:
+    from pipeline.comparing.report import of_nearest
+    from pipeline.keys.diff import nearest
+    from pipeline.runs import index
+
+    others = index.finished_parts(current.config.runs_dir)
+    others.pop(run.key, None)
+    return of_nearest(nearest(others, run.parts))
+
+
+def _written(found: Report, form: str) -> str:
+    from pipeline.comparing import pages
+    from pipeline.core import masking
+
+    if form == "json":
+        text = json.dumps(pages.as_json(found), indent=2, allow_nan=False)
+    else:
+        text = pages.html(found) if form == "html" else pages.markdown(found)
+    return masking.shown(text)
+
+
+def _target(current: Session, name: str, form: str) -> Path:
+    told = current.asked.options.get("file")
+    if told is not None:
+        return clone.started_in() / expanded(told, f"file={told}")
+    return current.config.runs_dir / _FOLDER / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}{_SUFFIXES[form]}"
+
+
+def _write(target: Path, text: str) -> None:
+    """Raises PacelineError."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(target, text)
+    except OSError as error:
+        hint = f"file=<another path>; or {write_hint(error, target.parent)}"
+        raise PacelineError(f"{target} can't be written: {os_reason(error)}", hint=hint) from error
+
+
+def _certify(beside: Path, run: ComparedRun) -> Path:
+    """The certificate's file."""
+    from pipeline.comparing import certificate
+    from pipeline.runs.folder import RunFolder
+
+    target = beside.with_name(f"{run.key}.certificate.json")
+    _write(target, certificate.of_run(RunFolder(run.folder), run.verdict))
+    return target
+
+
+# ------------------------------------------------------------------------------------------ certificates
+def verify() -> None:
+    """Raises UsageError: a file that is no certificate; PacelineError: one that was altered, or its run was."""
+    current = session()
+    if not current.asked.paths:
+        raise UsageError("which file? doit verify takes certificates", hint="doit report KEY writes one")
+    for word in current.asked.paths:
+        _verify(current, Path(os.path.abspath(clone.started_in() / expanded(word, word))))  # noqa: PTH100
+
+
+def _verify(current: Session, path: Path) -> None:
+    from pipeline.comparing import certificate
+    from pipeline.runs.folder import RunFolder
+
+    found = certificate.read(path)
+    folder = RunFolder(current.config.runs_dir / str(found["run"]))
+    shown = relative(path)
+    if not (folder.path / "key.json").is_file():
+        say(f"{shown}: whole; its key follows from its parts. Run {folder.key} isn't here, so nothing else was checked")
+        _say_standing(found)
+        return
+    wrong = list(certificate.disagreements(found, folder, ROOT))
+    if wrong:
+        lines = "\n".join(f"  {line}" for line in wrong)
+        raise PacelineError(
+            f"{shown} is whole, but run {folder.key} isn't what it says:\n{lines}", hint=f"doit status run={folder.key}"
+        )
+    without = certificate.unchecked(found, folder)
+    left = f" (not {', '.join(without)})" if without else ""
+    checked = f"key, code, {len(found['files_sha256'])} files{'' if left else ', data'}{left}"
+    say(f"{shown}: whole, and run {folder.key} is what it says: {checked}")
+    _say_standing(found)
+
+
+def _say_standing(found: Mapping[str, object]) -> None:
+    said = found.get("verdict") or "not made again when this was written"
+    say(f"  made again   {said}\n  proves that nothing was changed since, not who wrote it")

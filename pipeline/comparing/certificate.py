@@ -1,0 +1,148 @@
+"""A run's certificate: what it was made of and what came out, as one small file sealed by its own digest.
+
+The seal shows that the file is whole and wasn't edited by accident. It is integrity and no authorship: whoever edits
+the file on purpose can seal it anew, so who needs to know its author compares the seal with one that came another way.
+What nobody can do is change a part of the key and keep the key: it is the digest of the parts, which the file holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.core import documents
+from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.files import sha256_file
+from pipeline.core.specs import State
+from pipeline.data import manifest
+from pipeline.keys import content_key
+from pipeline.keys.content_key import ContentKey
+from pipeline.runs.agreement import check_parts
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.result import AlteredError, Result
+
+KIND = "paceline certificate"
+VERSION = 1
+_ORIGIN = ("git_commit", "git_dirty", "patch_sha256", "lock_sha256", "python")
+
+
+def of_run(folder: RunFolder, verdict: Mapping[str, Any] | None) -> str:
+    """Its text.
+
+    Args:
+        folder: of a finished run.
+        verdict: what `doit reproduce` found, or None.
+
+    Raises:
+        UsageError: the run isn't finished.
+        AlteredError: a part isn't what was written.
+    """
+    result, key = folder.read_result(), folder.read_key()
+    if result is None or key is None or result.state != State.FINISHED:
+        raise UsageError(f"run {folder.key} isn't finished: there is nothing to certify", hint="doit runs")
+    return documents.sealed({"kind": KIND, "version": VERSION, **_content(folder, result, key, verdict)})
+
+
+def _content(folder: RunFolder, result: Result, key: ContentKey, verdict: Mapping[str, Any] | None) -> dict[str, Any]:
+    provenance = folder.read_json("provenance.json") or {}
+    return {
+        "run": key.short,
+        "key": key.digest,
+        "what": result.what,
+        "made_of": dict(key.parts),
+        "finished_unix_time": result.unix_time,
+        "hosts": list(result.hosts),
+        "metrics": {name: value if value == value else "NaN" for name, value in result.metrics.items()},
+        "weights_sha256": result.fields.get("weights_sha256"),
+        "files_sha256": {name: file.sha256 for name, file in sorted(result.files.items())},
+        "origin": {name: provenance.get(name) for name in _ORIGIN},
+        "origin_sha256": dict(result.origin_sha256),
+        "proven": result.fields.get("proven"),
+        "verdict": None if verdict is None else "reproduced" if verdict.get("reproduced") else "not reproduced",
+    }
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What a certificate says, after its seal and its key were checked.
+
+    Raises:
+        UsageError: there is no such file, or it is no certificate that this Paceline knows.
+        PacelineError: it was altered or damaged.
+    """
+    try:
+        data = documents.content(path)
+    except (OSError, documents.DamagedError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"{path} can't be read: {why}", hint="doit report KEY writes a certificate") from error
+    try:
+        found = documents.open_sealed(data)
+    except documents.DamagedError as error:
+        if KIND.encode() not in data[:200]:
+            raise UsageError(f"{path} is no certificate of a run", hint="doit report KEY writes one") from error
+        raise PacelineError(f"{path} was edited or damaged: it {error}", hint="another copy of it") from error
+    if found.get("kind") != KIND:
+        raise UsageError(f"{path} is no certificate of a run", hint="doit report KEY writes one")
+    if found.get("version") != VERSION:
+        raise UsageError(
+            f"{path} has version {found.get('version')!r}; this Paceline knows {VERSION}", hint="update this checkout"
+        )
+    _refuse_other_key(path, found)
+    return found
+
+
+def _refuse_other_key(path: Path, found: Mapping[str, Any]) -> None:
+    """Raises PacelineError: the key isn't that of the parts, so somebody edited one and sealed the file anew."""
+    parts = found.get("made_of")
+    known = {"key": found.get("run"), "digest": found.get("key"), **(parts if isinstance(parts, dict) else {})}
+    if content_key.recorded(known) is None:
+        raise PacelineError(
+            f"{path} was edited and sealed anew: its parts don't give key {str(found.get('key'))[:12]}",
+            hint="another copy of it",
+        )
+
+
+def disagreements(found: Mapping[str, Any], folder: RunFolder, root: Path) -> Iterator[str]:
+    """In what a run's folder isn't what the certificate says, a line each; every file is hashed anew.
+
+    ``root`` is the project, where what is known of sources lies.
+    """
+    try:
+        key, result = folder.read_key(), folder.read_result()
+        if key is None or key.digest != found["key"]:
+            yield f"key.json: the folder is of key {key.digest[:24] if key else '(none)'}…, not {found['key'][:24]}…"
+            return
+        check_parts(folder, key, result, root)
+    except AlteredError as error:
+        yield str(error.what)
+    for name, digest in sorted(found["files_sha256"].items()):
+        yield from _file(folder.path / name, name, digest)
+    yield from _data(folder, found)
+
+
+def _file(path: Path, name: str, digest: str) -> Iterator[str]:
+    if not path.resolve().is_relative_to(path.parents[name.count("/")].resolve()):
+        yield f"{name}: leads out of the run's folder"
+    elif not path.is_file():
+        yield f"{name} is missing"
+    elif sha256_file(path) != digest:
+        yield f"{name}: its sha256 isn't {digest[:12]}…"
+
+
+def _data(folder: RunFolder, found: Mapping[str, Any]) -> Iterator[str]:
+    """The data pack, where the run has a link to one."""
+    place = folder.path / "data"
+    if not (place / manifest.MANIFEST).is_file() or not folder.program.is_ours:
+        return
+    pack = manifest.read(place)
+    if pack is None:
+        yield f"data: the pack in {place.resolve()} was altered, or isn't whole"
+    elif pack.digest != found["made_of"].get("data"):
+        yield f"data: the pack in {place.resolve()} has digest {pack.digest[:12]}…"
+
+
+def unchecked(found: Mapping[str, Any], folder: RunFolder) -> list[str]:
+    """What of the certificate a folder can't tell: the data, where it isn't here."""
+    if not folder.program.is_ours:
+        return ["the script's data"] if found["made_of"].get("data") else []
+    return [] if (folder.path / "data" / manifest.MANIFEST).is_file() else ["the data, which isn't here"]

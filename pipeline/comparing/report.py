@@ -1,0 +1,200 @@
+"""What a report of runs holds, whatever it is written as. Nothing is read here but the files of two runs' code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.comparing import curves as curving
+from pipeline.comparing.charts import COLOURS, Line, Node
+from pipeline.comparing.curves import Band
+from pipeline.comparing.differing import Comparison, compare
+from pipeline.comparing.groups import Group, differing_fields, flat_config, grouped, letters, metrics_of, shown
+from pipeline.comparing.reading import ComparedRun
+from pipeline.core.tables import counted
+from pipeline.keys.diff import Difference
+from pipeline.runs.metrics_file import MetricsRow
+from pipeline.sweep.report import BY, SHOWN, less_is_better
+
+_MOST_CHARTS = 8
+_MOST_BOXES = 10  # of a graph's column
+_MOST_AXES = 7
+_FIRST = ("val/accuracy", "train/loss", "val/loss")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A report.
+
+    Attributes:
+        title: what it is about, in a few words.
+        why: what the runs were for: the words of the sweep, or what sets a run apart from the nearest finished one.
+        command: the command line that asks for the same.
+        unix_time: when the report was made.
+        comparison: the configurations, the best first; ``by`` is the metric that says which is best.
+        colours: of the configurations that have a colour their number.
+        bands: metric → a curve for each configuration.
+        nodes: the graph of what was made of what.
+        axes, lines: parallel coordinates; no axes where there is nothing to show.
+    """
+
+    title: str
+    why: tuple[str, ...]
+    command: str
+    unix_time: float
+    by: str
+    comparison: Comparison
+    colours: Mapping[str, int]
+    bands: Mapping[str, tuple[Band, ...]]
+    nodes: tuple[Node, ...]
+    axes: tuple[str, ...]
+    lines: tuple[Line, ...]
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return self.comparison.groups
+
+    @property
+    def runs(self) -> list[ComparedRun]:
+        return [run for group in self.groups for run in group.runs]
+
+    @property
+    def columns(self) -> list[str]:
+        """The metrics of the table of configurations: the usual ones first, then others."""
+        usual = [name for name in dict.fromkeys((self.by, *SHOWN)) if name in self.comparison.metrics]
+        return [*usual, *(name for name in self.comparison.metrics if name not in usual)]
+
+    @property
+    def failures(self) -> list[ComparedRun]:
+        return [run for run in self.runs if run.failure]
+
+    @property
+    def summary(self) -> str:
+        """``6 of 9 runs finished, 3 configurations``."""
+        done = sum(run.counts for run in self.runs)
+        return f"{done} of {counted(len(self.runs), 'run')} finished, {counted(len(self.groups), 'configuration')}"
+
+
+def report(
+    runs: Sequence[ComparedRun],
+    rows: Mapping[str, Sequence[MetricsRow]],
+    *,
+    title: str,
+    why: Sequence[str],
+    command: str,
+    unix_time: float,
+    by: str = BY,
+) -> Report:
+    """Put it together. ``rows`` are those of metrics.jsonl by key; ``runs`` has at least one."""
+    groups = grouped(runs)
+    by = by if any(by in group.figures for group in groups) else next(iter(metrics_of(groups)), by)
+    groups = _ranked(groups, by)
+    wanted = _charted(curving.names(rows.values()), by)
+    bands = {name: tuple(curving.band(group, rows, name, "step") for group in groups) for name in wanted}
+    axes, lines = _parallel(groups, by)
+    return Report(
+        title=title,
+        why=tuple(why),
+        command=command,
+        unix_time=unix_time,
+        by=by,
+        comparison=compare(groups),
+        colours={group.label: number for number, group in enumerate(groups[:COLOURS])},
+        bands=bands,
+        nodes=tuple(_graph(groups)),
+        axes=axes,
+        lines=lines,
+    )
+
+
+def of_nearest(found: tuple[str, Sequence[Difference]] | None) -> list[str]:
+    """Why a run was made, as far as that can be told: what sets it apart from the nearest finished one."""
+    if found is None:
+        return ["there is no other finished run"]
+    key, differing = found
+    lines = [f"{item}" for item in differing[:20]]
+    return [f"the nearest other finished run is {key}; it differs in:" if lines else f"as {key}", *lines]
+
+
+def _ranked(groups: Sequence[Group], by: str) -> list[Group]:
+    """The best first, then those that have no figure; labelled in that order."""
+    sign = 1.0 if less_is_better(by) else -1.0
+
+    def place(group: Group) -> float:
+        figure = group.figures.get(by)
+        return sign * figure.over.mean if figure is not None and figure.over is not None else math.inf
+
+    return [replace(group, label=letters(number)) for number, group in enumerate(sorted(groups, key=place))]
+
+
+def _charted(names: Sequence[str], by: str) -> list[str]:
+    """The metrics whose curves are shown: what matters most first."""
+    first = [name for name in dict.fromkeys((by, *_FIRST)) if name in names]
+    return [*first, *(name for name in names if name not in first)][:_MOST_CHARTS]
+
+
+# -------------------------------------------------------------------------------- parallel coordinates
+def _parallel(groups: Sequence[Group], by: str) -> tuple[tuple[str, ...], tuple[Line, ...]]:
+    """A line for every run that tells its fields, over the fields that differ. Nothing where fewer than two do."""
+    fields = differing_fields([group.first for group in groups])[: _MOST_AXES - 1]
+    if len(fields) < 2:
+        return (), ()
+    lines = []
+    for group in groups:
+        for run in group.runs:
+            known = flat_config(run)
+            value = run.figures.get(by)
+            last = value if value is not None and math.isfinite(value) else None
+            said = "no figure" if last is None else f"{by} {last:.4g}"
+            title = f"{group.label} {group.title} seed {run.seed}: {said}"
+            lines.append(Line(title=title, values=(*(_axis_value(known.get(name)) for name in fields), last)))
+    return (*fields, by), tuple(lines)
+
+
+def _axis_value(value: Any) -> float | str | None:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value) if math.isfinite(value) else None
+    return None if value is None else shown(value)
+
+
+# ----------------------------------------------------------------------------------------------- graph
+def _graph(groups: Sequence[Group]) -> list[Node]:
+    """Data and what the runs start from, a training for each configuration, its evaluation, the comparison."""
+    nodes: dict[str, Node] = {}
+    ends: list[str] = []
+    for group in groups[:_MOST_BOXES]:
+        needs = _sources(group.first, nodes)
+        state = "done" if group.n == len(group.runs) else "failed" if any(run.failure for run in group.runs) else "todo"
+        runs = group.first.key if len(group.runs) == 1 else f"{group.n} of {counted(len(group.runs), 'run')}"
+        train = Node(
+            name=f"train {group.label}", lines=(f"{group.label} {group.title}", runs), state=state, needs=needs
+        )
+        made = Node(
+            name=f"evaluate {group.label}",
+            lines=("evaluate", "done" if group.n else "to do"),
+            state="done" if group.n else "todo",
+            needs=(train.name,),
+        )
+        nodes |= {train.name: train, made.name: made}
+        ends.append(made.name)
+    if len(groups) > _MOST_BOXES:
+        more = Node(name="more", lines=(f"{len(groups) - _MOST_BOXES} more", "configurations"), needs=())
+        nodes[more.name] = more
+        ends.append(more.name)
+    return [*nodes.values(), Node(name="report", lines=("report", "this page"), state="done", needs=tuple(ends))]
+
+
+def _sources(run: ComparedRun, nodes: dict[str, Node]) -> tuple[str, ...]:
+    """The boxes of its data, the step that made it, and the weights that it starts from; shared by all runs."""
+    dataset, digest = run.config.get("dataset"), str(run.parts.get("data") or "")[:12]
+    name = dataset.get("name", "data") if isinstance(dataset, Mapping) else "data"
+    found = Node(name=f"data {digest}", lines=(f"{name}", digest), state="done" if digest else "todo")
+    init = run.config.get("init")
+    nodes.setdefault(found.name, found)
+    if not isinstance(init, Mapping) or not init:
+        return (found.name,)
+    said = str(next(iter(init.values())))[:12]
+    nodes.setdefault(f"init {said}", Node(name=f"init {said}", lines=("initial weights", said), state="done"))
+    return (found.name, f"init {said}")
