@@ -64,4 +64,22 @@ COMPARING: Mapping[str, Verb] = {
         shows_groups=False,
         shares_batch=False,
     ),
+    "plot": Verb(
+        module="pipeline.cli.plotting",
+        answers=True,
+        takes_paths=True,
+        bare="KEY",
+        summary="curves of a metric with their spread over seeds, in the terminal or as a picture",
+        details="KEY and overrides choose runs as in doit compare. A value that is no number is a gap.",
+        options={
+            "metric": Option("NAME", "without it val/accuracy"),
+            "x": Option("step|epoch|minutes", "without it step"),
+            "log": Option("1", "a logarithmic axis of values"),
+            "file": Option("FILE", "a picture instead: .svg, .png or .pdf"),
+            "sweep": _SWEEP,
+        },
+        examples=("plot 495e1d cf0848 metric=train/loss log=1", "plot experiment=quickstart file=curves.pdf"),
+        shows_groups=False,
+        shares_batch=False,
+    ),
 }

@@ -113,7 +113,7 @@ def test_the_page_tells_what_was_run_what_came_out_and_what_failed(tmp_path: Pat
     text = (tmp_path / "reports" / "sweep-tuned.html").read_text()
     page = Page(text)
     assert "4 of 5 runs finished, 3 configurations" in page.text
-    assert "A optimizer.lr=0.1" in page.text  # the best first
+    assert f"A note=0.1{HOSTILE} optimizer.lr=0.1" in page.text  # the best first
     assert "0.8050 ± 0.0071" in page.text
     assert f"training failed on {HOSTILE}: loss is nan" in page.text
     assert "C nothing is claimed (C: none of its runs is finished)" in page.text

@@ -1,0 +1,84 @@
+"""`doit plot`: curves of a metric, in the terminal or as a picture."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.cli import clone
+from pipeline.cli.choosing import chosen
+from pipeline.cli.options import is_on
+from pipeline.cli.output import say
+from pipeline.cli.session import relative, session
+from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
+from pipeline.core.files import expanded, write_atomic
+
+if TYPE_CHECKING:
+    from pipeline.comparing.curves import Band
+
+_METRIC = "val/accuracy"
+_HEIGHT = 22  # lines
+_MOST = 8  # curves that can be told apart
+
+
+def plot() -> None:
+    """Raises UsageError: no run is meant, none has such a curve, or a kind of file that there is none of."""
+    from pipeline.comparing import curves, terminal_plot
+
+    options = session().asked.options
+    axis = options.get("x", "step")
+    if axis not in curves.AXES:
+        raise UsageError(f"x={axis} is no axis; {suggestion(axis, curves.AXES)}")
+    metric, log = options.get("metric", _METRIC), is_on(options, "log")
+    target = _target(options.get("file"))
+    bands, more = _bands(metric, axis)
+    if target is not None:
+        _write(target, bands, metric, axis, log=log)
+        return
+    columns = shutil.get_terminal_size().columns
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    say(terminal_plot.plot(bands, metric=metric, axis=axis, width=columns, height=_HEIGHT, log=log, colour=colour))
+    say(f"± one standard deviation over seeds as dots{f'; {more} more configurations: name fewer' if more else ''}")
+
+
+def _bands(metric: str, axis: str) -> tuple[list[Band], int]:
+    """Of the first configurations that have the curve, and how many more there are."""
+    from pipeline.comparing import curves
+    from pipeline.comparing.groups import grouped
+
+    runs = chosen(session(), session().asked.paths)
+    rows = {run.key: curves.rows(run.folder) for run in runs}
+    bands = [curves.band(group, rows, metric, axis) for group in grouped(runs)]
+    found = [band for band in bands if band.points]
+    if not found:
+        known = sorted({name for of_run in rows.values() for row in of_run for name in row.metrics})
+        told = f"; {suggestion(metric, known)}" if metric not in known else f", over x={axis}"
+        raise UsageError(f"metric={metric}: none of these runs has such a curve{told}")
+    return found[:_MOST], max(0, len(found) - _MOST)
+
+
+def _target(told: str | None) -> Path | None:
+    """Raises UsageError: a kind of file that can't be drawn."""
+    from pipeline.comparing.plot_file import FORMATS
+
+    if told is None:
+        return None
+    path = clone.started_in() / expanded(told, f"file={told}")
+    if path.suffix.lower().removeprefix(".") not in FORMATS:
+        raise UsageError(f"file={told} must end in {', '.join(f'.{form}' for form in FORMATS)}")
+    return path
+
+
+def _write(target: Path, bands: list[Band], metric: str, axis: str, *, log: bool) -> None:
+    """Raises PacelineError."""
+    from pipeline.comparing.plot_file import picture
+
+    form = target.suffix.lower().removeprefix(".")
+    try:
+        write_atomic(target, picture(bands, metric=metric, axis=axis, form=form, log=log))
+    except OSError as error:
+        raise PacelineError(f"{target} can't be written: {os_reason(error)}", hint="file=<another path>") from error
+    say(relative(target))

@@ -1,0 +1,63 @@
+"""Curves as a picture for a paper: SVG, PNG or PDF, by matplotlib."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pipeline.comparing.curves import Band
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMATS = ("pdf", "png", "svg")
+_INCHES = (6.4, 4.0)
+_METADATA = {
+    "png": {"Software": None},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}  # the same curves, the same file
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa3377", "#8a6d00", "#4b8bbe", "#6a3d9a", "#7f4f24")
+
+
+def picture(bands: Sequence[Band], *, metric: str, axis: str, form: str, log: bool = False) -> bytes:
+    """Mean curves with a band of one standard deviation on either side, n in the legend."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"svg.hashsalt": "paceline", "svg.fonttype": "none"}):
+        figure = Figure(figsize=_INCHES, dpi=200, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        for number, band in enumerate(bands):
+            _draw(axes, band, _COLOURS[number % len(_COLOURS)])
+        axes.set_xlabel(axis)
+        axes.set_ylabel(_plain(metric))
+        if log:
+            axes.set_yscale("log")
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend(frameon=False, fontsize=9)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=form, metadata=_METADATA[form])
+    return buffer.getvalue()
+
+
+def _draw(axes: Axes, band: Band, colour: str) -> None:
+    """Its pieces between gaps; the first has the name."""
+    name = f"{_plain(band.title)} (n={band.n}{f', {band.gaps} gaps' if band.gaps else ''})"
+    for part in band.parts:
+        across = [point.x for point in part]
+        axes.plot(
+            across, [point.mean for point in part], color=colour, label=name, marker="." if len(part) == 1 else ""
+        )
+        low = [point.mean - (point.std or 0.0) for point in part]
+        high = [point.mean + (point.std or 0.0) for point in part]
+        axes.fill_between(across, low, high, color=colour, alpha=0.2, linewidth=0)
+        name = "_nolegend_"
+
+
+def _plain(text: str) -> str:
+    """Dollars and a leading underscore mean something to matplotlib."""
+    return text.replace("$", r"\$").lstrip("_")

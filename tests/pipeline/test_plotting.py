@@ -1,0 +1,115 @@
+"""`doit plot`: curves with their spread, in the terminal and as a picture."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import plotting
+from pipeline.comparing.curves import Curve, band, curve, names, rows, thinned
+from pipeline.comparing.groups import grouped
+from pipeline.comparing.reading import read
+from pipeline.core.errors import UsageError
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.metrics_file import MetricsRow
+from tests.pipeline.comparing_folders import trained, write_curve
+from tests.pipeline.conftest import Printed
+
+
+@pytest.fixture
+def plotted(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> Printed:
+    """What `doit plot` says in 60 columns."""
+    monkeypatch.setenv("COLUMNS", "60")
+    return partial(printed, plotting.plot)
+
+
+def row(step: int, value: float, *, epoch: int | None = 1, time_s: float = 0.0) -> MetricsRow:
+    return MetricsRow(time_s=time_s, step=step, epoch=epoch, metrics={"loss": value})
+
+
+def three_seeds(runs_dir: Path) -> list[RunFolder]:
+    return [trained(runs_dir, seed, accuracy=0.8 + seed / 10) for seed in range(3)]
+
+
+def test_a_terminal_shows_curves_within_its_width_with_n_and_spread(tmp_path: Path, plotted: Printed) -> None:
+    folders = [*three_seeds(tmp_path), trained(tmp_path, 0, 0.01, accuracy=0.4)]
+    text = plotted(tmp_path, *(folder.key for folder in folders))
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert lines[0] == "val/accuracy"
+    assert any("┤" in line and any("⠀" < mark <= "⣿" for mark in line) for line in lines)
+    assert lines[-3:] == [
+        "A  optimizer.lr=0.1  n 3, last 0.90 ± 0.10",
+        "B  optimizer.lr=0.01  n 1, last 0.4000",
+        "± one standard deviation over seeds as dots",
+    ]
+    assert "10" in lines[-4]
+    assert lines[-4].endswith("50 step")
+    assert "\x1b" not in text  # nobody looks at it in colours
+
+
+@pytest.mark.parametrize("form", ["svg", "png", "pdf"])
+def test_a_picture_of_the_same_curves_is_the_same_file(tmp_path: Path, plotted: Printed, form: str) -> None:
+    keys = [folder.key for folder in three_seeds(tmp_path)]
+    made = []
+    for name in ("a", "b"):
+        target = tmp_path / f"{name}.{form}"
+        assert plotted(tmp_path, *keys, f"file={target}", "x=minutes", "log=1").strip() == str(target)
+        made.append(target.read_bytes())
+    assert made[0] == made[1]
+    assert made[0][:5] == {"svg": b"<?xml", "png": b"\x89PNG\r", "pdf": b"%PDF-"}[form]
+    if form == "svg":
+        assert b"(n=3)" in made[0]
+
+
+def test_a_value_that_is_no_number_is_a_gap_that_is_said(tmp_path: Path, plotted: Printed) -> None:
+    run = trained(tmp_path)
+    write_curve(run, 0.9, {30: float("nan")})
+    assert "n 1, last 0.2000, 1 values are no number: gaps" in plotted(tmp_path, run.key, "metric=train/loss", "log=1")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("metric=val/acuracy",),
+            r"metric=val/acuracy: none of these runs has such a curve; did you mean val/accuracy\?",
+        ),
+        (("x=hours",), "x=hours is no axis; .*valid: epoch, minutes, step"),
+        (("file=a.gif",), "file=a.gif must end in .pdf, .png, .svg"),
+    ],
+)
+def test_what_can_not_be_drawn_is_said(tmp_path: Path, plotted: Printed, words: tuple[str, ...], said: str) -> None:
+    key = trained(tmp_path).key
+    with pytest.raises(UsageError, match=said):
+        plotted(tmp_path, key, *words)
+
+
+def test_a_band_is_mean_and_sample_deviation_of_the_runs_that_have_the_step(tmp_path: Path) -> None:
+    (group,) = grouped([read(folder) for folder in three_seeds(tmp_path)])
+    of_runs = {run.key: rows(run.folder) for run in group.runs}
+    last = band(group, of_runs, "val/accuracy", "step").points[-1]
+    assert (last.x, last.n, last.mean, last.std) == (50.0, 3, pytest.approx(0.9), pytest.approx(0.1))
+    assert [point.x for point in band(group, of_runs, "val/accuracy", "epoch").points] == [1.0, 2.0, 3.0]
+    minutes = band(group, of_runs, "val/accuracy", "minutes").points
+    assert (minutes[0].x, minutes[-1].x) == (0.0, pytest.approx(40 / 60))
+
+
+def test_a_step_that_was_made_again_counts_once_and_as_it_was_last() -> None:
+    found = [row(1, 3.0), row(2, 2.0), row(2, 1.0), row(1, 2.5)]
+    assert curve(found, "loss", "step") == Curve(x=(1.0, 2.0), y=(2.5, 1.0))
+
+
+def test_a_script_that_tells_no_epoch_has_no_curve_over_epochs() -> None:
+    assert curve([row(1, 1.0, epoch=None)], "loss", "epoch") == Curve(x=(), y=())
+    assert names([[row(1, 1.0)], [row(2, 1.0)]]) == []  # a point a run is no curve
+
+
+def test_a_long_curve_is_thinned_to_its_ends_and_points_between(tmp_path: Path) -> None:
+    (group,) = grouped([read(trained(tmp_path))])
+    of_run = {group.first.key: [row(step, 1.0) for step in range(10_000)]}
+    (part,) = band(group, of_run, "loss", "step").parts
+    short = thinned(part)
+    assert (len(short), short[0].x, short[-1].x) == (400, 0.0, 9_999.0)
