@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from pipeline.cli.invocation import Invocation, parse
 from pipeline.cli.options import is_on
+from pipeline.cli.output import command
 from pipeline.cli.session import Session
 from pipeline.core.errors import UsageError
 
@@ -74,3 +77,13 @@ def test_a_named_run_has_its_own_configuration_and_takes_no_further_words() -> N
     asked = Invocation(verb="why", overrides=("optimizer.lr=0.2",), options={"run": "cf0848"})
     with pytest.raises(UsageError, match=r"doit why run=… takes no 'optimizer.lr=0.2': the run has its own"):
         Session(asked).config  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"), [("/env/bin/paceline", "paceline"), ("/env/bin/doit", "doit"), ("/x/doit/__main__.py", "doit")]
+)
+def test_the_next_command_is_told_in_the_words_that_were_typed(
+    monkeypatch: pytest.MonkeyPatch, typed: str, said: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", [typed, "train"])
+    assert command() == said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli.steps import under_way
 from pipeline.core.errors import PacelineError
 from pipeline.steps import store
 from pipeline.steps.step import StepError
@@ -254,6 +256,8 @@ def test_a_step_that_is_being_made_is_known_by_its_log(project: StepProject) -> 
     ((log, said_at),) = store.under_way(project.root / "runs")
     assert log.name.startswith("slow-")
     assert abs(said_at - time.time()) < 60
+    (line,) = under_way(project.root / "runs")
+    assert re.fullmatch(r"step slow is being made, its last word \d+ s ago: \S+/slow-\w+\.log", line)
     (project.root / "go").touch()
     assert "MADE" in command.communicate()[0]
     assert store.under_way(project.root / "runs") == []
