@@ -20,7 +20,7 @@ def light_python(*, forks_ranks: bool = False) -> str:
     ``forks_ranks``: another one, whose torchrun has ranks forked by a process that ends with the workers.
     """
     if forks_ranks:
-        return forking_python("torch.distributed.elastic.multiprocessing.errors")
+        return forking_python("torch.distributed.elastic.multiprocessing.errors", "torch._dynamo", "torchvision")
     return _made("light python")
 
 

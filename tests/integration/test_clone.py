@@ -101,7 +101,8 @@ def test_the_mend_trains_the_clones_own_code_with_children_of_the_same_package(
     """From another working folder, where ``python -m pipeline.…`` would find the environment's package."""
     shutil.copytree(fetched, second.root / "data", dirs_exist_ok=True)
     (second.root / "pipeline/evaluation/report.py").write_text("raise SystemExit('this is the second clone')\n")
-    done = call([light_python(), "-m", "doit", "-d", str(tmp_path), "train", *WORDS], second.root, second.root)
+    argv = [light_python(forks_ranks=True), "-m", "doit", "-d", str(tmp_path), "train", *WORDS]
+    done = call(argv, second.root, second.root)
     assert done.returncode == 1
     assert "failed: this is the second clone" in done.stdout, done.stdout
     (folder,) = (path.parent for path in second.root.glob("runs/*/key.json"))

@@ -14,10 +14,11 @@ from PIL import Image
 
 from pipeline.lab import Lab
 from tests.integration.commands import ROOT
-from tests.integration.test_own_models import typed
+from tests.integration.test_own_models import TWO_STEPS, typed
 from tests.integration.test_provenance import Checkout, copied
 
 FIRST = "experiment=quickstart seed=1 trainer.max_steps=1"
+ONE_RANK = TWO_STEPS.replace("nproc_per_node=2", "nproc_per_node=1")  # two: tests/trainers/test_freezing.py
 
 
 def results(checkout: Checkout) -> dict[str, Path]:
@@ -30,7 +31,7 @@ def test_the_example_of_the_page_trains_as_printed(tmp_path: Path, fetched: Path
     (example,) = re.findall(r"\A# [^\n]*\n\n```\n(.*?)^```$", (ROOT / "docs/fine-tuning.md").read_text(), re.M | re.S)
     assert example.count("\n") <= 15
     checkout = copied(tmp_path / "project", fetched)
-    done = typed(checkout, f'python() {{ {sys.executable} "$@"; }}\nset -e\n{example}')
+    done = typed(checkout, f'python() {{ {sys.executable} "$@"; }}\nset -e\n{example}', ONE_RANK)
     assert done.returncode == 0, done.stdout
     runs = results(checkout)
     of_file, of_run = runs["init.weights=resnet18.pt"], runs["init.run=experiment=quickstart seed=1 trainer.epochs=2"]
@@ -41,7 +42,7 @@ def test_the_example_of_the_page_trains_as_printed(tmp_path: Path, fetched: Path
     assert key["init"] == {"sha256": json.loads((runs[""] / "checkpoints/final.json").read_text())["sha256"]}
     assert len([*(checkout.root / "data/weights").glob("*.pt")]) == 2
 
-    again = typed(checkout, example.splitlines()[-1])
+    again = typed(checkout, example.splitlines()[-1], ONE_RANK)
     assert f"{of_run.name} is finished" in again.stdout, again.stdout
 
 
@@ -65,7 +66,7 @@ def test_a_sweep_trains_the_first_run_once_and_a_trial_is_made_again_after_that_
 def test_a_first_run_that_fails_is_told_as_the_reason_and_nothing_else_begins(tmp_path: Path, fetched: Path) -> None:
     checkout = copied(tmp_path / "project", fetched)
     said = "experiment=quickstart trainer.max_steps=1 trainer.freeze=[nothing]"
-    done = typed(checkout, f"doit train experiment=quickstart init.run='{said}'")
+    done = typed(checkout, f"doit train experiment=quickstart init.run='{said}'", ONE_RANK)
     assert done.returncode == 1
     assert f"init.run={said} failed, and this run starts from its weights: " in done.stdout, done.stdout
     assert "'nothing' matches no parameter of the network; its names begin with: features, classifier" in done.stdout

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration.commands import ROOT
-from tests.integration.test_own_models import typed
+from tests.integration.test_own_models import TWO_STEPS, typed
 from tests.integration.test_provenance import copied
+
+ONE_RANK = TWO_STEPS.replace("nproc_per_node=2", "nproc_per_node=1")  # two: tests/trainers/test_encoded.py
 
 
 @pytest.mark.slow
@@ -23,14 +25,14 @@ def test_the_example_of_the_page_trains_as_printed_and_from_files_to_the_same_we
     example = re.findall(r"^```\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
     assert example.count("\n") <= 15
     checkout = copied(tmp_path / "project", fetched)
-    done = typed(checkout, f'python() {{ {shlex.quote(sys.executable)} "$@"; }}\n{example}')
+    done = typed(checkout, f'python() {{ {shlex.quote(sys.executable)} "$@"; }}\n{example}', ONE_RANK)
     assert done.returncode == 0, done.stdout
     (result,) = (checkout.root / "runs").glob("*/result.json")
     report = json.loads((result.parent / "evaluation/report.json").read_text())
     assert (report["classes"], sorted(report["per_class"])) == (["cat", "dog"], ["cat", "dog"])
     assert "pillow" not in json.loads((result.parent / "key.json").read_text())["environment"]
 
-    done = typed(checkout, f"{example.splitlines()[-1]} dataset.decoded_limit=0")
+    done = typed(checkout, f"{example.splitlines()[-1]} dataset.decoded_limit=0", ONE_RANK)
     assert done.returncode == 0, done.stdout
     (other,) = (path for path in (checkout.root / "runs").glob("*/result.json") if path != result)
     assert "pillow" in json.loads((other.parent / "key.json").read_text())["environment"]

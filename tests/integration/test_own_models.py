@@ -18,7 +18,8 @@ TWO_STEPS = "trainer.max_steps=2 cluster.nproc_per_node=2 ++cluster.env.OMP_NUM_
 
 def typed(checkout: Checkout, lines: str, words: str = TWO_STEPS) -> subprocess.CompletedProcess[str]:
     """Typed into a shell in the checkout, each command with ``words`` added: a training has two steps only."""
-    doit = f'doit() {{ {light_python().replace(" ", chr(92) + " ")} -m doit "$@" {words}; }}\n'
+    python = light_python(forks_ranks=True).replace(" ", chr(92) + " ")
+    doit = f'doit() {{ {python} -m doit "$@" {words}; }}\n'
     env = {**os.environ, "PYTHONPATH": str(checkout.root)}
     return subprocess.run(
         ["bash", "-c", doit + lines],

@@ -57,7 +57,7 @@ class Checkout:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable if self.whole else light_python(), "-m", "doit", *words],
+            [sys.executable if self.whole else light_python(forks_ranks=True), "-m", "doit", *words],
             cwd=self.root,
             env={**os.environ, "PYTHONPATH": str(self.root)},
             stdout=subprocess.PIPE,

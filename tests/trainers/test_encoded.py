@@ -17,7 +17,8 @@ from PIL import Image
 from pipeline.data.datasets.folder import FolderConfig
 from pipeline.data.manifest import Pack
 from pipeline.data.store import fetch
-from tests.trainers.tiny_runs import config, read_summary, start
+from tests.trainers.ranks import call_on_ranks
+from tests.trainers.tiny_runs import config, read_summary
 from trainers.core.config import DatasetConfig
 from trainers.core.errors import TrainerError
 from trainers.core.options import load
@@ -173,13 +174,11 @@ def test_the_same_file_decodes_to_the_same_pixels_in_any_thread(packs: dict[str,
 
 
 @pytest.mark.slow
-def test_two_real_ranks_train_from_files_and_end(packs: dict[str, Pack], tmp_path: Path) -> None:
+def test_one_and_two_ranks_train_from_files_to_the_same_weights(packs: dict[str, Pack], tmp_path: Path) -> None:
     settings = {"dataset__random_resized_crop": 0.3, "trainer__epochs": 2, "trainer__shards": 2}
     alone, two = (run_folder(tmp_path / name, packs["files"], **settings) for name in ("alone", "two"))
     weights = []
     for run_dir, ranks in ((alone, 1), (two, 2)):
-        process = start(run_dir, ranks=ranks)
-        text = "".join(process.communicate(timeout=120))
-        assert process.returncode == 0, text
+        call_on_ranks("tests.trainers.test_pruned:train_on_this_rank", run_dir, nproc=ranks)
         weights.append(read_summary(run_dir)["weights_sha256"])
     assert weights[0] == weights[1]
