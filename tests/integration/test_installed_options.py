@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from tests.integration.commands import ALONE, ROOT, Project
 from tests.integration.light import STAND_INS
 
+Doit = Callable[..., subprocess.CompletedProcess[str]]
 LAUNCHER = """
 from dataclasses import dataclass
 from typing import ClassVar
@@ -124,16 +126,22 @@ def install(python: Path, distribution: Path) -> None:
     subprocess.run([python, "-m", "pip", "install", *quiet, str(distribution)], check=True)
 
 
-def test_a_launcher_and_a_model_of_another_package_train_and_its_version_is_in_the_key(
-    project: Project, python: Path, tmp_path: Path
-) -> None:
+@pytest.fixture
+def doit(project: Project, python: Path) -> Doit:
+    """A command with the options of the other package."""
     project.words = ["experiment=quickstart", "model=tiny", "cluster=here", "cluster.greeting=hi", "tracking=none"]
     project.words += ["trainer.max_steps=4", *ALONE]
 
-    def doit(verb: str, *words: str) -> subprocess.CompletedProcess[str]:
+    def call(verb: str, *words: str) -> subprocess.CompletedProcess[str]:
         argv = [str(python), *project.argv(verb, *words)[1:]]
         return subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
 
+    return call
+
+
+def test_a_launcher_and_a_model_of_another_package_train_and_its_version_is_in_the_key(
+    project: Project, python: Path, doit: Doit, tmp_path: Path
+) -> None:
     install(python, wheel(tmp_path, "1.2"))
     done = doit("train")
     assert done.returncode == 0, done.stdout
@@ -143,6 +151,11 @@ def test_a_launcher_and_a_model_of_another_package_train_and_its_version_is_in_t
     assert not any("acme" in name for name in key["code"])
     assert "-- train" in doit("train").stdout
 
+
+@pytest.mark.long  # the version in the key, and wrong words for options of this package: the tests beside it
+def test_another_version_of_the_package_and_wrong_words_are_told(python: Path, doit: Doit, tmp_path: Path) -> None:
+    install(python, wheel(tmp_path, "1.2"))
+    assert doit("train").returncode == 0
     wrong = doit("train", "model.width=0")
     assert "model.width=0 must be at least 1" in wrong.stdout
     assert "did you mean tiny?" in doit("train", "model=tinny").stdout

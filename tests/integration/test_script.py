@@ -173,6 +173,7 @@ def test_a_script_without_torchrun_is_named_where_it_fails(project: Project) -> 
 
 
 @pytest.mark.lab
+@pytest.mark.long  # with a program that needs no torch: tests/contract/test_launchers.py
 def test_a_script_trains_on_two_hosts_with_its_data(project: Project, lab: Lab) -> None:
     (project.folder / "my scripts/train.py").write_text(TORCH)
     (project.folder / "w.txt").write_text("8")
@@ -209,6 +210,7 @@ def test_the_script_of_the_readme_trains_in_a_new_clone(tmp_path: Path, fetched:
     assert (result.parent / "outputs/model.pt").exists()
 
 
+@pytest.mark.long  # test_search.py prunes, tests/trainers/script/test_script_start.py hears of it
 def test_a_search_prunes_a_script_that_falls_behind(project: Project) -> None:
     (project.folder / "my scripts/train.py").write_text(PRUNED)
     words = ("search=grid", "program.args.lr=9,2,1", "search.metric=loss", "search.direction=minimize")
@@ -224,9 +226,17 @@ def test_a_search_prunes_a_script_that_falls_behind(project: Project) -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("import sys; sys.exit(3)", r"training failed on localhost, rank 0: ended with exit code 3"),
+        pytest.param(
+            "import sys; sys.exit(3)",
+            r"training failed on localhost, rank 0: ended with exit code 3",
+            marks=pytest.mark.long,
+        ),
         ("input()", r"rank 0: EOFError: EOF when reading a line\n.*File \"\S*train\.py\", line 1"),
-        ("import os; os.chdir('/'); open('model.pt')", r"No such file or directory: 'model\.pt'"),
+        pytest.param(
+            "import os; os.chdir('/'); open('model.pt')",
+            r"No such file or directory: 'model\.pt'",
+            marks=pytest.mark.long,
+        ),
         ("print('done')", r"train\.py ended with exit code 0 without \*\.pt$"),
     ],
 )

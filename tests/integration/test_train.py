@@ -107,7 +107,7 @@ def test_a_lost_report_is_made_again_without_training(finished: Project) -> None
 def test_a_signal_ends_every_process_and_says_killed_and_the_same_command_resumes(
     project: Project, number: signal.Signals
 ) -> None:
-    project.whole = True
+    project.whole = number is signal.SIGINT
     child = project.start("train", *LONG)
     wait_for_step(project, 20, child)
     output, took_s = interrupt(child, number)

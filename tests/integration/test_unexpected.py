@@ -18,6 +18,7 @@ from tests.integration.test_clone import DOIT, WORDS, call
 from tests.integration.test_provenance import Checkout, copied
 from tests.waiting import HANG_S
 
+LONG = pytest.mark.long  # the same guard around another verb
 APPLICATION = (sys.executable, "-m", "pipeline")
 LINE = r"ERROR: unexpected KeyError: .* at (\S+):\d+ \(a defect .* report it\): (\S+/\.errors/\S+\.txt)"
 DEFECT = "raise KeyError('https://me:hunter2@host/x')\n"
@@ -49,15 +50,16 @@ def broken(project: Checkout, name: str, after: str) -> None:
     [
         ("pipeline/runs/index.py", "def rows(", [DOIT, "runs"]),
         ("pipeline/execution/dry_run.py", "def steps(", [DOIT, "why", *WORDS]),
-        ("pipeline/cli/commands.py", "def title(", [DOIT, "export", *WORDS]),
-        ("pipeline/data/request.py", "def find(", [DOIT, "fetch", *WORDS]),
+        pytest.param("pipeline/cli/commands.py", "def title(", [DOIT, "export", *WORDS], marks=LONG),
+        pytest.param("pipeline/data/request.py", "def find(", [DOIT, "fetch", *WORDS], marks=LONG),
         ("dodo.py", "def task_verbs(", [DOIT, "list"]),
-        ("pipeline/config/cluster.py", "def _nproc(", [DOIT, "train", *WORDS]),
+        pytest.param("pipeline/config/cluster.py", "def _nproc(", [DOIT, "train", *WORDS], marks=LONG),
         ("pipeline/data/request.py", "def find(", [*APPLICATION, *WORDS]),
-        (
+        pytest.param(
             "pipeline/sweep/expand.py",
             "def of_jobs(",
             [*APPLICATION, "--multirun", *WORDS, "seed=1,2"],
+            marks=LONG,
         ),
     ],
 )
@@ -80,7 +82,7 @@ def test_an_unforeseen_error_is_one_line_and_a_file(project: Checkout, name: str
 def test_an_unforeseen_error_in_a_child_names_its_file_too(project: Checkout) -> None:
     broken(project, "pipeline/evaluation/report.py", "def _report(")
     words = ("train", *WORDS, "paths.runs=else/where")
-    done = call([light_python(), "-m", "doit", *words], project.root, project.root)
+    done = call([light_python(forks_ranks=True), "-m", "doit", *words], project.root, project.root)
     assert done.returncode == 1
     found = re.search(rf"the evaluation report of \w+ failed: {LINE}", done.stdout)
     assert found is not None, done.stdout
@@ -117,10 +119,10 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
     ("words", "said"),
     [
         ("info NOPE", "'NOPE' is not a task."),
-        ("strace NOPE", "'NOPE' is not a task."),
-        ("forget NOPE", "'NOPE' is not a task."),
-        ("list NOPE", "'NOPE' is not a task."),
-        ("ignore NOPE", "'NOPE' is not a task."),
+        *(
+            pytest.param(f"{verb} NOPE", "'NOPE' is not a task.", marks=LONG)
+            for verb in ("strace", "forget", "list", "ignore")
+        ),
         ("dumpdb", "doit keeps no database here: run folders say what is finished\n  try: doit runs"),
         ("list --template {nope}", "doit can't do that: KeyError: 'nope'"),
     ],

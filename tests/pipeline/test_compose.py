@@ -109,13 +109,17 @@ def _dealt(rng: random.Random, most: int) -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most", [*(pytest.param(most, marks=pytest.mark.long) for most in (1, 2)), 3])
-def test_composes_what_hydra_main_composes(most: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("most", "count"), [*(pytest.param(most, 99, marks=pytest.mark.long) for most in (1, 2, 3)), (3, 6)]
+)
+def test_composes_what_hydra_main_composes(
+    most: int, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(compose, "explain", lambda *_: UsageError("refused"))  # the wording has tests of its own
     monkeypatch.setattr(compose, "compose", hydra.compose)
     refused = 0
-    lines = list(_dealt(random.Random(most), most))
+    lines = list(_dealt(random.Random(most), most))[:count]
     for overrides in lines:
         theirs = _hydra_main(overrides, monkeypatch)
         ours = _ours(overrides)

@@ -13,6 +13,7 @@ from pipeline.core.specs import State
 from pipeline.sweep.search import Search, Suggestion, open_search
 
 pytestmark = pytest.mark.slow
+LONG = pytest.mark.long
 
 WORDS = ("lr=tag(log,interval(1e-4,1))", "width=int(interval(1,8))", "model=a,b")
 
@@ -39,7 +40,7 @@ def finish(search: Search, count: int = 100) -> list[Suggestion]:
     return done
 
 
-@pytest.mark.parametrize(("name", "total"), [("tpe", 12), ("random", 4), ("cmaes", 9)])
+@pytest.mark.parametrize(("name", "total"), [("tpe", 12), ("random", 4), pytest.param("cmaes", 9, marks=LONG)])
 def test_the_same_seed_and_history_ask_the_same_also_after_a_crash(tmp_path: Path, name: str, total: int) -> None:
     whole = finish(opened(tmp_path / "whole", name=name, n_trials=total))
     assert [item.number for item in whole] == list(range(total))

@@ -183,6 +183,7 @@ def test_an_unknown_field_is_refused(make_run: MakeRun) -> None:
         run(make_run(optimizer__speed=1) / "config.json")
 
 
+@pytest.mark.long  # on two ranks: tests/trainers/test_torchrun.py
 def test_a_mistake_is_one_line_and_stands_in_the_error_file(make_run: MakeRun) -> None:
     run_dir = make_run(trainer__global_batch_size=64)
     process = start(run_dir)
@@ -194,6 +195,7 @@ def test_a_mistake_is_one_line_and_stands_in_the_error_file(make_run: MakeRun) -
     assert wanted in message
 
 
+@pytest.mark.long  # a node that has torch alone: tests/integration/test_bare_node.py
 def test_a_node_needs_no_numpy_and_never_loads_the_compiler(make_run: MakeRun, tmp_path: Path) -> None:
     """Loading torch._dynamo would add seconds to the start of every rank."""
     run_dir = make_run()

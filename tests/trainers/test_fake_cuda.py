@@ -41,6 +41,10 @@ def names(group: str) -> list[str]:
     return [name for name in known if name != config.OWN]  # what that is only a person knows
 
 
+LARGE = ("resnet50", "torchvision")  # the same layers as others, many more of them
+MODELS = [pytest.param(name, marks=pytest.mark.long if name in LARGE else ()) for name in names("model")]
+
+
 @pytest.fixture(scope="module")
 def fused_kernels() -> Iterator[None]:
     """torch has no fake form of these two kernels, which change their arguments and return nothing."""
@@ -74,7 +78,7 @@ def scale(pack: MappedPack) -> Normaliser:
     return normaliser(pack.manifest, normalise=True, device=CUDA)
 
 
-@pytest.mark.parametrize("name", names("model"))
+@pytest.mark.parametrize("name", MODELS)
 def test_a_model_trains_and_evaluates_on_its_own_device_and_never_waits_for_it(name: str, pack: MappedPack) -> None:
     model = network(name, pack).train()
     plan = plan_epoch(EVERYTHING, pack, seed=0, epoch=1)
@@ -91,7 +95,7 @@ def test_a_model_trains_and_evaluates_on_its_own_device_and_never_waits_for_it(n
     assert (totals.device, chosen.device, chosen.shape) == (CUDA, CUDA, (17,))
 
 
-@pytest.mark.parametrize("name", names("model"))
+@pytest.mark.parametrize("name", MODELS)
 def test_every_optimizer_updates_a_model_and_never_waits_for_the_device(name: str, pack: MappedPack) -> None:
     parameters = [item for item in network(name, pack).parameters() if item.requires_grad]
     shapes = {item.shape for item in parameters if item.dim() > 1}

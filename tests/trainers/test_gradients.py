@@ -103,7 +103,7 @@ def write_inputs(folder: Path, ranks: int) -> Tensor:
     return inputs
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_gradients_are_the_mean_over_ranks_and_micro_batches(tmp_path: Path, ranks: int) -> None:
     inputs = write_inputs(tmp_path, ranks)
     call_on_ranks("tests.trainers.test_gradients:average_on_this_rank", tmp_path, nproc=ranks)

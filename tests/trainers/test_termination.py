@@ -82,6 +82,7 @@ def test_two_ranks_save_one_step_and_end_with_the_weights_of_an_undisturbed_run(
     assert losses_of(broken) == losses_of(whole)
 
 
+@pytest.mark.long  # two ranks: the test above
 def test_a_rank_alone_saves_its_step_and_dies_of_the_signal(make_run: MakeRun) -> None:
     run_dir = make_run(**SETTINGS)
     process = start(run_dir)
