@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
 import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -49,10 +50,14 @@ def recorded_run(place: Path, uri: str, *, patch: bytes = PATCH, ended: bool = T
     return run_id
 
 
-def in_this_process(argv: Sequence[str], **_: object) -> process.Completed:
+def in_this_process(argv: Sequence[str], *, env: Mapping[str, str], **_: object) -> process.Completed:
     """Stands for ``process.run``: the command that fetches a record, without the import of mlflow."""
-    stderr, of_a_process = io.StringIO(), ("pipeline.tracking.__main__._step_back", "pipeline.core.unexpected.install")
-    with contextlib.redirect_stderr(stderr), patch(of_a_process[0]), patch(of_a_process[1]):
+    stderr = io.StringIO()
+    with contextlib.ExitStack() as stack:
+        for of_a_process in ("pipeline.tracking.__main__._step_back", "pipeline.core.unexpected.install"):
+            stack.enter_context(patch(of_a_process))
+        stack.enter_context(patch.dict(os.environ, env))
+        stack.enter_context(contextlib.redirect_stderr(stderr))
         code = main([*argv[3:]])
     return process.Completed(argv=tuple(argv), code=code, stdout="", stderr=stderr.getvalue())
 
@@ -90,7 +95,9 @@ def test_a_recipe_comes_back_from_the_record_and_what_lacks_is_said(
         from_mlflow.fetched("f" * 32, uri, tmp_path / "nothing", runs_dir=runs)
 
 
-def test_a_store_that_is_down_or_not_there_is_named(tmp_path: Path) -> None:
+def test_a_store_that_is_down_or_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    children = SimpleNamespace(run=in_this_process, of_this_clone=process.of_this_clone)
+    monkeypatch.setattr(from_mlflow, "process", children)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with pytest.raises(PacelineError, match=f"MLflow at http://127.0.0.1:{port} can't tell: Connection refused"):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import multiprocessing
 import os
 import shutil
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -229,22 +231,20 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, uri: str) -> None:
 
 
 def test_the_follower_records_while_training_goes_on_and_ends_with_it(tmp_path: Path, uri: str) -> None:
+    """In a process of its own: the test of one that leaves, and every recorded run of tests/integration."""
     run = folder.started(tmp_path)
-    follower = store.spawn(run, uri, follow=True, env=dict(os.environ))
-    try:
-        folder.metrics(run, range(5))
-        wait_until(
-            lambda: (run / "tracking.json").exists() and '"train/loss": 4' in (run / "tracking.json").read_text()
-        )
-        assert store.runs(uri)[0].info.status == "RUNNING"
-        folder.metrics(run, range(5, 20))
-        folder.end(run)
-        out, err = follower.communicate(timeout=HANG_S)
-    finally:
-        follower.kill()
-    assert follower.returncode == 0, err
+    with ThreadPoolExecutor() as threads:
+        follower = threads.submit(tracking.record, run, uri, EXPERIMENT, follow=True)
+        try:
+            folder.metrics(run, range(5))
+            wait_until(lambda: is_logged(run, 4))
+            assert store.runs(uri)[0].info.status == "RUNNING"
+            folder.metrics(run, range(5, 20))
+        finally:
+            folder.end(run)
+        recorded = follower.result(HANG_S)
     (only,) = store.runs(uri)
-    assert out == f"done {only.info.run_id}\n"
+    assert (recorded.state, recorded.run_id) == (DONE, only.info.run_id)
     assert only.info.status == "FINISHED"
     assert len(store.history(uri, only.info.run_id)) == 20
 
@@ -316,9 +316,25 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.long)])
-def test_recorders_that_begin_at_once_share_a_fresh_database(tmp_path: Path, count: int) -> None:
+def test_two_that_begin_at_once_share_a_fresh_database(tmp_path: Path) -> None:
+    """In forks of this process, which has imported mlflow."""
     uri = tracking.absolute_uri(None, tmp_path)
+    assert store.client(uri)  # the import
+    folders = [finished(tmp_path / str(number), key=f"{number:012x}") for number in range(2)]
+    forking = multiprocessing.get_context("fork")
+    recorders = [forking.Process(target=tracking.record, args=(run, uri, EXPERIMENT)) for run in folders]
+    for recorder in recorders:
+        recorder.start()
+    for recorder in recorders:
+        recorder.join(HANG_S)
+    assert [recorder.exitcode for recorder in recorders] == [0, 0]
+    assert sorted(run.data.tags["paceline.run_key"] for run in store.runs(uri)) == [f"{n:012x}" for n in range(2)]
+    assert all(len(store.history(uri, run.info.run_id)) == 20 for run in store.runs(uri))
+
+
+@pytest.mark.long
+def test_recorders_that_begin_at_once_share_a_fresh_database(tmp_path: Path) -> None:
+    uri, count = tracking.absolute_uri(None, tmp_path), 4
     folders = [finished(tmp_path / str(number), key=f"{number:012x}") for number in range(count)]
     recorders = [store.spawn(run, uri, follow=False, env=dict(os.environ)) for run in folders]
     for recorder in recorders:
