@@ -52,13 +52,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 _WORKERS = 4  # of make test
 
 
+def _place(module: Sequence[pytest.Item]) -> tuple[bool, int]:
+    slow = sum("slow" in item.keywords for item in module)
+    return slow == 0, slow
+
+
 def spread(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Modules with slow tests first in each worker's share, which xdist cuts in this order: none ends with them."""
+    """Modules with slow tests first in each worker's share, which xdist cuts in this order: none ends with them.
+
+    Of these the ones with few tests first: they hold a whole sweep, search or page of the docs each.
+    """
     modules: dict[Path, list[pytest.Item]] = {}
     for item in items:
         modules.setdefault(item.path, []).append(item)
     shares: list[list[pytest.Item]] = [[] for _ in range(_WORKERS)]
-    for module in sorted(modules.values(), key=lambda found: -sum("slow" in item.keywords for item in found)):
+    for module in sorted(modules.values(), key=_place):
         min(shares, key=len).extend(module)
     return [item for share in shares for item in share]
 

@@ -16,18 +16,19 @@ from tests.waiting import HANG_S, wait_until
 WORDS = ("experiment=quickstart", "trainer.max_steps=2", *ALONE)
 
 
-def test_killed_between_training_and_result_the_same_command_trains_nothing_again(recording: Project) -> None:
-    child = recording.start("train", *WORDS)
-    wait_until(lambda: list(recording.folder.glob("runs/*/summary.json")), child)
+def test_killed_between_training_and_result_the_same_command_trains_nothing_again(project: Project) -> None:
+    """That MLflow gets what it has missed: tests/integration/test_train.py."""
+    project.words = ["tracking=none"]
+    child = project.start("train", *WORDS)
+    wait_until(lambda: list(project.folder.glob("runs/*/summary.json")), child)
     os.kill(child.pid, signal.SIGKILL)
     child.communicate(timeout=HANG_S)
-    assert not (recording.only_run() / "result.json").exists()
-    done = recording.doit("train", *WORDS)
+    assert not (project.only_run() / "result.json").exists()
+    done = project.doit("train", *WORDS)
     assert done.returncode == 0, done.stdout
-    assert recording.states().count("RUNNING") == 1
-    assert recording.states()[-1] == "FINISHED"
-    assert mlflow_states(recording) == ["FINISHED"]
-    assert list(processes_of(recording.folder)) == []
+    assert project.states().count("RUNNING") == 1
+    assert project.states()[-1] == "FINISHED"
+    assert list(processes_of(project.folder)) == []
 
 
 @pytest.mark.long

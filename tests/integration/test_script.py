@@ -80,8 +80,7 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path, words=[*words, apart, "tracking=none"])
 
 
-def test_a_script_is_swept_recorded_and_not_run_twice(project: Project) -> None:
-    project.words[-1:] = []
+def test_a_script_is_swept_and_not_run_twice(project: Project) -> None:
     done = project.doit("sweep", "program.args.lr=0.1,0.2")
     assert done.returncode == 0, done.stdout
     folders = project.run_folders()
