@@ -14,15 +14,17 @@ from tests.integration.test_clone import DOIT, WORDS
 from tests.integration.test_unexpected import APPLICATION
 from tests.waiting import HANG_S
 
+LONG = pytest.mark.long  # another moment of the same kind
+
 
 @pytest.mark.parametrize(
     ("module", "argv"),
     [
         ("pipeline.core.unexpected", [DOIT, "runs"]),  # the first import but for the handler itself
-        ("pipeline.cli.invocation", [DOIT, "runs"]),
+        pytest.param("pipeline.cli.invocation", [DOIT, "runs"], marks=LONG),
         ("hydra", [DOIT, "train", *WORDS]),
-        ("pipeline.data.manifest", [DOIT, "fetch", *WORDS]),
-        ("pipeline.execution.dry_run", [DOIT, "plan", *WORDS]),
+        pytest.param("pipeline.data.manifest", [DOIT, "fetch", *WORDS], marks=LONG),
+        pytest.param("pipeline.execution.dry_run", [DOIT, "plan", *WORDS], marks=LONG),
         ("pipeline.sweep", [DOIT, "sweep", *WORDS, "seed=1,2"]),
         ("omegaconf", [*APPLICATION, *WORDS]),
     ],
@@ -48,7 +50,7 @@ def test_ctrl_c_during_an_import_is_one_line(project: Project, module: str, argv
     assert done.returncode == -signal.SIGINT
 
 
-@pytest.mark.parametrize("argv", [[DOIT, "plan", *WORDS], [*APPLICATION, *WORDS]])
+@pytest.mark.parametrize("argv", [pytest.param([DOIT, "plan", *WORDS], marks=LONG), [*APPLICATION, *WORDS]])
 def test_ctrl_c_in_a_library_that_swallows_its_exception_ends_the_command(project: Project, argv: list[str]) -> None:
     """A callback of the interpreter's own (a weak reference's, a finalizer) swallows it too, wherever it comes."""
     (project.folder / "sitecustomize.py").write_text(
@@ -66,7 +68,7 @@ def test_ctrl_c_in_a_library_that_swallows_its_exception_ends_the_command(projec
     assert (done.stderr, done.returncode) == ("stopped by Ctrl-C; the same command goes on\n", -signal.SIGINT)
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.5])
+@pytest.mark.parametrize("after_s", [0.0, pytest.param(0.5, marks=LONG)])
 def test_ctrl_c_at_any_moment_shows_no_traceback(project: Project, after_s: float) -> None:
     child = project.start("train", "experiment=quickstart", "tracking=none", *ALONE)
     assert child.stdout is not None

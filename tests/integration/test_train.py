@@ -241,15 +241,21 @@ def test_standard_streams_that_are_closed_end_no_run(project: Project) -> None:
     assert project.states() == ["PLANNED", "RUNNING", "FINISHED"]
 
 
-def test_a_standard_output_that_takes_ascii_alone_ends_no_command(finished: Project) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param(("sweep", *FINISHED), b"1 finished, 0 failed; 0 run just now", marks=pytest.mark.long),
+        (("train", *FINISHED, "optimizer.lr=…"), rb"optimizer.lr=\u2026"),
+    ],
+)
+def test_a_standard_output_that_takes_ascii_alone_ends_no_command(
+    finished: Project, words: tuple[str, ...], said: bytes
+) -> None:
     environment = os.environ | {"PYTHONIOENCODING": "ascii:strict"}
-    for argv, said in (
-        (finished.argv("sweep", *FINISHED), b"1 finished, 0 failed; 0 run just now"),
-        (finished.argv("train", *FINISHED, "optimizer.lr=…"), rb"optimizer.lr=\u2026"),
-    ):
-        done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, check=False, timeout=HANG_S)
-        assert said in done.stdout + done.stderr
-        assert b"Traceback" not in done.stderr
+    argv = finished.argv(*words)
+    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, check=False, timeout=HANG_S)
+    assert said in done.stdout + done.stderr
+    assert b"Traceback" not in done.stderr
 
 
 def test_two_commands_for_one_run_train_it_once(project: Project) -> None:

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch.nn import functional
-from torch.utils.flop_counter import FlopCounterMode
 
 from trainers.core.config import TrainConfig
 from trainers.core.files import write_json
@@ -145,6 +144,8 @@ def _alone(trainer: Trainer) -> float | None:
 
 def flop_per_image(config: TrainConfig, pack: MappedPack, node: Node) -> float:
     """Floating-point operations of forward and backward pass for one image (a multiply-add counts as two)."""
+    from torch.utils.flop_counter import FlopCounterMode  # it imports Triton
+
     network = fresh_network(config.model, pack.manifest, node, seed=0)
     manifest = pack.manifest
     images = torch.zeros(_FLOP_IMAGES, manifest.channels, manifest.height, manifest.width, device=node.device)
