@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.waiting import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long  # make test in a fresh clone begins with it
 def test_the_installation_says_what_it_does_and_makes_the_environment(tmp_path: Path) -> None:
     (tmp_path / "requirements.lock").write_text("")
     done = subprocess.run(
