@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import multiprocessing
 import os
 import shutil
 import subprocess
@@ -316,31 +315,18 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
-def test_two_that_begin_at_once_share_a_fresh_database(tmp_path: Path) -> None:
-    """In forks of this process, which has imported mlflow."""
+@pytest.mark.parametrize("others", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_recorders_that_begin_at_once_share_a_fresh_database(tmp_path: Path, others: int) -> None:
+    """One of them in this process, which has imported mlflow: they all come to the tables at nearly the same time."""
     uri = tracking.absolute_uri(None, tmp_path)
-    assert store.client(uri)  # the import
-    folders = [finished(tmp_path / str(number), key=f"{number:012x}") for number in range(2)]
-    forking = multiprocessing.get_context("fork")
-    recorders = [forking.Process(target=tracking.record, args=(run, uri, EXPERIMENT)) for run in folders]
-    for recorder in recorders:
-        recorder.start()
-    for recorder in recorders:
-        recorder.join(HANG_S)
-    assert [recorder.exitcode for recorder in recorders] == [0, 0]
-    assert sorted(run.data.tags["paceline.run_key"] for run in store.runs(uri)) == [f"{n:012x}" for n in range(2)]
-    assert all(len(store.history(uri, run.info.run_id)) == 20 for run in store.runs(uri))
-
-
-@pytest.mark.long
-def test_recorders_that_begin_at_once_share_a_fresh_database(tmp_path: Path) -> None:
-    uri, count = tracking.absolute_uri(None, tmp_path), 4
-    folders = [finished(tmp_path / str(number), key=f"{number:012x}") for number in range(count)]
-    recorders = [store.spawn(run, uri, follow=False, env=dict(os.environ)) for run in folders]
+    keys = [f"{number:012x}" for number in range(others + 1)]
+    own, *theirs = (finished(tmp_path / key, key=key) for key in keys)
+    recorders = [store.spawn(run, uri, follow=False, env=dict(os.environ)) for run in theirs]
+    assert tracking.record(own, uri, EXPERIMENT).state == DONE
     for recorder in recorders:
         _, err = recorder.communicate(timeout=HANG_S)
         assert recorder.returncode == 0, err
-    assert sorted(run.data.tags["paceline.run_key"] for run in store.runs(uri)) == [f"{n:012x}" for n in range(count)]
+    assert sorted(run.data.tags["paceline.run_key"] for run in store.runs(uri)) == keys
     assert all(len(store.history(uri, run.info.run_id)) == 20 for run in store.runs(uri))
 
 
