@@ -22,6 +22,7 @@ def test_its_images_parts_and_names_of_classes_are_packed(tmp_path: Path) -> Non
     np.testing.assert_array_equal(read_pack(pack.path, (28, 28))[0][:30], random_images(30, (28, 28), 0)[0])
 
 
+@pytest.mark.long  # two processes that import torchvision; a pack made of a class: the test above
 def test_a_class_that_isn_t_there_and_one_whose_files_aren_t(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"torchvision.datasets has no FashionMnist; did you mean FashionMNIST\?"):
         fetch(TorchvisionConfig(class_name="FashionMnist", source=str(tmp_path)), tmp_path / "data")
