@@ -40,7 +40,7 @@ def is_logged(run: Path, step: int) -> bool:
 
 def finished(tmp_path: Path, **more: Any) -> Path:
     run = folder.started(tmp_path, **more)
-    folder.write(run / "key.json", {"key": folder.KEY, "data": "cd" * 32})
+    folder.write(run / "key.json", {"key": run.name, "data": "cd" * 32})
     folder.metrics(run, range(20))
     folder.end(run)
     return run
