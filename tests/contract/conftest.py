@@ -107,7 +107,7 @@ def count_here(text: str) -> int:
     return found
 
 
-_PARAMS = [
+PARAMS = [
     "local",
     pytest.param("pssh", marks=pytest.mark.lab),
     pytest.param("mpi", marks=[pytest.mark.lab, pytest.mark.long]),
@@ -116,7 +116,13 @@ _PARAMS = [
 ]
 
 
-@pytest.fixture(params=_PARAMS)
+over_ssh_first = pytest.mark.parametrize(
+    "bench", [pytest.param("local", marks=pytest.mark.long), *PARAMS[1:]], indirect=True
+)
+"""For what is harder on other hosts: make test leaves this computer out."""
+
+
+@pytest.fixture(params=PARAMS)
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
     folder = tmp_path / "it's a $(touch x) folder"
     folder.mkdir()

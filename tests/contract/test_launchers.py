@@ -21,7 +21,7 @@ from pipeline.cluster.attempt import stop_run
 from pipeline.core import process
 from pipeline.core.errors import TrainingError
 from pipeline.core.specs import LogLine
-from tests.contract.conftest import HOSTILE, Bench
+from tests.contract.conftest import HOSTILE, Bench, over_ssh_first
 from tests.contract.stub import RUN_TO_END, SLEEP, Stub, make_script
 
 
@@ -91,6 +91,7 @@ if rank == 0:
 """
 
 
+@over_ssh_first
 def test_the_wish_to_prune_reaches_rank_0_and_its_checkpoint_comes_back_without_a_result(bench: Bench) -> None:
     stub = bench.stub(PRUNED_WHEN_ASKED, stand_in=True)
     bench.run(stub, PruneWhenUp(stub.run_dir))
@@ -122,6 +123,7 @@ def test_killed_rank_is_named_and_nothing_is_left(bench: Bench) -> None:
     assert bench.left(stub) == 0
 
 
+@over_ssh_first
 def test_a_run_folder_that_is_removed_ends_the_run_and_the_same_again_runs_to_its_end(bench: Bench) -> None:
     stub = bench.stub(
         "\nif (run / 'code' / 'again').exists():\n    finish(rank, run)\nelse:\n"
@@ -142,6 +144,7 @@ def test_a_run_folder_that_is_removed_ends_the_run_and_the_same_again_runs_to_it
     assert bench.left(stub) == 0
 
 
+@over_ssh_first
 def test_stop_from_another_place_ends_a_run_whose_workers_ignore_sigterm(bench: Bench) -> None:
     stub = bench.stub(
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); subprocess.Popen(['sleep', '600'], env={});"

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.core.errors import TrainingError
 from pipeline.core.specs import LogLine
-from tests.contract.conftest import Bench
+from tests.contract.conftest import Bench, over_ssh_first
 from trainers.distributed import heartbeat
 
 STOPS = """
@@ -25,6 +25,7 @@ time.sleep(600)
 """
 
 
+@over_ssh_first
 def test_a_stopped_rank_is_named_with_its_host_and_nothing_is_left(bench: Bench) -> None:
     stub = bench.stub(STOPS, stand_in=True)
     shutil.copytree(Path(heartbeat.__file__).parent, stub.run_dir / "code" / "trainers" / "distributed")

@@ -131,6 +131,7 @@ def test_killed_agent_is_noticed_and_its_workers_are_swept(pssh: Bench, lab: Lab
     assert pssh.left(stub) == 0
 
 
+@pytest.mark.long  # streams that break: below
 def test_stopped_ssh_clients_cost_no_line_also_where_all_share_one(pssh: Bench) -> None:
     counting = "print('up', flush=True)\nfor i in range(80): print(i, flush=True); time.sleep(0.1)\n"
     stub = pssh.stub(counting + RUN_TO_END, stand_in=True)
@@ -164,6 +165,7 @@ def test_a_removed_folder_on_the_controller_ends_the_run_on_every_host(pssh: Ben
     assert pssh.left(stub) == 0
 
 
+@pytest.mark.long  # an agent that is killed, a folder that is removed here: above
 def test_a_removed_workdir_on_a_host_leaves_nothing_alive_though_no_registration_is_left(pssh: Bench, lab: Lab) -> None:
     stub = pssh.stub(SLEEP, stand_in=True)
 

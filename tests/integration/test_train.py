@@ -120,6 +120,7 @@ def test_a_signal_ends_every_process_and_says_killed_and_the_same_command_resume
     assert not (project.only_run() / "result.json").exists()
 
 
+@pytest.mark.long  # of every launcher with a stub: tests/contract; doit stop itself: the next test
 def test_stop_from_another_terminal_ends_the_run(project: Project) -> None:
     child = project.start("train", *LONG)
     wait_for_step(project, 20, child)
