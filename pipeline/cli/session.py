@@ -228,7 +228,13 @@ class Session:
 
         if any((self.basis.resolved.get("init") or {}).values()):  # its key needs their digest
             return self.run
-        return locate(self.basis, ROOT, self.pack.digest, reading=self.pack.rank_modules) if self.pack else None
+        if self.pack is None:
+            return None
+        try:
+            return locate(self.basis, ROOT, self.pack.digest, reading=self.pack.rank_modules)
+        except UsageError:
+            _ = self.config  # what is remembered wasn't checked again: it says which field names what isn't there
+            raise
 
     @property
     def steps(self) -> Graph:

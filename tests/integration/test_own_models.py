@@ -51,3 +51,9 @@ def test_the_example_of_the_page_trains_as_printed_and_a_mistake_is_told_once(tm
     assert done.returncode == 1
     assert len(re.findall(r"name 'oh' is not defined", done.stdout)) == 1, done.stdout
     assert re.findall(r'File "([^"]+)", line (\d+)', done.stdout) == [("my_package/nets.py", "10")], done.stdout
+
+    nets.rename(nets.with_name("net.py"))  # the words are remembered, and what they name is looked for all the same
+    done = typed(checkout, example.splitlines()[-1])
+    assert done.returncode == 3
+    assert "model.target=my_package.nets:MyNet: there is no module my_package.nets under" in done.stdout, done.stdout
+    assert "did you mean my_package.net?" in done.stdout
