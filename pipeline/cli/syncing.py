@@ -116,7 +116,7 @@ def _brought(
         heartbeat.doing("hashing the data pack")
         found += hosts.compare_pack(launcher, pack, facts)
     if named:
-        found += hosts.bring(launcher, named, delete=delete, heartbeat=heartbeat)
+        found += hosts.bring(launcher, named, facts, delete=delete, heartbeat=heartbeat)
     return found
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent import probe, reach, relay
-from pipeline.cluster.launchers.packs import notes
+from pipeline.cluster.agent import probe, reach, relay, relay_files
+from pipeline.cluster.launchers.relaying import notes
 
 CONTENT = {"images.bin": bytes(range(250)) * 4000, "labels.bin": bytes(8 * 1000)}
 DIGEST = "d" * 64
@@ -87,7 +87,7 @@ class Hosts:
 
         def counted(content: relay.Content, at: int) -> bytes:
             data = read(content, at)
-            if content.handles[0].name.startswith(str(self.nodes[number]["pack_path"])):
+            if content.folder == str(self.nodes[number]["pack_path"]):
                 given.append(len(data))
             return data
 
@@ -110,7 +110,7 @@ def test_who_loses_its_source_on_the_way_goes_on_with_the_first_host(
     append = relay.Content.append
 
     def full(content: relay.Content, data: bytes) -> None:
-        if str(hosts.place(1).parent) in str(content.handles[0].name) and content.have > 200_000:
+        if str(hosts.place(1).parent) in content.folder and content.have > 200_000:
             raise relay.UnservedError("its disk is full")
         append(content, data)
 
@@ -150,8 +150,60 @@ def test_a_host_that_has_it_already_keeps_nobody_waiting(tmp_path: Path) -> None
     assert hosts.gone[0] == {1}, "the first one waits until its time is up"
 
 
+def passed_on(folder: Path, files: Sequence[str], *, sha256: str | None = None) -> list[str]:
+    """Node 0 gives ``files`` of its folder to nodes 1 and 2: where each has them, or why it doesn't."""
+    contents = [(name, (folder / "0" / name).read_bytes()) for name in files]
+    told = [
+        {"name": name, "bytes": len(data), "sha256": sha256 or hashlib.sha256(data).hexdigest()}
+        for name, data in contents
+    ]
+    nodes = [
+        {
+            "address": f"127.0.0.{number + 1}",
+            "port": probe.free_ports(1)[0],
+            "sources": [[], [0], [1, 0]][number],
+            "place": str(folder / str(number)),
+        }
+        for number in range(3)
+    ]
+
+    async def one(number: int) -> str:
+        try:
+            node = relay.Node(number, nodes, "word", relay.Content(told), reach.LIMIT_S)
+            return await relay_files.part_of_files(node)
+        except relay.UnservedError as error:
+            return str(error)
+
+    async def all_at_once() -> list[str]:
+        return await asyncio.gather(*map(one, range(3)))
+
+    return asyncio.run(all_at_once())
+
+
+def test_files_of_a_folder_take_the_place_of_what_lies_there_and_leave_the_rest(tmp_path: Path) -> None:
+    for name, data in (("0/a/b c", b"new" * 30_000), ("0/d", b"d"), ("1/a/b c", b"old"), ("2/kept", b"k")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "1" / ".paceline-partial" / "relayed-killed").mkdir(parents=True)
+    assert passed_on(tmp_path, ["a/b c", "d"]) == [str(tmp_path / str(number)) for number in range(3)]
+    for number in (1, 2):
+        assert (tmp_path / str(number) / "a" / "b c").read_bytes() == b"new" * 30_000
+    names = {path.relative_to(tmp_path / "2").as_posix() for path in (tmp_path / "2").rglob("*")}
+    assert names == {"a", "a/b c", "d", "kept"}
+    assert not (tmp_path / "1" / ".paceline-partial").exists()
+
+
+def test_files_that_come_damaged_replace_nothing(tmp_path: Path) -> None:
+    for name, data in (("0/a", b"new"), ("1/a", b"old"), ("2/a", b"old")):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(data)
+    assert passed_on(tmp_path, ["a"], sha256="0" * 64)[1] == "a came damaged"
+    assert [(tmp_path / str(number) / "a").read_bytes() for number in (1, 2)] == [b"old", b"old"]
+    assert not (tmp_path / "1" / ".paceline-partial").exists()
+
+
 def test_one_line_names_the_hosts_that_failed_alike() -> None:
-    assert notes("a", {"b": "a: refused", "c": "a: refused", "d": "it closed"}) == [
+    assert notes("the data pack", "a", {"b": "a: refused", "c": "a: refused", "d": "it closed"}) == [
         "b, c could not get the data pack from a (a: refused), so this computer sent it",
         "d could not get the data pack from a (it closed), so this computer sent it",
     ]

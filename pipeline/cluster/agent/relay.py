@@ -1,22 +1,25 @@
-"""A data pack from the node that has it to those that lack it, over TCP: the controller sends one copy in all.
+"""Files from the node that has them to those that lack them, over TCP: the controller sends one copy in all.
 
 All nodes are asked at once, each on its own. Each listens, and connects to its sources: the node above it in a tree,
 and the first one, should that fail. What a node has it passes on while the rest is still coming. Who connects proves
-that it knows the secret of this request, which came over ssh and never crosses the network itself. The pack is put in
-place when its files have the digests that the controller told, over ssh too; so nobody on the way can have changed it.
+that it knows the secret of this request, which came over ssh and never crosses the network itself. What came is put in
+place when all files have the digests that the controller told, over ssh too; so nobody on the way can have changed it.
 """
 
 # Requests carry paths as text: os.path all the way. asyncio's TimeoutError is another one before Python 3.11.
-# ruff: noqa: PTH118, PTH123, UP041
+# ruff: noqa: PTH103, PTH118, PTH120, PTH123, UP041
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import hashlib
 import hmac
+import itertools
 import os
 import secrets
 import socket
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -34,31 +37,38 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class UnservedError(Exception):
-    """No source could give this node the pack; the text says why."""
+    """No source could give this node the files; the text says why."""
 
 
 class Content:
-    """The files of a pack as one row of bytes, of which the first ``have`` are here."""
+    """Files below ``folder`` as one row of bytes, of which the first ``have`` are here. Two of them are open at most:
+    there may be many."""
 
     def __init__(self, files: list[Json]) -> None:
         self.files = files
-        self.total = sum(file["bytes"] for file in files)
+        self.ends = list(itertools.accumulate(file["bytes"] for file in files))
+        self.total = self.ends[-1] if files else 0
         self.have = 0
-        self.handles: list[IO[Any]] = []
-        self.digests = [hashlib.sha256() for _ in files]
+        self.folder = ""
         self.failed = False
         self.news = asyncio.Event()
+        self.damaged: list[str] = []
+        self._digest = hashlib.sha256()
+        self._written: IO[bytes] | None = None
+        self._given: tuple[int, IO[bytes]] | None = None
 
     def open(self, folder: str, *, complete: bool) -> None:
         """The files in ``folder``: all there, or to be written. Raises OSError."""
-        mode = "rb" if complete else "w+b"
-        for file in self.files:
-            self.handles.append(open(os.path.join(folder, file["name"]), mode, buffering=0))  # noqa: SIM115  (close)
-        self.have = self.total if complete else 0
+        self.folder, self.have = folder, self.total if complete else 0
+        for file in self.files if not complete else ():
+            if not file["bytes"]:
+                self._begin(file)
 
     def close(self) -> None:
-        for handle in self.handles:
-            handle.close()
+        for handle in (self._written, self._given and self._given[1]):
+            if handle is not None:
+                handle.close()
+        self._written = self._given = None
 
     def tell(self, *, failed: bool = False) -> None:
         """Wake who waits for more bytes; ``failed``: there will be none."""
@@ -67,35 +77,59 @@ class Content:
         self.news = asyncio.Event()
 
     def place(self, at: int) -> tuple[int, int]:
-        """Index of the file that holds byte ``at`` of the row, and where in it."""
-        for index, file in enumerate(self.files):
-            if at < file["bytes"]:
-                return index, at
-            at -= file["bytes"]
-        raise ValueError("beyond the end")
+        """Index of the file that holds byte ``at`` of the row, and where in it. Raises ValueError: beyond the end."""
+        if at >= self.total:
+            raise ValueError("beyond the end")
+        index = bisect.bisect_right(self.ends, at)
+        return index, at - (self.ends[index] - self.files[index]["bytes"])
 
     def read(self, at: int) -> bytes:
-        """Some bytes from ``at`` on, at least one; only of those that are here."""
+        """Some bytes from ``at`` on, at least one; only of those that are here. Raises OSError; ValueError where the
+        file has become shorter."""
         index, offset = self.place(at)
-        return os.pread(self.handles[index].fileno(), min(BLOCK_BYTES, self.have - at), offset)
+        if self._given is None or self._given[0] != index:
+            if self._given is not None:
+                self._given[1].close()
+                self._given = None
+            self._given = index, open(self._path(index), "rb", buffering=0)  # noqa: SIM115  (close)
+        wanted = min(BLOCK_BYTES, self.have - at, self.files[index]["bytes"] - offset)
+        data = os.pread(self._given[1].fileno(), wanted, offset)
+        if not data:
+            raise ValueError(f"{self.files[index]['name']} has become shorter")
+        return data
 
     def append(self, data: bytes) -> None:
         """Raises OSError; ValueError where it is more than the files hold."""
         rest = memoryview(data)
         while rest:
             index, offset = self.place(self.have)
-            part = rest[: self.files[index]["bytes"] - offset]
-            self.handles[index].write(part)
-            self.digests[index].update(part)
+            file = self.files[index]
+            if offset == 0:
+                self._begin(file)
+            assert self._written is not None  # begun at its first byte
+            part = rest[: file["bytes"] - offset]
+            self._written.write(part)
+            self._digest.update(part)
             self.have += len(part)
             rest = rest[len(part) :]
+            if self.have == self.ends[index] and self._digest.hexdigest() != file["sha256"]:
+                self.damaged.append(file["name"])
         self.tell()
 
     def check(self) -> None:
         """Raises UnservedError: a file isn't what the controller has."""
-        for index, file in enumerate(self.files):
-            if self.digests[index].hexdigest() != file["sha256"]:
-                raise UnservedError(f"{file['name']} came damaged")
+        if self.damaged:
+            raise UnservedError(f"{self.damaged[0]} came damaged")
+
+    def _path(self, index: int) -> str:
+        return os.path.join(self.folder, self.files[index]["name"])
+
+    def _begin(self, file: Json) -> None:
+        path = os.path.join(self.folder, file["name"])
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if self._written is not None:
+            self._written.close()
+        self._written, self._digest = open(path, "wb", buffering=0), hashlib.sha256()  # noqa: SIM115  (close)
 
 
 @dataclass
@@ -110,6 +144,12 @@ class Node:
     limit_s: float
     connected: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
+
+    @property
+    def own(self) -> Json:
+        """Where it listens, from whom it takes, where its files belong."""
+        found: Json = self.nodes[self.me]
+        return found
 
     def proof(self, challenge: bytes, node: int) -> bytes:
         return hmac.new(self.secret.encode(), b"%s %d" % (challenge.strip(), node), "sha256").hexdigest().encode()
@@ -239,41 +279,54 @@ def notice_dead_peers(writer: asyncio.StreamWriter) -> None:
 
 def relay_pack(request: Json) -> None:
     """Answers with where the pack lies, or with why no other node could give it."""
-    me = [node["identity"] for node in request["nodes"]].index(own_node(request)["identity"])
+    node = this_node(request)
     try:
-        say(pack_path=asyncio.run(told_of(request, me)))
+        say(pack_path=asyncio.run(told_of(node, part(request, node))))
     except UnservedError as error:
         say(unserved=str(error))
 
 
-async def told_of(request: Json, me: int) -> str:
-    """This node's part, while the controller is told each second how much of the pack is here. Raises as ``part``."""
-    content = Content(request["files"])
+def this_node(request: Json) -> Node:
+    me = [node["identity"] for node in request["nodes"]].index(own_node(request)["identity"])
     limit_s = reach.LIMIT_S + request["slow_s"]
-    work = asyncio.ensure_future(part(request, Node(me, request["nodes"], request["secret"], content, limit_s)))
+    return Node(me, request["nodes"], request["secret"], Content(request["files"]), limit_s)
+
+
+async def told_of(node: Node, its_part: Coroutine[Any, Any, str]) -> str:
+    """This node's part, while the controller is told each second how much is here. Raises as the part does."""
+    work = asyncio.ensure_future(its_part)
     while not work.done():
         await asyncio.wait({work}, timeout=TELL_S)
-        say(received=content.have)
+        say(received=node.content.have)
     return work.result()
 
 
 async def part(request: Json, node: Node) -> str:
     """Take the pack where it isn't here, and serve the others. Where it lies then. Raises UnservedError, OSError."""
-    mine, servers = node.nodes[node.me], list[asyncio.AbstractServer]()
-    folder = mine["pack_path"] or pack_folder(request)
-    with contextlib.suppress(OSError):  # the port was taken meanwhile: the others have another source
-        for listener in listening(mine["address"], mine["port"]):
-            servers.append(await asyncio.start_server(node.serve, sock=listener))
-    try:
+    folder: str = node.own["pack_path"] or pack_folder(request)
+    async with serving(node):
         if holds_pack(folder, request["pack_digest"]):
             node.content.open(folder, complete=True)
-            if mine["sources"]:  # they wait for this node
+            if node.own["sources"]:  # they wait for this node
                 await node.take()
         else:
             with staged(folder) as temporary:
                 node.content.open(temporary, complete=False)
                 await node.take()
                 node.content.check()
+            node.content.folder = folder
+    return folder
+
+
+@contextlib.asynccontextmanager
+async def serving(node: Node) -> AsyncIterator[None]:
+    """Serve what the block brings, and after it until all are served; who waits is told where it fails."""
+    servers = list[asyncio.AbstractServer]()
+    with contextlib.suppress(OSError):  # the port was taken meanwhile: the others have another source
+        for listener in listening(node.own["address"], node.own["port"]):
+            servers.append(await asyncio.start_server(node.serve, sock=listener))
+    try:
+        yield
         await node.until_all_are_served()
     except BaseException:
         node.content.tell(failed=True)
@@ -283,4 +336,3 @@ async def part(request: Json, node: Node) -> str:
         for server in servers:
             server.close()
         node.content.close()
-    return folder

@@ -21,6 +21,7 @@ from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher, Pa
 from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.environments import Wanted
 from pipeline.cluster.launchers.payload import message, new_token
+from pipeline.cluster.launchers.relaying import SLOWEST_BYTES_PER_S
 from pipeline.cluster.launchers.replies import Answer, Output, answer_in
 from pipeline.cluster.launchers.sending import append_run, weights_bytes
 from pipeline.cluster.launchers.settings import Capabilities
@@ -227,7 +228,7 @@ class AgentLauncher(Launcher, ABC):
         request = agent_requests.start(self.cluster, self._request(plan, run_dir), plan, run_dir, digest)
         answers = self.ask(
             request,
-            timeout_s=self.short_s + 20.0 + weights_bytes(run_dir) * len(facts) / packs.SLOWEST_BYTES_PER_S,
+            timeout_s=self.short_s + 20.0 + weights_bytes(run_dir) * len(facts) / SLOWEST_BYTES_PER_S,
             turn="last",
             payload=(lambda stdin: append_run(stdin, run_dir, rides)) if request["stage"] else None,
         )

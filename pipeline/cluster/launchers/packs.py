@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cluster.launchers.arriving import Transfer
 from pipeline.cluster.launchers.base import PackSource
-from pipeline.cluster.launchers.replies import Answer
+from pipeline.cluster.launchers.relaying import SLOWEST_BYTES_PER_S, notes, relay
 from pipeline.cluster.launchers.sending import append
 from pipeline.core.files import sha256_file
 from pipeline.core.specs import NodeFacts
@@ -21,9 +19,6 @@ if TYPE_CHECKING:
     from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 
 SENT_WITH_RUN_BYTES = 8 << 20  # what travels with the run, to all hosts together: it saves a round trip
-SLOWEST_BYTES_PER_S = 1e6  # a transfer that is slower is given up
-_LISTENING_S = 10.0  # what an agent waits for the others, beyond the time of a slow login
-_BRANCHES = 2  # nodes to which each node passes the pack on
 _WHAT = "the data pack"
 NOT_SENT = "stamps.json"  # says which files need not be hashed again on this computer
 
@@ -80,16 +75,7 @@ def send(launcher: AgentLauncher, pack: PackSource, facts: Sequence[NodeFacts]) 
     unserved = _relayed(launcher, pack, [holders[0], *lacking]) if lacking else {}
     if unserved:
         _from_here(launcher, pack, [fact for fact in lacking if fact.host in unserved])
-    return notes(holders[0].host, unserved)
-
-
-def notes(source: str, unserved: Mapping[str, str]) -> list[str]:
-    """A line for each reason why hosts (label → reason) could not be served by ``source``."""
-    return [
-        f"{', '.join(host for host, its in unserved.items() if its == why)} could not get the data pack from {source} "
-        f"({why}), so this computer sent it"
-        for why in dict.fromkeys(unserved.values())
-    ]
+    return notes(_WHAT, holders[0].host, unserved)
 
 
 def _from_here(launcher: AgentLauncher, pack: PackSource, facts: Sequence[NodeFacts]) -> dict[str, str]:
@@ -109,37 +95,9 @@ def _from_here(launcher: AgentLauncher, pack: PackSource, facts: Sequence[NodeFa
 
 def _relayed(launcher: AgentLauncher, pack: PackSource, nodes: Sequence[NodeFacts]) -> dict[str, str]:
     """Let the first of ``nodes`` serve the others; host → why it could not be served."""
-    files = _files(pack)
-    total_bytes = sum(file["bytes"] for file in files)
-    wanted = {fact.host for fact in nodes}
-    request = {
-        "do": "relay_pack",
-        "workdir": launcher.workdir,
-        "pack_digest": pack.digest,
-        "files": files,
-        "nodes": tree(nodes),
-        "secret": secrets.token_hex(16),
-        "slow_s": launcher.slow_s or 0.0,
-    }
-    launcher.transfer = Transfer.begin(_WHAT, [fact.host for fact in nodes[1:]], total_bytes, nodes[0].host)
-    answers = launcher.ask_at_once(
-        request,
-        hosts=[host for host in launcher.cluster.hosts if host.label in wanted],
-        timeout_s=launcher.short_s + _LISTENING_S + total_bytes / SLOWEST_BYTES_PER_S,
-    )
-    told = {fact.host: _why(answers[fact.host]) for fact in nodes[1:]}
-    return {host: _named(why, nodes) for host, why in told.items() if why}
-
-
-def tree(nodes: Sequence[NodeFacts]) -> list[dict[str, Any]]:
-    """Who listens where, and from whom each takes: from the node above it, else from the first."""
-    rows = []
-    for number, fact in enumerate(nodes):
-        sources = list(dict.fromkeys([(number - 1) // _BRANCHES, 0])) if number else []
-        port = fact.extra.get("free_ports", [fact.free_port])[0]  # one at which all hosts have just been reached
-        row = {"identity": fact.identity, "address": fact.address, "port": port, "sources": sources}
-        rows.append({**row, "pack_path": fact.pack_path})
-    return rows
+    request = {"do": "relay_pack", "workdir": launcher.workdir, "pack_digest": pack.digest}
+    rows = [{"pack_path": fact.pack_path} for fact in nodes]
+    return relay(launcher, request, _files(pack), nodes, rows, what=_WHAT)
 
 
 def _files(pack: PackSource) -> list[dict[str, Any]]:
@@ -151,15 +109,3 @@ def _files(pack: PackSource) -> list[dict[str, Any]]:
         {"name": path.name, "bytes": path.stat().st_size, "sha256": known.get(path.name) or sha256_file(path)}
         for path in paths
     ]
-
-
-def _why(answer: Answer) -> str:
-    """Why a host hasn't got it from another one; '' where it has."""
-    return answer.error or str((answer.value or {}).get("unserved", ""))
-
-
-def _named(why: str, nodes: Sequence[NodeFacts]) -> str:
-    """``node 1: refused`` with the host's name."""
-    for number, fact in enumerate(nodes):
-        why = why.replace(f"node {number}: ", f"{fact.host}: ")
-    return why
