@@ -16,12 +16,21 @@ import subprocess
 import sys
 import time
 import zlib
+from functools import lru_cache
 from typing import Any
 
 from pipeline.cluster.launchers.payload import BOOTSTRAP, message
 
 LOGIN_S = 0.2  # until ssh has let somebody in
 Json = dict[str, Any]
+
+
+@lru_cache(maxsize=8)
+def read_once(data: bytes) -> Json:
+    """A request, which all hosts of a command get alike: a host of its own reads one, this process would read the parts
+    of all nodes as often as there are nodes."""
+    value: Json = json.loads(zlib.decompress(data))
+    return value
 
 
 class PlayedHosts:
@@ -51,8 +60,7 @@ class PlayedHosts:
             if line.strip().isdigit():
                 data = await reader.readexactly(int(line))
                 if not with_source:
-                    value: Json = json.loads(zlib.decompress(data))
-                    return value
+                    return read_once(data)
                 with_source = False
         return None
 

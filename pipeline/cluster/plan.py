@@ -39,10 +39,12 @@ def render(
     meeting = _Meeting(cluster=cluster, run_id=run_id, address=facts[0].address, port=master_port)
     devices = networks.nccl_devices(facts) if cluster.device == "cuda" else [None for _ in facts]
     nodes: list[NodePlan] = []
+    first_rank = 0
     for host, fact, own in zip(cluster.hosts, facts, devices, strict=True):
-        first_rank, where = sum(node.nproc_per_node for node in nodes), place(host, fact, spec, run_id)
+        where = place(host, fact, spec, run_id)
         node = _Node(host=host, fact=fact, place=where, node_rank=len(nodes), first_rank=first_rank, nccl_devices=own)
         nodes.append(_node_plan(node, meeting, spec))
+        first_rank += host.nproc_per_node
     return LaunchPlan(
         run_key=spec.run_key,
         run_id=run_id,

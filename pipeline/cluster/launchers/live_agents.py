@@ -54,7 +54,7 @@ def may_run_programs(folder: Path) -> bool:
 class _Line:
     """The named pipe to one host's ssh."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         os.mkfifo(path, 0o600)
         self._path = path
         self.pipe: int | None = None
@@ -64,9 +64,17 @@ class _Line:
 
     def send(self, source: int, size: int) -> None:
         """As much as the pipe takes now of what the file ``source`` holds from ``sent`` on."""
-        if self.pipe is None and not self.closed:
+        if self.pipe is None:
+            self._open()
+        if self.pipe is not None and self.sent < size:
+            self._send(source, size)
+
+    def _open(self) -> None:
+        if not self.closed:
             with contextlib.suppress(OSError):  # ENXIO: nobody reads it yet
                 self.pipe = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)
+
+    def _send(self, source: int, size: int) -> None:
         with contextlib.suppress(BlockingIOError):
             while self.pipe is not None and self.sent < size:
                 try:
@@ -104,7 +112,8 @@ class LiveAgents:
         self.folder, self._names, self._began = folder, names, time.monotonic()
         requests = folder / "requests"
         requests.mkdir()
-        self._lines = {label: _Line(requests / str(number)) for number, label in enumerate(names)}
+        self._lines = {label: _Line(f"{requests}/{number}") for number, label in enumerate(names)}
+        self._written = {label: f"{folder}/out/{name}" for label, name in names.items()}
         path = os.environ.get("PATH", os.defpath)
         env = {key: value for key, value in os.environ.items() if not key.startswith("PSSH_")}
         env |= {"PATH": f"{folder / _PROGRAMS}:{path}", "PACELINE_PATH": path, "PACELINE_SSH": ssh}
@@ -168,13 +177,15 @@ class LiveAgents:
         return outputs, set()
 
     def _news(self, label: str, seen: dict[str, int]) -> Output | None:
-        """All that a host has written, where it is more than at the last look."""
-        name = self._names[label]
-        with contextlib.suppress(OSError):
-            size = (self.folder / "out" / name).stat().st_size
+        """All that a host has written, where it is more than at the last look: a hundred looks a second at each host,
+        so nothing is made anew for one."""
+        try:
+            size = os.stat(self._written[label]).st_size  # noqa: PTH116
             if size > seen.get(label, 0):
                 seen[label] = size
-                return written(self.folder, name)
+                return written(self.folder, self._names[label])
+        except OSError:  # nothing yet
+            pass
         return None
 
     def _wait(self, longest_s: float, waiting: Mapping[str, _Line], size: int = 0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from pipeline.cluster.launchers.replies import Output
@@ -37,8 +38,8 @@ def output_of(folder: Path, name: str, report: str, timeout_s: float) -> Output:
         name: of the host in pssh's host file, and so of its two files.
         timeout_s: the limit that pssh was given.
     """
-    ended = re.search(rf"\[(?:SUCCESS|FAILURE)\] {re.escape(name)}(?: (.*))?$", report, re.MULTILINE)
-    how = "" if ended is None else ended[1] or ""
+    ended = _ends(report).get(name)
+    how = ended or ""
     code, number = re.search(r"error code (\d+)", how), re.search(r"signal (\d+)", how)
     late = late_note(timeout_s) if "Timed out" in how else ""
     return replace(
@@ -46,6 +47,13 @@ def output_of(folder: Path, name: str, report: str, timeout_s: float) -> Output:
         code=None if late or ended is None else int(code[1]) if code else -int(number[1]) if number else 0,
         note="pssh has not asked it" if ended is None else late,
     )
+
+
+@lru_cache(maxsize=1)
+def _ends(report: str) -> dict[str, str]:
+    """Each host's name → what the report says of its end. Read once for all hosts: it has a line of each."""
+    lines = re.finditer(r"\[(?:SUCCESS|FAILURE)\] (\S+)(?: (.*))?$", report, re.MULTILINE)
+    return {line[1]: line[2] or "" for line in lines}
 
 
 def late_note(timeout_s: float) -> str:

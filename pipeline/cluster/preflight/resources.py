@@ -20,6 +20,7 @@ _LIMITS = "/etc/security/limits.d/paceline.conf"
 
 def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
     """Of each host; what its probe doesn't tell is left out."""
+    world_size = cluster.world_size  # a sum over all hosts
     for host, fact in zip(cluster.hosts, facts, strict=True):
         system = fact.extra.get("system", {})
         yield _cores(host, fact, system)
@@ -28,7 +29,7 @@ def checks(cluster: Cluster, facts: Sequence[NodeFacts]) -> Iterator[Check]:
         if system.get("shared_memory"):
             yield _shared_memory(cluster, host, system["shared_memory"])
         if system.get("limits"):
-            yield _open_files(cluster, fact.host, *system["limits"]["open_files"])
+            yield _open_files(world_size, fact.host, *system["limits"]["open_files"])
             yield from _locked_memory(cluster, host, system)
 
 
@@ -94,9 +95,9 @@ def _at_least(host: str, name: str, found: int, wanted: int, what: str, hint: st
     )
 
 
-def _open_files(cluster: Cluster, host: str, soft: int | None, hard: int | None) -> Check:
+def _open_files(world_size: int, host: str, soft: int | None, hard: int | None) -> Check:
     """Each rank has a connection to each other one (gloo), rank 0 and its store two from each."""
-    least, enough = 32 + 2 * cluster.world_size, max(512, 128 + 4 * cluster.world_size)
+    least, enough = 32 + 2 * world_size, max(512, 128 + 4 * world_size)
     if soft is None or soft >= enough:
         seen = "no limit" if soft is None else f"{soft:,}"
         return Check(host=host, name="open files", state=State.OK, seen=seen)
@@ -105,7 +106,7 @@ def _open_files(cluster: Cluster, host: str, soft: int | None, hard: int | None)
         name="open files",
         state=State.FAILED if soft < least else State.WARNING,
         seen=f"a process of the login may have {soft:,}",
-        wanted=f"at least {enough:,} for {counted(cluster.world_size, 'rank')}",
+        wanted=f"at least {enough:,} for {counted(world_size, 'rank')}",
         hint=f"ulimit -n {min(hard or _FILES, _FILES)} in the login's start file there"
         if hard is None or hard >= enough
         else f"echo '* - nofile {_FILES}' | sudo tee -a {_LIMITS} there",
