@@ -29,8 +29,8 @@ from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
 
 _YOUNG = 200_000
-"""Objects made before Python looks for garbage. Its default of 700 is due twenty times in a no-op; with 20,000 a start
-looked 44 times at what Hydra and the configuration keep anyway."""
+"""Objects made before Python looks for garbage. Its default of 700 is due twenty times in a no-op; with 20,000 a first
+start of a script took 35 ms for it, with this 13."""
 
 
 class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
