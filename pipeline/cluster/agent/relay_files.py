@@ -33,7 +33,7 @@ def relay_files(request: Json) -> None:
 
 async def part_of_files(node: Node) -> str:
     """Take the files unless this is the node that has them, and serve the others. Raises UnservedError, OSError."""
-    place = os.path.expanduser(node.own["place"])
+    place: str = os.path.expanduser(node.own["place"])
     async with serving(node):
         if not node.own["sources"]:
             node.content.open(place, complete=True)
