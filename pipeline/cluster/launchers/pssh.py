@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import re
 import shlex
 import shutil
 import tempfile
@@ -34,6 +33,7 @@ from pipeline.cluster.launchers.remote_launcher import RemoteLauncher
 from pipeline.cluster.launchers.replies import Answer, Output
 from pipeline.cluster.launchers.settings import ClusterConfig
 from pipeline.cluster.launchers.ssh_errors import explain
+from pipeline.cluster.launchers.ssh_settings import shares_already
 from pipeline.core import leftovers, process, threads
 from pipeline.core.cluster import unfit_name
 from pipeline.core.errors import HostError, PacelineError, UsageError
@@ -106,12 +106,13 @@ class PsshLauncher(RemoteLauncher):
         connections himself keeps his: they may be the only way past a second factor.
         """
 
-        def settings(host: Host) -> str:
-            return process.run([*self._ssh(host, {}), "-G", "--", host.name]).stdout
+        hosts = {host.label: host for host in self.cluster.hosts}
 
-        with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
-            own = [re.search(r"^controlpath (?!none$)", text, re.M) for text in pool.map(settings, self.cluster.hosts)]
-        if any(own):
+        def told(label: str, more: Sequence[str]) -> tuple[str, str]:
+            done = process.run([*self._ssh(hosts[label], {}), *more, "-G", "--", hosts[label].name])
+            return done.stdout, done.stderr
+
+        if shares_already([*hosts], told, at_once=_AT_ONCE):
             return {}
         return {"ControlMaster": "auto", "ControlPath": f"{self._sockets}/%C", "ControlPersist": "30"}
 
