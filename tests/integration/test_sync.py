@@ -92,6 +92,7 @@ def three(tmp_path: Path) -> Iterator[Lab]:
     """Hosts of this test alone."""
     require_lab()
     try:
+        (tmp_path / "three hosts").mkdir()
         yield labs.up(tmp_path / "three hosts", 3)
     finally:
         labs.down(tmp_path / "three hosts")
