@@ -129,7 +129,7 @@ class LiveAgents:
     def ask(self, stdin: IO[bytes], at: int, token: str, timeout_s: float, *, last: bool) -> dict[str, Output]:
         """Send what ``stdin`` holds from byte ``at`` on; host label → what it wrote up to the answer with ``token``.
 
-        ``last``: no other request follows, as also where the first isn't answered everywhere within seconds. Where a
+        ``last``: no other request follows, as also where to the first no host answers for seconds. Where a
         host doesn't answer at all, every agent is ended.
         """
         size = os.fstat(stdin.fileno()).st_size
@@ -156,10 +156,12 @@ class LiveAgents:
     ) -> tuple[dict[str, Output], set[str]]:
         """What the hosts that answered have written, and the labels of those that had not when the time was up.
 
-        ``hang_up_s``: when the agents are told that nothing more will come.
+        ``hang_up_s``: after how long without an answer of any host the agents are told that nothing more will come.
+        With many hosts the last is connected to long after the first has answered.
         """
         outputs, seen = dict[str, Output](), dict[str, int]()
         waiting, began = dict(self._lines), time.monotonic()
+        answered = began
         while waiting and self._child.poll() is None:
             if time.monotonic() - began > timeout_s:
                 return outputs, set(waiting)
@@ -167,10 +169,10 @@ class LiveAgents:
                 line.send(source, size)
                 output = self._news(label, seen)
                 if output is not None and answer_in(output, token).value is not None:
-                    outputs[label] = output
+                    outputs[label], answered = output, time.monotonic()
                 if label in outputs or line.broken:
                     del waiting[label]
-            if time.monotonic() - began >= hang_up_s:
+            if time.monotonic() - answered >= hang_up_s:
                 for line in self._lines.values():
                     line.close_after(size)
             self._wait(max(_LOOK_S, _LOOK_AT_ONE_S * len(waiting)), waiting, size)

@@ -170,14 +170,11 @@ def bring(
     copies = _copies(launcher, folders, stale, delete=delete)
     first, later = passing_on.split(copies, *_worth_passing_on(launcher, before))
     totals = {tree.name: tree.total_bytes for tree in wanted}
-    if first:
-        _rsync(first, totals, delete=delete, heartbeat=heartbeat)
+    _rsync(first, totals, delete=delete, heartbeat=heartbeat)
     for passing in later:
         tree = next(tree for tree in wanted if tree.name == passing.name)
         _pass_on(launcher, passing, tree, facts, heartbeat)
-    if later:
-        settled = [copy for passing in later for copy in passing.copies]
-        _rsync(settled, totals, delete=delete, heartbeat=heartbeat)
+    _rsync([copy for passing in later for copy in passing.copies], totals, delete=delete, heartbeat=heartbeat)
     for found in before if delete else ():
         if found.more:
             heartbeat(
@@ -189,6 +186,8 @@ def bring(
 
 def _rsync(copies: Sequence[rsync.Copy], total_bytes: Mapping[str, int], *, delete: bool, heartbeat: Heartbeat) -> None:
     """Send from here what differs there. Raises HostError."""
+    if not copies:
+        return
     progress = _Progress(copies, total_bytes)
     heartbeat.doing(progress.text)
     failures = rsync.copy_all(copies, delete=delete, on_bytes=progress.on_bytes)
