@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pipeline.cluster import launchers
@@ -169,26 +170,30 @@ def bring(
         _refuse_to_replace(before)
     copies = _copies(launcher, folders, stale, delete=delete)
     first, later = passing_on.split(copies, *_worth_passing_on(launcher, before))
-    totals = {tree.name: tree.total_bytes for tree in wanted}
-    _rsync(first, totals, delete=delete, heartbeat=heartbeat)
+    rsynced = partial(_rsync, wanted=wanted, delete=delete, heartbeat=heartbeat)
+    rsynced(first)
     for passing in later:
-        tree = next(tree for tree in wanted if tree.name == passing.name)
-        _pass_on(launcher, passing, tree, facts, heartbeat)
-    _rsync([copy for passing in later for copy in passing.copies], totals, delete=delete, heartbeat=heartbeat)
-    for found in before if delete else ():
-        if found.more:
-            heartbeat(
-                f"{found.host}: removed from {found.place} what isn't here: {some_names(found.more_named, found.more)}"
-            )
+        _pass_on(launcher, passing, wanted, facts, heartbeat)
+    rsynced([copy for passing in later for copy in passing.copies])
+    if delete:
+        _say_removed(before, heartbeat)
     heartbeat.doing("hashing what the hosts have")
     return compare(launcher, wanted)
 
 
-def _rsync(copies: Sequence[rsync.Copy], total_bytes: Mapping[str, int], *, delete: bool, heartbeat: Heartbeat) -> None:
+def _say_removed(before: Sequence[Found], heartbeat: Heartbeat) -> None:
+    for found in before:
+        if found.more:
+            heartbeat(
+                f"{found.host}: removed from {found.place} what isn't here: {some_names(found.more_named, found.more)}"
+            )
+
+
+def _rsync(copies: Sequence[rsync.Copy], *, wanted: Sequence[Tree], delete: bool, heartbeat: Heartbeat) -> None:
     """Send from here what differs there. Raises HostError."""
     if not copies:
         return
-    progress = _Progress(copies, total_bytes)
+    progress = _Progress(copies, {tree.name: tree.total_bytes for tree in wanted})
     heartbeat.doing(progress.text)
     failures = rsync.copy_all(copies, delete=delete, on_bytes=progress.on_bytes)
     heartbeat(progress.text())
@@ -217,9 +222,14 @@ def _worth_passing_on(
 
 
 def _pass_on(
-    launcher: AgentLauncher, passing: passing_on.Passing, tree: Tree, facts: Sequence[NodeFacts], heartbeat: Heartbeat
+    launcher: AgentLauncher,
+    passing: passing_on.Passing,
+    wanted: Sequence[Tree],
+    facts: Sequence[NodeFacts],
+    heartbeat: Heartbeat,
 ) -> None:
     """From the host that has the folder to those that lack something of it, as they are now: a home may be shared."""
+    tree = next(tree for tree in wanted if tree.name == passing.name)
     heartbeat.doing(launcher.starting)
     hosts = [copy.host for copy in passing.copies]
     now = compare(launcher, [tree], hosts, which=True)
