@@ -90,6 +90,7 @@ def test_the_second_run_is_refused_with_who_and_since_when_and_a_restart_waits_a
         assert claims(lab, host.name) == "", "a claim is left"
 
 
+@pytest.mark.long  # a run that waits and then runs: above
 def test_a_waiting_run_that_is_stopped_leaves_the_queue(bench: Bench, lab: Lab) -> None:
     waits = part(bench, "waits", "wait")
     with running(part(bench, "first", "share")):

@@ -52,6 +52,7 @@ def test_every_pair_connects_afterwards_and_a_second_call_adds_nothing(hosts: La
     assert [state(hosts, host) for host in ("node0", "node1")] == before
 
 
+@pytest.mark.long  # a pair that can't connect: test_check_names_the_pairs
 def test_a_plain_name_that_the_hosts_own_configuration_leads_elsewhere_is_named(hosts: Lab) -> None:
     on(hosts, "node0", "printf 'Host *\\n Port 2222\\n' > ~/.ssh/config")
     made = mesh.connect(cluster(hosts))

@@ -186,6 +186,7 @@ def test_a_script_trains_on_two_hosts_with_its_data(project: Project, lab: Lab) 
     assert "is finished" in project.doit("train", *data, *hosts).stdout
 
 
+@pytest.mark.long  # that of the README: below
 def test_the_example_of_the_page_trains_as_printed(tmp_path: Path, fetched: Path) -> None:
     (example, *_) = re.findall(
         r"^```\n(.*?)^```$", (ROOT / "docs/own-scripts.md").read_text(), re.MULTILINE | re.DOTALL

@@ -47,6 +47,7 @@ def test_the_quickstart_reaches_its_accuracy_and_is_not_run_twice(tmp_path: Path
     assert "is finished: test/accuracy 0.9" in second.stdout
     assert {path: path.stat().st_mtime_ns for path in project.only_run().rglob("*")} == before
     assert _needless_work(project.argv("train", "experiment=quickstart")) == "0 []"
+    project.whole = False
     why = project.doit("why", "experiment=quickstart", "optimizer.lr=0.2", "json=1")
     assert json.loads(why.stdout)["differences"] == [
         {"part": "config", "field": "optimizer.lr", "old": 0.1, "new": 0.2}
@@ -259,6 +260,7 @@ def test_a_standard_output_that_takes_ascii_alone_ends_no_command(
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.long  # the lock: tests/pipeline/test_runlock.py
 def test_two_commands_for_one_run_train_it_once(project: Project) -> None:
     project.words = ["tracking=none"]
     children = [project.start("train", *TINY) for _ in range(2)]

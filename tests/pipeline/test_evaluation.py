@@ -66,7 +66,7 @@ def test_the_trials_of_a_sweep_are_answered_one_after_another(
     assert (run / "evaluation" / "confusion_matrix.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("count", [2, 10, 120])
+@pytest.mark.parametrize("count", [2, 10, pytest.param(120, marks=pytest.mark.long)])
 def test_the_picture_is_a_png_and_equal_for_equal_figures(tmp_path: Path, count: int) -> None:
     run = run_folder(tmp_path, classes=[f"$class_{n} {'x' * n}" for n in range(count)], targets=[0], predictions=[1])
     evaluate(run, {})

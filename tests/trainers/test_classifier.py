@@ -59,7 +59,9 @@ def test_the_same_configuration_gives_the_same_weights_and_another_seed_others(m
     assert digests[0] == digests[1] != digests[2]
 
 
-@pytest.mark.parametrize("model", [{"name": "small_cnn", "width": 4}, {"name": "resnet18"}])
+@pytest.mark.parametrize(
+    "model", [{"name": "small_cnn", "width": 4}, pytest.param({"name": "resnet18"}, marks=pytest.mark.long)]
+)
 def test_bf16_runs(make_run: MakeRun, model: dict[str, object]) -> None:
     run_dir = make_run(model=model, trainer__precision="bf16", trainer__max_steps=2)
     run(run_dir / "config.json")
@@ -227,7 +229,10 @@ def eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", compile_)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "muon", "airbench_muon", "torch"])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["sgd", *(pytest.param(name, marks=pytest.mark.long) for name in ("adam", "muon", "airbench_muon", "torch"))],
+)
 def test_compiling_changes_neither_weights_nor_names_and_its_time_is_told(
     make_run: MakeRun, eagerly: None, capsys: pytest.CaptureFixture[str], optimizer: str
 ) -> None:
