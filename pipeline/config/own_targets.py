@@ -101,7 +101,9 @@ def check_step(said: str, target: str, given: Mapping[str, Any], root: Path) -> 
     module, _, name = target.partition(":")
     sources = _Sources(root=root, behind=())
     source = sources.read(module)
-    found = _find(sources, source, name, f"{said}.function={target}") if source is not None else None
+    if source is None:
+        raise _missing(root, f"{said}.function={target}", module)
+    found = _find(sources, source, name, f"{said}.function={target}")
     made = _signature(found[0].tree, found[1]) if found is not None else None
     if found is None or made is None:
         return

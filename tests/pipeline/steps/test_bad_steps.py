@@ -37,7 +37,10 @@ from tests.pipeline.steps.conftest import StepProject
         ("{command: [x], env: {A-B: c}, outputs: [x]}", "env: 'A-B' can't be the name of a variable"),
         ("[1, 2]", "step a"),
         ("{command: [x", "conf/step/a.yaml can't be read"),
-        ("{function: 'no_such_module_here:f', outputs: [x]}", "no_such_module_here is not a module under"),
+        (
+            "{function: 'no_such_module_here:f', outputs: [x]}",
+            "step.a.function=no_such_module_here:f: there is no module no_such_module_here under",
+        ),
     ],
 )
 def test_one_message_names_the_field_and_nothing_is_written(project: StepProject, fields: str, message: str) -> None:
