@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -74,7 +72,7 @@ def _made(current: Session) -> tuple[str, Sequence[ComparedRun], Report]:
         if not runs:
             raise UsageError(f"none of the trials of sweep {sweep.name} was started", hint="doit report json=1")
         name, title = f"sweep-{sweep.name}", f"Sweep {sweep.name}"
-        by, command = about.get("by") or BY, shlex.join(["doit", "sweep", *map(str, about["words"])])
+        by, command = about.get("by") or BY, reading.command_line("sweep", [*map(str, about["words"])])
         if (missing := about["total"] - len(runs)) > 0:
             why.append(f"{missing} of its {about['total']} trials were not started yet.")
     else:
@@ -83,7 +81,9 @@ def _made(current: Session) -> tuple[str, Sequence[ComparedRun], Report]:
         alone = len(runs) == 1
         name = first.key if alone else _selection(runs)
         title = f"Run {first.key}: {first.what}" if alone else f"{len(runs)} runs"
-        command = first.command if alone else shlex.join(["doit", *sys.argv[1:]])
+        command = (
+            first.command if alone else reading.command_line("report", [*current.asked.paths, *current.asked.overrides])
+        )
         why = _why(current, first) if alone else []
     rows = {run.key: curves.rows(run.folder) for run in runs}
     made = reports.report(runs, rows, title=title, why=why, command=command, unix_time=time.time(), by=by)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.comparing import charts, tables
 from pipeline.comparing.charts import COLOURS
+from pipeline.comparing.curves import Point
 from pipeline.comparing.report import Report
 from pipeline.comparing.tables import RULE
 from pipeline.core.redact import hide
@@ -140,12 +141,15 @@ def as_json(found: Report) -> dict[str, Any]:
         "by": found.by,
         **tables.as_json(found.comparison),
         "curves": {
-            name: {
-                band.label: [[point.x, tables.json_number(point.mean), point.std, point.n] for point in band.points]
-                for band in bands
-            }
+            name: {band.label: [_point(point) for point in band.points] for band in bands}
             for name, bands in found.bands.items()
         },
         "hosts": hosts(found),
         "verdicts": {run.key: _verdict(run.verdict) for run in found.runs},
     }
+
+
+def _point(point: Point) -> list[float | str | None]:
+    """x, mean, standard deviation, n."""
+    std = None if point.std is None else tables.json_number(point.std)
+    return [point.x, tables.json_number(point.mean), std, point.n]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,12 @@ class ComparedRun:
     @property
     def command(self) -> str:
         """The command line that asks for it."""
-        return shlex.join(["doit", "train", *self.overrides])
+        return command_line("train", self.overrides)
+
+
+def command_line(verb: str, words: Sequence[str]) -> str:
+    """A command without the words that say where runs and data lie: they are nothing to who reads it elsewhere."""
+    return shlex.join(["doit", verb, *(word for word in words if not word.lstrip("+").startswith("paths."))])
 
 
 def read(folder: RunFolder) -> ComparedRun:

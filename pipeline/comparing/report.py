@@ -13,6 +13,7 @@ from pipeline.comparing.curves import Band
 from pipeline.comparing.differing import Comparison, compare
 from pipeline.comparing.groups import Group, differing_fields, flat_config, grouped, letters, metrics_of, shown
 from pipeline.comparing.reading import ComparedRun
+from pipeline.core.redact import hide
 from pipeline.core.tables import counted
 from pipeline.keys.diff import Difference
 from pipeline.runs.metrics_file import MetricsRow
@@ -114,7 +115,7 @@ def of_nearest(found: tuple[str, Sequence[Difference]] | None) -> list[str]:
     if found is None:
         return ["there is no other finished run"]
     key, differing = found
-    lines = [f"{item}" for item in differing[:20]]
+    lines = [hide(str(item)) for item in differing[:20]]
     return [f"the nearest other finished run is {key}; it differs in:" if lines else f"as {key}", *lines]
 
 
