@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.core import documents, unexpected
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_atomic, write_json
+from pipeline.evaluation import overview
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +49,7 @@ class _Outcome:
 
 
 def evaluate(run_dir: Path, made_of: Mapping[str, Any]) -> Report:
-    """Make evaluation/report.json and evaluation/confusion_matrix.png from predictions.json.
+    """Make evaluation/report.json, confusion_matrix.png and overview.png beside it from predictions.json.
 
     Raises:
         PacelineError: predictions.json or the data manifest is missing or makes no sense.
@@ -57,6 +58,7 @@ def evaluate(run_dir: Path, made_of: Mapping[str, Any]) -> Report:
     outcome = _read(run_dir)
     report = {**_report(outcome), "made_of": made_of}
     write_atomic(run_dir / "evaluation" / "confusion_matrix.png", _picture(report))
+    write_atomic(run_dir / overview.FILE, overview.picture(report, run_dir, outcome.targets, outcome.predictions))
     write_json(run_dir / "evaluation" / "report.json", report)  # last: whoever finds it finds the picture too
     return report
 

@@ -1,0 +1,143 @@
+"""One picture that tells how a run went: learning curves, F1 of each class, and images that it took for another class.
+
+An extra beside the report: what of it can't be drawn (a pack of encoded images, metrics.jsonl gone) is left out.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core import documents
+from pipeline.runs import metrics_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from PIL.Image import Image
+
+FILE = "evaluation/overview.png"
+_CURVES = ("train/loss", "val/loss", "val/accuracy")
+_MAX_BARS = 30
+_COLUMNS, _ROWS = 8, 2
+_MAX_LABEL = 16  # characters of a class name below an image
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """An image of the split by its place in it, with the class that it is and the one that it was taken for."""
+
+    place: int
+    true: int
+    told: int
+
+
+def worst(targets: Sequence[int], predictions: Sequence[int], limit: int) -> list[Mistake]:
+    """Mistakes of the most frequent confusions, one of each in turn, so that no pair of classes fills the picture."""
+    pairs: dict[tuple[int, int], list[Mistake]] = {}
+    for place, (true, told) in enumerate(zip(targets, predictions, strict=True)):
+        if true != told:
+            pairs.setdefault((true, told), []).append(Mistake(place, true, told))
+    often = sorted(pairs, key=lambda pair: (-len(pairs[pair]), pair))
+    turns = ((turn, at) for turn in range(limit) for at in often if turn < len(pairs[at]))
+    return [pairs[at][turn] for (turn, at), _ in zip(turns, range(limit), strict=False)]
+
+
+def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """(step, value) of the curves in metrics.jsonl that have more than one finite point."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    for row in filter(None, map(metrics_file.parse, lines)):
+        for name in _CURVES:
+            value = row.metrics.get(name)
+            if value is not None and math.isfinite(value):
+                found.setdefault(name, []).append((row.step, value))
+    return {name: points for name, points in found.items() if len(points) > 1}
+
+
+def images(data: Path, split: str, mistakes: Sequence[Mistake]) -> list[Image]:
+    """Those of the mistakes, in their order; none where the pack holds no plain pixels of one or three channels."""
+    import PIL.Image
+
+    manifest = documents.read_or_none(data / "manifest.json") or {}
+    names = ("count", "channels", "height", "width")
+    sizes = [manifest.get(name) for name in names]
+    if not all(isinstance(size, int) for size in sizes) or sizes[1] not in (1, 3) or split not in manifest["splits"]:
+        return []
+    count, channels, height, width = (int(size or 0) for size in sizes)
+    pixels, path = height * width, data / "images.bin"
+    if not path.is_file() or path.stat().st_size != count * channels * pixels:
+        return []
+    found = []
+    with path.open("rb") as file:
+        for mistake in mistakes:
+            file.seek((manifest["splits"][split][0] + mistake.place) * channels * pixels)
+            planes = [PIL.Image.frombytes("L", (width, height), file.read(pixels)) for _ in range(channels)]
+            found.append(planes[0] if channels == 1 else PIL.Image.merge("RGB", planes))
+    return found
+
+
+def picture(report: Mapping[str, Any], run_dir: Path, targets: Sequence[int], predictions: Sequence[int]) -> bytes:
+    """A PNG; equal runs give equal bytes. Raises OSError: a file of the run can't be read."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    mistakes = worst(targets, predictions, _COLUMNS * _ROWS)
+    shown = images(run_dir / "data", str(report["split"]), mistakes)
+    figure = Figure(figsize=(11, 7.5 if shown else 4), dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(
+        1 + (_ROWS if shown else 0), _COLUMNS, height_ratios=[3, *([1.2] * _ROWS if shown else [])]
+    )
+    _draw_curves(figure.add_subplot(grid[0, : _COLUMNS // 2]), curves(run_dir / "metrics.jsonl"))
+    _draw_bars(figure.add_subplot(grid[0, _COLUMNS // 2 :]), report)
+    for number, (mistake, image) in enumerate(zip(mistakes, shown, strict=False)):
+        axes = figure.add_subplot(grid[1 + number // _COLUMNS, number % _COLUMNS])
+        _draw_mistake(axes, mistake, image, report["classes"])
+    title = f"{report['split']} accuracy {report['accuracy']:.2%}  ·  n = {report['n']:,}"
+    figure.suptitle(f"SYNTHETIC DATA, means nothing: {title}" if report["synthetic"] else title, parse_math=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _draw_curves(axes: Axes, found: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    right = axes.twinx() if "val/accuracy" in found else axes
+    for number, (name, points) in enumerate(found.items()):
+        where = right if name == "val/accuracy" else axes
+        where.plot([step for step, _ in points], [value for _, value in points], label=name, color=f"C{number}")
+    if right is not axes:
+        right.set_ylabel("val/accuracy")
+        right.set_ylim(0.0, 1.0)
+    if found:
+        axes.figure.legend(loc="outside lower left", ncols=3, fontsize=8, frameon=False)
+
+
+def _draw_bars(axes: Axes, report: Mapping[str, Any]) -> None:
+    """The worst classes first, where there are too many for all."""
+    scores = {name: row["f1-score"] for name, row in report["per_class"].items()}
+    if len(scores) > _MAX_BARS:
+        scores = dict(sorted(scores.items(), key=lambda item: item[1])[:_MAX_BARS])
+    names = [_short(name) for name in scores]
+    places = list(range(len(names)))
+    axes.bar(places, list(scores.values()), color="#3b76af")
+    axes.set_xticks(places, names, rotation=40, ha="right", fontsize=8, parse_math=False)
+    axes.set_ylim(0.0, 1.0)
+    axes.set_ylabel("F1" if len(scores) == len(report["per_class"]) else f"F1 of the {_MAX_BARS} worst classes")
+
+
+def _draw_mistake(axes: Axes, mistake: Mistake, image: Image, classes: Sequence[str]) -> None:
+    axes.imshow(image, cmap="gray", vmin=0, vmax=255)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    title = f"{_short(classes[mistake.true])}\nas {_short(classes[mistake.told])}"
+    axes.set_title(title, fontsize=8, parse_math=False)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _MAX_LABEL else name[: _MAX_LABEL - 1] + "…"
