@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOIT = str(Path(sys.executable).parent / "doit")
 SWEEP = ("experiment=quickstart", "trainer.epochs=3", "optimizer.lr=0.1,0.03,0.01", "seed=range(3)")
 NAMES = [f"lr={lr} seed={seed} · " for lr, seed in itertools.product(("0.1", "0.03", "0.01"), range(3))]
-WIDTH, HEIGHT = 1800, 1000
+WIDTH, HEIGHT = 2400, 1100
 PATIENCE_S = 90.0
 
 
@@ -49,18 +49,16 @@ def main() -> int:
         assert len(keys) == 9, keys
         with browser(folder / "profile") as page:
             with links(where) as all_runs:
-                look(
-                    page, all_runs["table"], [*NAMES, "val/accuracy", "optimizer.lr", "digits"], pictures / "table.png"
-                )
-                look(page, all_runs["charts"], [*NAMES, "val/accuracy"], pictures / "charts.png")
+                columns = ["val/accuracy", "optimizer.lr", "seed", "digits"]
+                look(page, all_runs["table"], [*NAMES, *columns], pictures / "table.png")
+                look(page, all_runs["charts"], [*NAMES, "test/accuracy"], pictures / "charts.png")
             with links((*where, *keys[:2], "charts=val/accuracy")) as two:
                 look(page, two["side by side"], ["Comparing 2 Runs"], pictures / "compare.png")
             with links((*where, keys[0])) as one:
                 wanted = ["The command that repeats it", "doit train", "optimizer.lr", "digits"]
                 look(page, one["run"], wanted, pictures / "run.png")
-                look(
-                    page, one["run"] + "/artifacts", ["confusion_matrix.png", "evaluation"], pictures / "artifacts.png"
-                )
+                files = ["checkpoints", "evaluation", "summary.json"]
+                look(page, one["run"] + "/artifacts", files, pictures / "artifacts.png")
     return 0
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from urllib.parse import quote, urlencode
 
 VIEW_TAG = "mlflow.sharedViewState."
-_FIRST_METRICS = ("val/accuracy", "test/accuracy", "val/loss", "train/loss", "images_per_s")
-_MAX_METRICS, _MAX_PARAMS = 6, 8
+_FIRST_METRICS = ("val/accuracy", "test/accuracy", "val/loss", "images_per_s")
+_MAX_METRICS, _MAX_PARAMS = 5, 8
 _ATTRIBUTES = ("Dataset", "Duration")
 
 

@@ -17,7 +17,8 @@ import pytest
 
 from pipeline import tracking
 from pipeline.core.errors import PacelineError
-from pipeline.tracking.state import DONE, RECORDING, TrackingState
+from pipeline.tracking.state import DONE, PENDING, RECORDING, TrackingState
+from tests import small_disk
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
 from tests.pipeline.tracking_store import EXPERIMENT
@@ -182,6 +183,21 @@ def test_many_points_and_odd_values_arrive(tmp_path: Path, uri: str) -> None:
     assert "was NaN at step 2500" in only.data.tags["mlflow.note.content"]
     assert store.history(uri, only.info.run_id, "x")[0][2] > 1e308  # MLflow has no infinity
     assert "make no sense" in " ".join(json.loads((run / "tracking.json").read_text())["notes"])
+
+
+def test_a_full_disk_under_the_artifacts_is_said_and_the_rest_of_the_record_comes_when_there_is_room(
+    tmp_path: Path, uri: str
+) -> None:
+    run = finished(tmp_path)
+    (run / "checkpoints" / "final.pt").write_bytes(bytes(3 << 20))
+    with small_disk.mounted(tmp_path / "mlartifacts"):
+        recorded = tracking.record(run, uri, EXPERIMENT, give_up_s=0.1)
+        assert recorded.state == PENDING
+        assert "No space left on device" in recorded.message
+        assert len(store.history(uri, str(recorded.run_id))) == 20
+    assert tracking.record(run, uri, EXPERIMENT).run_id == recorded.run_id
+    assert "checkpoints/final.pt" in store.artifacts(uri, str(recorded.run_id), "checkpoints")
+    assert len(store.history(uri, str(recorded.run_id))) == 20
 
 
 def test_later_files_are_added_to_a_finished_record(tmp_path: Path, uri: str) -> None:
