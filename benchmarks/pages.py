@@ -53,12 +53,13 @@ def main() -> int:
                 look(page, all_runs["table"], [*NAMES, *columns], pictures / "table.png")
                 look(page, all_runs["charts"], [*NAMES, "test/accuracy"], pictures / "charts.png")
             with links((*where, *keys[:2], "charts=val/accuracy")) as two:
+                look(page, two["charts"], ["val/accuracy"], pictures / "chosen.png")
                 look(page, two["side by side"], ["Comparing 2 Runs"], pictures / "compare.png")
             with links((*where, keys[0])) as one:
                 wanted = ["The command that repeats it", "doit train", "optimizer.lr", "digits"]
                 look(page, one["run"], wanted, pictures / "run.png")
                 files = ["checkpoints", "evaluation", "summary.json"]
-                look(page, one["run"] + "/artifacts", files, pictures / "artifacts.png")
+                look(page, one["run"].replace("?", "/artifacts?"), files, pictures / "artifacts.png")
     return 0
 
 

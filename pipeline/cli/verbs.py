@@ -271,6 +271,7 @@ VERBS: Mapping[str, Verb] = {
     "ui": Verb(
         module="pipeline.cli.pages",
         takes_paths=True,
+        bare="KEY",
         summary="compare the runs in MLflow's web page",
         details="KEY … are runs, by their keys or the beginnings of them: the page opens on these alone.",
         options={

@@ -154,7 +154,7 @@ def addresses(url: str, experiment: str, wanted: Wanted | None = None, uri: str 
     if missing:
         hint = f"doit record run={missing[0]}"
         raise PacelineError(f"no run {missing[0]} in the MLflow experiment {experiment!r}", hint=hint)
-    state = pages.view(chosen, wanted.charts)
+    state = pages.view(chosen, wanted.charts, only=bool(wanted.keys))
     name = f"paceline-{hashlib.sha256(state.encode()).hexdigest()[:12]}"
     try:
         server.set_view(number, name, state)
@@ -162,8 +162,8 @@ def addresses(url: str, experiment: str, wanted: Wanted | None = None, uri: str 
         name = ""
     ids = [run.run_id for run in chosen] if wanted.keys else []
     lines = [
-        f"charts: {pages.runs_page(url, number, name, ids)}",
-        f"table: {pages.runs_page(url, number, name, ids, charts=False)}",
+        f"charts: {pages.runs_page(url, number, name)}",
+        f"table: {pages.runs_page(url, number, name, charts=False)}",
     ]
     if len(ids) == 1:
         lines.append(f"run: {pages.run_page(url, number, ids[0])}")

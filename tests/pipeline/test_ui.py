@@ -78,12 +78,13 @@ def test_the_table_shows_the_metrics_that_matter_and_the_parameters_that_differ(
 
 
 def test_addresses_open_on_the_chosen_runs() -> None:
-    page = pages.runs_page("http://h:1", "7", "v", ["aa", "bb"])
-    assert page.startswith("http://h:1/#/experiments/7/runs?workflowType=machine_learning&viewStateShareKey=v&")
-    assert "searchFilter=attributes.run_id%20IN%20%28%27aa%27%2C%20%27bb%27%29" in page
-    assert page.endswith("&compareRunsMode=CHART")
+    state = json.loads(pages.view(RUNS, only=True))
+    assert state["searchFilter"] == f"attributes.run_id IN ('{'a' * 32}', '{'b' * 32}')"
+    charts = "http://h:1/#/experiments/7/runs?workflowType=machine_learning&viewStateShareKey=v&compareRunsMode=CHART"
+    assert pages.runs_page("http://h:1", "7", "v") == charts
     assert "CHART" not in pages.runs_page("http://h:1", "7", "v", charts=False)
-    assert pages.compare_page("http://h:1", "7", ["aa"]) == (
+    assert pages.run_page("http://h:1", "7", "aa").endswith("/runs/aa?workflowType=machine_learning")
+    assert pages.compare_page("http://h:1", "7", ["aa"]).startswith(
         "http://h:1/#/compare-runs?runs=%5B%22aa%22%5D&experiments=%5B%227%22%5D"
     )
 
