@@ -50,16 +50,16 @@ def main() -> int:
         with browser(folder / "profile") as page:
             with links(where) as all_runs:
                 columns = ["val/accuracy", "optimizer.lr", "seed", "digits"]
-                look(page, all_runs["table"], [*NAMES, *columns], pictures / "table.png")
-                look(page, all_runs["charts"], [*NAMES, "test/accuracy"], pictures / "charts.png")
+                look(page, all_runs["table"], [*NAMES, *columns], pictures / "table.webp")
+                look(page, all_runs["charts"], [*NAMES, "test/accuracy"], pictures / "charts.webp")
             with links((*where, *keys[:2], "charts=val/accuracy")) as two:
-                look(page, two["charts"], ["val/accuracy"], pictures / "chosen.png")
-                look(page, two["side by side"], ["Comparing 2 Runs"], pictures / "compare.png")
+                look(page, two["charts"], ["val/accuracy"], pictures / "chosen.webp")
+                look(page, two["side by side"], ["Comparing 2 Runs"], pictures / "compare.webp")
             with links((*where, keys[0])) as one:
                 wanted = ["The command that repeats it", "doit train", "optimizer.lr", "digits"]
-                look(page, one["run"], wanted, pictures / "run.png")
+                look(page, one["run"], wanted, pictures / "run.webp")
                 files = ["checkpoints", "evaluation", "summary.json"]
-                look(page, one["run"].replace("?", "/artifacts?"), files, pictures / "artifacts.png")
+                look(page, one["run"].replace("?", "/artifacts?"), files, pictures / "artifacts.webp")
     return 0
 
 
@@ -142,7 +142,7 @@ def look(page: Page, address: str, wanted: list[str], picture: Path) -> None:
     wait_for(lambda: all(word in page.text() for word in wanted), lambda: missing(page, wanted, picture))
     shown_s = time.monotonic() - began
     time.sleep(1.5)  # charts are drawn a moment after their titles
-    picture.write_bytes(base64.b64decode(page.ask("Page.captureScreenshot", format="png")["data"]))
+    picture.write_bytes(base64.b64decode(page.ask("Page.captureScreenshot", format="webp", quality=80)["data"]))
     print(f"{picture.name}: {len(wanted)} texts stand in it after {shown_s:.1f} s; {picture.stat().st_size:,} bytes")
 
 

@@ -194,10 +194,14 @@ class _Recording:
     def _out_of_patience(self, now: Progress) -> bool:
         if self.follow and not now.ended:
             return False
-        return self.refused or time.monotonic() - self.last_success > self.give_up_s or self._too_slow()
+        return self.refused or time.monotonic() - self.last_success > self.give_up_s or self._tail_is_over()
 
     def _too_slow(self) -> bool:
-        return self.follow and self.ended_at is not None and time.monotonic() - self.ended_at > _TAIL_S
+        return self.follow and self._tail_is_over()
+
+    def _tail_is_over(self) -> bool:
+        """Of a record that fails at one place again and again, whatever succeeds before it."""
+        return self.ended_at is not None and time.monotonic() - self.ended_at > _TAIL_S
 
     def _succeeded(self) -> None:
         self.last_success = time.monotonic()

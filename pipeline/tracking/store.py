@@ -6,6 +6,7 @@ Importing it takes 1–3 s and 80–140 MB, so only the recorder process does.
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import logging
 import os
@@ -50,6 +51,7 @@ _OPEN_TIMEOUT_S = 60.0  # the schema of a fresh database takes 3–10 s to creat
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # opens the training view, not GenAI's
 _TOKEN_TAG = "paceline.recorder"
 _REJECTIONS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
+_FULL = re.compile(rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS}|{errno.EACCES})\]")  # of the artifacts
 _REFUSALS = ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED")
 
 Item = TypeVar("Item")
@@ -74,7 +76,7 @@ def _calls() -> Iterator[None]:
     except Exception as error:
         code = error.error_code if isinstance(error, MlflowException) else None
         known = explained(str(error))
-        final = code in _REFUSALS or known is not None
+        final = code in _REFUSALS or known is not None or _FULL.search(str(error)) is not None
         raise StoreError(known or _reason(error), rejected=code in _REJECTIONS, final=final) from error
 
 
