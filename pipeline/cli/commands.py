@@ -157,6 +157,7 @@ def _finished(current: Session) -> bool:
 
 
 def _train(current: Session, *, attach: bool = False) -> None:
+    from pipeline.cli import showing
     from pipeline.cluster.spares import without_use
     from pipeline.execution import complete as training
 
@@ -170,14 +171,17 @@ def _train(current: Session, *, attach: bool = False) -> None:
         refuse_unfit_hosts()
     cluster = current.config.cluster
     shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
-    say(f"run {run.key.short}: {shape}, {cluster.launcher}")
-    if idle := without_use(cluster):
-        say(idle)
     services = training.alone(_threads(current.asked.options.get("threads_per_rank")))
-    result = training.train(run, argv=sys.argv, say=say, services=services, attach=attach)
+    with showing.of_run(run) as shown:
+        shown.say(f"run {run.key.short}: {shape}, {cluster.launcher}")
+        if idle := without_use(cluster):
+            shown.say(idle)
+        services = showing.services_shown(services, shown)
+        result = training.train(run, argv=sys.argv, say=shown.say, services=services, attach=attach)
     say(f"FINISHED {run.key.short}: {_figures(result)}")
-    say(f"  results  {relative(run.folder.result)}")
-    say(f"  compare  {command()} ui")
+    showing.say_usual(f"  results  {relative(run.folder.result)}")
+    showing.say_usual(f"  compare  {command()} ui")
+    showing.say_usual(f"  prove    {command()} reproduce run={run.key.short}")
     if (lacks := run.key_lacks) is not None:
         say(f"WARNING: {lacks}; until then it does not count as finished, and the same command runs it again")
 

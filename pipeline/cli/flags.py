@@ -10,6 +10,7 @@ from doit.cmdparse import CmdOption, CmdParse, CmdParseError
 
 from pipeline.cli.doit_commands import COMMANDS
 from pipeline.cli.invocation import Invocation, is_override
+from pipeline.cli.verbosity import taken_out
 from pipeline.core import process
 from pipeline.core.errors import UsageError
 
@@ -55,7 +56,7 @@ def _refuse_elsewhere(argv: Sequence[str]) -> None:
 
 def _refuse_unknown(argv: Sequence[str], verb: str | None, loader_options: Sequence[dict[str, object]]) -> None:
     """doit would print the list of its option objects."""
-    words = [word for word in argv if not is_override(word)]
+    _, words = taken_out([word for word in argv if not is_override(word)])
     name = next((word for word in words if word in COMMANDS), "run")
     options = (*getattr(COMMANDS[name], "base_options", ()), *loader_options, *COMMANDS[name].cmd_options)
     try:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from pipeline.cli.verbosity import taken_out
 from pipeline.cli.verbs import VERBS
 from pipeline.core.errors import UsageError, nearest
 
@@ -56,7 +57,8 @@ def parse(argv: Sequence[str]) -> Invocation:
                 f"argument {position} is empty ({word!r}); is a shell variable unset? "
                 "overrides look like optimizer.lr=0.1"
             )
-    words = [word for word in argv if not is_override(word) and not word.startswith("-")]
+    _, words = taken_out(argv)
+    words = [word for word in words if not is_override(word) and not word.startswith("-")]
     verb = next((word for word in words if word in VERBS), None)
     given = [word for word in argv if is_override(word)]
     if verb is None:

@@ -24,6 +24,7 @@ from doit.cmd_run import Run  # noqa: E402
 from doit.exceptions import InvalidCommand  # noqa: E402
 
 from pipeline.cli import clone, invocation, shadowing  # noqa: E402
+from pipeline.cli.verbosity import taken_out  # noqa: E402
 from pipeline.cli.verbs import VERBS  # noqa: E402
 from pipeline.core import masking, places  # noqa: E402
 from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of  # noqa: E402
@@ -80,7 +81,8 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
         ``pos_args`` is doit's own list of task names: a bare ``~key`` is taken out of it, and so are paths.
         """
         verb, paths = self._invocation.verb, self._invocation.paths
-        pos_args[:] = [verb] if verb and paths else [word for word in pos_args if not invocation.is_override(word)]
+        _, words = taken_out(pos_args)
+        pos_args[:] = [verb] if verb and paths else [word for word in words if not invocation.is_override(word)]
         tasks = super().load_tasks(cmd, pos_args)
         if cmd.name in ("info", "strace"):  # the two of doit's commands that don't look
             check_tasks_exist({task.name: task for task in tasks}, pos_args)
@@ -92,9 +94,17 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
                     raise InvalidCommand(f"there is no command {word!r}; {suggestion(word, shown)}")
             if self._invocation.verb is None and self._invocation.overrides and not pos_args:
                 raise InvalidCommand(f"no command is named; doit train {self._invocation.overrides[0]}, for example")
+            self._outlive()
             self._compose()
             signals.begin()
         return tasks
+
+    def _outlive(self) -> None:
+        """A run isn't ended by a reader of its output that has seen enough."""
+        if self._invocation.verb is not None and VERBS[self._invocation.verb].goes_on:
+            from pipeline.cli import showing
+
+            masking.outlive(showing.outlive_reader)
 
     def _compose(self) -> None:
         """Refuse a bad override now, with exit code 3, rather than in the middle of a task."""

@@ -141,11 +141,18 @@ def status() -> None:
     from pipeline.runs import status as progress
 
     current = session()
-    making = [] if "run" in current.asked.options else own.under_way(current.config.runs_dir)
+    named = "run" in current.asked.options or current.asked.paths
+    making = [] if named else own.under_way(current.config.runs_dir)
     for line in making:
         say(line)
-    if not making or runs.rows(current.config.runs_dir):
-        say(progress.status(_named_or_newest()))
+    if making and not runs.rows(current.config.runs_dir):
+        return
+    folder = _named_or_newest()
+    if is_on(current.asked.options, "watch"):
+        from pipeline.cli import showing
+
+        showing.watch(folder)
+    say(progress.status(folder))
 
 
 def logs() -> None:
@@ -167,6 +174,8 @@ def _named_or_newest() -> RunFolder:
     from pipeline.runs.folder import RunFolder
 
     current = session()
+    if current.asked.paths:
+        return _of_key(current)
     if "run" in current.asked.options or any(not word.startswith("paths.") for word in current.asked.overrides):
         return current.folder()
     rows = runs.rows(current.config.runs_dir)
@@ -175,6 +184,15 @@ def _named_or_newest() -> RunFolder:
     folder = RunFolder(current.config.runs_dir / rows[-1].key)
     folder.refuse_newer()
     return folder
+
+
+def _of_key(current: Session) -> RunFolder:
+    """The run that a bare word names. Raises UsageError."""
+    from pipeline.runs import index as runs
+
+    if len(current.asked.paths) > 1 or "run" in current.asked.options:
+        raise UsageError(f"one run at a time, not {' and '.join(current.asked.paths)}", hint="doit runs")
+    return runs.find(current.config.runs_dir, current.asked.paths[0])
 
 
 def export() -> None:

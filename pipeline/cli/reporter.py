@@ -1,4 +1,4 @@
-"""doit's reporter plug-in: a line a task, and an error as it was written, without wrapping."""
+"""doit's reporter plug-in: a line a task, in words, and an error as it was written, without wrapping."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 from doit.exceptions import TaskError, TaskFailed
 from doit.reporter import ConsoleReporter
 
+from pipeline.cli.verbosity import QUIET, verbosity
+
 
 class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type hints
-    """What differs from doit's console reporter: a failed task shows its message alone."""
+    """What differs from doit's console reporter: words for its marks, and a failed task shows its message alone."""
 
     desc = "console output, errors as one message"
 
@@ -31,5 +33,21 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type hints
     def execute_task(self, task: Any) -> None:
         """A line for each task that does something (a question is answered without one)."""
         if not (task.meta or {}).get("answers"):
-            super().execute_task(task)
+            self._tell(task, "")
         self.outstream.flush()
+
+    def skip_uptodate(self, task: Any) -> None:
+        self._tell(task, ": done already")
+
+    def skip_ignore(self, task: Any) -> None:
+        self._tell(task, ": left out, as doit ignore was told")
+
+    def complete_run(self) -> None:
+        """Without doit's second telling of each failure, which has nothing to add: no output is captured."""
+        self.failures: list[Any] = []
+        super().complete_run()
+
+    def _tell(self, task: Any, standing: str) -> None:
+        """A task without actions and one that begins with _ are none of a person's; with -v 0 no task is told."""
+        if task.actions and not task.name.startswith("_") and verbosity() != QUIET:
+            self.write(f"{task.title()}{standing}\n")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from pipeline.cli import showing
 from pipeline.cli.output import command, say
 from pipeline.cli.session import ROOT
 from pipeline.core import leftovers
@@ -19,6 +20,7 @@ from pipeline.runs import misplaced
 from pipeline.runs.result import AlteredError
 
 if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
+    from pipeline.live.sweep_state import SweepState
     from pipeline.runs.folder import RunFolder
     from pipeline.sweep import Space
     from pipeline.sweep.folder import SweepFolder
@@ -68,19 +70,37 @@ def conducted(what: Space | SearchPlan, source: TrialSource, folder: SweepFolder
 
     if any(slot.spares for slot in what.slots):
         say("cluster.spares: a sweep takes none; a trial that loses its hosts is tried again on those that are left")
-    return conduct(
-        Sweep(
-            source=source,
-            folder=folder,
-            key=what.key,
-            slots=what.slots,
-            retries=what.settings.retries,
-            retry_failed=retry_failed,
-            root=ROOT,
-            argv=sys.argv,
-            say=say,
+    with showing.of_sweep(lambda: _begun(what, source, folder), folder.path.parent.parent) as shown:
+        return conduct(
+            Sweep(
+                source=source,
+                folder=folder,
+                key=what.key,
+                slots=what.slots,
+                retries=what.settings.retries,
+                retry_failed=retry_failed,
+                root=ROOT,
+                argv=sys.argv,
+                say=shown.say,
+                on_event=showing.teller(shown),
+                watched=shown.is_live,
+            )
         )
-    )
+
+
+def _begun(what: Space | SearchPlan, source: TrialSource, folder: SweepFolder) -> SweepState:
+    """For its view. The best is that of a search's first objective."""
+    from pipeline.live.sweep_state import SweepState
+    from pipeline.sweep import report as reporting
+    from pipeline.sweep.search_rules import objectives
+    from pipeline.sweep.search_source import SearchPlan
+
+    metric, maximize = reporting.BY, True
+    if isinstance(what, SearchPlan):
+        goal = objectives(what.config)[0]
+        metric, maximize = goal.metric, goal.direction == "maximize"
+    at_once = max(1, len(what.slots))
+    return SweepState(name=folder.name, total=source.total, at_once=at_once, metric=metric, maximize=maximize)
 
 
 # ----------------------------------------------------------------------------- what they have come to

@@ -31,6 +31,7 @@ class Verb(NamedTuple):
         after: verbs whose tasks come first, unless ``run=KEY`` names a run that exists already.
         answers: its output is all that is wanted, without a line of doit's.
         takes_paths: whether bare words behind it are files and folders, or what ``bare`` calls them.
+        goes_on: whether it goes on when nobody reads its output any more (`| head`).
     """
 
     summary: str
@@ -47,3 +48,4 @@ class Verb(NamedTuple):
     answers: bool = False
     takes_paths: bool = False
     bare: str = "PATH"
+    goes_on: bool = False

@@ -97,6 +97,7 @@ VERBS: Mapping[str, Verb] = {
         shares_batch=False,
     ),
     "train": Verb(
+        goes_on=True,
         is_done="is_trained",
         after=("fetch",),
         summary="train: fetch, launch torchrun on every host, evaluate, record",
@@ -112,6 +113,7 @@ VERBS: Mapping[str, Verb] = {
         ),
     ),
     "attach": Verb(
+        goes_on=True,
         summary="take up a training whose command was closed or killed, where it is",
         details="Its hosts go on with it for cluster.lease_s (600 s); attach shows their lines from there on, brings "
         "the results and records them. `doit train` would end it and go on from its last checkpoint instead.",
@@ -119,6 +121,7 @@ VERBS: Mapping[str, Verb] = {
         examples=("attach experiment=quickstart cluster=two_node", "attach run=cf0848"),
     ),
     "sweep": Verb(
+        goes_on=True,
         module="pipeline.cli.sweeping",
         summary="train every combination of several values, or what a search chooses",
         details="Values with commas, range(…) and choice(…), or a named grid (sweep=NAME); "
@@ -190,9 +193,14 @@ VERBS: Mapping[str, Verb] = {
     "status": Verb(
         module="pipeline.cli.provenance",
         answers=True,
+        takes_paths=True,
+        bare="KEY",
         summary="how far a run has come, and which steps are being made",
-        options={"run": Option("KEY", "the run; without it and without overrides the newest")},
-        examples=("status", "status run=cf0848"),
+        options={
+            "run": Option("KEY", "the run (or its key alone); without it and without overrides the newest"),
+            "watch": Option("1", "follow it to its end, as its own terminal shows it; Ctrl-C leaves the run alone"),
+        },
+        examples=("status", "status cf0848", "status watch=1"),
         shows_groups=False,
     ),
     "logs": Verb(

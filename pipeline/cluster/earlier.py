@@ -51,13 +51,18 @@ def _noted(run_dir: Path, attempt: int | str) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
-def left(run_dir: Path) -> LaunchPlan | None:
-    """The plan of the newest attempt, unless all that it left is here; None where it can't be told."""
+def newest(run_dir: Path) -> LaunchPlan | None:
+    """The plan of the newest attempt; None where it can't be told."""
     try:
-        plan = _read(json.loads((run_dir / "plan.json").read_text(encoding="utf-8")))
+        return _read(json.loads((run_dir / "plan.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    if not plan.nodes or attempts.known(run_dir)[-1:] != [plan.run_id]:
+
+
+def left(run_dir: Path) -> LaunchPlan | None:
+    """The same, unless all that it left is here."""
+    plan = newest(run_dir)
+    if plan is None or not plan.nodes or attempts.known(run_dir)[-1:] != [plan.run_id]:
         return None
     return None if _noted(run_dir, plan.attempt) == plan.run_id else plan
 

@@ -32,6 +32,8 @@ _POLL_S = 0.5
 _ASKED_OF = 3  # lost hosts: the others have a moment to answer
 
 Ends = dict[str, NodeExit | NodeLost]
+Progress = LaunchPlan | Event | Verdict
+"""What is told of an attempt as it goes on."""
 
 
 def nothing(*_: object) -> None:
@@ -46,7 +48,8 @@ class Watchers:
     before anything starts. ``on_job``: what a batch scheduler was asked for and does. ``on_launch``: that begins, and
     what tells how far it has come (words that follow "still"). ``on_start``: all nodes have started. ``on_end``: all
     have ended well (their hosts are free from then on, though the outputs aren't here yet). ``on_checkpoint``: the run
-    folder has a new one, and after a bad end the last (None: nobody wants to know).
+    folder has a new one, and after a bad end the last (None: nobody wants to know). ``on_event``: the plan
+    when it is followed, each event of its nodes, and the verdict on ranks that no longer move.
     """
 
     on_line: Callable[[LogLine], None]
@@ -57,6 +60,7 @@ class Watchers:
     on_start: Callable[[], None] = nothing
     on_end: Callable[[], None] = nothing
     on_checkpoint: Callable[[], None] | None = None
+    on_event: Callable[[Progress], None] = nothing
 
 
 class RunningAttempt:
@@ -152,6 +156,7 @@ class RunningAttempt:
     def _follow(self) -> None:
         """Handle events until every node has ended, or, after the first bad end, until STOP_S have passed."""
         self.watchers.on_start()
+        self.watchers.on_event(self.plan)
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         following = self.launcher.follow(self.plan, events.put, metrics_at=self._metrics_at)
         deadline: float | None = None
@@ -190,6 +195,7 @@ class RunningAttempt:
         self.verdict = self.watch.check(now, following.look)
         if self.verdict is not None:
             self.notes.append(self.verdict.text)
+            self.watchers.on_event(self.verdict)
             self._noted = 0.0
             self._note_ranks()
             self.watchers.on_line(LogLine(host=self.verdict.host, rank=self.verdict.rank, text=self.verdict.text))
@@ -208,7 +214,8 @@ class RunningAttempt:
         if now - self._noted >= NOTE_S and self.watch.last:
             self._noted = now
             with suppress(OSError):
-                rank_beats.write(self.log_dir, rank_beats.rows(self.watch.last.values()), self.notes)
+                usages = {host: node.usage for host, node in self.watch.nodes.items() if node.usage is not None}
+                rank_beats.write(self.log_dir, rank_beats.rows(self.watch.last.values()), self.notes, usages)
 
     def _name_slow_ranks(self) -> None:
         slow = rank_beats.slow_ranks(rank_beats.rows(self.watch.last.values()))
@@ -241,6 +248,7 @@ class RunningAttempt:
             for log in self._logs.values():
                 log.flush()
             return
+        self.watchers.on_event(event)
         if isinstance(event, LogLine):
             rank = "-" if event.rank is None else event.rank
             self._logs[event.host].write(f"{rank} | {event.text}\n")

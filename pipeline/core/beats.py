@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 PHASES = (
     "starting",
@@ -84,13 +86,55 @@ class RankLook:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """How busy one GPU is, as a part of 1, and its memory."""
+
+    busy: float
+    memory_bytes: int
+    memory_total_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """How busy a node is. ``cpu`` is a part of all its cores; the network is all but the loopback."""
+
+    cpu: float
+    memory_bytes: int
+    memory_total_bytes: int
+    received_per_s: float
+    sent_per_s: float
+    gpus: tuple[Gpu, ...] = ()
+
+    @staticmethod
+    def of(value: Mapping[str, Any]) -> Usage:
+        """From its JSON. Raises KeyError, TypeError or ValueError where that is damaged."""
+        gpus = tuple(
+            Gpu(
+                busy=float(row["busy"]),
+                memory_bytes=int(row["memory_bytes"]),
+                memory_total_bytes=int(row["memory_total_bytes"]),
+            )
+            for row in value["gpus"]
+        )
+        return Usage(
+            cpu=float(value["cpu"]),
+            memory_bytes=int(value["memory_bytes"]),
+            memory_total_bytes=int(value["memory_total_bytes"]),
+            received_per_s=float(value["received_per_s"]),
+            sent_per_s=float(value["sent_per_s"]),
+            gpus=gpus,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeBeat:
     """What a node tells each second. ``saved`` is the step of its newest checkpoint (0: none, or not rank 0's node),
-    of a script's the time of the newest, in ms."""
+    of a script's the time of the newest, in ms. ``usage`` is None where the node doesn't know it (yet)."""
 
     host: str
     ranks: tuple[RankBeat, ...] = ()
     saved: int = 0
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,21 +6,40 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 
 from pipeline.core import threads
 
 EVERY_S = 5.0
+_TOLD_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """What a command waits for: words that follow "still", and for how long already."""
+
+    what: str
+    for_s: float = 0.0
 
 
 class Heartbeat:
     """Passes lines on to ``say``; after ``every_s`` without one it says what ``doing`` was told last.
 
     Used as a context manager around the work. Callable from any thread.
+
+    Args:
+        on_wait: for a view: told each second what is waited for and since when, in place of those lines.
     """
 
-    def __init__(self, say: Callable[[str], None], every_s: float = EVERY_S) -> None:
-        self._say, self._every_s = say, every_s
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        every_s: float = EVERY_S,
+        *,
+        on_wait: Callable[[Waiting], None] | None = None,
+    ) -> None:
+        self._say, self._every_s, self._on_wait = say, every_s, on_wait
         self._what: Callable[[], str] = lambda: "working"
         self._heard = self._since = time.monotonic()
         self._over = threading.Event()
@@ -44,6 +63,8 @@ class Heartbeat:
         self._over.set()
 
     def _beat(self) -> None:
+        while self._on_wait is not None and not self._over.wait(_TOLD_S):
+            self._on_wait(Waiting(what=self._what(), for_s=time.monotonic() - self._since))
         while not self._over.wait(max(0.05, self._heard + self._every_s - time.monotonic())):
             if time.monotonic() - self._heard >= self._every_s:
                 self(f"still {self._what()} ({time.monotonic() - self._since:.0f} s)")

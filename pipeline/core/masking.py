@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TextIO, cast
 
 from pipeline.core.redact import hide, of_environment, told_in
 
 _known: set[str] = set()
+_lost: list[Callable[[BaseException], bool]] = []
 
 
 def begin() -> None:
@@ -47,6 +48,11 @@ def _open_closed() -> None:
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
+def outlive(lost: Callable[[BaseException], bool]) -> None:
+    """From now on ``lost`` is asked about a stream that takes no more: True where it has seen to it."""
+    _lost[:] = [lost]
+
+
 class _Masked:
     """A stream that writes placeholders for secrets. Everything but writing text is the stream's own."""
 
@@ -54,8 +60,19 @@ class _Masked:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self._stream.write(shown(text))
+        try:
+            self._stream.write(shown(text))
+        except BrokenPipeError as error:
+            if not any(lost(error) for lost in _lost):
+                raise
         return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError as error:
+            if not any(lost(error) for lost in _lost):
+                raise
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:

@@ -162,6 +162,7 @@ def _watchers(work: Work, number: int, *, notes: bool) -> Watchers:
         on_launch=say.doing,
         on_start=partial(_on_start, work, number),
         on_end=partial(_on_end, say, work.services),
+        on_event=work.services.on_event,
         on_checkpoint=work.mirror.push if work.mirror is not None else None,
     )
 

@@ -57,8 +57,9 @@ def train(
         Pruned: ended early because a file ``prune`` came into the run folder.
         PacelineError: the run folder can't be written, the evaluation failed.
     """
-    with Heartbeat(say) as heartbeat, _folder_errors_explained(run):
-        return _train_alone(run, argv=argv, say=heartbeat, services=services or alone(), attach=attach)
+    services = services or alone()
+    with Heartbeat(say, on_wait=services.on_wait) as heartbeat, _folder_errors_explained(run):
+        return _train_alone(run, argv=argv, say=heartbeat, services=services, attach=attach)
 
 
 @contextmanager

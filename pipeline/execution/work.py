@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.cluster.hosts import Hosts
-from pipeline.core.heartbeat import Heartbeat
+from pipeline.cluster.running import Progress, nothing
+from pipeline.core.heartbeat import Heartbeat, Waiting
 from pipeline.core.signals import Stop
 from pipeline.core.specs import Cluster, LaunchPlan, State
 from pipeline.execution.configured_run import Run
@@ -29,7 +30,8 @@ class RunServices:
     called when the hosts are free again, before outputs, report and record are complete (never where another command
     has finished the run meanwhile); ``code`` are the files that
     the snapshot is copied from (None: the run's own); ``hosts``, ``stop`` and ``threads_per_rank`` are those of
-    run_attempt.
+    run_attempt. ``on_event`` is told each event of an attempt and its plan, ``on_wait`` each second what is waited for
+    and since when (in place of a line now and then): both for a view, and neither may wait for anything.
     """
 
     evaluate: Callable[[RunFolder, Path], None]
@@ -40,6 +42,8 @@ class RunServices:
     hosts: Hosts | None = None
     stop: Stop | None = None
     threads_per_rank: Sequence[int] = ()
+    on_event: Callable[[Progress], None] = nothing
+    on_wait: Callable[[Waiting], None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,13 @@ Rewritten every few seconds and worth nothing after a crash, so nothing waits fo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from pipeline.core.beats import PHASES, WAITING, RankBeat
+from pipeline.core.beats import PHASES, WAITING, RankBeat, Usage
 from pipeline.core.tables import counted
 
 FILE = "ranks.json"
@@ -41,10 +41,17 @@ def rows(told: Iterable[tuple[str, RankBeat]]) -> list[RankRow]:
     return sorted(found, key=lambda row: row.rank)
 
 
-def write(folder: Path, told: Sequence[RankRow], notes: Sequence[str] = ()) -> None:
-    """Put it where ``doit status`` looks. Raises OSError."""
+def write(
+    folder: Path, told: Sequence[RankRow], notes: Sequence[str] = (), hosts: Mapping[str, Usage] | None = None
+) -> None:
+    """Put it where ``doit status`` looks. ``hosts``: how busy each is, as far as it told. Raises OSError."""
     temporary = folder / f".{FILE}.tmp"
-    temporary.write_text(json.dumps({"ranks": [asdict(row) for row in told], "notes": list(notes)}), encoding="utf-8")
+    value = {
+        "ranks": [asdict(row) for row in told],
+        "notes": list(notes),
+        "hosts": {host: asdict(usage) for host, usage in (hosts or {}).items()},
+    }
+    temporary.write_text(json.dumps(value), encoding="utf-8")
     temporary.replace(folder / FILE)
 
 
@@ -55,6 +62,15 @@ def read(folder: Path) -> tuple[list[RankRow], list[str]]:
         return [RankRow(**row) for row in value["ranks"]], [str(note) for note in value["notes"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return [], []
+
+
+def usages(folder: Path) -> dict[str, Usage]:
+    """How busy each host is; none where nothing readable is there."""
+    try:
+        value: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        return {str(host): Usage.of(told) for host, told in value["hosts"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
 
 
 def lagging(told: Sequence[RankRow]) -> str:

@@ -7,19 +7,21 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from pipeline.cluster.attempt import stop_run
+from pipeline.cluster.running import Progress, nothing
 from pipeline.core import threads
 from pipeline.core.errors import DECIDED, HostError, Killed, PacelineError, Pruned, UsageError, os_reason
 from pipeline.core.files import write_hint
-from pipeline.core.heartbeat import waiting
+from pipeline.core.heartbeat import Waiting, waiting
 from pipeline.core.signals import Interruptible, Stop
 from pipeline.core.specs import Cluster, State
 from pipeline.execution import complete as training
 from pipeline.execution.configured_run import Run
+from pipeline.execution.work import RunServices
 from pipeline.runs import journal
 from pipeline.runs.lock import RunLock
 from pipeline.sweep import folder as folders
@@ -27,17 +29,22 @@ from pipeline.sweep.folder import SweepFolder, TrialEntry
 from pipeline.sweep.outcomes import cause_of, detail_of, finished, first_line, hint_of, was_pruned
 from pipeline.sweep.schedule import Ended, Schedule, Start
 from pipeline.sweep.shared import Shared
-from pipeline.sweep.trial import Outcome, Trial, TrialSource
+from pipeline.sweep.trial import Outcome, Trial, TrialBegan, TrialEnded, TrialSource
 from pipeline.sweep.workers import was_missed
 
 _LOOK_S = 0.2  # also how soon a search hears of an epoch
 
 Say = Callable[[str], None]
+TrialEvent = TrialBegan | TrialEnded | tuple[int, Progress | Waiting]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What is to be done. ``slots`` empty: the trials differ in their cluster, each runs on its own, one at a time."""
+    """What is to be done. ``slots`` empty: the trials differ in their cluster, each runs on its own, one at a time.
+
+    ``on_event`` is told what begins and ends, and with its number in front what each trial under way tells, from any
+    thread; ``watched``: so it is for each second of waiting, in place of a line now and then.
+    """
 
     source: TrialSource
     folder: SweepFolder
@@ -48,6 +55,8 @@ class Sweep:
     root: Path
     argv: Sequence[str]
     say: Say
+    on_event: Callable[[TrialEvent], None] = nothing
+    watched: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +123,8 @@ class _Conductor:
     def _begin(self, start: Start) -> None:
         self._note(start, State.RUNNING)
         self._write_noted()
+        trial = start.trial
+        self.sweep.on_event(TrialBegan(number=trial.number, key=trial.key or "", chosen=trial.chosen))
         thread = threads.new(
             self._in_thread,
             start,
@@ -137,6 +148,7 @@ class _Conductor:
         again = self.schedule.finished(start, outcome, event.cause)
         self._note(start, outcome.state, event.cause, outcome.detail)
         self._write_noted()
+        self._tell_end(start.trial, outcome, again=again)
         if outcome.state is State.FAILED:
             more = "; it is tried again" if again else ""
             self.sweep.say(f"{self._label(start)} FAILED: {outcome.detail}{more}")
@@ -212,9 +224,18 @@ class _Conductor:
         except UsageError as error:  # a newer Paceline wrote its folder: the other trials go on
             self._note_before(trial, State.FAILED, detail=error.what)
             return Ended(trial=trial, outcome=Outcome(state=State.FAILED, detail=error.what), before=True)
+        if ended is not None:
+            self._tell_end(trial, ended.outcome, again=False)
         if ended is not None and trial.run is not None and trial.key in self._before and was_missed(trial.run):
             self._missed[trial.run.key.short] = trial.run
         return ended
+
+    def _tell_end(self, trial: Trial, outcome: Outcome, *, again: bool) -> None:
+        self.sweep.on_event(
+            TrialEnded(
+                number=trial.number, chosen=trial.chosen, state=outcome.state, metrics=outcome.metrics, again=again
+            )
+        )
 
     def _standing(self, trial: Trial) -> Ended | None:
         """Finished and intact, pruned, or failed for good; None: start it.
@@ -287,7 +308,7 @@ class _Conductor:
                 run,
                 argv=self.sweep.argv,
                 say=say,
-                services=self.shared.services(run, start.slot, on_trained, self.stop),
+                services=self._services(run, start, on_trained),
             )
         except Pruned as error:
             return _Event(start=start, outcome=Outcome(state=State.PRUNED, detail=first_line(error.what)))
@@ -297,6 +318,14 @@ class _Conductor:
             outcome = Outcome(state=State.FAILED, detail=detail_of(error))
             return _Event(start=start, outcome=outcome, cause=cause_of(error), hint=hint_of(error, run))
         return _Event(start=start, outcome=finished(run, elsewhere=not trained.is_set()))
+
+    def _services(self, run: Run, start: Start, on_trained: Callable[[], None]) -> RunServices:
+        number, services = start.trial.number, self.shared.services(run, start.slot, on_trained, self.stop)
+
+        def tell(event: Progress | Waiting) -> None:
+            self.sweep.on_event((number, event))
+
+        return replace(services, on_event=tell, on_wait=tell if self.sweep.watched else None)
 
     def _label(self, start: Start) -> str:
         width = len(str(max(0, self.sweep.source.total - 1)))

@@ -45,6 +45,26 @@ class Outcome:
     elsewhere: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrialBegan:
+    """A trial is started."""
+
+    number: int
+    key: str
+    chosen: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialEnded:
+    """A trial has ended, perhaps before this command. ``again``: it will be tried once more."""
+
+    number: int
+    chosen: tuple[str, ...]
+    state: State
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    again: bool = False
+
+
 class TrialSource(Protocol):
     """Where trials come from: a grid that is known beforehand, or a search that is asked as slots get free.
 

@@ -149,7 +149,7 @@ def test_a_launcher_and_a_model_of_another_package_train_and_its_version_is_in_t
     key = json.loads((project.only_run() / "key.json").read_text())
     assert key["environment"]["acme-parts"].startswith("1.2")
     assert not any("acme" in name for name in key["code"])
-    assert "-- train" in doit("train").stdout
+    assert ": done already" in doit("train").stdout
 
 
 @pytest.mark.long  # the version in the key, and wrong words for options of this package: the tests beside it

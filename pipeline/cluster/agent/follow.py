@@ -16,6 +16,7 @@ from .look import look
 from .node import own_node
 from .processes import POLL_S, end_tree, send_all, start_time
 from .silence import Silence
+from .usage import Usage
 from .wire import REMOVED, Json, in_thread, read_json, say, touch, write_json
 
 FROZEN_S = 12.0  # long for a supervisor that looks twice a second, and told before a person would wonder
@@ -74,7 +75,7 @@ class Looks:
 
 def send_news(request: Json, node: Json, looks: Looks) -> None:
     state = node["state_dir"]
-    supervisor = Silence(os.path.join(state, "beat"))
+    supervisor, usage = Silence(os.path.join(state, "beat")), Usage()
     offsets = {"log": int(request["log_at"]), "metrics": int(request["metrics_at"])}
     files = {"log": os.path.join(state, "log")}
     if node["node_rank"] == 0 and request["metrics"]:
@@ -92,7 +93,7 @@ def send_news(request: Json, node: Json, looks: Looks) -> None:
             beat = time.monotonic()
             newest = newest_change if request.get("of_script") else newest_checkpoint
             saved = newest(node["run_dir"]) if "metrics" in files else 0
-            say(beat=time.time(), ranks=read_beats(node), saved=saved)
+            say(beat=time.time(), ranks=read_beats(node), saved=saved, usage=usage.look())
         time.sleep(POLL_S)
 
 

@@ -29,6 +29,7 @@ from .processes import Orphans
 from .registry import end_attempts
 from .silence import Silence
 from .supervisor import Supervisor, lay_out
+from .usage import Usage
 from .wire import Json, in_thread, read_json, refuse
 
 POLL_S = 0.1
@@ -179,8 +180,10 @@ class JobNode:
     def beat(self, run_id: str, node: Json, over: threading.Event) -> None:
         """Write where the ranks stand, once a second. A folder that was removed needs none."""
         path = os.path.join(self.folder, f"beats-{self.number}")
+        usage = Usage()
         while not over.wait(BEAT_S):
-            told = json.dumps({"run_id": run_id, "beat": time.time(), "ranks": read_beats(node)})
+            ranks = read_beats(node)
+            told = json.dumps({"run_id": run_id, "beat": time.time(), "ranks": ranks, "usage": usage.look()})
             with contextlib.suppress(OSError), open(path, "r+", encoding="utf-8") as file:
                 file.write(told)
                 file.truncate()

@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.core.beats import Collectives, NodeBeat, NodeLook, RankBeat, RankLook, Socket
+from pipeline.core.beats import Collectives, NodeBeat, NodeLook, RankBeat, RankLook, Socket, Usage
 
 
 def node_beat(host: str, value: Mapping[str, Any]) -> NodeBeat:
     """A line that a node sends each second."""
     ranks = tuple(_beat(row) for row in value.get("ranks", ()))
-    return NodeBeat(host=host, ranks=ranks, saved=int(value.get("saved", 0)))
+    told = value.get("usage")
+    return NodeBeat(host=host, ranks=ranks, saved=int(value.get("saved", 0)), usage=Usage.of(told) if told else None)
 
 
 def node_look(host: str, value: Mapping[str, Any]) -> NodeLook:

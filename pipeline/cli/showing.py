@@ -1,0 +1,112 @@
+"""How `doit train` and `doit sweep` show what goes on: a view on a terminal, else lines; -v says how much."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.cli.output import say
+from pipeline.cli.verbosity import QUIET, VERBOSE, is_wanted, verbosity
+from pipeline.core import unexpected
+from pipeline.live.screen import Picture, Screen, is_live, plain_width
+
+if TYPE_CHECKING:
+    from pipeline.execution.configured_run import Run
+    from pipeline.execution.work import RunServices
+    from pipeline.live.sweep_state import SweepState
+    from pipeline.runs.folder import RunFolder
+
+_UNREAD = (
+    "nobody reads this command's output any more; it goes on without: doit status watch=1 shows how far it is, "
+    "doit stop ends it"
+)
+
+
+def screen(picture: Callable[[], Picture]) -> Screen:
+    """For the work of one command, on its stdout. ``picture`` is called where a view can be drawn."""
+    wanted = is_wanted if verbosity() == QUIET else lambda _: True
+    if verbosity() != QUIET and is_live(sys.stdout, os.environ):
+        return Screen(picture(), wanted=wanted)
+    return Screen(width=plain_width(sys.stdout, os.environ), wanted=wanted)
+
+
+def of_run(run: Run) -> Screen:
+    """For one run."""
+
+    def picture() -> Picture:
+        from pipeline.live.run_picture import RunPicture, first_state
+
+        return RunPicture(first_state(run.key.short, run.config.resolved), run.folder.path)
+
+    return screen(picture)
+
+
+def watch(folder: RunFolder) -> None:
+    """Follow a run that another command trains, to its end."""
+    from pipeline.live.run_picture import RunPicture, first_state
+    from pipeline.live.watching import follow, is_under_way
+
+    if not is_under_way(folder):
+        return
+
+    def picture() -> Picture:
+        return RunPicture(first_state(folder.key, folder.read_json("config.json") or {}), folder.path)
+
+    try:
+        with screen(picture) as shown:
+            follow(folder, shown)
+    except KeyboardInterrupt:
+        say(f"no longer watched; the run goes on: doit status {folder.key} watch=1")
+
+
+def services_shown(services: RunServices, shown: Screen) -> RunServices:
+    """The same, telling the screen what goes on."""
+    return replace(services, on_event=teller(shown), on_wait=shown.tell if shown.is_live else None)
+
+
+def of_sweep(state: Callable[[], SweepState], runs_dir: Path) -> Screen:
+    """For a sweep, of which ``state`` makes the first state."""
+
+    def picture() -> Picture:
+        from pipeline.live.sweep_picture import SweepPicture
+
+        return SweepPicture(state(), runs_dir)
+
+    return screen(picture)
+
+
+def teller(shown: Screen) -> Callable[[Any], None]:
+    """What passes the events of an attempt, or of a sweep's trials, on."""
+    from pipeline.cluster.tracebacks import is_for_a_person
+    from pipeline.core.specs import LogLine
+    from pipeline.execution.attempting import shown as as_line
+
+    verbose = verbosity() == VERBOSE
+
+    def tell(event: Any) -> None:
+        shown.tell(event)
+        if verbose and isinstance(event, LogLine) and not is_for_a_person(event):
+            shown.say(as_line(event))
+
+    return tell
+
+
+def say_usual(text: str) -> None:
+    """A line that -v 0 leaves out."""
+    if verbosity() != QUIET or is_wanted(text):
+        say(text)
+
+
+def outlive_reader(error: BaseException) -> bool:
+    """For ``masking.outlive``: where the reader of stdout has left (``| head -1``), say so once and go on."""
+    if not unexpected.nobody_reads(error):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what still waits to be written, too
+    with suppress(OSError):
+        print(_UNREAD, file=sys.stderr, flush=True)
+    return True

@@ -1,0 +1,131 @@
+"""How busy this node is: processor, memory, network and GPUs, from /proc and nvidia-smi, or from psutil elsewhere."""
+
+# Much of this is /proc: open() all the way.
+# ruff: noqa: PTH123
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import threading
+import time
+
+from .wire import Json, in_thread
+
+EVERY_S = 2.0
+GPUS_EVERY_S = 5.0  # nvidia-smi is a program of its own
+_GPU_ANSWER_S = 4.0
+_QUERY = "--query-gpu=utilization.gpu,memory.used,memory.total"
+
+Counters = tuple[float, float, int, int]
+"""Busy and all processor time (of all cores, in any unit), bytes received and sent since the node started."""
+
+
+class Usage:
+    """Sampled at most every EVERY_S: what lies between two calls of ``look`` is shared by both."""
+
+    def __init__(self) -> None:
+        self._before, self._at = counters(), time.monotonic()
+        self._last: Json | None = None
+        self._gpus: list[Json] = []
+        self._gpus_at = 0.0
+        self._has_gpus = shutil.which("nvidia-smi") is not None
+        self._asking = threading.Lock()
+
+    def look(self) -> Json | None:
+        """``cpu`` as a part of all cores, ``memory_bytes`` of ``memory_total_bytes``, bytes per second received and
+        sent, and the GPUs. None: too early, or not known here."""
+        now = time.monotonic()
+        if self._has_gpus and now - self._gpus_at >= GPUS_EVERY_S:
+            self._gpus_at = now
+            in_thread(self._ask_gpus, on_error=lambda _: None)
+        if now - self._at < EVERY_S:
+            return self._last
+        found, memory = counters(), memory_bytes()
+        if found is not None and self._before is not None and memory is not None:
+            self._last = between(self._before, found, now - self._at)
+            self._last.update(memory_bytes=memory[0], memory_total_bytes=memory[1], gpus=self._gpus)
+        self._before, self._at = found, now
+        return self._last
+
+    def _ask_gpus(self) -> None:
+        if not self._asking.acquire(blocking=False):  # the last answer still hasn't come
+            return
+        try:
+            argv = ["nvidia-smi", _QUERY, "--format=csv,noheader,nounits"]
+            done = subprocess.run(argv, capture_output=True, timeout=_GPU_ANSWER_S, check=True)
+            self._gpus = gpus(done.stdout.decode("ascii", "replace"))
+        except (OSError, subprocess.SubprocessError):
+            self._gpus = []
+        finally:
+            self._asking.release()
+
+
+def between(before: Counters, now: Counters, passed_s: float) -> Json:
+    """What two looks at the counters say of the time between them."""
+    busy, whole = now[0] - before[0], now[1] - before[1]
+    received, sent = (max(0, now[place] - before[place]) / max(passed_s, 1e-3) for place in (2, 3))
+    cpu = min(1.0, max(0.0, busy / whole)) if whole > 0 else 0.0
+    return {"cpu": round(cpu, 3), "received_per_s": round(received), "sent_per_s": round(sent)}
+
+
+def counters() -> Counters | None:
+    """None: neither /proc nor psutil is here."""
+    try:
+        with open("/proc/stat", encoding="ascii") as stat, open("/proc/net/dev", encoding="ascii") as devices:
+            return (*processor_time(stat.readline()), *traffic(devices.read()))
+    except (OSError, ValueError, IndexError):
+        pass
+    with contextlib.suppress(Exception):  # a library of the node's own, in whatever version
+        import psutil
+
+        times, moved = psutil.cpu_times(), psutil.net_io_counters()
+        return sum(times) - times.idle, sum(times), moved.bytes_recv, moved.bytes_sent
+    return None
+
+
+def memory_bytes() -> tuple[int, int] | None:
+    """In use and in all; what the system would give up at once (caches) counts as free."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            rows = dict(line.split(":", 1) for line in file)
+        total, free = (1024 * int(rows[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
+        return total - free, total
+    except (OSError, ValueError, KeyError, IndexError):
+        pass
+    with contextlib.suppress(Exception):
+        import psutil
+
+        memory = psutil.virtual_memory()
+        return memory.total - memory.available, memory.total
+    return None
+
+
+def processor_time(line: str) -> tuple[int, int]:
+    """Busy and all of it, from the first line of /proc/stat. Its guests stand in user and nice already."""
+    user, nice, system, idle, wait, irq, soft, steal = map(int, line.split()[1:9])
+    busy = user + nice + system + irq + soft + steal
+    return busy, busy + idle + wait
+
+
+def traffic(text: str) -> tuple[int, int]:
+    """Bytes received and sent over all interfaces but the loopback, from /proc/net/dev."""
+    received = sent = 0
+    for line in text.splitlines()[2:]:
+        name, _, numbers = line.partition(":")
+        if name.strip() != "lo":
+            fields = numbers.split()
+            received, sent = received + int(fields[0]), sent + int(fields[8])
+    return received, sent
+
+
+def gpus(text: str) -> list[Json]:
+    """Each GPU's ``busy`` as a part of 1 and its memory in bytes, from nvidia-smi's lines; one that doesn't say is
+    left out."""
+    found = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            busy, used, total = (float(word) for word in line.split(","))
+            memory = {"memory_bytes": int(used * 2**20), "memory_total_bytes": int(total * 2**20)}
+            found.append({"busy": busy / 100, **memory})
+    return found

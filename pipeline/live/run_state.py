@@ -1,0 +1,204 @@
+"""What is known of a run while it goes on: a state, and what each event makes of it. Pure: times are passed in."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from pipeline.core.beats import PHASES, WAITING, NodeBeat, RankBeat, Usage
+from pipeline.core.heartbeat import Waiting
+from pipeline.core.specs import LaunchPlan, LogLine, NodeExit, NodeLost
+from pipeline.runs.metrics_file import MetricsRow
+
+LOSSES = ("train/loss", "loss", "val/loss")
+_RATE_S = 5.0  # a host's speed is taken over at least so long
+_STEPS = re.compile(r"([\d,]+) steps? an epoch, ([\d,]+) steps?")  # rank 0's own words (trainers/training/session.py)
+_WARNING = re.compile(r"\bwarning: ", re.IGNORECASE)
+_OF_RANK = re.compile(r"\S+:(?:-|\d+) \| ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A checkpoint of this step is in the run folder."""
+
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """A line for people: the command's own, or a rank's with its host in front, which came as a LogLine already."""
+
+    text: str
+
+
+RunEvent = LaunchPlan | LogLine | NodeBeat | NodeExit | NodeLost | MetricsRow | Saved | Said | Waiting
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostState:
+    """One host. ``step`` is the last that all of its ranks have begun (0: none); ``doing`` is that of the rank which
+    holds the others up, ``for_s`` seconds long. ``steps_per_s`` is None until two looks lie far enough apart."""
+
+    ranks: int
+    step: int = 0
+    doing: str = "starting"
+    for_s: float = 0.0
+    steps_per_s: float | None = None
+    usage: Usage | None = None
+    over: str = ""
+    since: tuple[float, int] | None = None  # time and step from which the next speed is taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """A run. Steps and epochs are 0 where they aren't known; times are in seconds of one clock.
+
+    ``left_s`` is what the rest takes at the speed of this attempt, as of ``left_at``.
+    """
+
+    key: str
+    title: str
+    batch: int = 0
+    epochs: int = 0
+    attempt: int = 0
+    run_id: str = ""  # of the attempt
+    world_size: int = 0
+    hosts: Mapping[str, HostState] = field(default_factory=lambda: MappingProxyType({}))
+    doing: Waiting = field(default_factory=lambda: Waiting(what="starting"))
+    step: int = 0
+    epoch: int = 0
+    steps: int = 0
+    steps_per_epoch: int = 0
+    metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    images_per_s: float | None = None
+    left_s: float | None = None
+    left_at: float = 0.0
+    saved_step: int = 0
+    saved_at: float = 0.0
+    warnings: int = 0
+    warning: str = ""
+    began: tuple[float, int] | None = None  # unix seconds and step of the first line of this attempt
+
+    @property
+    def done(self) -> float:
+        """The part of the steps that is behind, from 0 to 1; 0 where it isn't known."""
+        return min(1.0, self.current_step / self.steps) if self.steps else 0.0
+
+    @property
+    def current_step(self) -> int:
+        """Finished steps: the hosts tell each second, rank 0's metrics only now and then."""
+        begun = min((host.step for host in self.hosts.values() if not host.over), default=0)
+        return max(self.step, begun - 1)
+
+    @property
+    def loss(self) -> float | None:
+        """The newest; None where none was told yet."""
+        return next((self.metrics[name] for name in LOSSES if name in self.metrics), None)
+
+
+def after(state: RunState, event: RunEvent, now: float) -> RunState:
+    """The state once ``event`` was heard.
+
+    Args:
+        now: seconds of a clock that only goes forward.
+    """
+    match event:
+        case NodeBeat():
+            known = state.hosts.get(event.host) or HostState(ranks=len(event.ranks))
+            return _with_host(state, event.host, _beaten(known, event, now))
+        case MetricsRow():
+            return _measured(state, event, now)
+        case LogLine():
+            return _said(state, event.text)
+        case Said():
+            return state if _OF_RANK.match(event.text) else _said(state, event.text)
+        case Waiting():
+            return replace(state, doing=event)
+        case Saved():
+            return replace(state, saved_step=event.step, saved_at=now) if event.step != state.saved_step else state
+        case LaunchPlan():
+            hosts = {node.host: HostState(ranks=node.nproc_per_node) for node in event.nodes}
+            return replace(
+                state,
+                attempt=event.attempt,
+                run_id=event.run_id,
+                world_size=event.world_size,
+                hosts=hosts,
+                began=None,
+                left_s=None,
+            )
+        case NodeExit() | NodeLost():
+            over = "lost" if isinstance(event, NodeLost) else "ended" if event.code == 0 else f"failed ({event.code})"
+            known = state.hosts.get(event.host) or HostState(ranks=0)
+            return _with_host(state, event.host, replace(known, over=over))
+
+
+def _with_host(state: RunState, name: str, host: HostState) -> RunState:
+    return replace(state, hosts={**state.hosts, name: host})
+
+
+def _beaten(known: HostState, beat: NodeBeat, now: float) -> HostState:
+    usage = beat.usage or known.usage
+    if not beat.ranks:
+        return replace(known, usage=usage, over="")
+    slowest = holds_up(beat.ranks)
+    step = min(rank.step for rank in beat.ranks)
+    since, rate = known.since, known.steps_per_s
+    if since is None or step < since[1]:
+        since, rate = (now, step), None
+    elif now - since[0] >= _RATE_S:
+        since, rate = (now, step), (step - since[1]) / (now - since[0])
+    doing = PHASES[slowest.phase] if 0 <= slowest.phase < len(PHASES) else "busy"
+    return replace(
+        known,
+        ranks=max(known.ranks, len(beat.ranks)),
+        step=step,
+        doing=doing,
+        for_s=slowest.for_s,
+        steps_per_s=rate,
+        usage=usage,
+        over="",
+        since=since,
+    )
+
+
+def holds_up(ranks: tuple[RankBeat, ...]) -> RankBeat:
+    """The rank that the others of its host wait for: the furthest behind, and of several one that doesn't wait."""
+    return min(ranks, key=lambda rank: (rank.step, rank.phase == WAITING, -rank.for_s))
+
+
+def _measured(state: RunState, row: MetricsRow, now: float) -> RunState:
+    metrics = {**state.metrics, **row.metrics}
+    bad = [name for name, value in row.metrics.items() if not math.isfinite(value)]
+    began, left_s = state.began, state.left_s
+    if row.attempt == state.run_id and (began is None or began[1] > row.step):
+        began = (row.time_s, row.step)
+    if began is not None and state.steps and row.step > began[1]:
+        left_s = (row.time_s - began[0]) / (row.step - began[1]) * (state.steps - row.step)
+    state = replace(
+        state,
+        step=row.step,
+        epoch=row.epoch or 0,
+        metrics=metrics,
+        images_per_s=row.metrics.get("train/images_per_s", state.images_per_s),
+        began=began,
+        left_s=left_s,
+        left_at=now,
+    )
+    return _warned(state, f"{bad[0]} is {row.metrics[bad[0]]} at step {row.step}") if bad else state
+
+
+def _said(state: RunState, text: str) -> RunState:
+    if found := _STEPS.search(text):
+        per_epoch, total = (int(number.replace(",", "")) for number in found.groups())
+        state = replace(state, steps_per_epoch=per_epoch, steps=total)
+    if found := _WARNING.search(text):
+        return _warned(state, text[found.end() :].partition("\n")[0])
+    return state
+
+
+def _warned(state: RunState, text: str) -> RunState:
+    return replace(state, warnings=state.warnings + 1, warning=text)

@@ -1,0 +1,227 @@
+"""The thread that writes what a person sees: lines, and below them a view that is drawn anew each second.
+
+Whoever has something to say puts it down here and goes on: a terminal that takes nothing (Ctrl-S), or a pager that
+nobody moves on, holds up this thread alone.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from pipeline.core import threads
+from pipeline.core.beats import NodeBeat
+from pipeline.core.heartbeat import Waiting
+from pipeline.live.run_state import Said
+
+if TYPE_CHECKING:  # imported where a view is drawn: without a terminal nobody pays for it
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+FRAME_S = 0.5  # between two looks for something new; a view without news is drawn once a second
+_STILL_S = 1.0
+_DUMB = ("dumb", "unknown")
+
+
+class Picture(Protocol):
+    """What a view is drawn of: it takes events, looks for itself where nobody tells it, and is drawn."""
+
+    def take(self, event: Any, now: float) -> None:
+        """An event has come."""
+        ...
+
+    def look(self, now: float) -> None:
+        """Before each frame."""
+        ...
+
+    def drawn(self, now: float, width: int, height: int) -> RenderableType:
+        """As rich draws it."""
+        ...
+
+
+def is_live(stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """Whether a view can be drawn there: a terminal that moves its cursor, and no CI, whose log keeps each frame."""
+    term = environment.get("TERM", "")
+    return stream.isatty() and bool(term) and term not in _DUMB and not environment.get("CI")
+
+
+def plain_width(stream: TextIO, environment: Mapping[str, str]) -> int | None:
+    """In how many columns lines are to be folded: those of a terminal, or what COLUMNS says; None: not at all."""
+    told = environment.get("COLUMNS", "")
+    if told.isdecimal() and int(told) > 0:
+        return int(told)
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def folded(text: str, width: int | None) -> str:
+    """Each line in pieces of ``width`` columns at most, at spaces; what follows the first is indented. A word that is
+    longer (a path) stays whole, so that it can be copied."""
+    if width is None:
+        return text
+    pieces = [_folded(one, max(20, width)) if len(one) > width else one for one in text.split("\n")]
+    return "\n".join(pieces)
+
+
+def _folded(text: str, width: int) -> str:
+    indent = " " * (len(text) - len(text.lstrip()))
+    return textwrap.fill(
+        text,
+        width,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+        replace_whitespace=False,
+    )
+
+
+@dataclass
+class _News:
+    """What waits to be written. What comes each second is kept but for the newest: a terminal may stand still for
+    hours."""
+
+    texts: deque[str] = field(default_factory=deque)
+    events: deque[Any] = field(default_factory=deque)
+    newest: dict[Any, Any] = field(default_factory=dict)
+
+
+class Screen:
+    """Used as a context manager around the work; it ends when all that was said is written.
+
+    Args:
+        picture: what is drawn below the lines; None: lines alone, folded at ``width``.
+        wanted: which lines are shown.
+    """
+
+    def __init__(
+        self,
+        picture: Picture | None = None,
+        *,
+        width: int | None = None,
+        wanted: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        self._picture, self._width, self._wanted = picture, width, wanted
+        self._news, self._lock = _News(), threading.Lock()
+        self._woken = threading.Event()
+        self._over = self._broken = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it draws a view."""
+        return self._picture is not None
+
+    def say(self, text: str) -> None:
+        """A line, or several. Never waits for the terminal."""
+        if self._wanted(text) and not self._broken:
+            with self._lock:
+                self._news.texts.append(text)
+            self._woken.set()
+
+    def tell(self, event: Any) -> None:
+        """An event for the view, of a trial in a pair with its number. Never waits."""
+        if self._picture is None or self._broken:
+            return
+        of, bare = event if isinstance(event, tuple) else (None, event)
+        with self._lock:
+            if isinstance(bare, NodeBeat):
+                self._news.newest[of, bare.host] = event
+            elif isinstance(bare, Waiting):
+                self._news.newest[of, Waiting] = event
+            else:
+                self._news.events.append(event)
+
+    def __enter__(self) -> Screen:
+        write = self._draw if self._picture is not None else self._write
+        self._thread = threads.start(write, name="terminal", on_error=self._failed)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over = True
+        self._woken.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    # ------------------------------------------------------------------- in the thread
+    def _taken(self) -> _News:
+        self._woken.clear()
+        with self._lock:
+            news, self._news = self._news, _News()
+        return news
+
+    def _write(self) -> None:
+        while True:
+            over = self._over
+            news = self._taken()
+            for text in news.texts:
+                print(folded(text, self._width), flush=True)
+            if over and not self._news.texts:
+                return
+            self._woken.wait()
+
+    def _draw(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        with Live(
+            console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+        ) as live:
+            drawn = 0.0
+            while True:
+                over, news, now = self._over, self._taken(), time.monotonic()
+                drawn = self._frame(console, live, news, now, drawn)
+                if over and not self._news.texts:
+                    return
+                self._wait(over)
+
+    def _wait(self, over: bool) -> None:
+        """At most a frame each FRAME_S, however much is said."""
+        if not over:
+            until = time.monotonic() + FRAME_S
+            while not self._over and (rest := until - time.monotonic()) > 0:
+                time.sleep(min(rest, 0.05))
+
+    def _frame(self, console: Console, live: Live, news: _News, now: float, drawn: float) -> float:
+        """Write the lines, and the view anew if anything has changed; when it was drawn last."""
+        picture = self._picture
+        assert picture is not None
+        for event in (*news.events, *news.newest.values(), *(Said(text=text) for text in news.texts)):
+            picture.take(event, now)
+        if not (news.texts or now - drawn >= _STILL_S):
+            return drawn
+        picture.look(now)
+        size = console.size
+        live.update(picture.drawn(now, size.width, size.height))
+        if news.texts:
+            console.print(_above(news.texts))  # which draws the view below it
+        else:
+            live.refresh()
+        return now
+
+    def _failed(self, why: str) -> None:
+        """Nothing can be written any more: the work goes on, and the logs have its lines."""
+        self._broken = True
+        with suppress(OSError, ValueError):
+            print(f"WARNING: nothing more is shown here, and the work goes on: {why}", file=sys.stderr, flush=True)
+
+
+def _above(texts: deque[str]) -> Any:
+    """Lines as rich prints them: as they are, but for what would move the cursor off the view."""
+    from rich.text import Text
+
+    from pipeline.live.cells import printable
+
+    lines = [printable(one.expandtabs()) for text in texts for one in text.split("\n")]
+    return Text("\n".join(lines))

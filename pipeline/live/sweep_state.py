@@ -1,0 +1,108 @@
+"""What is known of a sweep while it goes on: a state, and what each event makes of it. Pure: times are passed in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from pipeline.core.specs import State
+from pipeline.live.run_state import RunEvent, RunState, after
+from pipeline.sweep.trial import TrialBegan, TrialEnded
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialState:
+    """A trial under way. ``words`` set it apart: ``lr=0.1 seed=2``."""
+
+    words: str
+    began: float
+    run: RunState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The best value so far, and which trial has it."""
+
+    words: str
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepState:
+    """A sweep. ``took_s`` are the seconds of the trials that were run to their end in this command."""
+
+    name: str
+    total: int
+    at_once: int
+    metric: str
+    maximize: bool = True
+    ended: Mapping[State, int] = field(default_factory=lambda: MappingProxyType({}))
+    running: Mapping[int, TrialState] = field(default_factory=lambda: MappingProxyType({}))
+    took_s: tuple[float, ...] = ()
+    best: Best | None = None
+
+    @property
+    def done(self) -> int:
+        """Trials that have ended, however."""
+        return sum(self.ended.values())
+
+
+def after_trial_event(state: SweepState, event: TrialBegan | TrialEnded, now: float) -> SweepState:
+    """The state once a trial has begun or ended.
+
+    Args:
+        now: seconds of a clock that only goes forward.
+    """
+    if isinstance(event, TrialBegan):
+        run = RunState(key=event.key, title="")
+        trial = TrialState(words=short(event.chosen), began=now, run=run)
+        return replace(state, running={**state.running, event.number: trial})
+    running = {number: trial for number, trial in state.running.items() if number != event.number}
+    known = state.running.get(event.number)
+    took = (now - known.began,) if known is not None and event.state is State.FINISHED else ()
+    if event.again:
+        return replace(state, running=running)
+    ended = {**state.ended, event.state: state.ended.get(event.state, 0) + 1}
+    best = _better(state, Best(words=short(event.chosen), value=event.metrics.get(state.metric, math.nan)))
+    return replace(state, running=running, ended=ended, took_s=(*state.took_s, *took), best=best)
+
+
+def after_run_event(state: SweepState, number: int, event: RunEvent, now: float) -> SweepState:
+    """The state once a trial that is under way has told something; of one that is over nothing counts any more."""
+    trial = state.running.get(number)
+    if trial is None:
+        return state
+    trial = replace(trial, run=after(trial.run, event, now))
+    return replace(state, running={**state.running, number: trial})
+
+
+def left_s(state: SweepState, now: float) -> float | None:
+    """Seconds until the last trial ends, if those to come take as long as those before; None: nobody can say yet."""
+    part = {number: trial.run.done for number, trial in state.running.items()}
+    times = [*state.took_s] or [
+        (now - trial.began) / part[number] for number, trial in state.running.items() if part[number] >= 0.05
+    ]
+    if not times:
+        return None
+    usual_s = sum(times) / len(times)
+    rest = [max(0.0, usual_s * (1 - part[number])) for number in state.running]
+    waiting = max(0, state.total - state.done - len(state.running))
+    return (sum(rest) + waiting * usual_s) / max(1, state.at_once) if waiting else max(rest, default=0.0)
+
+
+def short(chosen: Sequence[str]) -> str:
+    """``optimizer.lr=0.1 seed=2`` → ``lr=0.1 seed=2``: the last part of a field's name, where it stands for one."""
+    pairs = [word.lstrip("+~").partition("=") for word in chosen]
+    last = [name.rpartition(".")[2] for name, _, _ in pairs]
+    names = [tail if last.count(tail) == 1 else name for tail, (name, _, _) in zip(last, pairs, strict=True)]
+    return " ".join(f"{name}={value}" for name, (_, _, value) in zip(names, pairs, strict=True))
+
+
+def _better(state: SweepState, found: Best) -> Best | None:
+    if math.isnan(found.value):
+        return state.best
+    if state.best is None or ((found.value > state.best.value) == state.maximize and found.value != state.best.value):
+        return found
+    return state.best

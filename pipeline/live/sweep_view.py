@@ -1,0 +1,79 @@
+"""The state of a sweep as rich draws it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group
+from rich.text import Text
+
+from pipeline.core.specs import State
+from pipeline.core.tables import counted
+from pipeline.live.cells import Part, bar, figure, fitted, line, percent, time_left
+from pipeline.live.run_state import RunState
+from pipeline.live.run_view import epoch_of
+from pipeline.live.sweep_state import SweepState, TrialState, left_s
+
+_MOST_WORDS = 40
+_HEAD_LINES = 3
+_BAD = (State.FAILED, State.KILLED, State.PRUNED)
+
+
+def sweep_view(state: SweepState, now: float, *, width: int, height: int) -> Group:
+    """The view of a sweep, not larger than the terminal: a line for each trial under way.
+
+    Args:
+        now: by the clock of the state's times.
+        width, height: of the terminal, in columns and lines.
+    """
+    width = max(20, width - 1)
+    lines = [line(_headline(state, now), width)]
+    if state.best is not None:
+        shown = figure(state.metric, state.best.value)
+        lines.append(line([(f"best so far {shown}: {state.best.words}", "green")], width))
+    return Group(*lines, *_trials(state, width, max(1, height - _HEAD_LINES - 1)))
+
+
+def _headline(state: SweepState, now: float) -> Iterator[Part]:
+    yield f"sweep {state.name}: ", "bold"
+    yield f"{state.done} of {state.total} done, {len(state.running)} running", ""
+    left = left_s(state, now)
+    if left is not None:
+        yield f", {time_left(left)}", ""
+    for which in _BAD:
+        if state.ended.get(which):
+            yield f", {state.ended[which]} {which.lower()}", "bold red" if which is State.FAILED else "yellow"
+
+
+def _trials(state: SweepState, width: int, most: int) -> Iterator[Text]:
+    trials = sorted(state.running.items())
+    if len(trials) > most:
+        trials = trials[: most - 1]
+    names = max((len(trial.words) for _, trial in trials), default=0)
+    names = min(names, _MOST_WORDS, width // 2)
+    for number, trial in trials:
+        yield line(_row(number, trial, names, width - names - 2), width)
+    if hidden := len(state.running) - len(trials):
+        yield line([(f"and {counted(hidden, 'more trial')}", "dim")], width)
+
+
+def _row(number: int, trial: TrialState, names: int, room: int) -> Iterator[Part]:
+    yield fitted(trial.words or f"trial {number}", names), "bold"
+    yield "  ", ""
+    yield from _standing(trial.run, room)
+
+
+def _standing(run: RunState, room: int) -> Iterator[Part]:
+    if not (run.steps and run.current_step):
+        yield run.doing.what, "cyan"
+        return
+    if room >= 70:
+        yield from bar(run.done, 16)
+    yield f" {percent(run.done):>4}  epoch {epoch_of(run)}", ""
+    for name, value in run.metrics.items():
+        if name in ("train/loss", "val/accuracy"):
+            yield f"  {figure('loss' if name == 'train/loss' else name, value)}", "" if value == value else "bold red"
+    if run.images_per_s is not None:
+        yield f"  {run.images_per_s:,.0f} images/s", ""
+    if run.warnings:
+        yield f"  {counted(run.warnings, 'warning')}", "yellow"

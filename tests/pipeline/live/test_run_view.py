@@ -1,0 +1,90 @@
+"""How a run looks: what stands where, and that nothing leaves the terminal."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import replace
+
+import pytest
+from rich.console import Console, RenderableType
+
+from pipeline.core.beats import Gpu, Usage
+from pipeline.core.heartbeat import Waiting
+from pipeline.live.run_state import HostState, RunState
+from pipeline.live.run_view import run_view
+
+USAGE = Usage(
+    cpu=0.73, memory_bytes=3_100_000_000, memory_total_bytes=25_000_000_000, received_per_s=1.2e6, sent_per_s=2e6
+)
+HOST = HostState(ranks=1, step=58, doing="computing gradients", steps_per_s=4.0, usage=USAGE)
+STATE = RunState(
+    key="cf08486f7c19", title="digits small_cnn sgd", batch=64, world_size=2, hosts={"node0": HOST, "node1": HOST},
+    step=57, epoch=3, steps=380, steps_per_epoch=19, metrics={"train/loss": 0.0149, "val/accuracy": 0.9889},
+    images_per_s=15321.0, left_s=130.0, saved_step=38, warnings=1, warning="node1: its clock is off",
+)  # fmt: skip
+
+
+def text(view: RenderableType, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, height=50, color_system=None)
+    with console.capture() as captured:
+        console.print(view)
+    return captured.get().splitlines()
+
+
+def shown(state: RunState, *, width: int = 140, height: int = 40, now: float = 12.0) -> list[str]:
+    return text(run_view(state, now, width=width, height=height), width)
+
+
+def test_a_run_that_trains_shows_bar_figures_checkpoint_and_hosts() -> None:
+    lines = shown(STATE)
+    assert lines[0].rstrip() == "run cf08486f7c19  digits small_cnn sgd  2 ranks on 2 hosts"
+    assert lines[1].startswith("epoch 4/20 ━━━━━━")
+    assert lines[1].rstrip().endswith("15%  step 57/380  about 2 min left")
+    assert lines[2].split("  ")[:3] == ["loss 0.0149", "val accuracy 0.9889", "15,321 images/s"]
+    assert lines[3].rstrip() == "checkpoint of step 38, 12 s ago  1 warning: node1: its clock is off"
+    row = lines[5].split()
+    assert row[:3] == ["node0", "computing", "gradients"]
+    assert row[3:] == ["58", "128", "cpu", "73%", "3.1", "GB", "of", "25", "GB", "1.2", "MB/s", "/", "2.0", "MB/s"]
+
+
+def test_gpus_take_the_processors_place() -> None:
+    gpus = tuple(Gpu(busy=busy, memory_bytes=40 * 10**9, memory_total_bytes=80 * 10**9) for busy in (0.9, 1.0))
+    host = replace(HOST, usage=replace(USAGE, gpus=gpus))
+    row = shown(replace(STATE, hosts={"node0": host}))[-1]
+    assert "gpu 95%" in row
+    assert "80.0 GB of 160 GB" in row
+
+
+def test_before_the_first_step_it_says_what_it_waits_for() -> None:
+    waits = replace(STATE, steps=0, step=0, hosts={}, metrics={}, doing=Waiting(what="asking the hosts", for_s=3.2))
+    assert shown(waits)[1].rstrip() == "asking the hosts (3 s)"
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
+def test_no_line_is_wider_and_no_view_higher_than_the_terminal(width: int) -> None:
+    hosts = {f"node{number}.with.a.very.long.name.example.org": HOST for number in range(32)}
+    for height in (3, 10, 24):
+        lines = shown(replace(STATE, hosts=hosts, warning="x" * 500), width=width, height=height)
+        assert max(map(len, lines)) <= width
+        assert len(lines) <= max(height, 7)
+
+
+def test_where_hosts_have_no_room_those_that_are_lost_or_behind_are_shown() -> None:
+    hosts = {f"node{number}": replace(HOST, step=50 + number) for number in range(32)}
+    hosts["node20"] = replace(HOST, over="lost")
+    lines = shown(replace(STATE, hosts=hosts), height=10)
+    assert [line.split()[0] for line in lines[5:-1]] == ["node0", "node1", "node20"]
+    assert lines[-1].rstrip() == "and 29 more hosts; all are at steps 50 to 81"
+
+
+def test_names_are_text_and_neither_markup_nor_control_characters() -> None:
+    hosts = {"[red]x[/]": HOST, "a\x1b[31m\r\nb": HOST, "\u202egnp": HOST}
+    lines = "\n".join(shown(replace(STATE, key="[bold]k", hosts=hosts)))
+    for name in ("[bold]k", "[red]x[/]", r"a\x1b[31m\r\nb", r"\u202egnp"):
+        assert name in lines
+    assert "\x1b" not in lines
+
+
+def test_a_loss_that_is_no_number_is_shown_as_that() -> None:
+    assert shown(replace(STATE, metrics={"train/loss": math.nan}))[2].startswith("loss nan")

@@ -1,0 +1,119 @@
+"""The thread that writes to the terminal: a real one (a pty), a pipe that nobody reads, one that stands still."""
+
+from __future__ import annotations
+
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+import time
+from fcntl import ioctl
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from pipeline.live.screen import folded, is_live, plain_width
+
+PROGRAM = """
+import sys, time
+from pipeline.core.specs import LogLine
+from pipeline.live.run_picture import RunPicture
+from pipeline.live.run_state import RunState
+from pipeline.live.screen import Screen
+from pathlib import Path
+words = LogLine(host="node0", rank=0, text="19 steps an epoch, 380 steps")
+began = time.monotonic()
+with Screen(RunPicture(RunState(key="cf08", title="digits"), Path(sys.argv[1]))) as screen:
+    screen.tell(words)
+    for number in range(int(sys.argv[2])):
+        screen.say(f"node0:0 | line {number} [red]x[/] \\x1b[2J" + "." * int(sys.argv[4]))
+        time.sleep(float(sys.argv[3]))
+    print(f"said in {time.monotonic() - began:.1f}", file=sys.stderr, flush=True)
+print("FINISHED")
+"""
+
+
+class Terminal:
+    """A pseudo-terminal of its own with a program on it; what it writes to stderr goes to a file."""
+
+    def __init__(self, folder: Path, *words: str, rows: int = 24, columns: int = 100) -> None:
+        self.master, slave = pty.openpty()
+        self.resize(rows, columns)
+        self.errors = folder / "stderr"
+        environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(Path.cwd())}
+        with self.errors.open("wb") as errors:
+            argv = [sys.executable, "-c", PROGRAM, str(folder), *words]
+            self.child = subprocess.Popen(argv, stdout=slave, stdin=slave, stderr=errors, env=environment)
+        os.close(slave)
+
+    def resize(self, rows: int, columns: int) -> None:
+        ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def read(self, until: str = "", timeout_s: float = 30.0) -> str:
+        """What comes up to ``until``, or to the end."""
+        seen, end = b"", time.monotonic() + timeout_s
+        while (not until or until.encode() not in seen) and time.monotonic() < end:
+            try:
+                data = os.read(self.master, 65536)
+            except OSError:  # the program has ended
+                break
+            if not data:
+                break
+            seen += data
+        return seen.decode()
+
+
+def test_lines_go_above_the_view_and_none_is_lost_when_the_terminal_is_resized(tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, "40", "0.05", "0")
+    before = terminal.read(until="line 5 ")
+    terminal.resize(10, 40)
+    after = terminal.read()
+    assert terminal.child.wait(timeout=30) == 0
+    seen = before + after
+    assert [f"line {number} [red]x[/] \\x1b[2J" in seen for number in range(40)] == [True] * 40
+    assert "run cf08  digits" in before
+    assert "\x1b[2J" not in seen  # a rank's own control characters move no cursor
+    assert seen.rstrip().endswith("FINISHED")
+    assert "\x1b[?25h" in after  # the cursor is there again
+
+
+def test_who_has_something_to_say_never_waits_for_a_terminal_that_takes_nothing(tmp_path: Path) -> None:
+    """Nobody reads the pty, as after Ctrl-S: half a megabyte is far beyond what it holds by itself."""
+    terminal = Terminal(tmp_path, "1000", "0", "500")
+    end = time.monotonic() + 30
+    while "said in" not in terminal.errors.read_text() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert float(terminal.errors.read_text().split()[-1]) < 5.0
+    assert terminal.child.poll() is None  # and it ends when all is written
+    seen = terminal.read()
+    assert "line 999 " in seen
+    assert terminal.child.wait(timeout=30) == 0
+
+
+class _Tty(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environment", "live"),
+    [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False), ({}, False), ({"TERM": "xterm", "CI": "true"}, False)],
+)
+def test_a_view_needs_a_terminal_that_moves_its_cursor(environment: dict[str, str], live: bool) -> None:
+    assert is_live(_Tty(), environment) is live
+    assert not is_live(StringIO(), environment)
+
+
+def test_plain_lines_are_folded_where_there_are_columns_and_nowhere_else() -> None:
+    line = "localhost:0 | epoch 1/20  step 19/380  loss 2.2800  val accuracy 0.3722  24,001 images/s  2 s left"
+    assert plain_width(StringIO(), {}) is None
+    assert plain_width(StringIO(), {"COLUMNS": "60"}) == 60
+    pieces = folded(line, 60).split("\n")
+    assert max(map(len, pieces)) <= 60
+    assert " ".join(" ".join(pieces).split()) == " ".join(line.split())
+    assert folded(line, None) == line
+    path = f"  results  /{'x' * 100}"
+    assert f"/{'x' * 100}" in folded(path, 60).split()
