@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pipeline.core import program as programs
 from pipeline.live.folder_news import FolderNews
 from pipeline.live.run_state import RunEvent, RunState, after
-from pipeline.runs.folder import what
+from pipeline.runs.contents import what
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
