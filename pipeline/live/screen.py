@@ -24,7 +24,7 @@ from pipeline.core.heartbeat import Waiting
 from pipeline.live.run_state import Said
 
 if TYPE_CHECKING:  # imported where a view is drawn: without a terminal nobody pays for it
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.live import Live
 
 FRAME_S = 0.5  # between two looks for something new; a view without news is drawn once a second
@@ -175,37 +175,33 @@ class Screen:
         from rich.live import Live
 
         console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
-        with Live(
-            console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
-        ) as live:
-            drawn = 0.0
+        picture, drawn = self._picture, 0.0
+        assert picture is not None
+        view = _View(picture)
+        own = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
+        with Live(view, console=console, transient=True, **own) as live:
             while True:
                 over, news, now = self._over, self._taken(), time.monotonic()
-                drawn = self._frame(console, live, news, now, drawn)
+                drawn = self._frame(live, picture, news, now, drawn)
                 if over and not self._news.texts:
                     return
                 self._wait(over)
 
     def _wait(self, over: bool) -> None:
         """At most a frame each FRAME_S, however much is said."""
-        if not over:
-            until = time.monotonic() + FRAME_S
-            while not self._over and (rest := until - time.monotonic()) > 0:
-                time.sleep(min(rest, 0.05))
+        until = time.monotonic() + FRAME_S
+        while not (over or self._over) and (rest := until - time.monotonic()) > 0:
+            time.sleep(min(rest, 0.05))
 
-    def _frame(self, console: Console, live: Live, news: _News, now: float, drawn: float) -> float:
-        """Write the lines, and the view anew if anything has changed; when it was drawn last."""
-        picture = self._picture
-        assert picture is not None
+    def _frame(self, live: Live, picture: Picture, news: _News, now: float, drawn: float) -> float:
+        """Write the lines, and the view anew where that or a second's passing asks for it; when it was drawn last."""
         for event in (*news.events, *news.newest.values(), *(Said(text=text) for text in news.texts)):
             picture.take(event, now)
         if not (news.texts or now - drawn >= _STILL_S):
             return drawn
         picture.look(now)
-        size = console.size
-        live.update(picture.drawn(now, size.width, size.height))
         if news.texts:
-            console.print(_above(news.texts))  # which draws the view below it
+            live.console.print(_above(news.texts))  # which draws the view below it
         else:
             live.refresh()
         return now
@@ -215,6 +211,17 @@ class Screen:
         self._broken = True
         with suppress(OSError, ValueError):
             print(f"WARNING: nothing more is shown here, and the work goes on: {why}", file=sys.stderr, flush=True)
+
+
+class _View:
+    """What rich's live display holds: the picture as it is at the moment."""
+
+    def __init__(self, picture: Picture) -> None:
+        self._picture = picture
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        size = console.size
+        yield self._picture.drawn(time.monotonic(), size.width, size.height)
 
 
 def _above(texts: deque[str]) -> Any:
