@@ -178,8 +178,9 @@ class Screen:
         picture, drawn = self._picture, 0.0
         assert picture is not None
         view = _View(picture)
-        own = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
-        with Live(view, console=console, transient=True, **own) as live:
+        with Live(
+            view, console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+        ) as live:
             while True:
                 over, news, now = self._over, self._taken(), time.monotonic()
                 drawn = self._frame(live, picture, news, now, drawn)
