@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import shutil
 import subprocess
 import threading
@@ -77,8 +78,7 @@ def counters() -> Counters | None:
     except (OSError, ValueError, IndexError):
         pass
     with contextlib.suppress(Exception):  # a library of the node's own, in whatever version
-        import psutil
-
+        psutil = importlib.import_module("psutil")
         times, moved = psutil.cpu_times(), psutil.net_io_counters()
         return sum(times) - times.idle, sum(times), moved.bytes_recv, moved.bytes_sent
     return None
@@ -94,8 +94,7 @@ def memory_bytes() -> tuple[int, int] | None:
     except (OSError, ValueError, KeyError, IndexError):
         pass
     with contextlib.suppress(Exception):
-        import psutil
-
+        psutil = importlib.import_module("psutil")
         memory = psutil.virtual_memory()
         return memory.total - memory.available, memory.total
     return None
