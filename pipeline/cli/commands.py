@@ -157,7 +157,7 @@ def _finished(current: Session) -> bool:
 
 
 def _train(current: Session, *, attach: bool = False) -> None:
-    from pipeline.cli import showing
+    from pipeline.cli import showing, telling
     from pipeline.cluster.spares import without_use
     from pipeline.execution import complete as training
 
@@ -172,12 +172,13 @@ def _train(current: Session, *, attach: bool = False) -> None:
     cluster = current.config.cluster
     shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
     services = training.alone(_threads(current.asked.options.get("threads_per_rank")))
-    with showing.of_run(run) as shown:
+    with showing.of_run(run) as shown, telling.of_run(run, shown.say) as told:
         shown.say(f"run {run.key.short}: {shape}, {cluster.launcher}")
         if idle := without_use(cluster):
             shown.say(idle)
-        services = showing.services_shown(services, shown)
+        services = showing.services_shown(services, shown, told.hear)
         result = training.train(run, argv=sys.argv, say=shown.say, services=services, attach=attach)
+        told.ended(result.metrics)
     say(f"FINISHED {run.key.short}: {_figures(result)}")
     showing.say_usual(f"  results  {relative(run.folder.result)}")
     showing.say_usual(f"  compare  {command()} ui")

@@ -64,9 +64,15 @@ def watch(folder: RunFolder) -> None:
         say(f"no longer watched; the run goes on: doit status {folder.key} watch=1")
 
 
-def services_shown(services: RunServices, shown: Screen) -> RunServices:
-    """The same, telling the screen what goes on."""
-    return replace(services, on_event=teller(shown), on_wait=shown.tell if shown.is_live else None)
+def services_shown(services: RunServices, shown: Screen, hear: Callable[[Any], None]) -> RunServices:
+    """The same, telling the screen and ``hear`` what goes on."""
+    tell = teller(shown)
+
+    def on_event(event: Any) -> None:
+        hear(event)
+        tell(event)
+
+    return replace(services, on_event=on_event, on_wait=shown.tell if shown.is_live else None)
 
 
 def of_sweep(state: Callable[[], SweepState], runs_dir: Path) -> Screen:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pipeline.cli import showing
+from pipeline.cli import showing, telling
 from pipeline.cli.output import command, say
 from pipeline.cli.session import ROOT
 from pipeline.core import leftovers
@@ -67,11 +67,14 @@ def _cannot_keep(folder: SweepFolder, error: OSError) -> PacelineError:
 def conducted(what: Space | SearchPlan, source: TrialSource, folder: SweepFolder, *, retry_failed: bool) -> list[Ended]:
     """Run the trials of a grid or a search to their end, talking to the terminal. Raises Killed."""
     from pipeline.sweep.conduct import Sweep, conduct
+    from pipeline.sweep.search_source import SearchPlan
 
     if any(slot.spares for slot in what.slots):
         say("cluster.spares: a sweep takes none; a trial that loses its hosts is tried again on those that are left")
-    with showing.of_sweep(lambda: _begun(what, source, folder), folder.path.parent.parent) as shown:
-        return conduct(
+    notify = (what.representative_trial if isinstance(what, SearchPlan) else what.trials[0]).config.notify
+    begun = showing.of_sweep(lambda: _begun(what, source, folder), folder.path.parent.parent)
+    with begun as shown, telling.of_sweep(notify, folder.name, shown.say) as told:
+        ended = conduct(
             Sweep(
                 source=source,
                 folder=folder,
@@ -86,6 +89,16 @@ def conducted(what: Space | SearchPlan, source: TrialSource, folder: SweepFolder
                 watched=shown.is_live,
             )
         )
+        told.ended(*_summed(ended))
+    return ended
+
+
+def _summed(ended: Sequence[Ended]) -> tuple[Mapping[str, float], str]:
+    """For a notice: how many trials ended how, and the first that failed."""
+    failed = [item for item in ended if item.outcome.state is State.FAILED]
+    counts = {f"trials_{state.lower()}": float(sum(item.outcome.state is state for item in ended)) for state in _ENDS}
+    first = f"{len(failed)} of {len(ended)} trials failed: {failed[0].outcome.detail}" if failed else ""
+    return counts, first
 
 
 def _begun(what: Space | SearchPlan, source: TrialSource, folder: SweepFolder) -> SweepState:

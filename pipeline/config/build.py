@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ from pipeline.config.basis import Basis
 from pipeline.config.cluster import build_cluster
 from pipeline.config.own_targets import check_targets
 from pipeline.config.program_section import check_script, with_ranks, with_script
-from pipeline.config.schema import OPTIONS, RootConfig, SearchConfig, SweepConfig, TrackingConfig
+from pipeline.config.schema import OPTIONS, NotifyConfig, RootConfig, SearchConfig, SweepConfig, TrackingConfig
 from pipeline.config.step_source import Steps, StepSource, with_step, with_words
 from pipeline.config.values import refuse_endless, refuse_unprintable, typed
 from pipeline.core import program as programs
@@ -28,7 +30,7 @@ from pipeline.keys.script_files import ScriptFiles
 from trainers.core import config as node
 from trainers.script.settings import ScriptConfig
 
-_NOT_OF_THE_TRAINER = ("cluster", "tracking", "paths", "sweep", "search", "step")
+_NOT_OF_THE_TRAINER = ("cluster", "tracking", "paths", "sweep", "search", "step", "notify")
 _LONGEST_NAME, _LONGEST_PATH = 255, 3000  # bytes; the system takes 4,096 with what lies inside
 
 
@@ -52,6 +54,7 @@ class RunConfig:
     overrides: tuple[str, ...]
     sweep: SweepConfig
     search: SearchConfig
+    notify: NotifyConfig = dataclasses.field(default_factory=NotifyConfig, repr=False)
     script: ScriptFiles | None = None
     step: StepSource | None = None
     secrets: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
@@ -130,6 +133,7 @@ def build(
         overrides=words_of_the_run(overrides, resolved, secrets),
         sweep=SweepConfig(**resolved["sweep"]),
         search=search_config(resolved),
+        notify=notify_config(resolved.get("notify") or {}),
         script=script,
         step=step,
         secrets=secrets,
@@ -219,6 +223,21 @@ def search_config(resolved: Mapping[str, Any]) -> SearchConfig:
     return found
 
 
+def notify_config(told: Mapping[str, Any]) -> NotifyConfig:
+    """Who is told of the end. Raises UsageError: a command that has no end of its quotes, an address that is none."""
+    config = NotifyConfig(**told)
+    if config.command is not None:
+        try:
+            words = shlex.split(config.command)
+        except ValueError as error:
+            raise UsageError(f"notify.command={config.command!r} can't be read: {error}") from error
+        if not words:
+            raise UsageError("notify.command is empty", hint="notify.command=null, or the path of a program")
+    if config.url is not None and not re.match(r"https?://(?:[^/?#]*@)?[^/?#@:]", config.url):
+        raise UsageError("notify.url must begin with http:// or https:// and name a host")
+    return config
+
+
 def of_the_run(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[str, Any]:
     """A resolved configuration without what only says how a sweep goes, and without its ``secrets``.
 
@@ -226,7 +245,7 @@ def of_the_run(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[str
         UsageError: a placeholder in place of a secret, or a secret in what the ranks read from config.json.
     """
     _refuse_placeholders(resolved)
-    outside = ["sweep", "search", *([] if programs.of(resolved) is SCRIPT else [programs.SECTION])]
+    outside = ["sweep", "search", "notify", *([] if programs.of(resolved) is SCRIPT else [programs.SECTION])]
     if not resolved.get("step"):
         outside.append("step")
     run = {name: value for name, value in resolved.items() if name not in outside}
@@ -236,8 +255,9 @@ def of_the_run(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[str
 
 
 def words_of_the_run(words: tuple[str, ...], resolved: Mapping[str, Any], secrets: frozenset[str]) -> tuple[str, ...]:
-    """Overrides with placeholders for what is secret in them."""
-    return tuple(in_word(word, secrets, resolved["cluster"]["secrets"]) for word in words)
+    """Overrides with placeholders for what is secret in them, and without who is told of the end."""
+    kept = [word for word in words if not word.lstrip("+~").startswith("notify")]
+    return tuple(in_word(word, secrets, resolved["cluster"]["secrets"]) for word in kept)
 
 
 def _refuse_placeholders(resolved: Mapping[str, Any]) -> None:

@@ -123,6 +123,19 @@ class SweepConfig:
 
 
 @dataclass(kw_only=True)
+class NotifyConfig:
+    """Who is told when a run or a sweep ends, fails or stalls; nothing here belongs to a run or its key.
+
+    Attributes:
+        command: a program with its arguments, no shell; facts in PACELINE_… variables and, as JSON, on its stdin.
+        url: an address that gets the facts as JSON by POST; secret as a whole.
+    """
+
+    command: str | None = None
+    url: str | None = None
+
+
+@dataclass(kw_only=True)
 class RootConfig:
     """The whole configuration of a run, and how a sweep over it runs.
 
@@ -145,6 +158,7 @@ class RootConfig:
     paths: PathsConfig = field(default_factory=PathsConfig)
     search: SearchConfig = MISSING
     sweep: SweepConfig = field(default_factory=SweepConfig)
+    notify: NotifyConfig = field(default_factory=NotifyConfig)
     step: dict[str, Any] = field(default_factory=dict)
 
 

@@ -35,6 +35,7 @@ _PAIR = re.compile(  # in Hydra's {…}
 Rule = tuple[str, str]
 """A regular expression and what takes the place of what it finds (plain data: the hosts' agents get them too)."""
 
+_ADDRESS = ("notify", "url")  # whoever knows a chat's webhook can write there: its path is the secret
 _LOGIN = r"(://)([^\s/?#'\"]+)(@)"  # greedy: a password may hold an unescaped @
 _QUERY = (  # the query of a signed URL opens what it names
     r"([?&](?i:[\w.-]*(?:token|password|passwd|secret|signature|credential|api[_-]?key)|sig|auth)=)([^&\s'\"#]+)"
@@ -198,7 +199,7 @@ def _own_names(config: Mapping[str, Any]) -> frozenset[str]:
 
 def _is_whole(path: Sequence[str], value: str, names: Collection[str]) -> bool:
     """Whether all of the value is secret, not only a part of it."""
-    if isinstance(value, Secret) or (path and path[-1] in names):
+    if isinstance(value, Secret) or (path and path[-1] in names) or tuple(path) == _ADDRESS:
         return True
     return any(map(is_secret_name, path)) and tells(value)
 
@@ -320,7 +321,7 @@ def _told(word: str, names: Collection[str]) -> tuple[str, list[str]]:
     last = field.rpartition(".")[2]
     if field == "dataset.source":
         value = _SIGNATURE.sub(r"\1", value)
-    if _is_told(last, value, names):
+    if _is_told(last, value, names) or (field == ".".join(_ADDRESS) and not _REFERENCE.fullmatch(value)):
         return f"{key}={HIDDEN}", [_unquoted(value)]
     found: list[str] = []
 

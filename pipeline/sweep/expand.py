@@ -29,13 +29,14 @@ from pipeline.sweep import slots as placing
 from pipeline.sweep.trial import Trial
 from trainers.core import config as node
 
-_NOT_OF_THE_RUN = ("sweep.", "search=", "search.", "hydra.")
+_NOT_OF_THE_RUN = ("sweep.", "search=", "search.", "notify.", "hydra.")
 _OUTSIDE = (
     "cluster",
     "tracking",
     "paths",
     "sweep",
     "search",
+    "notify",
 )  # sections that building takes more than the training part from
 
 
@@ -123,7 +124,7 @@ def _refuse_no_part_of_a_run(word: str) -> None:
         UsageError: names the field and how such a text is quoted.
     """
     name = word.lstrip("+").partition("=")[0]
-    if name.partition(".")[0] in ("paths", "tracking"):
+    if name.partition(".")[0] in ("paths", "tracking", "notify"):
         raise UsageError(
             f"{name} is no part of a run, so several values of it make no trials; "
             f"a text with a comma is written {name}=\"'a,b'\""

@@ -24,7 +24,7 @@ from pipeline.sweep.trial import Outcome, Trial
 if TYPE_CHECKING:  # imports optuna
     from pipeline.sweep.search import Search
 
-_NOT_A_RUN = ("cluster", "tracking", "paths", "sweep", "search", "hydra")
+_NOT_A_RUN = ("cluster", "tracking", "paths", "sweep", "search", "notify", "hydra")
 OnAsked = Callable[[Trial], None]
 
 

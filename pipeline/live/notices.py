@@ -1,0 +1,151 @@
+"""Notices of a run's or a sweep's end: a command of the person's own, an address of theirs. Nothing waits for them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from urllib.parse import urlsplit
+
+from pipeline.config.schema import NotifyConfig
+from pipeline.core import process, threads
+from pipeline.core.errors import PacelineError
+from pipeline.core.masking import shown
+from pipeline.core.redact import hide
+
+LIMIT_S = 8.0  # of one notice; a command of several seconds may well start another one that lasts
+STALLED = "STALLED"
+_FIGURES = ("test/accuracy", "val/accuracy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """What is told. ``kind`` is run or sweep, ``name`` what it is called, ``error`` the first line of what went wrong,
+    ``minutes`` how long this command was at it."""
+
+    kind: str
+    state: str
+    key: str
+    name: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    hosts: Sequence[str] = ()
+    error: str = ""
+    minutes: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        figures = [f"{name} {self.metrics[name]:.4f}" for name in _FIGURES if name in self.metrics]
+        said = ": ".join([f"{self.state} {self.kind} {self.key} ({self.name})", *([self.error] if self.error else [])])
+        return ", ".join([said, *figures, f"{self.minutes:.1f} min"])
+
+
+def as_json(notice: Notice) -> str:
+    """The notice with its ``text``, as a chat's webhook takes it; a metric that is no number is null."""
+    told = {**asdict(notice), "hosts": list(notice.hosts), "metrics": _metrics(notice)}
+    return json.dumps({"text": notice.text, **told}, ensure_ascii=False)
+
+
+def as_environment(notice: Notice) -> dict[str, str]:
+    """The same as variables for a command: PACELINE_STATE, PACELINE_KEY and so on."""
+    told = {**asdict(notice), "text": notice.text, "hosts": " ".join(notice.hosts)}
+    told |= {"minutes": f"{notice.minutes:.1f}", "metrics": json.dumps(_metrics(notice))}
+    return {f"PACELINE_{name.upper()}": str(value).replace("\0", "") for name, value in told.items()}
+
+
+def _metrics(notice: Notice) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in notice.metrics.items()}
+
+
+class Notices:
+    """Sends each notice in a thread of its own; at the end of the ``with`` those under way have LIMIT_S.
+
+    Args:
+        say: takes the warning about a notice that couldn't be sent; it is told once for the command and the address.
+    """
+
+    def __init__(self, config: NotifyConfig, say: Callable[[str], None]) -> None:
+        self._config, self._say = config, say
+        self._threads: list[threading.Thread] = []
+        self._failed: set[str] = set()
+
+    def send(self, notice: Notice) -> None:
+        """Doesn't wait."""
+        ways = {"notify.command": self._config.command and self._call, "notify.url": self._config.url and self._post}
+        for name, way in ways.items():
+            if way:
+                on_error = lambda why, name=name: self._tell(name, why)  # noqa: E731
+                self._threads.append(threads.start(self._try, name, way, notice, name=name, on_error=on_error))
+
+    def wait(self) -> None:
+        """For those under way, at most LIMIT_S."""
+        end = time.monotonic() + LIMIT_S + 1
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():
+                self._tell(thread.name, f"nothing came of it in {LIMIT_S:.0f} s")
+        self._threads = []
+
+    def _try(self, name: str, way: Callable[[Notice], None], notice: Notice) -> None:
+        try:
+            way(notice)
+        except PacelineError as error:
+            self._tell(name, error.what)
+        except OSError as error:  # urllib's are among them
+            self._tell(name, str(getattr(error, "reason", "") or error.strerror or error))
+
+    def _tell(self, name: str, why: str) -> None:
+        if name not in self._failed:
+            self._failed.add(name)
+            self._say(f"WARNING: {name} could not be told: {shown(hide(why.strip()))[:200]}")
+
+    def _call(self, notice: Notice) -> None:
+        argv = shlex.split(self._config.command or "")
+        env = {**os.environ, **as_environment(notice)}
+        done = process.run(argv, input=as_json(notice).encode(), env=env, timeout_s=LIMIT_S)
+        if done.code != 0:
+            last = (done.stderr.strip().splitlines() or [""])[-1]
+            raise PacelineError(f"{argv[0]} ended with exit code {done.code}{': ' if last else ''}{last}")
+
+    def _post(self, notice: Notice) -> None:
+        url = self._config.url or ""
+        login = urlsplit(url)
+        request = urllib.request.Request(
+            login._replace(netloc=login.netloc.rpartition("@")[2]).geturl(),
+            data=as_json(notice).encode(),
+            headers={"Content-Type": "application/json", "User-Agent": "paceline", **_authorization(login.netloc)},
+            method="POST",
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+                answer.read(1)
+        except urllib.error.HTTPError as error:
+            with suppress(OSError):
+                error.close()
+            raise PacelineError(f"{_host(url)} answers {error.code} {error.reason}") from None
+        except ValueError as error:
+            raise PacelineError(f"{_host(url)}: {type(error).__name__}") from None
+
+
+def _authorization(netloc: str) -> dict[str, str]:
+    from base64 import b64encode
+    from urllib.parse import unquote
+
+    login, at, _ = netloc.rpartition("@")
+    return {"Authorization": f"Basic {b64encode(unquote(login).encode()).decode()}"} if at else {}
+
+
+def _host(url: str) -> str:
+    """What of an address may be shown."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

@@ -1,0 +1,147 @@
+"""Notices of an end: a real command, a real HTTP server, and what becomes of one that can't be told."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.build import notify_config
+from pipeline.config.schema import NotifyConfig
+from pipeline.core.errors import UsageError
+from pipeline.core.redact import HIDDEN, in_word, secret_values
+from pipeline.live import notices
+from pipeline.live.notices import Notice, Notices, as_json
+
+NOTICE = Notice(
+    kind="run", state="FAILED", key="cf08486f7c19", name="digits small_cnn sgd", error="node1, rank 1: it's \"full\"",
+    metrics={"val/accuracy": 0.5, "loss": float("nan")}, hosts=("node0", "[red]x"), minutes=2.04,
+)  # fmt: skip
+
+
+class Server(HTTPServer):
+    """Keeps what it gets; answers ``status`` after ``delay_s``."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, dict[str, str], bytes]] = []
+        self.status, self.delay_s = 204, 0.0
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.got.append((self.path, dict(self.headers), body))
+        time.sleep(self.server.delay_s)
+        self.send_response(self.server.status)
+        self.end_headers()
+
+    def log_message(self, *words: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as found:
+        thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        yield found
+        found.shutdown()
+
+
+def told(config: NotifyConfig, *sent: Notice) -> list[str]:
+    said: list[str] = []
+    notes = Notices(config, said.append)
+    for notice in sent or (NOTICE,):
+        notes.send(notice)
+    notes.wait()
+    return said
+
+
+def test_a_command_gets_the_facts_as_variables_and_as_json(tmp_path: Path) -> None:
+    script = tmp_path / "told me.py"
+    script.write_text(
+        "import json, os, pathlib, sys\n"
+        "found = {n: v for n, v in os.environ.items() if n.startswith('PACELINE_')}\n"
+        "pathlib.Path(sys.argv[1]).write_text(json.dumps([found, json.load(sys.stdin)]))\n"
+    )
+    assert told(NotifyConfig(command=f"{sys.executable} '{script}' '{tmp_path}/out file'")) == []
+    variables, value = json.loads((tmp_path / "out file").read_text())
+    assert variables["PACELINE_STATE"] == value["state"] == "FAILED"
+    assert variables["PACELINE_ERROR"] == value["error"] == NOTICE.error
+    assert variables["PACELINE_HOSTS"] == "node0 [red]x"
+    assert variables["PACELINE_MINUTES"] == "2.0"
+    assert value["metrics"] == {"val/accuracy": 0.5, "loss": None}
+    assert value["text"] == variables["PACELINE_TEXT"]
+    assert value["text"].startswith('FAILED run cf08486f7c19 (digits small_cnn sgd): node1, rank 1: it\'s "full"')
+
+
+def test_an_address_gets_one_post_with_its_login_as_basic_authentication(server: Server) -> None:
+    assert told(NotifyConfig(url=f"http://me:p%40ss@{server.address}/hook/T0PSECRET?x=1")) == []
+    ((path, headers, body),) = server.got
+    assert path == "/hook/T0PSECRET?x=1"
+    assert headers["Authorization"] == "Basic bWU6cEBzcw=="
+    assert headers["Host"] == server.address
+    assert json.loads(body) == json.loads(as_json(NOTICE))
+
+
+def test_what_fails_is_told_once_and_without_the_address(server: Server) -> None:
+    server.status = 403
+    config = NotifyConfig(url=f"http://{server.address}/T0PSECRET", command=f"{sys.executable} -c 'exit(7)'")
+    said = told(config, NOTICE, NOTICE)
+    assert len(said) == 2
+    assert "WARNING: notify.url could not be told: 127.0.0.1 answers 403 Forbidden" in said
+    assert any(line.endswith("ended with exit code 7") for line in said)
+    assert "SECRET" not in "".join(said)
+
+
+def test_an_address_that_nobody_listens_at_and_a_program_that_is_not_there(server: Server) -> None:
+    server.server_close()
+    said = told(NotifyConfig(url=f"http://{server.address}/", command="no-such-program-here --x"))
+    assert "WARNING: notify.command could not be told: program not found: no-such-program-here" in said
+    assert any("notify.url" in line and "refused" in line for line in said)
+
+
+def test_who_sends_never_waits_and_who_ends_waits_for_the_limit_alone(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "LIMIT_S", 0.3)
+    server.delay_s = 3.0
+    began = time.monotonic()
+    notes = Notices(NotifyConfig(url=f"http://{server.address}/", command="sleep 5"), lambda _: None)
+    notes.send(NOTICE)
+    assert time.monotonic() - began < 0.2
+    notes.wait()
+    assert time.monotonic() - began < 2.0
+
+
+@pytest.mark.parametrize("url", ["ftp://host/x", "host:80", "http://", "file:///etc/passwd"])
+def test_an_address_that_is_none_is_refused_without_being_shown(url: str) -> None:
+    with pytest.raises(UsageError, match=r"notify\.url must begin with http") as refused:
+        notify_config({"url": url})
+    assert url not in str(refused.value) or url == "http://"
+
+
+@pytest.mark.parametrize("command", ["", "  ", "say 'x"])
+def test_a_command_that_is_none_is_refused(command: str) -> None:
+    with pytest.raises(UsageError, match=r"notify\.command"):
+        notify_config({"command": command})
+
+
+def test_no_part_of_the_address_is_shown_wherever_it_stands() -> None:
+    address = "https://hooks.example.org/services/T00/B00/XXXX"
+    assert in_word(f"notify.url={address}") == f"notify.url={HIDDEN}"
+    assert in_word("notify.url=${oc.env:HOOK}") == "notify.url=${oc.env:HOOK}"
+    assert address in secret_values({"notify": {"url": address, "command": None}, "cluster": {}})
