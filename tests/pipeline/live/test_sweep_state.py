@@ -1,0 +1,102 @@
+"""What is known of a sweep while it goes on, and how it looks."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from pipeline.core.specs import LogLine, State
+from pipeline.live.sweep_state import SweepState, after_run_event, after_trial_event, left_s, short
+from pipeline.live.sweep_view import sweep_view
+from pipeline.runs.metrics_file import MetricsRow
+from pipeline.sweep.trial import TrialBegan, TrialEnded
+
+FIRST = SweepState(name="5bb24236b1de", total=40, at_once=4, metric="val/accuracy")
+
+
+def began(number: int) -> TrialBegan:
+    return TrialBegan(number=number, key=f"key{number}", chosen=(f"optimizer.lr=0.{number}", "seed=2"))
+
+
+def ended(number: int, state: State = State.FINISHED, *, again: bool = False, accuracy: float = 0.0) -> TrialEnded:
+    chosen = (f"optimizer.lr=0.{number}", "seed=2")
+    return TrialEnded(number=number, chosen=chosen, state=state, metrics={"val/accuracy": accuracy}, again=again)
+
+
+def going_on() -> SweepState:
+    """12 of 40 ended, each after 60 s; four are half way, two of them silent."""
+    state = FIRST
+    for number in range(12):
+        state = after_trial_event(state, began(number), 0.0)
+        what = State.FAILED if number == 3 else State.FINISHED
+        state = after_trial_event(state, ended(number, what, accuracy=0.5 + number / 100), 60.0)
+    for number in range(12, 16):
+        state = after_trial_event(state, began(number), 60.0)
+        for event in (
+            LogLine(host="n", rank=0, text="10 steps an epoch, 100 steps"),
+            MetricsRow(time_s=1.0, step=50, epoch=5, metrics={"train/loss": 0.25, "train/images_per_s": 1500.0}),
+        ):
+            state = after_run_event(state, number, event, 90.0)
+    return state
+
+
+def text(state: SweepState, now: float, *, width: int = 120, height: int = 24) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, height=50, color_system=None)
+    with console.capture() as captured:
+        console.print(sweep_view(state, now, width=width, height=height))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def test_trials_are_named_by_what_sets_them_apart() -> None:
+    assert short(("optimizer.lr=0.1", "seed=2")) == "lr=0.1 seed=2"
+    assert short(("model.width=8", "+program.args.width=4")) == "model.width=8 program.args.width=4"
+    assert short(()) == ""
+
+
+def test_the_time_left_is_that_of_trials_to_come_at_the_pace_of_those_before() -> None:
+    state = going_on()
+    assert state.took_s == (60.0,) * 11  # how long one took that failed says nothing
+    assert left_s(state, 90.0) == (4 * 30.0 + 24 * 60.0) / 4
+    assert left_s(FIRST, 0.0) is None
+
+
+def test_without_a_finished_trial_those_under_way_tell_the_pace() -> None:
+    state = after_trial_event(FIRST, began(0), 0.0)
+    assert left_s(state, 30.0) is None
+    for event in (
+        LogLine(host="n", rank=0, text="10 steps an epoch, 100 steps"),
+        MetricsRow(time_s=1.0, step=50, epoch=5, metrics={}),
+    ):
+        state = after_run_event(state, 0, event, 30.0)
+    assert left_s(state, 30.0) == (30.0 + 39 * 60.0) / 4
+
+
+def test_the_view_counts_and_names_the_best_and_each_trial_under_way() -> None:
+    lines = text(going_on(), 90.0)
+    assert lines[0] == "sweep 5bb24236b1de: 12 of 40 done, 4 running, about 6 min left, 1 failed"
+    assert lines[1] == "best so far val accuracy 0.6100: lr=0.11 seed=2"
+    assert lines[2].startswith("lr=0.12 seed=2  ━━━━━━━━────────  50%  epoch 6/10  loss 0.2500  1,500 images/s")
+    assert len(lines) == 6
+
+
+def test_the_view_stays_within_the_terminal() -> None:
+    for width, height in ((20, 3), (60, 5), (200, 24)):
+        lines = text(going_on(), 90.0, width=width, height=height)
+        assert max(map(len, lines)) <= width
+        assert len(lines) <= max(height, 5)
+    assert text(going_on(), 90.0, height=6)[-1] == "and 3 more trials"
+
+
+def test_a_trial_that_is_tried_again_has_not_ended_and_what_a_dead_one_tells_changes_nothing() -> None:
+    state = after_trial_event(after_trial_event(FIRST, began(0), 0.0), ended(0, State.FAILED, again=True), 5.0)
+    assert (state.done, dict(state.running)) == (0, {})
+    assert after_run_event(state, 0, LogLine(host="n", rank=0, text="x"), 6.0) is state
+
+
+def test_a_search_that_minimises_has_its_lowest_value_for_the_best() -> None:
+    state = SweepState(name="s", total=3, at_once=1, metric="val/accuracy", maximize=False)
+    for number, value in enumerate((0.5, 0.2, float("nan"))):
+        state = after_trial_event(state, ended(number, accuracy=value), 1.0)
+    assert state.best is not None
+    assert (state.best.value, state.best.words) == (0.2, "lr=0.1 seed=2")

@@ -1,0 +1,93 @@
+"""A run of another command, followed by its folder: a lock that is held, files that grow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.beats import NodeBeat, Usage
+from pipeline.core.specs import LaunchPlan, LogLine
+from pipeline.live.folder_news import FolderNews
+from pipeline.live.run_state import Saved
+from pipeline.live.watching import AttemptFiles, follow, is_under_way
+from pipeline.runs import rank_beats
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.lock import RunLock
+from pipeline.runs.rank_beats import RankRow
+from tests.pipeline.live.test_run_state import plan
+
+USAGE = Usage(cpu=0.5, memory_bytes=1, memory_total_bytes=2, received_per_s=3.0, sent_per_s=4.0)
+
+
+class Heard:
+    """In a screen's place."""
+
+    is_live = True
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.said: list[str] = []
+        self.tell: Callable[[Any], None] = self.told.append
+        self.say: Callable[[str], None] = self.said.append
+
+
+def laid_out(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "cf08486f7c19")
+    attempt = folder.path / "attempts/1"
+    attempt.mkdir(parents=True)
+    (folder.path / "plan.json").write_text(json.dumps(asdict(plan("node0", "[red]x"))))
+    (attempt / "node0.log").write_text("0 | epoch 1/20\n- | torchrun's own\n0 | half a li")
+    row = RankRow(rank=0, host="node0", step=7, phase=2, for_s=0.5, own_s=1.0)
+    rank_beats.write(attempt, [row], (), {"node0": USAGE, "[red]x": USAGE})
+    return folder
+
+
+def test_files_tell_plan_lines_and_beats_each_once(tmp_path: Path) -> None:
+    folder = laid_out(tmp_path)
+    files = AttemptFiles(folder)
+    found = list(files.look())
+    assert isinstance(found[0], LaunchPlan)
+    assert [event.text for event in found if isinstance(event, LogLine)] == ["epoch 1/20", "torchrun's own"]
+    beats = {event.host: event for event in found if isinstance(event, NodeBeat)}
+    assert beats["node0"].ranks[0].step == 7
+    assert beats["[red]x"].usage == USAGE
+    assert list(files.look()) == []
+    with (folder.path / "attempts/1/node0.log").open("a") as log:
+        log.write("ne\n")
+    assert [event.text for event in files.look()] == ["half a line"]
+
+
+def test_it_follows_until_the_command_is_gone_and_leaves_the_run_alone(tmp_path: Path) -> None:
+    folder, heard, slept = laid_out(tmp_path), Heard(), []
+    lock = RunLock(folder)
+    assert lock.take()
+    assert is_under_way(folder)
+    before = sorted(folder.path.rglob("*"))
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            lock.release()
+
+    follow(folder, heard, sleep)  # type: ignore[arg-type]
+    assert heard.said == ["node0:0 | epoch 1/20"]
+    assert len(slept) == 2
+    assert sorted(folder.path.rglob("*")) == before
+
+
+def test_metrics_and_checkpoints_are_news_once_and_a_torn_line_waits(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    news = FolderNews(tmp_path)
+    assert list(news.look()) == []
+    line = '{"t": 1.0, "step": 19, "epoch": 1, "metrics": {"train/loss": NaN}}\n'
+    (tmp_path / "metrics.jsonl").write_text(line + line[:20])
+    (tmp_path / "checkpoints/step-19.pt").touch()
+    first = list(news.look())
+    assert [type(event).__name__ for event in first] == ["MetricsRow", "Saved"]
+    assert first[1] == Saved(step=19)
+    assert list(news.look()) == []
+    (tmp_path / "metrics.jsonl").write_text(line)  # cut back to a checkpoint
+    assert list(news.look()) == []
