@@ -2,8 +2,8 @@
 
     python -m benchmarks.terminal_picture [words of doit train]
 
-Starts that run in a folder of its own, follows it as `doit status watch=1` does, and keeps a frame of its middle with lines
-above it. Without words: the quickstart, on two hosts where a lab is up (`doit lab hosts=2`).
+Starts that run in a folder of its own, follows it as `doit status watch=1` does, and keeps a frame of its middle with
+lines above it. Without words: the quickstart, on two hosts where a lab is up (`doit lab hosts=2`).
 """
 
 from __future__ import annotations

@@ -120,8 +120,7 @@ def build(
     Raises UsageError: a field that no code reads, or a value that cannot work.
     """
     resolved, train, script, step = _what_is_run(resolved, overrides, root, steps)
-    cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
-    _check_together(resolved, train, cluster, root, shares_batch=shares_batch)
+    cluster = _cluster(resolved, train, root, local_gpus, shares_batch=shares_batch)
     paths, secrets = resolved["paths"], secret_values(resolved)
     return RunConfig(
         train=train,
@@ -139,6 +138,14 @@ def build(
         secrets=secrets,
         parent=parent_of(train, overrides, root=root, local_gpus=local_gpus, above=above),
     )
+
+
+def _cluster(
+    resolved: Mapping[str, Any], train: node.TrainConfig, root: Path, local_gpus: int, *, shares_batch: bool
+) -> Cluster:
+    cluster = build_cluster(resolved["cluster"], root=root, local_gpus=local_gpus)
+    _check_together(resolved, train, cluster, root, shares_batch=shares_batch)
+    return cluster
 
 
 def _what_is_run(

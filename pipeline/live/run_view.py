@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from rich.cells import cell_len
 from rich.console import Group
 from rich.text import Text
 
 from pipeline.core.beats import Usage
 from pipeline.core.tables import counted, file_size
-from pipeline.live.cells import Part, bar, figure, fitted, line, percent, speed, time_left
+from pipeline.live.cells import Part, bar, figure, fitted, line, percent, printable, speed, time_left
 from pipeline.live.run_state import HostState, RunState
 
 _HEAD_LINES = 5  # all but the hosts
 _MOST_NAME = 24
+_LEAST_STATE = 14
 _WAITS_S = 10.0  # a rank that is longer at one thing is told with its seconds
 _COLUMNS = (
     ("state", 26, 0),
@@ -105,9 +107,8 @@ def _hosts(state: RunState, width: int, most: int) -> Iterator[Text]:
     """A line for each host; where not all have room, those that are furthest behind."""
     if not state.hosts:
         return
-    longest = max(map(len, state.hosts))
-    name_width = min(_MOST_NAME, max(4, longest))
-    columns = [(title, size) for title, size, least in _COLUMNS if width >= least + name_width - 4]
+    name_width = min(_MOST_NAME, max(4, *(cell_len(printable(name)) for name in state.hosts)))
+    columns = _columns(width, name_width)
     titles = "".join(f"  {title:<{size}}" for title, size in columns)
     yield line([(f"{'host':<{name_width}}{titles}", "dim")], width)
     names = [*state.hosts]
@@ -121,6 +122,14 @@ def _hosts(state: RunState, width: int, most: int) -> Iterator[Text]:
         yield line(
             [(f"and {counted(hidden, 'more host')}; all are at steps {min(steps)} to {max(steps)}", "dim")], width
         )
+
+
+def _columns(width: int, name_width: int) -> list[tuple[str, int]]:
+    """Title and columns of what the terminal has room for: the state gives way to the next column to the right."""
+    columns = [(title, size) for title, size, least in _COLUMNS if width >= least + name_width - 4]
+    over = name_width + sum(2 + size for _, size in columns) - width
+    (state, size), *others = columns
+    return [(state, max(_LEAST_STATE, size - max(0, over))), *others]
 
 
 def _row(state: RunState, name: str, name_width: int, columns: list[tuple[str, int]]) -> Iterator[Part]:

@@ -101,7 +101,7 @@ def project(environment: Path, tmp_path: Path, fetched: Path) -> Path:
 def test_the_wheel_holds_the_packages_and_conf_and_nothing_else(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    kinds = {"pipeline": (".py", ".typed", ".txt"), "trainers": (".py", ".typed"), "hydra_plugins": (".py",)}
+    kinds = {"pipeline": (".py", ".typed", ".txt", ".jinja"), "trainers": (".py", ".typed"), "hydra_plugins": (".py",)}
     expected = {"paceline.py"}
     for top, endings in kinds.items():
         files = (path for path in (ROOT / top).rglob("*") if path.suffix in endings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
 import time
@@ -107,9 +108,11 @@ def test_what_fails_is_told_once_and_without_the_address(server: Server) -> None
     assert "SECRET" not in "".join(said)
 
 
-def test_an_address_that_nobody_listens_at_and_a_program_that_is_not_there(server: Server) -> None:
-    server.server_close()
-    said = told(NotifyConfig(url=f"http://{server.address}/", command="no-such-program-here --x"))
+def test_an_address_that_nobody_listens_at_and_a_program_that_is_not_there() -> None:
+    with socket.socket() as taken:  # bound, so that no other process listens there
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/"
+        said = told(NotifyConfig(url=url, command="no-such-program-here --x"))
     assert "WARNING: notify.command could not be told: program not found: no-such-program-here" in said
     assert any("notify.url" in line and "refused" in line for line in said)
 
