@@ -53,7 +53,7 @@ def test_an_option_of_other_verbs_is_not_taken_for_a_field_that_is_written_alike
     assert "it is an option of doit why, accept, attach, evaluate, record, " in (said := _said("run=2d9f31", "clean"))
     assert "paths.runs" not in said
     assert "; it is an option of doit preflight, plan, " in (said := _said("json=1", "status"))
-    assert said.endswith("; of doit status: run")
+    assert said.endswith("; of doit status: run, watch")
     assert "did you mean" not in (said := _said("lines=3", "logs"))
     assert said.endswith("; of doit logs: host, run, step")
 
