@@ -102,7 +102,8 @@ VERBS: Mapping[str, Verb] = {
         after=("fetch",),
         summary="train: fetch, launch torchrun on every host, evaluate, record",
         details="A finished run is not repeated; `doit -a train` makes it again and compares. "
-        "A run that was interrupted goes on from its last checkpoint with the same command.",
+        "A run that was interrupted goes on from its last checkpoint with the same command. With doit's option -v 0 "
+        "only warnings, errors and the end are shown, with -v 2 also what torchrun says (docs/watching.md).",
         options={
             "threads_per_rank": Option("N,N,…", "threads of each rank, a number for each node; else by its cores"),
             "preflight.deep": Option("1", "first all that doit preflight deep=1 asks the hosts"),
