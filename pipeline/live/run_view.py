@@ -53,11 +53,15 @@ def _headline(state: RunState) -> Iterator[Part]:
 
 
 def _progress(state: RunState, now: float, width: int) -> Iterator[Text]:
-    """The bar over all epochs; before the first step, or where nobody knows how many there are, what is waited for."""
+    """The bar over all epochs; before the first step, after the last, or of nobody knows how many: what is waited for."""
+    waited = f" ({state.doing.for_s:.0f} s)" if state.doing.for_s >= 1 else ""
     if not (state.steps and state.hosts):
-        waited = f" ({state.doing.for_s:.0f} s)" if state.doing.for_s >= 1 else ""
         step = f"step {state.current_step:,}  " if state.current_step else ""
         yield line([(step, ""), (f"{state.doing.what}{waited}", "cyan")], width)
+        return
+    if state.step >= state.steps:
+        steps = f"epoch {epoch_of(state)}  step {state.current_step:,}/{state.steps:,}  "
+        yield line([(steps, ""), (f"{state.doing.what}{waited}", "cyan")], width)
         return
     words = f"epoch {epoch_of(state)} "
     left_s = left(state, now)

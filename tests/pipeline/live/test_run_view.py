@@ -61,6 +61,11 @@ def test_before_the_first_step_it_says_what_it_waits_for() -> None:
     assert shown(waits)[1].rstrip() == "asking the hosts (3 s)"
 
 
+def test_after_the_last_step_what_is_waited_for_stands_in_place_of_the_bar() -> None:
+    over = replace(STATE, step=380, hosts={}, doing=Waiting(what="recording in MLflow", for_s=3.2))
+    assert shown(replace(over, hosts={"node0": HOST}))[1].rstrip().endswith("/380  recording in MLflow (3 s)")
+
+
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
 def test_no_line_is_wider_and_no_view_higher_than_the_terminal(width: int) -> None:
     hosts = {f"node{number}.with.a.very.long.name.example.org": HOST for number in range(32)}
