@@ -53,7 +53,7 @@ def _headline(state: RunState) -> Iterator[Part]:
 
 
 def _progress(state: RunState, now: float, width: int) -> Iterator[Text]:
-    """The bar over all epochs; before the first step, after the last, or of nobody knows how many: what is waited for."""
+    """The bar over all epochs; before the first step, after the last, or of unknown many, what is waited for."""
     waited = f" ({state.doing.for_s:.0f} s)" if state.doing.for_s >= 1 else ""
     if not (state.steps and state.hosts):
         step = f"step {state.current_step:,}  " if state.current_step else ""

@@ -24,7 +24,7 @@ def explained(text: str) -> str | None:
     if "Can't locate revision" in text:
         return "its database is of a newer MLflow than this one: install that one"
     if re.search(r"No module named '?(?:pg8000|psycopg2?|boto3|pymysql)", text):
-        module = "boto3" if "boto3" in text else "pg8000"
-        extra = "s3" if module == "boto3" else "postgresql"
-        return f"{module} is missing: pip install 'paceline[{extra}]'"
+        if "boto3" in text:
+            return "boto3 is missing: pip install boto3"
+        return "pg8000 is missing: pip install 'paceline[server]'"
     return None
