@@ -27,7 +27,7 @@ from pipeline.runs.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs/pictures/terminal.svg"
-WIDTH, HEIGHT, LINES = 110, 24, 6
+WIDTH, HEIGHT, LINES = 116, 24, 6
 MIDDLE = (0.4, 0.8)
 
 
