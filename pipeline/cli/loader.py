@@ -102,9 +102,9 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
     def _outlive(self) -> None:
         """A run isn't ended by a reader of its output that has seen enough."""
         if self._invocation.verb is not None and VERBS[self._invocation.verb].goes_on:
-            from pipeline.cli import showing
+            from pipeline.cli import output
 
-            masking.outlive(showing.outlive_reader)
+            masking.outlive(output.outlive_reader)
 
     def _compose(self) -> None:
         """Refuse a bad override now, with exit code 3, rather than in the middle of a task."""

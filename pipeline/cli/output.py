@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
+
+from pipeline.core import unexpected
+
+_UNREAD = (
+    "nobody reads this command's output any more; it goes on without: doit status watch=1 shows how far it is, "
+    "doit stop ends it"
+)
 
 
 def say(text: str) -> None:
@@ -14,3 +23,13 @@ def say(text: str) -> None:
 def command() -> str:
     """What the person typed before the verb: ``paceline``, or ``doit``, which does the same."""
     return "paceline" if Path(sys.argv[0]).name == "paceline" else "doit"
+
+
+def outlive_reader(error: BaseException) -> bool:
+    """For ``masking.outlive``: where the reader of stdout has left (``| head -1``), say so once and go on."""
+    if not unexpected.nobody_reads(error):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what still waits to be written, too
+    with suppress(OSError):
+        print(_UNREAD, file=sys.stderr, flush=True)
+    return True

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.output import say
 from pipeline.cli.verbosity import QUIET, VERBOSE, is_wanted, verbosity
-from pipeline.core import unexpected
 from pipeline.live.screen import Picture, Screen, is_live, plain_width
 
 if TYPE_CHECKING:
@@ -20,11 +18,6 @@ if TYPE_CHECKING:
     from pipeline.execution.work import RunServices
     from pipeline.live.sweep_state import SweepState
     from pipeline.runs.folder import RunFolder
-
-_UNREAD = (
-    "nobody reads this command's output any more; it goes on without: doit status watch=1 shows how far it is, "
-    "doit stop ends it"
-)
 
 
 def screen(picture: Callable[[], Picture]) -> Screen:
@@ -106,13 +99,3 @@ def say_usual(text: str) -> None:
     """A line that -v 0 leaves out."""
     if verbosity() != QUIET or is_wanted(text):
         say(text)
-
-
-def outlive_reader(error: BaseException) -> bool:
-    """For ``masking.outlive``: where the reader of stdout has left (``| head -1``), say so once and go on."""
-    if not unexpected.nobody_reads(error):
-        return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what still waits to be written, too
-    with suppress(OSError):
-        print(_UNREAD, file=sys.stderr, flush=True)
-    return True

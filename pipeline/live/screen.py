@@ -55,11 +55,12 @@ def is_live(stream: TextIO, environment: Mapping[str, str]) -> bool:
 
 
 def plain_width(stream: TextIO, environment: Mapping[str, str]) -> int | None:
-    """In how many columns lines are to be folded: those of a terminal, or what COLUMNS says; None: not at all."""
+    """In how many columns lines are to be folded: those of a terminal, where COLUMNS says nothing else; None: not at
+    all, as what goes into a file or a program is searched and copied by lines."""
+    if not stream.isatty():
+        return None
     told = environment.get("COLUMNS", "")
-    if told.isdecimal() and int(told) > 0:
-        return int(told)
-    return shutil.get_terminal_size().columns if stream.isatty() else None
+    return int(told) if told.isdecimal() and int(told) > 0 else shutil.get_terminal_size().columns
 
 
 def folded(text: str, width: int | None) -> str:
@@ -162,13 +163,12 @@ class Screen:
 
     def _write(self) -> None:
         while True:
-            over = self._over
-            news = self._taken()
+            self._woken.wait()
+            over, news = self._over, self._taken()
             for text in news.texts:
                 print(folded(text, self._width), flush=True)
             if over and not self._news.texts:
                 return
-            self._woken.wait()
 
     def _draw(self) -> None:
         from rich.console import Console

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,10 +11,11 @@ import pytest
 
 from pipeline.cli.trials import conducted
 from pipeline.cluster.plan import environment
-from pipeline.config.schema import SweepConfig
+from pipeline.config.schema import NotifyConfig, SweepConfig
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from pipeline.keys.content_key import topology
+from pipeline.sweep.folder import SweepFolder
 from pipeline.sweep.slots import slots, words
 
 FACTS = NodeFacts(
@@ -36,13 +38,14 @@ def test_by_default_a_trial_gets_the_whole_cluster() -> None:
 
 
 def test_a_sweep_says_that_it_takes_no_spares(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("pipeline.sweep.conduct.conduct", lambda _: [])
     for spares, said in (((), ""), ((Host(name="c"),), "cluster.spares: a sweep takes none; ")):
         parts = slots(dataclasses.replace(cluster(Host(name="a")), spares=spares), SweepConfig(), [])
-        what: Any = SimpleNamespace(key="", slots=parts, settings=SimpleNamespace(retries=0))
-        conducted(what, cast("Any", None), cast("Any", None), retry_failed=False)
+        trial = SimpleNamespace(config=SimpleNamespace(notify=NotifyConfig()))
+        what: Any = SimpleNamespace(key="", slots=parts, settings=SimpleNamespace(retries=0), trials=[trial])
+        conducted(what, cast("Any", None), SweepFolder(tmp_path / "sweep"), retry_failed=False)
         assert capsys.readouterr().out.partition("a trial")[0] == said
 
 
