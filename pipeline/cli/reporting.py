@@ -162,7 +162,7 @@ def _verify(current: Session, path: Path) -> None:
     found = certificate.read(path)
     folder = RunFolder(current.config.runs_dir / str(found["run"]))
     shown = relative(path)
-    if not (folder.path / "key.json").is_file():
+    if not folder.path.is_dir():
         say(f"{shown}: whole; its key follows from its parts. Run {folder.key} isn't here, so nothing else was checked")
         _say_standing(found)
         return
@@ -174,7 +174,8 @@ def _verify(current: Session, path: Path) -> None:
         )
     without = certificate.unchecked(found, folder)
     left = f" (not {', '.join(without)})" if without else ""
-    checked = f"key, code, {len(found['files_sha256'])} files{'' if left else ', data'}{left}"
+    data = "" if any("data" in item for item in without) else ", data"
+    checked = f"key, code, {len(found['files_sha256'])} files{data}, figures{left}"
     say(f"{shown}: whole, and run {folder.key} is what it says: {checked}")
     _say_standing(found)
 

@@ -7,10 +7,13 @@ What nobody can do is change a part of the key and keep the key: it is the diges
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.comparing.reading import verdict_of
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import sha256_file
@@ -20,11 +23,36 @@ from pipeline.keys import content_key
 from pipeline.keys.content_key import ContentKey
 from pipeline.runs.agreement import check_parts
 from pipeline.runs.folder import RunFolder
+from pipeline.runs.provenance import LOCK
 from pipeline.runs.result import AlteredError, Result
 
 KIND = "paceline certificate"
 VERSION = 1
+_VERDICTS = {True: "reproduced", False: "not reproduced"}
+_RESPACED = re.compile(rb'"sha256":\s*"[0-9a-f]{64}"\s*\}\s*\Z')
 _ORIGIN = ("git_commit", "git_dirty", "patch_sha256", "lock_sha256", "python")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable()
+
+
+def _are_digests(value: object) -> bool:
+    return isinstance(value, dict) and all(_is_text(name) and _DIGEST.match(str(one)) for name, one in value.items())
+
+
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_FIELDS: Mapping[str, Callable[[object], bool]] = {
+    "run": _is_text,
+    "what": _is_text,
+    "hosts": lambda value: isinstance(value, list),
+    "metrics": lambda value: isinstance(value, dict),
+    "files_sha256": _are_digests,
+    "origin": lambda value: isinstance(value, dict),
+    "origin_sha256": _are_digests,
+    "verdict": lambda value: value is None or value in _VERDICTS.values(),
+}
+"""What a certificate must hold, whoever wrote it, so that it can be read and shown."""
 
 
 def of_run(folder: RunFolder, verdict: Mapping[str, Any] | None) -> str:
@@ -59,7 +87,7 @@ def _content(folder: RunFolder, result: Result, key: ContentKey, verdict: Mappin
         "origin": {name: provenance.get(name) for name in _ORIGIN},
         "origin_sha256": dict(result.origin_sha256),
         "proven": result.fields.get("proven"),
-        "verdict": None if verdict is None else "reproduced" if verdict.get("reproduced") else "not reproduced",
+        "verdict": None if verdict is None else _VERDICTS[bool(verdict.get("reproduced"))],
     }
 
 
@@ -80,7 +108,8 @@ def read(path: Path) -> dict[str, Any]:
     except documents.DamagedError as error:
         if KIND.encode() not in data[:200]:
             raise UsageError(f"{path} is no certificate of a run", hint="doit report KEY writes one") from error
-        raise PacelineError(f"{path} was edited or damaged: it {error}", hint="another copy of it") from error
+        why = "its line ends or spacing were changed" if _RESPACED.search(data) else f"it {error}"
+        raise PacelineError(f"{path} was edited or damaged: {why}", hint="another copy of it") from error
     if found.get("kind") != KIND:
         raise UsageError(f"{path} is no certificate of a run", hint="doit report KEY writes one")
     if found.get("version") != VERSION:
@@ -88,6 +117,10 @@ def read(path: Path) -> dict[str, Any]:
             f"{path} has version {found.get('version')!r}; this Paceline knows {VERSION}", hint="update this checkout"
         )
     _refuse_other_key(path, found)
+    for name, is_such in _FIELDS.items():
+        if not is_such(found.get(name)):
+            said = repr(found.get(name))[:60] if name in found else "missing"
+            raise PacelineError(f"{path} was edited and sealed anew: {name} is {said}", hint="another copy of it")
     return found
 
 
@@ -113,11 +146,38 @@ def disagreements(found: Mapping[str, Any], folder: RunFolder, root: Path) -> It
             yield f"key.json: the folder is of key {key.digest[:24] if key else '(none)'}…, not {found['key'][:24]}…"
             return
         check_parts(folder, key, result, root)
+        yield from _result(found, folder, key, result)
     except AlteredError as error:
         yield str(error.what)
+    if found["made_of"].get("code") and not folder.code.is_dir():
+        yield "code is missing"
     for name, digest in sorted(found["files_sha256"].items()):
         yield from _file(folder.path / name, name, digest)
     yield from _data(folder, found)
+
+
+def _result(found: Mapping[str, Any], folder: RunFolder, key: ContentKey, result: Result | None) -> Iterator[str]:
+    """What the certificate tells against what a certificate of the run would tell now."""
+    if result is None:
+        yield "result.json is missing"
+        return
+    told = json.loads(json.dumps(_content(folder, result, key, None)))
+    for name in sorted(told.keys() - {"verdict", "files_sha256"}):
+        if found.get(name) != told[name]:
+            yield f"{name}: the run has {_short(told[name])}, the certificate {_short(found.get(name))}"
+    for name in sorted(told["files_sha256"].keys() - found["files_sha256"].keys()):
+        yield f"{name}: the certificate doesn't name it"
+    verdict = verdict_of(folder)
+    if verdict is not None and found["verdict"] not in (None, _VERDICTS[bool(verdict.get("reproduced"))]):
+        yield f"verdict: doit reproduce found {_VERDICTS[bool(verdict.get('reproduced'))]}"
+    lock = folder.path / LOCK
+    if lock.is_file() and sha256_file(lock) != found["origin"].get("lock_sha256"):
+        yield f"{LOCK}: its sha256 isn't {str(found['origin'].get('lock_sha256'))[:12]}…"
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def _file(path: Path, name: str, digest: str) -> Iterator[str]:
@@ -142,7 +202,11 @@ def _data(folder: RunFolder, found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def unchecked(found: Mapping[str, Any], folder: RunFolder) -> list[str]:
-    """What of the certificate a folder can't tell: the data, where it isn't here."""
+    """What of the certificate a folder can't tell: data, and what `doit reproduce` found, where they aren't here."""
     if not folder.program.is_ours:
-        return ["the script's data"] if found["made_of"].get("data") else []
-    return [] if (folder.path / "data" / manifest.MANIFEST).is_file() else ["the data, which isn't here"]
+        left = ["the script's data"] if found["made_of"].get("data") else []
+    else:
+        left = [] if (folder.path / "data" / manifest.MANIFEST).is_file() else ["the data, which isn't here"]
+    if found["verdict"] is not None and verdict_of(folder) is None:
+        left.append("that it was made again, of which nothing is here")
+    return left

@@ -86,6 +86,11 @@ class ComparedRun:
         return command_line("train", self.overrides)
 
 
+def verdict_of(folder: RunFolder) -> dict[str, Any] | None:
+    """What `doit reproduce` found last; None where it wasn't run, or nothing of it is here."""
+    return documents.read_or_none(folder.path.parent / _VERDICT / folder.key / "verdict.json")
+
+
 def command_line(verb: str, words: Sequence[str]) -> str:
     """A command without the words that say where runs and data lie: they are nothing to who reads it elsewhere."""
     return shlex.join(["doit", verb, *(word for word in words if not word.lstrip("+").startswith("paths."))])
@@ -112,7 +117,7 @@ def read(folder: RunFolder) -> ComparedRun:
         provenance=_shown(provenance),
         nodes=tuple(nodes_of(folder.read_json("plan.json") or {})),
         unix_time=row.unix_time,
-        verdict=documents.read_or_none(folder.path.parent / _VERDICT / folder.key / "verdict.json"),
+        verdict=verdict_of(folder),
         weights_sha256=None if result is None else result.fields.get("weights_sha256"),
         synthetic=row.synthetic,
     )

@@ -69,6 +69,7 @@ def text(found: Comparison, width: int) -> str:
             table = [(part, *(group.label for group in found.groups)), *((row.name, *row.values) for row in rows)]
             lines += ["", *_in_width(table, width)]
     same = [part for part in PARTS if not found.parts.get(part)]
+    same += [] if any(against.code for against in found.against) else ["code"]
     if len(found.groups) > 1 and same:
         lines += ["", *_wrapped(f"the same in all: {', '.join(same)}", width)]
     for against in found.against:

@@ -243,9 +243,8 @@ def test_a_certificate_is_checked_with_its_run_and_without(
 ) -> None:
     monkeypatch.setattr("pipeline.comparing.certificate.check_parts", lambda *_: None)  # no project's sources here
     said = verified(tmp_path, str(certified))
-    assert (
-        f"whole, and run {certified.name[:12]} is what it says: key, code, 9 files (not the data, which isn't" in said
-    )
+    checked = "key, code, 9 files, figures (not the data, which isn't here)"
+    assert f"whole, and run {certified.name[:12]} is what it says: {checked}" in said
     assert "not who wrote it" in said
     elsewhere = verified(tmp_path / "nowhere", str(certified))
     assert f"Run {certified.name[:12]} isn't here, so nothing else was checked" in elsewhere
@@ -259,6 +258,70 @@ def test_a_certificate_names_the_file_of_the_run_that_was_altered(
     (tmp_path / certified.name[:12] / "config.yaml").unlink()
     with pytest.raises(PacelineError, match=r"isn't what it says:\n  checkpoints/final.pt: its sha256 isn't \w{12}…\n"):
         verified(tmp_path, str(certified))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("weights_sha256", "0" * 64, "weights_sha256: the run has "),
+        ("finished_unix_time", 1, "finished_unix_time: the run has "),
+        ("metrics", {"test/accuracy": 1.0}, "metrics: the run has "),
+        ("origin_sha256", {}, "origin_sha256: the run has "),
+        ("files_sha256", {}, "checkpoints/final.pt: the certificate doesn't name it"),
+    ],
+)
+def test_a_certificate_that_was_sealed_anew_is_held_against_all_that_the_run_tells(
+    tmp_path: Path,
+    certified: Path,
+    verified: Printed,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: Any,
+    said: str,
+) -> None:
+    monkeypatch.setattr("pipeline.comparing.certificate.check_parts", lambda *_: None)
+    certified.write_text(documents.sealed({**documents.read_sealed(certified), name: value}))
+    with pytest.raises(PacelineError, match=said):
+        verified(tmp_path, str(certified))
+
+
+@pytest.mark.parametrize("name", ["result.json", "code", "key.json"])
+def test_what_a_run_no_longer_has_is_not_called_checked(
+    tmp_path: Path, certified: Path, verified: Printed, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("pipeline.comparing.certificate.check_parts", lambda *_: None)
+    gone = tmp_path / certified.name[:12] / name
+    gone.rename(tmp_path / "elsewhere")
+    with pytest.raises(PacelineError, match=f"isn't what it says:\n(.*\n)*  {name}"):
+        verified(tmp_path, str(certified))
+
+
+def test_a_verdict_of_which_nothing_is_here_is_said_to_be_unchecked(
+    tmp_path: Path, certified: Path, verified: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.comparing.certificate.check_parts", lambda *_: None)
+    certified.write_text(documents.sealed({**documents.read_sealed(certified), "verdict": "reproduced"}))
+    assert "that it was made again, of which nothing is here" in verified(tmp_path, str(certified))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("files_sha256", None),
+        ("files_sha256", ["a"]),
+        ("files_sha256", {"key.json": 7}),
+        ("files_sha256", {"a\0b": "0" * 64}),
+        ("verdict", "reproduced\n\x1b[31mwhole"),
+        ("what", "digits\nwhole"),
+    ],
+)
+def test_a_field_that_nobody_writes_is_named(
+    tmp_path: Path, certified: Path, verified: Printed, name: str, value: Any
+) -> None:
+    certified.write_text(documents.sealed({**documents.read_sealed(certified), name: value}))
+    with pytest.raises(PacelineError, match=f"was edited and sealed anew: {name} is ") as caught:
+        verified(tmp_path, str(certified))
+    assert "\x1b" not in str(caught.value)
 
 
 def edited(raw: dict[str, Any]) -> bytes:
@@ -278,6 +341,7 @@ def edited(raw: dict[str, Any]) -> bytes:
             "has version 9; this Paceline",
         ),
         (lambda raw, data: documents.sealed({"kind": "x"}).encode(), UsageError, "is no certificate of a run"),
+        (lambda raw, data: data.replace(b"\n", b"\r\n"), PacelineError, "its line ends or spacing were changed"),
         (lambda raw, data: b"\x00\x01", UsageError, "is no certificate of a run"),
         (lambda raw, data: b"", UsageError, "is no certificate of a run"),
     ],
