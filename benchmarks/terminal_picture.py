@@ -34,7 +34,7 @@ MIDDLE = (0.4, 0.8)
 def main() -> int:
     """Start, follow, draw."""
     lab = (ROOT / ".lab/ssh_config").exists()
-    words = sys.argv[1:] or ["experiment=quickstart", "trainer.epochs=60", *(["cluster=two_node"] if lab else [])]
+    words = sys.argv[1:] or ["experiment=quickstart", "trainer.epochs=200", *(["cluster=two_node"] if lab else [])]
     with tempfile.TemporaryDirectory() as runs:
         argv = [sys.executable, "-m", "doit", "train", *words, f"paths.runs={runs}", "tracking=none"]
         child = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.DEVNULL)

@@ -52,6 +52,9 @@ class HostState:
     since: tuple[float, int] | None = None  # time and step from which the next speed is taken
 
 
+LOST = "lost"  # a host that may come back
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunState:
     """A run. Steps and epochs are 0 where they aren't known; times are in seconds of one clock.
@@ -108,6 +111,8 @@ def after(state: RunState, event: RunEvent, now: float) -> RunState:
     match event:
         case NodeBeat():
             known = state.hosts.get(event.host) or HostState(ranks=len(event.ranks))
+            if known.over not in ("", LOST):  # a beat from before its end, which the view was told later
+                return state
             return _with_host(state, event.host, _beaten(known, event, now))
         case MetricsRow():
             return _measured(state, event, now)
@@ -131,7 +136,7 @@ def after(state: RunState, event: RunEvent, now: float) -> RunState:
                 left_s=None,
             )
         case NodeExit() | NodeLost():
-            over = "lost" if isinstance(event, NodeLost) else "ended" if event.code == 0 else f"failed ({event.code})"
+            over = LOST if isinstance(event, NodeLost) else "ended" if event.code == 0 else f"failed ({event.code})"
             known = state.hosts.get(event.host) or HostState(ranks=0)
             return _with_host(state, event.host, replace(known, over=over))
 

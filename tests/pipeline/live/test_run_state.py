@@ -103,3 +103,11 @@ def test_a_host_that_is_lost_and_one_that_failed_say_so_until_the_next_attempt()
 def test_a_checkpoint_has_the_age_of_its_first_sight() -> None:
     state = heard((3.0, Saved(step=19)), (9.0, Saved(step=19)), (9.0, Waiting(what="training", for_s=4.0)))
     assert (state.saved_step, state.saved_at, state.doing.what) == (19, 3.0, "training")
+
+
+def test_a_beat_from_before_a_hosts_end_that_is_heard_after_it_changes_nothing() -> None:
+    """Of what comes each second the view takes the newest, after the events of the same moment."""
+    ends = [(1.0, NodeExit(host="node0", code=0)), (1.0, NodeLost(host="node1", reason="gone"))]
+    late = [(1.1, NodeBeat(host=name, ranks=(rank(0, 3),))) for name in ("node0", "node1")]
+    hosts = heard((0.0, plan("node0", "node1")), *ends, *late).hosts
+    assert (hosts["node0"].over, hosts["node1"].over) == ("ended", "")
