@@ -209,7 +209,7 @@ def evaluate() -> None:
     from pipeline.evaluation.report import format_report
     from pipeline.execution import complete as training
 
-    folder = _holder(session().folder())
+    folder = holder(session().folder())
     with waiting(say, "making the evaluation report"):
         training.evaluate_again(folder, ROOT, say)
     report = folder.read_json("evaluation/report.json")
@@ -224,7 +224,7 @@ def record() -> None:
     from pipeline.runs import journal
     from pipeline.tracking.client import Recorder
 
-    folder = _holder(session().folder())
+    folder = holder(session().folder())
     folder.read_summary(), folder.read_result()  # refuse what was altered
     recorder = Recorder(folder.path, session().config, ROOT, enabled=True)
     with waiting(say, "recording in MLflow"):
@@ -243,7 +243,7 @@ def record() -> None:
     say(f"{folder.key} is recorded as MLflow run {run_id}")
 
 
-def _holder(folder: RunFolder) -> RunFolder:
+def holder(folder: RunFolder) -> RunFolder:
     """The folder itself, or that of the finished run which a person has accepted in its place."""
     from pipeline.runs import acceptance
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from pipeline.cli.verb import Option, Verb
 from pipeline.cli.verbs_comparing import COMPARING
+from pipeline.cli.verbs_recording import RECORDING
 
 _RUN = Option("KEY", "the run, by its key or the beginning of it; without it the overrides say which")
 _JSON = Option("1", "the same as JSON, for scripts")
@@ -141,12 +142,7 @@ VERBS: Mapping[str, Verb] = {
         options={"run": _RUN},
         examples=("evaluate run=cf0848", "evaluate experiment=quickstart"),
     ),
-    "record": Verb(
-        summary="replay a run into MLflow (exactly once)",
-        options={"run": _RUN},
-        examples=("record run=cf0848", "record run=cf0848 tracking.uri=http://mlflow:5000"),
-        shows_groups=False,
-    ),
+    **RECORDING,
     "runs": Verb(
         module="pipeline.cli.listing",
         answers=True,

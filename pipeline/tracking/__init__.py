@@ -6,7 +6,14 @@ Only the process of ``recorder_command`` imports mlflow; what stands here is for
 from __future__ import annotations
 
 from pipeline.tracking.address import absolute_uri, default_uri, recorder_env, redact, shown, sqlite_path
-from pipeline.tracking.launching import NO_SUCH_RUN, fetch_command, prepare_command, recorder_command, serve_command
+from pipeline.tracking.launching import (
+    NO_SUCH_RUN,
+    fetch_command,
+    prepare_command,
+    publish_command,
+    recorder_command,
+    serve_command,
+)
 from pipeline.tracking.recorder import record
 from pipeline.tracking.state import Recorded, is_recorded, last_recorded
 
@@ -19,6 +26,7 @@ __all__ = [
     "is_recorded",
     "last_recorded",
     "prepare_command",
+    "publish_command",
     "record",
     "recorder_command",
     "recorder_env",

@@ -1,5 +1,5 @@
 """The recorder process: ``python -m pipeline.tracking record RUN_DIR`` (``prepare``: a database's schema, ``fetch``:
-what an MLflow run was made of).
+what an MLflow run was made of; ``publish``: its model).
 
 ``serve`` records each run folder that stdin names, a JSON line each, while it is under way, several at a time; the
 answer is a line too. It ends with its stdin.
@@ -36,6 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.do == "record":
         unexpected.keep_in(arguments.run_dir.absolute().parent)
     uri = absolute_uri(arguments.uri or os.environ.get(URI_VARIABLE), Path.cwd())
+    if arguments.do == "publish":  # somebody waits for it, and may end it
+        return _publish(uri, arguments.run_dir)
     _step_back()
     try:
         if arguments.do == "prepare":
@@ -67,12 +69,13 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pipeline.tracking")
     verbs = parser.add_subparsers(dest="do", required=True)
-    for verb in ("record", "prepare", "serve", "fetch"):
+    for verb in ("record", "prepare", "serve", "fetch", "publish"):
         verbs.add_parser(verb).add_argument("--uri", help=f"default: {URI_VARIABLE} of the environment")
     for verb in ("record", "serve"):
         verbs.choices[verb].add_argument("--experiment", required=True)
     verbs.choices["fetch"].add_argument("run_id")
     verbs.choices["fetch"].add_argument("place", type=Path)
+    verbs.choices["publish"].add_argument("run_dir", type=Path)
     recording = verbs.choices["record"]
     recording.add_argument("run_dir", type=Path)
     recording.add_argument("--follow", action="store_true")
@@ -151,6 +154,28 @@ def _fetch(uri: str, run_id: str, place: Path) -> int:
         print(error, file=sys.stderr)
         return 1
     return 0 if found else NO_SUCH_RUN
+
+
+def _publish(uri: str, run_dir: Path) -> int:
+    """stdin is an object of ``publish``'s arguments by their names."""
+    from dataclasses import asdict
+
+    from pipeline.tracking.registered import Published
+
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")  # a model is sent in one piece
+    asked = json.load(sys.stdin)
+    told = asked.pop("model")
+    model = Published(**{**told, "classes": tuple(told["classes"])})
+    from pipeline.tracking.publishing import publish
+    from pipeline.tracking.store import StoreError
+
+    try:
+        done = publish(run_dir, model, uri=uri, **asked)
+    except (PacelineError, StoreError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(json.dumps(asdict(done)))
+    return 0
 
 
 if __name__ == "__main__":

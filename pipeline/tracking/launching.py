@@ -39,6 +39,14 @@ def fetch_command(run_id: str, place: Path, uri: str) -> list[str]:
     return [sys.executable, "-m", "pipeline.tracking", "fetch", run_id, str(place), *_uri_arguments(uri)]
 
 
+def publish_command(run_dir: Path, uri: str) -> list[str]:
+    """The argv that publishes the model of a run; give it ``recorder_env(uri)``. stdin says as what (publishing.py).
+
+    Exit code 0: done, and stdout is a line of JSON; 1: not, with the reason on stderr.
+    """
+    return [sys.executable, "-m", "pipeline.tracking", "publish", str(run_dir), *_uri_arguments(uri)]
+
+
 def prepare_command(uri: str) -> list[str]:
     """The argv that creates a database store's schema, before a server or many recorders open it at once."""
     return [sys.executable, "-m", "pipeline.tracking", "prepare", *_uri_arguments(uri)]

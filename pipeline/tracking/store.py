@@ -1,4 +1,4 @@
-"""The few calls of MLflow that a record is made of. The only module that imports mlflow.
+"""The few calls of MLflow that a record is made of; beside model_store.py the only module that imports mlflow.
 
 Importing it takes 1–3 s and 80–140 MB, so only the recorder process does.
 """
@@ -67,7 +67,7 @@ class StoreError(Exception):
 
 
 @contextlib.contextmanager
-def _calls() -> Iterator[None]:
+def calls() -> Iterator[None]:
     """Every failure becomes a StoreError; mlflow passes on those of requests, SQLAlchemy, alembic, the OS."""
     try:
         yield
@@ -103,7 +103,7 @@ class Store:
         os.environ.update(environment)
         database = sqlite_path(uri)
         self._artifacts = database.parent / "mlartifacts" if database else None
-        with _calls(), _opening(database):
+        with calls(), _opening(database):
             if database:
                 _make_tables(database.resolve())
             address = database_login(environment["MLFLOW_TRACKING_URI"], os.environ, Path.home())
@@ -114,7 +114,7 @@ class Store:
 
     def experiment_id(self, name: str) -> str:
         """Find or create the experiment; beside a sqlite database lies its artifact folder."""
-        with _calls():
+        with calls():
             found = self._client.get_experiment_by_name(name)
             if found is None:
                 return self._create_experiment(name)
@@ -142,7 +142,7 @@ class Store:
         ``known`` is preferred, then the oldest. ``token`` marks what this recorder makes: when the answer to
         a creation was lost and it made another one, all but the chosen one are deleted again.
         """
-        with _calls():
+        with calls():
             runs = self._find(experiment_id, key)
             if not runs:
                 tags = {"paceline.run_key": key, _TOKEN_TAG: token}
@@ -166,14 +166,14 @@ class Store:
 
     def remove_duplicates(self, experiment_id: str, key: str, token: str, run_id: str) -> None:
         """A creation that a slow server carried out after its time-out shows only later."""
-        with _calls():
+        with calls():
             runs = self._find(experiment_id, key)
             chosen = next((run for run in runs if run.info.run_id == run_id), None)
             if chosen is not None:
                 self._delete_others(runs, chosen, token)
 
     def set_running(self, run_id: str, name: str) -> None:
-        with _calls():
+        with calls():
             self._client.update_run(run_id, status="RUNNING", name=name)
 
     def set_ended(self, run_id: str, name: str, status: str, end_ms: int | None) -> None:
@@ -181,7 +181,7 @@ class Store:
 
         MLflow has no word for a pruned run; as FINISHED it would stand among those that were trained to the end.
         """
-        with _calls():
+        with calls():
             self._client.update_run(run_id, name=name)
             self._client.set_terminated(run_id, "KILLED" if status == "PRUNED" else status, end_time=end_ms)
 
@@ -194,7 +194,7 @@ class Store:
     def log_params(self, run_id: str, params: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
         """Log what the run lacks. Returns refused names, and values that differ from those already there:
         MLflow never changes a parameter, and one such value would make it refuse the rest."""
-        with _calls():
+        with calls():
             there = self._client.get_run(run_id).data.params
         differ = {name: value for name, value in params.items() if name in there and there[name] != value}
         new = [Param(name, value) for name, value in params.items() if name not in there]
@@ -225,7 +225,7 @@ class Store:
 
     def fetch(self, run_id: str, names: Sequence[str], place: Path) -> bool:
         """Bring those of the artifacts ``names`` that the run has into the folder ``place``. False: no such run."""
-        with _calls():
+        with calls():
             try:
                 self._client.get_run(run_id)
             except MlflowException as error:
@@ -239,7 +239,7 @@ class Store:
 
     def log_file(self, run_id: str, path: Path, folder: str | None) -> None:
         """Put a file under its own name into the artifact folder ``folder`` (None: the top)."""
-        with _calls():
+        with calls():
             self._client.log_artifact(run_id, str(path), folder)
 
 
@@ -249,7 +249,7 @@ def _send(send: Callable[[list[Item]], object], items: Sequence[Item], limit: in
     for start in range(0, len(items), limit):
         part = list(items[start : start + limit])
         try:
-            with _calls():
+            with calls():
                 send(part)
         except StoreError as error:
             if not error.rejected:

@@ -1,0 +1,116 @@
+"""`doit publish`: a finished run's final weights as a registered model of MLflow."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from pipeline import tracking
+from pipeline.cli.commands import holder
+from pipeline.cli.output import say
+from pipeline.cli.session import ROOT, Session, session
+from pipeline.core import process
+from pipeline.core.errors import PacelineError, UsageError
+from pipeline.core.heartbeat import waiting
+from pipeline.tracking.registered import Published, refuse_names
+
+if TYPE_CHECKING:
+    from pipeline.runs.folder import RunFolder
+
+
+def publish() -> None:
+    """Raises UsageError: the run is none to publish; PacelineError: the store didn't take it."""
+    current = session()
+    name, alias = current.asked.options.get("name"), current.asked.options.get("alias")
+    refuse_names(name, alias)
+    folder = holder(current.folder())
+    model = _finished(folder)
+    if model.synthetic:
+        say("SYNTHETIC DATA: the accuracy of this model means nothing; its tags and description say so")
+    run_id = _recorded(current, folder)
+    uri = tracking.absolute_uri(current.config.tracking.uri, ROOT)
+    asked = {"model": asdict(model), "name": name, "alias": alias, "run_id": run_id, "pythonpath": _python_path(folder)}
+    with waiting(say, "publishing the model"):
+        done = process.run(
+            tracking.publish_command(folder.path, uri),
+            input=json.dumps(asked).encode(),
+            env=process.of_this_clone(tracking.recorder_env(uri)),
+        )
+    if done.code != 0:
+        why = done.stderr.strip() or f"exit code {done.code}"
+        raise PacelineError(f"{folder.key} is not published: {why}", hint="the same command again, once that is mended")
+    _tell(json.loads(done.stdout.splitlines()[-1]), str(name), alias, model)
+
+
+def _finished(folder: RunFolder) -> Published:
+    """The run as a model. Raises UsageError: it isn't finished, or no classifier's; PacelineError: it was altered."""
+    from pipeline.runs.agreement import check_parts
+
+    if not folder.program.is_ours:
+        raise UsageError(
+            f"run {folder.key} is that of a script, whose network nobody here knows: doit publish takes the runs of "
+            "Paceline's own trainer",
+            hint=f"its files lie in {folder.path / 'outputs'}; mlflow.pytorch.log_model takes a network of your own",
+        )
+    key, result = folder.read_key(), folder.read_result()
+    if key is None or result is None:
+        raise UsageError(
+            f"run {folder.key} isn't finished, so it has no final weights", hint=f"doit status run={folder.key}"
+        )
+    check_parts(folder, key, result, ROOT)
+    if (stale := folder.stale_because(key)) is not None:
+        raise folder.altered("result.json", f"no longer says what its files are ({stale})")
+    config, manifest = folder.read_json("config.json") or {}, folder.read_json("data/manifest.json") or {}
+    return Published(
+        key=folder.key,
+        weights_sha256=str(result.fields.get("weights_sha256")),
+        dataset_digest=str(result.fields.get("dataset_digest")),
+        network=str((config.get("model") or {}).get("name")),
+        step=int(result.fields.get("steps") or 0),
+        classes=tuple(map(str, manifest.get("classes") or ())),
+        synthetic=result.synthetic,
+        standing=_standing(folder),
+    )
+
+
+def _standing(folder: RunFolder) -> str:
+    from pipeline.comparing.reading import read
+
+    verdict = read(folder).verdict
+    if verdict is None:
+        return "not made again yet"
+    return "reproduced" if verdict.get("reproduced") else "made again, and came out otherwise"
+
+
+def _recorded(current: Session, folder: RunFolder) -> str:
+    """The run's id in MLflow, where it is recorded first if it isn't yet. Raises PacelineError."""
+    from pipeline.tracking.client import Recorder
+
+    recorder = Recorder(folder.path, current.config, ROOT, enabled=True)
+    with waiting(say, "recording in MLflow"):
+        run_id = recorder.finish(lambda _: None)
+    if run_id is None:
+        raise PacelineError(
+            f"{folder.key} is not published: it isn't recorded in MLflow ({recorder.why()})", hint=recorder.hint()
+        )
+    return run_id
+
+
+def _python_path(folder: RunFolder) -> str:
+    """What its ranks had on PYTHONPATH behind their code."""
+    cluster: Any = (folder.read_json("config.json") or {}).get("cluster")
+    return str(((cluster or {}).get("env") or {}).get("PYTHONPATH") or "")
+
+
+def _tell(found: dict[str, Any], name: str, alias: str | None, model: Published) -> None:
+    what = "registered" if found["is_new"] else "was there already, registered"
+    say(f"{model.key} {what} as {name} version {found['version']} ({model.standing})")
+    if found["checked"]:
+        say(f"  checked  {found['agreed']} of {found['checked']} test images come out as in the run's evaluation")
+    if 0 < found["agreed"] < found["checked"]:
+        say("WARNING: the others change sides: the run computed on other hardware, or in another precision")
+    if found["alias_before"] is not None:
+        say(f"  alias    {alias} meant version {found['alias_before']} until now")
+    address = f"models:/{name}@{alias}" if alias else f"models:/{name}/{found['version']}"
+    say(f"  load     mlflow.pytorch.load_model({address!r})")

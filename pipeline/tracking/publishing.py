@@ -1,0 +1,123 @@
+"""Publishing a finished run's final weights as a model of MLflow, in a process of its own.
+
+The node half makes the model's file of the run's own code (trainers/exporting.py); what stands here logs it, registers
+it, and does nothing twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core import documents, leftovers, process
+from pipeline.core.errors import PacelineError
+from pipeline.core.locks import held
+from pipeline.core.places import HOME
+from pipeline.tracking.description import describe
+from pipeline.tracking.registered import EXAMPLE_FILE, METRIC, MODEL_FILE, SERVED_FILE, Published, environment, mlmodel
+
+if TYPE_CHECKING:
+    from pipeline.tracking.model_store import ModelStore, Version
+
+_EXPORTER = HOME / "trainers" / "exporting.py"
+_LOCK = ".publish.lock"
+_WAIT_S = 600.0
+_EXPORT_S = 1800.0  # a large network on a busy computer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publication:
+    """What came of it. ``agreed`` of ``checked`` test images came out as in the run's evaluation; both are 0 where the
+    model was there before. ``alias_before``: the version that the alias was taken from."""
+
+    version: str
+    model_id: str
+    is_new: bool
+    checked: int = 0
+    agreed: int = 0
+    alias_before: str | None = None
+
+
+def publish(
+    run_dir: Path, model: Published, *, uri: str, name: str, alias: str | None, run_id: str, pythonpath: str
+) -> Publication:
+    """The model of a run as a version of the registered model ``name``; one that is there already stays.
+
+    Args:
+        run_id: the run in MLflow, which is recorded.
+        pythonpath: what the run's ranks had on PYTHONPATH behind their code.
+
+    Raises:
+        PacelineError: the model can't be made. StoreError: MLflow didn't take it.
+    """
+    from pipeline.tracking.model_store import ModelStore
+
+    with held(run_dir / _LOCK, timeout_s=_WAIT_S):
+        store = ModelStore(uri)
+        experiment_id = store.experiment_of(run_id)
+        version, about = store.version(name, model.identity), dict[str, Any]()
+        is_new = version is None
+        if version is None:
+            version, about = _register(store, run_dir, model, experiment_id, run_id, name, pythonpath)
+        before = store.set_alias(name, alias, version.number) if alias is not None else None
+    return Publication(
+        version=version.number,
+        model_id=version.model_id,
+        is_new=is_new,
+        checked=about.get("checked", 0),
+        agreed=about.get("agreed", 0),
+        alias_before=before,
+    )
+
+
+def _register(
+    store: ModelStore, run_dir: Path, model: Published, experiment_id: str, run_id: str, name: str, pythonpath: str
+) -> tuple[Version, dict[str, Any]]:
+    """The new version, and what the exporter said of the model where it had to be made."""
+    from pipeline.tracking.model_store import Version
+
+    model_id, about = store.model(experiment_id, run_id, model.identity), dict[str, Any]()
+    if model_id is None:
+        with tempfile.TemporaryDirectory(prefix=leftovers.of_system("model")) as temporary:
+            folder = Path(temporary)
+            about = _exported(run_dir, folder, pythonpath)
+            model_id = store.begin_model(experiment_id, run_id, re.sub(r"[^\w-]", "_", model.network), model.tags)
+            _complete(folder, mlmodel(model, about, model_id=model_id, run_id=run_id), about)
+            store.complete_model(model_id, run_id, folder, model.step)
+    store.link_metric(model_id, run_id, METRIC, describe(run_dir, {}).data)
+    number = store.register(name, model_id, run_id, model.tags, model.description)
+    return Version(number, model_id), about
+
+
+def _exported(run_dir: Path, folder: Path, pythonpath: str) -> dict[str, Any]:
+    """What the node half says of the model that it has put into ``folder``. Raises PacelineError."""
+    code = os.pathsep.join(filter(None, (str(run_dir / "code"), pythonpath)))
+    target = (folder / MODEL_FILE).parent
+    target.mkdir(parents=True)
+    done = process.run(
+        [sys.executable, "-P", str(_EXPORTER), str(run_dir), str(target)],
+        env={**os.environ, "PYTHONPATH": code, "CUDA_VISIBLE_DEVICES": ""},
+        timeout_s=_EXPORT_S,
+    )
+    if done.code != 0:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.code}"]
+        raise PacelineError(f"run {run_dir.name} can't be published: {last[0]}")
+    about = documents.read(target / "about.json")
+    (target / "about.json").unlink()
+    return about
+
+
+def _complete(folder: Path, text: str, about: dict[str, Any]) -> None:
+    """What lies beside the model's file."""
+    files = environment(about, numpy=version_of("numpy"))
+    example = about["example"]
+    files |= {"MLmodel": text, EXAMPLE_FILE: json.dumps(example), SERVED_FILE: json.dumps({"inputs": example})}
+    for file, content in files.items():
+        (folder / file).write_text(content, encoding="utf-8")

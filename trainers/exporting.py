@@ -1,0 +1,139 @@
+"""A finished run's network as one file that torch loads without any of this code.
+
+``python -P trainers/exporting.py RUN_DIR FOLDER`` with the run's own code first on PYTHONPATH, which is why it is
+started as a file: the network is built by what has trained it, whatever stands in the checkout now. FOLDER gets
+``model.pt2`` (torch.export: uint8 images in, logits out) and ``about.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainers import models
+from trainers.checkpoint import weights
+from trainers.core.config import ConfigError, TrainConfig
+from trainers.core.errors import TrainerError
+from trainers.core.options import load
+from trainers.data.augment import Normaliser, normaliser
+from trainers.data.pack import Manifest, open_pack, place
+from trainers.training.evaluation import views
+
+MODEL, ABOUT = "model.pt2", "about.json"
+_CHECKED_IMAGES = 100
+_MUST_AGREE = 0.9  # on other hardware, or in fp32 after bf16, an image between two classes may change sides
+_CPU = torch.device("cpu")
+
+
+class Classifier(nn.Module):
+    """What the evaluation of a run does with images: normalise them, show the views, average the logits."""
+
+    def __init__(self, network: nn.Module, normalise: Normaliser, tta: str) -> None:
+        super().__init__()
+        self.network = network
+        self.tta = tta
+        self.register_buffer("scale", normalise.scale)
+        self.register_buffer("shift", normalise.shift)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """uint8 [n, C, H, W] → float32 logits [n, classes]."""
+        normalise = Normaliser(scale=self.scale, shift=self.shift)  # type: ignore[arg-type]  # nn.Module's buffers
+        logits = torch.zeros((), device=images.device)
+        for weight, view in views(images, self.tta):
+            logits = logits + weight * self.network(normalise(view)).float()
+        return logits
+
+
+def main(argv: list[str]) -> int:
+    """0: done; 1: not possible, with the reason on stderr."""
+    run_dir, folder = map(Path, argv)
+    try:
+        about = export(run_dir, folder)
+    except (ConfigError, TrainerError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    (folder / ABOUT).write_text(json.dumps(about), encoding="utf-8")
+    return 0
+
+
+def export(run_dir: Path, folder: Path) -> dict[str, Any]:
+    """Write ``folder``/model.pt2; what is known of it: the example (an image, uint8 [1, C, H, W]), the number of
+    classes, and of how many test images as many were checked and came out as in the run's evaluation.
+
+    Raises:
+        ConfigError, TrainerError: the network can't be made or exported, or isn't what the run has evaluated.
+    """
+    config = load(run_dir / "config.json")
+    pack = place(open_pack(run_dir / "data"), _CPU)
+    try:
+        classifier = _trained(config, pack.manifest, run_dir)
+        start, stop = pack.manifest.splits["test"]
+        images, _ = pack.rows(torch.arange(start, min(stop, start + _CHECKED_IMAGES)), _CPU)
+    finally:
+        if pack.gatherer is not None:
+            pack.gatherer.close()
+    _save(classifier, images, folder / MODEL, config.model.name)
+    agreed = _agreed(folder / MODEL, images, run_dir)
+    return {
+        "example": images[:1].tolist(),
+        "shape": list(images.shape[1:]),
+        "classes": pack.manifest.num_classes,
+        "checked": len(images),
+        "agreed": agreed,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _trained(config: TrainConfig, manifest: Manifest, run_dir: Path) -> Classifier:
+    """The network with the run's final weights. Raises ConfigError, TrainerError."""
+    shape = models.ImageShape(
+        channels=manifest.channels, height=manifest.height, width=manifest.width, num_classes=manifest.num_classes
+    )
+    network = models.build(config.model, shape)
+    path = run_dir / "checkpoints" / "final.pt"
+    final = torch.load(path, map_location=_CPU, weights_only=True)
+    wanted = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))["weights_sha256"]
+    if (seen := weights.digest(final)) != wanted:
+        raise TrainerError(f"{path} holds weights {seen[:12]}, the run ended with {wanted[:12]}")
+    network.load_state_dict(final)
+    normalise = normaliser(manifest, normalise=config.dataset.normalise, device=_CPU)
+    network = network.to(memory_format=torch.channels_last)
+    return Classifier(network, normalise, config.trainer.tta).eval()
+
+
+def _save(classifier: Classifier, images: Tensor, path: Path, name: str) -> None:
+    """Raises TrainerError: torch.export can't follow what the network does."""
+    example = images[:2] if len(images) > 1 else images.expand(2, -1, -1, -1)
+    try:
+        with torch.no_grad():
+            batch = {0: torch.export.Dim("batch")}
+            exported = torch.export.export(classifier, (example.contiguous(),), dynamic_shapes=(batch,))
+        torch.export.save(exported, path)
+    except Exception as error:  # of many classes, and of whatever a network of one's own raises
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise TrainerError(f"torch.export can't take model={name}: {type(error).__name__}: {reason}") from error
+
+
+def _agreed(path: Path, images: Tensor, run_dir: Path) -> int:
+    """Of how many images the saved model says what the run's evaluation did. Raises TrainerError: of too few."""
+    evaluated = json.loads((run_dir / "predictions.json").read_text(encoding="utf-8"))["predictions"][: len(images)]
+    with torch.no_grad():
+        predicted = torch.export.load(path).module()(images).argmax(1).tolist()
+    agreed = sum(map(int.__eq__, predicted, evaluated))
+    if agreed < _MUST_AGREE * len(images):
+        raise TrainerError(
+            f"the exported model says of {agreed} of {len(images)} test images what the run's evaluation did: it isn't "
+            "the network that was evaluated"
+        )
+    return agreed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
