@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import keyword
+import os
 import re
 import shlex
 import shutil
@@ -28,16 +29,17 @@ def init(words: Sequence[str]) -> str:
         UsageError: not one word, a name that can't be a package's, or a folder that holds something.
         OSError: the folder can't be written.
     """
-    if len(words) != 1 or words[0].startswith("-"):
+    if len(words) != 1 or words[0].startswith("-") or not words[0].strip():
         raise UsageError("paceline init takes one word, the name of the project", hint=f"paceline init {NAME_THERE}")
-    folder = Path(words[0]).expanduser().absolute()
+    folder = Path(os.path.abspath(Path(words[0]).expanduser()))  # noqa: PTH100 (".": by its name, links as typed)
     refuse_name(folder.name)
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise UsageError(f"{folder} is there already, and is no folder", hint="another name")
     if folder.is_dir() and any(folder.iterdir()):
         raise UsageError(f"{folder} is there already, and holds something", hint="another name, or an empty folder")
     _write(folder)
-    steps = [f"cd {shlex.quote(words[0])}", "paceline train experiment=example", "paceline ui"]
+    there = [] if folder.samefile(Path.cwd()) else [f"cd {shlex.quote(words[0])}"]
+    steps = [*there, "paceline train experiment=example", "paceline ui"]
     return "\n".join([f"made {folder}; what to try next:", *(f"  {step}" for step in steps)])
 
 
@@ -66,7 +68,24 @@ def _write(folder: Path) -> None:
             target = temporary / name.replace(NAME_THERE, folder.name)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(source.read_text("utf-8").replace(NAME_THERE, folder.name), encoding="utf-8")
-        temporary.rename(folder)  # takes the place of an empty folder too
+        if folder.is_dir():
+            _fill(folder, temporary)
+        else:
+            temporary.rename(folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _fill(folder: Path, made: Path) -> None:
+    """Move all of ``made`` into an empty folder, which stays: a shell may stand in it. ``dodo.py`` comes last, as it
+    is what makes a folder a project."""
+    moved: list[Path] = []
+    try:
+        for item in sorted(made.iterdir(), key=lambda item: item.name == "dodo.py"):
+            moved.append(item.rename(folder / item.name))
+        made.rmdir()
+    except BaseException:
+        for item in moved:
+            shutil.rmtree(item) if item.is_dir() else item.unlink()
         raise

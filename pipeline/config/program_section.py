@@ -71,7 +71,7 @@ def check_script(told: ScriptConfig, cluster: Cluster) -> None:
     if not told.torchrun and cluster.world_size > 1:
         raise UsageError(
             f"program.torchrun=false starts one process, and the cluster has {cluster.world_size} ranks",
-            hint="cluster.nproc_per_node=1",
+            hint="cluster.nproc_per_node=1" if cluster.nnodes == 1 else "cluster=local cluster.nproc_per_node=1",
         )
     if cluster.checkpoint_mirror is not None and not told.resumes:
         raise UsageError(

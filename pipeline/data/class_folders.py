@@ -124,24 +124,25 @@ def _part(root: Path, split: str, classes: list[str], source: str) -> tuple[tupl
         (path.relative_to(root).as_posix(), label)
         for label, name in enumerate(classes)
         if name in found
-        for path in sorted(_images(root / split / name, source, ()))
+        for path in sorted(_images(root / split / name, source, (), root / split / name))
     ]
     if not images:
         raise DataError(f"{source}: {split or 'it'} has no image in its classes' folders", hint=_wanted(split))
     return tuple(images)
 
 
-def _images(folder: Path, source: str, above: tuple[str, ...]) -> Iterator[Path]:
-    """All images below a folder, through links too."""
+def _images(folder: Path, source: str, above: tuple[str, ...], link: Path) -> Iterator[Path]:
+    """All images below a folder, through links too; ``link`` is the last one on the way to it."""
     here = os.path.realpath(folder)
     if here in above:
-        raise DataError(f"{source}: {folder} is a link to a folder that holds it, so it has no end", hint=_rm(folder))
+        raise DataError(f"{source}: {link} is a link to a folder that holds it, so it has no end", hint=_rm(link))
     with os.scandir(folder) as entries:
         for item in entries:
             if item.name.startswith("."):
                 continue
             if item.is_dir():
-                yield from _images(Path(item.path), source, (*above, here))
+                path = Path(item.path)
+                yield from _images(path, source, (*above, here), path if item.is_symlink() else link)
             elif _is_image(item.name):
                 yield _checked(item, source)
 

@@ -105,7 +105,7 @@ def _of_script(section: Mapping[str, Any]) -> dict[str, Any]:
     script = str(section.get("script") or "")
     told = {name: value for name, value in section.items() if name not in _NOT_OF_A_SCRIPT}
     if "args" in told:
-        told["args"] = _same_words(told["args"])
+        told["args"] = _same_words(told["args"]) or None  # none at all, however they were told
     return {**told, "script": script.rpartition("/")[2] if script.startswith("/") else script}
 
 

@@ -56,6 +56,7 @@ def test_the_next_commands_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ([], "paceline init takes one word, the name of the project"),
         (["a", "b"], "paceline init takes one word"),
         (["--force"], "paceline init takes one word"),
+        ([""], "paceline init takes one word"),
         (["my-project"], "'my-project' can't be the name of a Python package\n  try: paceline init my_project"),
         (["2nets"], "'2nets' can't be the name of a Python package\n  try: paceline init my_2nets"),
         (["class"], "'class' can't be the name of a Python package\n  try: paceline init my_class"),
@@ -88,6 +89,17 @@ def test_what_is_there_is_left_alone_but_an_empty_folder_becomes_the_project(pro
     (project.parent / "empty").mkdir()
     new_project.init(["empty"])
     assert (project.parent / "empty/empty/nets.py").is_file()
+
+
+def test_the_folder_that_a_shell_stands_in_is_filled_and_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here := tmp_path / "acme").mkdir()
+    monkeypatch.chdir(here)
+    before = here.stat().st_ino
+    assert new_project.init(["."]).splitlines()[1:] == ["  paceline train experiment=example", "  paceline ui"]
+    assert (here.stat().st_ino, (here / "acme/nets.py").is_file()) == (before, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["acme"]
 
 
 def test_a_project_that_can_not_be_written_whole_is_not_written(

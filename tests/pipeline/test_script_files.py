@@ -118,6 +118,8 @@ def test_the_key_holds_what_a_script_is_told_and_not_where_it_lies(folder: Path,
     ("words", "same", "other"),
     [
         ("program.args.lr=0.1", "program.args.lr='0.1'", "program.args.lr='0.10'"),
+        ("program.args.x=false", "program.args={}", "program.args.lr=0.2"),
+        ("program.args=[]", "", "program.args.lr=0.2"),
         ("program.args.lr=0.1 program.args.x=false", "program.args.lr=0.1 program.args.x=null", "program.args.lr=0.2"),
         ("program.args.x=true", "program.args.x=true program.args.y=null", "program.args.x='true'"),
         ("program.args=[--x,true,1]", "program.args=[--x,'true','1']", "program.args=[--x,true,'1.0']"),
