@@ -1,8 +1,9 @@
-"""`doit clean steps=1`: outputs of steps that nothing needs any more, shown, asked about and removed."""
+"""`doit clean steps=1`: outputs and logs of steps that nothing needs any more, shown, asked about and removed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from pipeline.cli.cleaning import agreed
 from pipeline.cli.options import is_on
@@ -28,14 +29,21 @@ def clean_steps(options: Mapping[str, str]) -> None:
         say(f"nothing to remove under {relative(store.steps_dir(graph.runs_dir))}")
         return
     sizes = list(removal.sizes(going))
-    rows = [(folder.name, file_size(size)) for folder, size in zip(going, sizes, strict=True)]
-    say(aligned([("step", "frees"), *rows]))
-    amount = f"the outputs of {counted(len(going), 'step')}, {file_size(sum(sizes))}"
+    rows = [(path.name, file_size(size), why) for (path, why), size in zip(going.items(), sizes, strict=True)]
+    say(aligned([("step", "frees", "why"), *rows]))
+    amount = f"{_amount([*going])}, {file_size(sum(sizes))}"
     if not is_on(options, "yes") and not agreed(amount):
         return
-    for folder in going:
+    for path in going:
         try:
-            gone = removal.remove(folder)
+            gone = removal.remove(path)
         except OSError as error:
-            raise PacelineError(f"{folder.name} can't be removed: {os_reason(error)}") from error
-        say(f"removed {folder.name}" if gone else f"{folder.name} stays: a command is making it")
+            raise PacelineError(f"{path.name} can't be removed: {os_reason(error)}") from error
+        say(f"removed {path.name}" if gone else f"{path.name} stays: a command is making it")
+
+
+def _amount(paths: Sequence[Path]) -> str:
+    """``the outputs of 2 steps and 1 log``."""
+    folders = sum(path.is_dir() for path in paths)
+    parts = [f"the outputs of {counted(folders, 'step')}"] if folders else []
+    return " and ".join([*parts, *([counted(len(paths) - folders, "log")] if folders < len(paths) else [])])

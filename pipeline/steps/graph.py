@@ -127,6 +127,7 @@ class Graph:
             if made is None:  # it was altered while this step was made of it
                 raise StepError(f"step {step.name}: step {name} isn't made any more", hint="the same command again")
             return store.inside(self.step(name), made, inside)
+        self._refuse_store(step, item)
         found = _matches(item, self.root)
         if not found:
             raise StepError(
@@ -134,6 +135,17 @@ class Graph:
                 hint=f"doit step lists the steps; a file that a step makes is written {PREFIX}NAME/{Path(item).name}",
             )
         return [(str(path.relative_to(self.root) if path.is_relative_to(self.root) else path), path) for path in found]
+
+    def _refuse_store(self, step: Step, item: str) -> None:
+        """Raises StepError: an entry holds the folder in which steps lie, which changes with each that is made."""
+        kept = store.steps_dir(self.runs_dir)
+        for path in _named(item, self.root):
+            if kept.is_relative_to(path) or path.is_relative_to(kept):
+                raise StepError(
+                    f"step {step.name}: inputs: {item!r} holds {kept}, where steps are made: it would be another input "
+                    "each time",
+                    hint=f"name folders or files beside it; outputs of a step are {PREFIX}NAME/FILE",
+                )
 
     def _reasons(self, step: Step, key: ContentKey) -> tuple[str, ...]:
         """Why it isn't made: what has changed since the nearest earlier one."""
@@ -150,13 +162,18 @@ def earlier_of(runs_dir: Path, name: str) -> list[tuple[Path, dict[str, Any]]]:
     return [(path, record) for path, record in found if record is not None and record.get("name") == name]
 
 
-def _matches(pattern: str, root: Path) -> list[Path]:
-    """The files, and all those in a folder."""
+def _named(pattern: str, root: Path) -> list[Path]:
+    """The files and folders that a pattern names."""
     path = expanded(pattern, f"inputs: {pattern}")
     if path.is_absolute():
         anchor, rest = Path(path.anchor), path.relative_to(path.anchor)
     else:
         anchor, rest = root, path
-    found = [anchor / rest] if (anchor / rest).exists() else sorted(anchor.glob(str(rest)))
+    return [anchor / rest] if (anchor / rest).exists() else sorted(anchor.glob(str(rest)))
+
+
+def _matches(pattern: str, root: Path) -> list[Path]:
+    """The files, and all those in a folder."""
+    found = _named(pattern, root)
     files = [inner for item in found for inner in ([item] if item.is_file() else sorted(item.rglob("*")))]
     return [item for item in files if item.is_file() and "__pycache__" not in item.parts]

@@ -1,10 +1,11 @@
-"""Folders of steps that nothing needs any more."""
+"""Folders and logs of steps that nothing needs any more."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,28 +17,37 @@ from pipeline.steps import store
 from pipeline.steps.graph import Graph, earlier_of
 from pipeline.steps.step import PREFIX
 
+_FOLDER = re.compile(r".+-[0-9a-f]{12}")
 
-def idle(graph: Graph, data_dir: Path) -> tuple[list[Path], dict[Path, str]]:
-    """The folders that may go, and why each of the others stays.
 
-    One stays while it is up to date, while a data pack was made of it, while another step that stays was made of it, or
-    where nobody can tell.
+def idle(graph: Graph, data_dir: Path) -> tuple[dict[Path, str], dict[Path, str]]:
+    """What may go, and why each of the other folders stays; both with the reason.
+
+    A folder stays while it is up to date, while a data pack was made of it, while another step that stays was made of
+    it, or where nobody can tell. One whose step.json is damaged would be made anew, and goes; so does the log of a step
+    that failed.
     """
+    steps = store.steps_dir(graph.runs_dir)
     made = {path: record for name in _names(graph) for path, record in earlier_of(graph.runs_dir, name)}
     packed = {path for path in made if any(origin.is_relative_to(path) for origin in _origins(data_dir))}
     stays = {path: why for path, record in made.items() if (why := _why_stays(graph, path, record, path in packed))}
     while more := {path: why for path in made if path not in stays and (why := _needed_by(path, made, stays))}:
         stays |= more
-    return [path for path in made if path not in stays], stays
+    going = {path: "nothing needs it" for path in made if path not in stays}
+    damaged = (path for path in sorted(steps.glob("*")) if _FOLDER.fullmatch(path.name) and path.is_dir())
+    going |= {path: "its step.json is gone or damaged" for path in damaged if store.record_of(path) is None}
+    making = {path for path, _ in store.under_way(graph.runs_dir)}
+    logs = (path for path in sorted(steps.glob("*.log")) if _FOLDER.fullmatch(path.stem) and path not in making)
+    return going | dict.fromkeys(logs, "the log of a failed step"), stays
 
 
-def remove(folder: Path) -> bool:
-    """Remove one; False: a command is at it just now. Raises OSError."""
-    lock = FileLock(store.lock_of(folder))
+def remove(path: Path) -> bool:
+    """Remove a folder or a log; False: a command is at it just now. Raises OSError."""
+    lock = FileLock(store.lock_of(path.with_suffix("")))
     if not lock.take():
         return False
     try:
-        shutil.rmtree(folder)
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         lock.path.unlink(missing_ok=True)
     finally:
         lock.release()
@@ -84,7 +94,7 @@ def _needed_by(path: Path, made: dict[Path, dict[str, Any]], stays: dict[Path, s
     return ""
 
 
-def sizes(folders: list[Path]) -> Iterator[int]:
+def sizes(paths: Iterable[Path]) -> Iterator[int]:
     """Bytes of each."""
-    for folder in folders:
-        yield sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    for path in paths:
+        yield sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())

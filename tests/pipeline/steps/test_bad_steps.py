@@ -34,6 +34,7 @@ from tests.pipeline.steps.conftest import StepProject
         ("{command: [x], inputs: ['step:../x'], outputs: [x]}", "'..' can't be the name of a step"),
         ("{command: [x], inputs: [no/such.csv], outputs: [x]}", "inputs: 'no/such.csv' matches no file"),
         ("{command: [x], inputs: ['step:b'], outputs: [x]}", "there is no step 'b'"),
+        ("{command: [x], inputs: [.], outputs: [x]}", "inputs: '.' holds "),
         ("{command: [x], env: {A-B: c}, outputs: [x]}", "env: 'A-B' can't be the name of a variable"),
         ("[1, 2]", "step a"),
         ("{command: [x", "conf/step/a.yaml can't be read"),

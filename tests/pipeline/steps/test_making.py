@@ -15,7 +15,8 @@ import pytest
 
 from pipeline.cli.steps import under_way
 from pipeline.core.errors import PacelineError
-from pipeline.steps import store
+from pipeline.core.locks import held
+from pipeline.steps import removal, store
 from pipeline.steps.step import StepError
 from tests.pipeline.steps.conftest import StepProject
 from tests.waiting import wait_until
@@ -261,3 +262,29 @@ def test_a_step_that_is_being_made_is_known_by_its_log(project: StepProject) -> 
     (project.root / "go").touch()
     assert "MADE" in command.communicate()[0]
     assert store.under_way(project.root / "runs") == []
+
+
+def test_clean_finds_what_is_damaged_and_logs_of_failures_and_leaves_what_is_being_made(project: StepProject) -> None:
+    project.step("good", 'command: touch "$out/x"\noutputs: [x]\n')
+    project.step("bad", "command: echo why; exit 3\noutputs: [x]\n")
+    for seed, record in ((0, None), (1, "{"), (2, "")):
+        project.step("good", f'command: touch "$out/x"; echo {seed}\noutputs: [x]\n')
+        project.make("good")
+        if record is not None:
+            path = project.out("good").parent / store.RECORD
+            path.write_text(record) if record else path.unlink()
+    project.make("good")
+    with pytest.raises(PacelineError, match="exit code 3"):
+        project.make("bad")
+    project.write("runs/steps/notes/of_a_person.txt", "")
+    going, staying = removal.idle(project.graph(), project.root / "data")
+    reasons = sorted((path.name.rpartition("-")[0], why) for path, why in going.items())
+    damaged = ("good", "its step.json is gone or damaged")
+    assert reasons == [("bad", "the log of a failed step"), damaged, ("good", "nothing needs it")]
+    assert [*staying.values()] == ["it is up to date"]
+    (log,) = (path for path in going if path.suffix == ".log")
+    with held(store.lock_of(log.with_suffix(""))):
+        assert log not in removal.idle(project.graph(), project.root / "data")[0]
+        assert not removal.remove(log)
+    assert all(removal.remove(path) for path in going)
+    assert project.left == sorted([next(iter(staying)).name, "notes"])
