@@ -7,6 +7,7 @@ call, arguments that are passed on) is left to the hosts, which say it with file
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,11 +79,7 @@ def check_targets(train: TrainConfig, root: Path, behind: Sequence[str] = ()) ->
     sources = _Sources(root=root, behind=behind)
     data = {"dataset.target": getattr(train.dataset, "target", "")} if train.dataset.name == OWN else {}
     for field, target in {**data, **train.targets}.items():
-        module, _, name = target.partition(":")
-        source = sources.read(module)
-        if source is None:
-            raise _missing(root, f"{field}={target}", module)
-        found = _find(sources, source, name, f"{field}={target}")
+        found = _target(sources, f"{field}={target}", target)
         group = field if field in _ARGUMENTS else field.rpartition(".")[0]
         if found is not None:
             _check_arguments(*found, group, _arguments(train, group))
@@ -98,12 +95,8 @@ def check_step(said: str, target: str, given: Mapping[str, Any], root: Path) -> 
     Raises:
         UsageError: names the field, near names, and file and line.
     """
-    module, _, name = target.partition(":")
-    sources = _Sources(root=root, behind=())
-    source = sources.read(module)
-    if source is None:
-        raise _missing(root, f"{said}.function={target}", module)
-    found = _find(sources, source, name, f"{said}.function={target}")
+    name = target.partition(":")[2]
+    found = _target(_Sources(root=root, behind=()), f"{said}.function={target}", target)
     made = _signature(found[0].tree, found[1]) if found is not None else None
     if found is None or made is None:
         return
@@ -114,6 +107,20 @@ def check_step(said: str, target: str, given: Mapping[str, Any], root: Path) -> 
                 f"{said}: {where} has no argument {word}, which every step gets", hint=f"def {name}(inputs, out)"
             )
     _check_arguments(*found, said, {**given, "inputs": (), "out": ""})
+
+
+def _target(sources: _Sources, said: str, target: str) -> tuple[_Source, _Callable] | None:
+    """Where a target is defined; None: it can't be told. Raises UsageError: it isn't there, or can't be one."""
+    module, _, name = target.partition(":")
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise UsageError(
+            f"{said}: {module} is a module of Python's own, and none of its classes or functions is made for this",
+            hint=f"{said.partition('=')[0]}=my_package.my_module:NAME, a class or function of yours or of a package",
+        )
+    source = sources.read(module)
+    if source is None:
+        raise _missing(sources.root, said, module)
+    return _find(sources, source, name, said)
 
 
 def _missing(root: Path, said: str, module: str) -> UsageError:
@@ -154,17 +161,26 @@ def _find(sources: _Sources, source: _Source, name: str, said: str) -> tuple[_So
             raise UsageError(f"{said}: {source.shown} has no class or function {name}; {_near(source, name)}")
         if not isinstance(item, ast.ImportFrom):
             if isinstance(item, ast.Assign | ast.AnnAssign) and isinstance(item.value, _Value):
-                raise UsageError(
-                    f"{said}: {name} ({source.shown}:{item.lineno}) is {ast.unparse(item.value)[:40]}, and no class or "
-                    f"function; {_near(source, name)}"
-                )
+                what = f"{name} ({source.shown}:{item.lineno}) is {ast.unparse(item.value)[:40]}"
+                raise _no_callable(said, what, source, name)
+            if isinstance(item, ast.Import):
+                raise _no_callable(said, f"{name} ({source.shown}:{item.lineno}) is a module", source, name)
             return None
         alias = next(alias for alias in item.names if name in (alias.asname, alias.name))
-        followed = sources.read(_imported(source, item))
+        package = _imported(source, item)
+        followed = sources.read(package)
+        if (followed is None or _definition(followed.tree, alias.name) is None) and (
+            sources.read(f"{package}.{alias.name}") is not None
+        ):
+            raise _no_callable(said, f"{name} ({source.shown}:{item.lineno}) is a module", source, name)
         if followed is None:
             return None
         source, name = followed, alias.name
     return None
+
+
+def _no_callable(said: str, what: str, source: _Source, name: str) -> UsageError:
+    return UsageError(f"{said}: {what}, and no class or function; {_near(source, name)}")
 
 
 def _definition(tree: ast.Module, name: str) -> ast.stmt | None:

@@ -16,7 +16,7 @@ from trainers.core.config import TrainConfig
 from trainers.core.options import parse
 
 NETS = """
-from torch import nn
+import numpy as np; from torch import nn
 
 from . import blocks
 from .blocks import Block
@@ -116,6 +116,15 @@ def test_what_fits_passes_and_what_only_running_tells_too(root: Path, settings: 
         (
             model("my_package.nets:SIZE"),
             "model.target=my_package.nets:SIZE: SIZE (my_package/nets.py:21) is 3, and no class or function; it has: ",
+        ),
+        (
+            model("my_package.nets:blocks"),
+            "model.target=my_package.nets:blocks: blocks (my_package/nets.py:4) is a module, and no class or function",
+        ),
+        (model("my_package.nets:np"), "np (my_package/nets.py:2) is a module, and no class or function; did you mean"),
+        (
+            model("os:system"),
+            "model.target=os:system: os is a module of Python's own, and none of its classes or functions is made",
         ),
         (model("my_package.torn:Net"), "my_package/torn.py:2: invalid syntax"),
         (
