@@ -48,7 +48,7 @@ def tree(source: Path | None, data_dir: Path) -> Tree:
     """What a script's data comes to now. Files are hashed only after their stamps changed.
 
     Raises:
-        DataError: it can't be read, holds no file or a link to a folder, or is written to just now.
+        DataError: it can't be read, holds no file, or a link to a folder or to nothing, or is written to just now.
     """
     if source is None:
         return NONE
@@ -72,13 +72,18 @@ def _below(source: Path) -> tuple[list[Path], list[str]]:
     """All files, and the folders without anything in them (``a/b/``): a script may count those, too.
 
     Raises:
-        DataError: a link to a folder, which wouldn't be sent.
+        DataError: a link to a folder, which wouldn't be sent, or one that leads to nothing.
         OSError: a folder can't be read.
     """
     if not source.is_dir():
         return [source], []
     files, empty = list[Path](), list[str]()
     for path in sorted(source.rglob("*")):
+        if path.is_symlink() and not path.exists():
+            raise DataError(
+                f"program.data={source}: {path.relative_to(source)} is a link to {path.readlink()}, which isn't there",
+                hint="take it away, or put there what it leads to",
+            )
         if path.is_symlink() and path.is_dir():
             raise DataError(
                 f"program.data={source}: {path.relative_to(source)} is a link to a folder, which is not sent",

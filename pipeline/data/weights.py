@@ -22,6 +22,7 @@ from pipeline.data.source import file_name, shown
 
 _FOLDER = "weights"
 _HASH = re.compile(r"-([0-9a-f]{8})\.pth$")  # of torchvision's files: how their sha256 begins
+_TENSOR = re.compile(r"/data/\d+$")  # of an archive of torch.save: the numbers of one tensor
 _CLASS = r"^def {}\(\s*\*,\s*weights: Optional\[(\w+)\]"
 
 
@@ -34,7 +35,7 @@ def sha256_of_saved(path: Path, data_dir: Path) -> str:
     """Of a file that torch.save has written: a whole zip archive, or a pickle as before torch 1.6.
 
     Raises:
-        DataError: it is none.
+        DataError: it is none, or holds no tensor.
         OSError: it can't be read.
     """
     with path.open("rb") as file:
@@ -44,7 +45,18 @@ def sha256_of_saved(path: Path, data_dir: Path) -> str:
         what = "is cut off" if begins.startswith(b"PK") else "is no file of torch.save" if size else "is empty"
         said = f" and begins with {begins!r}" if size else ""
         raise DataError(f"{path} {what}: it has {size} bytes{said}; copy or fetch it again (take this one away first)")
+    if begins.startswith(b"PK") and not any(_TENSOR.search(name) for name in _archived(path)):
+        raise DataError(f"{path} holds no tensor; init.weights takes what torch.save has written of a state_dict()")
     return sha256_of(path, data_dir)
+
+
+def _archived(path: Path) -> list[str]:
+    """The names in an archive. Raises DataError: it is damaged."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    except zipfile.BadZipFile as error:
+        raise DataError(f"{path} is damaged: {error}; copy or fetch it again (take this one away first)") from error
 
 
 # --------------------------------------------------------------------------------------- kept copies

@@ -227,7 +227,7 @@ def test_a_link_to_a_script_stands_for_the_file_beside_its_modules(folder: Path,
     assert found(ROOT, str(link)) == found(ROOT, str(folder / "train.py"))
 
 
-def test_empty_folders_of_data_count_and_links_to_folders_are_refused(tmp_path: Path) -> None:
+def test_empty_folders_of_data_count_and_links_to_folders_or_to_nothing_are_refused(tmp_path: Path) -> None:
     data, packs = tmp_path / "data", tmp_path / "packs"
     (data / "sub").mkdir(parents=True)
     (data / "sub/a.txt").write_text("a")
@@ -238,6 +238,10 @@ def test_empty_folders_of_data_count_and_links_to_folders_are_refused(tmp_path: 
     assert trees.tree(data, packs).digest == one
     (data / "link").symlink_to(data / "sub")
     with pytest.raises(DataError, match="link is a link to a folder, which is not sent"):
+        trees.tree(data, packs)
+    (data / "link").unlink()
+    (data / "link").symlink_to("gone.txt")
+    with pytest.raises(DataError, match=r"link is a link to gone\.txt, which isn't there"):
         trees.tree(data, packs)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -84,11 +85,17 @@ def test_the_content_of_a_file_counts_in_the_key_and_not_its_name(root: Path) ->
             ("init.weights=IMAGENET1K_V9", "model=torchvision"),
             "init.weights=IMAGENET1K_V9: model.arch=resnet18 has no such; did you mean IMAGENET1K_V1",
         ),
+        (("init.weights=empty.pt",), "{root}/empty.pt holds no tensor; init.weights takes what torch.save has written"),
+        (("init.weights=torn.pt",), "{root}/torn.pt is cut off"),
         (("init.weights=x.safetensors",), "init.weights=x.safetensors: a file of weights ends in .pt"),
     ],
 )
 def test_what_names_no_weights_is_refused_with_what_is_there(root: Path, words: tuple[str, ...], said: str) -> None:
     (root / "x.safetensors").write_bytes(CONTENT)
+    with zipfile.ZipFile(root / "empty.pt", "w") as archive:  # as torch.save({}, path) leaves it
+        for name in ("data.pkl", "byteorder", "version", ".data/serialization_id"):
+            archive.writestr(f"empty/{name}", b"}")
+    (root / "torn.pt").write_bytes((root / "empty.pt").read_bytes()[:50])
     with pytest.raises(UsageError, match=re.escape(said.format(root=root))):
         start(root, *words)
 

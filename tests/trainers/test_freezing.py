@@ -74,6 +74,8 @@ def test_a_pattern_that_can_not_be_meant_is_refused_with_near_names(pattern: str
 def test_an_empty_pattern_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"trainer.freeze=\[''\] has an empty pattern"):
         parse(config({"trainer.freeze": [""]}))
+    with pytest.raises(ConfigError, match=r"3 is no name of a parameter; 3\.\* are those of module 3"):
+        parse(config({"trainer.freeze": ["3"]}))
 
 
 def test_frozen_weights_do_not_move_and_a_run_that_was_killed_ends_with_the_same_bits(

@@ -110,6 +110,11 @@ class TrainerConfig:
         below_one("trainer.label_smoothing", self.label_smoothing)
         if not all(self.freeze):
             raise ConfigError(f"trainer.freeze={self.freeze} has an empty pattern; is a shell variable unset?")
+        if numbers := [pattern for pattern in self.freeze if pattern.isdigit()]:
+            raise ConfigError(
+                f"trainer.freeze={self.freeze}: {numbers[0]} is no name of a parameter; {numbers[0]}.* are those of "
+                f"module {numbers[0]}"
+            )
         if self.shards < 0 or self.shards & (self.shards - 1):
             raise ConfigError(
                 f"trainer.shards={self.shards} must be 0 (off) or a power of two, as gradients are added pairwise: "
