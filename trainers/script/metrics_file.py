@@ -54,14 +54,18 @@ class MetricsFile:
             self._remember(json.loads(line))
 
     def append(self, row: Row) -> None:
-        """Write what is finite; NaN and infinities are left out and counted. Raises OSError."""
-        for name, number in row.metrics.items():
+        """Write what is finite; NaN and infinities are left out and counted. Raises OSError.
+
+        What no terminal shows of a name (a line's end, a colour) is written out: names stand in lines and tables.
+        """
+        named = {name if name.isprintable() else repr(name)[1:-1]: number for name, number in row.metrics.items()}
+        for name, number in named.items():
             if not math.isfinite(number):
                 self.left_out.setdefault(name, LeftOut(first=number, step=row.step)).count += 1
         if any(step >= row.step for step, _ in self._earlier):
             self._cut(row.step)
         self._earlier = []
-        metrics = {name: number for name, number in row.metrics.items() if math.isfinite(number)}
+        metrics = {name: number for name, number in named.items() if math.isfinite(number)}
         if not metrics:
             return
         place = {"t": round(row.time_s, 6), "step": row.step, "epoch": row.epoch}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -76,3 +77,10 @@ def test_what_is_not_finite_is_left_out_and_noted(tmp_path: Path) -> None:
         ("b", "nan", 1, 2)
     ]
     assert (file.step, file.last) == (1, {"a": 1.0})
+
+
+def test_what_no_terminal_shows_of_a_name_is_written_out(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.append(Row(time_s=0, step=1, metrics={"a\nb": 1.0, "\x1b[31mred": 2.0, "val/größe": 3.0, "n\r": math.nan}))
+    assert file.last == {"a\\nb": 1.0, "\\x1b[31mred": 2.0, "val/größe": 3.0}
+    assert [*file.left_out] == ["n\\r"]
