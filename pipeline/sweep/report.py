@@ -14,7 +14,9 @@ from pipeline.core.tables import aligned, counted
 SEED = "seed"
 BY = "val/accuracy"
 """What decides which configuration is best: choosing by test figures would make them mean less."""
-SHOWN = ("val/accuracy", "test/accuracy", "val/loss", "images_per_s", "train_s")
+_QUALITY = ("val/accuracy", "test/accuracy", "val/loss")
+SHOWN = (*_QUALITY, "images_per_s", "train_s")
+_OTHERS = 4  # columns of metrics that only a script has: a terminal is narrow
 _LESS_IS_BETTER = re.compile(r"loss|duration|time|_s$|error")
 _RATE = re.compile(r"_per_s$")
 
@@ -107,15 +109,24 @@ def command(overrides: Sequence[str]) -> str:
     return shlex.join(["doit", "train", *overrides])
 
 
-def table(found: Sequence[Group], columns: Sequence[str] = SHOWN) -> str:
-    """A line a configuration: mean ± standard deviation of each figure, and n. ``*`` marks a column's best mean."""
-    shown = [name for name in columns if any(name in group.statistics for group in found)]
+def table(found: Sequence[Group], columns: Sequence[str] = ()) -> str:
+    """A line a configuration: mean ± standard deviation of each figure, and n. ``*`` marks a column's best mean.
+
+    Without ``columns``: the usual ones, and of a script, whose metrics have names of their own, the first few.
+    """
+    shown = [name for name in columns or _columns(found) if any(name in group.statistics for group in found)]
     top = {name: best(found, name) for name in shown}
     rows = [("configuration", "n", *shown)]
     for group in found:
         cells = [_cell(group.statistics.get(name), bool(top[name]) and top[name][0] is group) for name in shown]  # type: ignore[index]
         rows.append((" ".join(group.chosen) or "(one configuration)", f"{group.n}/{len(group.trials)}", *cells))
     return aligned(rows)
+
+
+def _columns(found: Sequence[Group]) -> list[str]:
+    names = dict.fromkeys(name for group in found for name in group.statistics)
+    others = [] if any(name in names for name in _QUALITY) else [name for name in names if name not in SHOWN]
+    return [*others[:_OTHERS], *SHOWN]
 
 
 def _cell(value: Statistic | None, is_best: bool) -> str:

@@ -54,6 +54,17 @@ def test_the_text_has_spread_and_n_the_command_and_what_failed() -> None:
     assert "4      key4  FAILED  optimizer.lr=0.3 seed=1  loss is nan" in said
 
 
+def test_a_script_whose_metrics_have_names_of_their_own_has_columns_too() -> None:
+    rows = [
+        trial(n, f"program.args.lr={lr}", loss=loss, acc=0.5, a=1, b=2, c=3, train_s=9)
+        for n, (lr, loss) in enumerate([(1, 0.25), (2, 0.75)])
+    ]
+    said = text(rows, 2)
+    assert "configuration      n    loss      acc       a         b         train_s" in said
+    assert "program.args.lr=1  1/1  0.2500 *  0.5000 *" in said
+    assert "program.args.lr=2  1/1  0.7500    0.5000" in said
+
+
 def test_the_same_as_data() -> None:
     data = as_json(TRIALS, 5)
     assert data["best"]["key"] == "key3"
