@@ -93,7 +93,7 @@ class Project:
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in {"train.py": script, "reading_helper.py": HELPER, **keyed}.items():
                 (folder / name).write_text(text)
-        program = {"name": "script", "script": "train.py", "args": ["{data}/x"], "seal": seal}
+        program = {"name": "script", "script": "train.py", "args": ["{data}/x"], "data": "data", "seal": seal}
         (self.run_dir / "config.json").write_text(json.dumps({"seed": 0, "program": program}))
 
     def start(self, data: Path) -> tuple[list[str], str]:

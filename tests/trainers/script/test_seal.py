@@ -131,3 +131,10 @@ def test_a_sitecustomize_of_the_installation_still_runs(run: ScriptRun, tmp_path
 def test_a_long_list_is_cut() -> None:
     (line,) = message([Unkeyed(f"{number}.txt", was_read=True) for number in range(12)])
     assert line.endswith("6.txt, 7.txt and 4 more were read; add them to program.inputs")
+
+
+@pytest.mark.long
+def test_the_seal_names_95_of_100_planted_files_and_none_of_an_honest_script() -> None:
+    done = subprocess.run([sys.executable, "benchmarks/seal.py", "1"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "false alarms: 0 []" in done.stdout
