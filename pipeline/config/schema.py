@@ -28,6 +28,7 @@ class TrackingConfig:
         enabled: whether runs are recorded in MLflow.
         uri: a tracking server (http://host:5000) or database; null: the sqlite file mlflow.db in the project.
         experiment: the MLflow experiment that runs are recorded in.
+        system_metrics: also record how busy each host is, every 10 s: processor, memory, network, disk, GPUs.
         server_store: where the server of `doit server` keeps its records: sqlite:///FILE, or the address of a
             PostgreSQL database, postgresql://USER@HOST/NAME, whose password is taken from PGPASSWORD or ~/.pgpass;
             null: the sqlite file mlflow.db in the project.
@@ -43,6 +44,7 @@ class TrackingConfig:
     enabled: bool = True
     uri: str | None = None
     experiment: str = "paceline"
+    system_metrics: bool = False
     server_store: str | None = None
     server_artifacts: str | None = None
     server_host: str = "127.0.0.1"

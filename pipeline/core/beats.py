@@ -96,13 +96,18 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """How busy a node is. ``cpu`` is a part of all its cores; the network is all but the loopback."""
+    """How busy a node is. ``cpu`` is a part of all its cores; the network is all but the loopback, counted since the
+    node started and now per second; the disk is that of the run's folder (0: it couldn't be asked)."""
 
     cpu: float
     memory_bytes: int
     memory_total_bytes: int
     received_per_s: float
     sent_per_s: float
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    disk_bytes: int = 0
+    disk_free_bytes: int = 0
     gpus: tuple[Gpu, ...] = ()
 
     @staticmethod
@@ -122,6 +127,10 @@ class Usage:
             memory_total_bytes=int(value["memory_total_bytes"]),
             received_per_s=float(value["received_per_s"]),
             sent_per_s=float(value["sent_per_s"]),
+            received_bytes=int(value["received_bytes"]),
+            sent_bytes=int(value["sent_bytes"]),
+            disk_bytes=int(value["disk_bytes"]),
+            disk_free_bytes=int(value["disk_free_bytes"]),
             gpus=gpus,
         )
 

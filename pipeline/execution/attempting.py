@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,8 @@ from pipeline.cluster import earlier, launchers
 from pipeline.cluster.attempt import attach_attempt, run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec
-from pipeline.cluster.running import Watchers, nothing
+from pipeline.cluster.running import Progress, Watchers, nothing
+from pipeline.core.beats import NodeBeat
 from pipeline.core.errors import HostError, TrainingError, UsageError
 from pipeline.core.files import write_json
 from pipeline.core.heartbeat import Heartbeat
@@ -21,6 +23,7 @@ from pipeline.execution.restarts import Restarts
 from pipeline.execution.work import RunServices, Work, note
 from pipeline.runs import checkpoints, journal, provenance, rank_beats
 from pipeline.runs import status as progress
+from pipeline.runs.system_metrics import SystemMetrics
 
 _MOST_SHOWN = 2000  # characters of a line on the terminal
 
@@ -162,9 +165,24 @@ def _watchers(work: Work, number: int, *, notes: bool) -> Watchers:
         on_launch=say.doing,
         on_start=partial(_on_start, work, number),
         on_end=partial(_on_end, say, work.services),
-        on_event=work.services.on_event,
+        on_event=_on_event(work),
         on_checkpoint=work.mirror.push if work.mirror is not None else None,
     )
+
+
+def _on_event(work: Work) -> Callable[[Progress], None]:
+    """The view's, and with tracking.system_metrics what the hosts tell of how busy they are goes to a file."""
+    view = work.services.on_event
+    if not work.run.config.tracking.system_metrics:
+        return view
+    samples = SystemMetrics(work.run.folder.path)
+
+    def told(event: Progress) -> None:
+        view(event)
+        if isinstance(event, NodeBeat):
+            samples.heard(event, time.time())
+
+    return told
 
 
 def _on_start(work: Work, number: int) -> None:

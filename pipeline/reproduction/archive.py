@@ -31,9 +31,9 @@ SOURCE = "source.tar"
 """The commit's files: with them an archive needs no clone that has the commit."""
 _KEPT = (
     "config.json", "config.yaml", "key.json", "provenance.json", "changes.patch", "requirements.lock", "plan.json",
-    "journal.jsonl", "metrics.jsonl", "summary.json", "predictions.json", "result.json", "tracking.json",
-    "init.pt", "init.json", "data/manifest.json", "evaluation/*", "attempts/*/*.log", "attempts/*/*.exit.json",
-    "code/**/*.py", "code/**/*.so", SOURCE,
+    "journal.jsonl", "metrics.jsonl", "system_metrics.jsonl", "summary.json", "predictions.json", "result.json",
+    "tracking.json", "init.pt", "init.json", "data/manifest.json", "evaluation/*", "attempts/*/*.log",
+    "attempts/*/*.exit.json", "code/**/*.py", "code/**/*.so", SOURCE,
 )  # fmt: skip
 _WEIGHTS = ("checkpoints/final.pt", "checkpoints/final.json")
 _MAY_HOLD_ADDRESSES = (".json", ".yaml", ".log")  # a password in a URL must not travel

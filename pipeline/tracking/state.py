@@ -25,6 +25,7 @@ _INPUTS = (
     "plan.json",
     "journal.jsonl",
     "metrics.jsonl",
+    "system_metrics.jsonl",
     "summary.json",
     "checkpoints/final.json",
     "checkpoints/final.pt",
@@ -63,6 +64,7 @@ class TrackingState:
     experiment_id: str | None = None
     attempt: int = 0
     metrics_offset_bytes: int = 0
+    system_offset_bytes: int = 0
     last_steps: dict[str, int] = field(default_factory=dict)
     nonfinite: dict[str, str] = field(default_factory=dict)
     artifacts: dict[str, list[int]] = field(default_factory=dict)

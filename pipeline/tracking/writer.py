@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.core import program as programs
+from pipeline.runs import system_metrics
 from pipeline.tracking import artifacts, state
 from pipeline.tracking.description import Description, Progress, describe
 from pipeline.tracking.points import Point, final_points, nonfinite, one_off, read_points
@@ -42,6 +43,7 @@ class Writer:
         if self._opened != now.attempt:
             self._open(store, now)
         self._log_metrics(store)
+        self._log_system_metrics(store)
         if now.ended:
             self._complete(store, now)
             self.state.inputs = inputs
@@ -67,7 +69,7 @@ class Writer:
         )
         if run_id != self.state.run_id:
             self.state.metrics_offset_bytes, self.state.last_steps, self.state.artifacts = 0, {}, {}
-            self.state.nonfinite = {}
+            self.state.system_offset_bytes, self.state.nonfinite = 0, {}
         if now.attempt != self.state.attempt:  # the new attempt may have cut metrics.jsonl back to its checkpoint
             self.state.metrics_offset_bytes = 0
         self.state.run_id, self.state.experiment_id, self.state.attempt = run_id, experiment_id, now.attempt
@@ -101,6 +103,15 @@ class Writer:
             if chunk.bad_lines:
                 self._note([f"{chunk.bad_lines} lines of metrics.jsonl before byte {chunk.end_bytes} make no sense"])
             self.state.metrics_offset_bytes = chunk.end_bytes
+            self._succeeded()
+            self.state.save(self._folder)
+
+    def _log_system_metrics(self, store: Store) -> None:
+        """No attempt takes any of them back."""
+        path = self.run_dir / system_metrics.FILE
+        while (chunk := read_points(path, self.state.system_offset_bytes, _POINTS_PER_READ)).points:
+            self._log_points(store, chunk.points)
+            self.state.system_offset_bytes = chunk.end_bytes
             self._succeeded()
             self.state.save(self._folder)
 

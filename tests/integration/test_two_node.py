@@ -37,7 +37,7 @@ def ranks_on(lab: Lab) -> list[int]:
 
 
 def test_two_hosts_train_one_run_and_not_twice(project: Project, lab: Lab) -> None:
-    words = ("train", "experiment=quickstart", "trainer.epochs=3")
+    words = ("train", "experiment=quickstart", "trainer.epochs=3", "tracking.system_metrics=true")
     done = project.doit(*words)
     assert done.returncode == 0, done.stdout
     result = project.result()
@@ -49,6 +49,10 @@ def test_two_hosts_train_one_run_and_not_twice(project: Project, lab: Lab) -> No
     traffic = [row["network/sent_bytes"] for row in rows if "network/sent_bytes" in row]
     assert len(traffic) == 3, "an epoch each"
     assert min(traffic) > 2 * (result["steps"] // 3) * weights_bytes * 0.9, "each host sends the gradients of each step"
+    samples = [json.loads(line) for line in (project.only_run() / "system_metrics.jsonl").read_text().splitlines()]
+    assert {(sample["host"], sample["step"]) for sample in samples} >= {("node0", 0), ("node1", 0)}
+    assert all(f"system/{sample['host']}/cpu_utilization_percentage" in sample["metrics"] for sample in samples)
+    assert all(sample["metrics"][f"system/{sample['host']}/disk_available_megabytes"] > 0 for sample in samples)
     before = (project.only_run() / "journal.jsonl").read_bytes()
     again = project.doit(*words)
     assert again.returncode == 0

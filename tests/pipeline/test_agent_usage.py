@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from pipeline.cluster.agent import usage
 from pipeline.cluster.launchers.beat_answers import node_beat
@@ -28,8 +29,8 @@ def test_a_gpu_that_says_nothing_is_left_out() -> None:
     ]
 
 
-def test_it_is_sampled_at_most_every_two_seconds_and_travels_in_the_beat(monkeypatch: object) -> None:
-    looks = usage.Usage()
+def test_it_is_sampled_at_most_every_two_seconds_and_travels_in_the_beat(tmp_path: Path) -> None:
+    looks = usage.Usage(str(tmp_path))
     assert looks.look() is None
     looks._at = time.monotonic() - 3.0
     told = looks.look()
@@ -39,3 +40,9 @@ def test_it_is_sampled_at_most_every_two_seconds_and_travels_in_the_beat(monkeyp
     assert beat is not None
     assert 0 <= beat.cpu <= 1
     assert 0 < beat.memory_bytes < beat.memory_total_bytes
+    assert beat.disk_bytes > 0
+    assert beat.disk_free_bytes > 0
+
+
+def test_a_folder_that_is_gone_leaves_the_disk_out(tmp_path: Path) -> None:
+    assert usage.disk(str(tmp_path / "gone")) == {"disk_bytes": 0, "disk_free_bytes": 0}

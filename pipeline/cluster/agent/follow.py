@@ -75,7 +75,7 @@ class Looks:
 
 def send_news(request: Json, node: Json, looks: Looks) -> None:
     state = node["state_dir"]
-    supervisor, usage = Silence(os.path.join(state, "beat")), Usage()
+    supervisor, usage = Silence(os.path.join(state, "beat")), Usage(node["run_dir"])
     offsets = {"log": int(request["log_at"]), "metrics": int(request["metrics_at"])}
     files = {"log": os.path.join(state, "log")}
     if node["node_rank"] == 0 and request["metrics"]:

@@ -180,7 +180,7 @@ class JobNode:
     def beat(self, run_id: str, node: Json, over: threading.Event) -> None:
         """Write where the ranks stand, once a second. A folder that was removed needs none."""
         path = os.path.join(self.folder, f"beats-{self.number}")
-        usage = Usage()
+        usage = Usage(node["run_dir"])
         while not over.wait(BEAT_S):
             ranks = read_beats(node)
             told = json.dumps({"run_id": run_id, "beat": time.time(), "ranks": ranks, "usage": usage.look()})

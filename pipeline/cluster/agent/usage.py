@@ -1,4 +1,4 @@
-"""How busy this node is: processor, memory, network and GPUs, from /proc and nvidia-smi, or from psutil elsewhere."""
+"""How busy this node is: processor, memory, network, disk and GPUs: /proc and nvidia-smi, or psutil elsewhere."""
 
 # Much of this is /proc: open() all the way.
 # ruff: noqa: PTH123
@@ -23,9 +23,11 @@ Counters = tuple[float, float, int, int]
 
 
 class Usage:
-    """Sampled at most every EVERY_S: what lies between two calls of ``look`` is shared by both."""
+    """Sampled at most every EVERY_S: what lies between two calls of ``look`` is shared by both. ``folder`` lies on the
+    disk that is looked at."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
         self._before, self._at = counters(), time.monotonic()
         self._last: Json | None = None
         self._gpus: list[Json] = []
@@ -34,8 +36,8 @@ class Usage:
         self._asking = threading.Lock()
 
     def look(self) -> Json | None:
-        """``cpu`` as a part of all cores, ``memory_bytes`` of ``memory_total_bytes``, bytes per second received and
-        sent, and the GPUs. None: too early, or not known here."""
+        """``cpu`` as a part of all cores, ``memory_bytes`` of ``memory_total_bytes``, bytes received and sent since the
+        node started and now per second, the disk and the GPUs. None: too early, or not known here."""
         now = time.monotonic()
         if self._has_gpus and now - self._gpus_at >= GPUS_EVERY_S:
             self._gpus_at = now
@@ -46,6 +48,7 @@ class Usage:
         if found is not None and self._before is not None and memory is not None:
             self._last = between(self._before, found, now - self._at)
             self._last.update(memory_bytes=memory[0], memory_total_bytes=memory[1], gpus=self._gpus)
+            self._last.update(received_bytes=found[2], sent_bytes=found[3], **disk(self._folder))
         self._before, self._at = found, now
         return self._last
 
@@ -98,6 +101,15 @@ def memory_bytes() -> tuple[int, int] | None:
         memory = psutil.virtual_memory()
         return memory.total - memory.available, memory.total
     return None
+
+
+def disk(folder: str) -> Json:
+    """In use and still free for who isn't root, on the disk of a folder; 0 where it can't be asked."""
+    try:
+        found = shutil.disk_usage(folder)
+    except OSError:
+        return {"disk_bytes": 0, "disk_free_bytes": 0}
+    return {"disk_bytes": found.used, "disk_free_bytes": found.free}
 
 
 def processor_time(line: str) -> tuple[int, int]:
