@@ -15,6 +15,8 @@ def explained(text: str) -> str | None:
             "that name, as doit server tracking.server_allowed_hosts=[NAME], or mlflow server --allowed-hosts "
             "NAME,NAME:*"
         )
+    if "/mlflow-artifacts/" in text and re.search(r"too many 50\d error responses|\b50\d Server Error", text):
+        return "the server could not keep a file: its folder of artifacts may be full or read-only, its log says which"
     schema = _SCHEMA.search(text)
     if schema:
         return (

@@ -25,33 +25,35 @@ class Point:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Whole lines of metrics.jsonl: their points, where the next line begins, and how many made no sense."""
+    """Whole lines of metrics.jsonl: their points, where the next line begins, how many made no sense, and whether
+    there is no further one yet."""
 
     points: tuple[Point, ...]
     end_bytes: int
     bad_lines: int
+    is_last: bool
 
 
 def read_points(path: Path, start_bytes: int, limit: int) -> Chunk:
-    """From ``start_bytes`` on, to the last whole line or ``limit`` points. One that shrank is read anew."""
+    """From ``start_bytes`` on, to the last whole line or as many as have ``limit`` points. One that shrank is read
+    anew."""
     points: list[Point] = []
     bad = 0
     try:
         file = path.open("rb")
     except (FileNotFoundError, IsADirectoryError):
-        return Chunk((), 0, 0)
+        return Chunk((), 0, 0, is_last=True)
     with file:
         end = start_bytes if start_bytes <= path.stat().st_size else 0
         file.seek(end)
-        while len(points) < limit:
-            line = file.readline()
-            if not line.endswith(b"\n"):  # still being written
-                break
-            end += len(line)
+        while (line := file.readline()).endswith(b"\n"):  # one without it is still being written
             found = _parse(line)
+            if points and len(points) + len(found or ()) > limit:
+                return Chunk(tuple(points), end, bad, is_last=False)
+            end += len(line)
             bad += found is None
             points += found or ()
-    return Chunk(tuple(points), end, bad)
+    return Chunk(tuple(points), end, bad, is_last=True)
 
 
 def _parse(line: bytes) -> list[Point] | None:

@@ -51,6 +51,8 @@ class Recorded:
 class TrackingState:
     """What tracking.json holds. ``token`` marks the MLflow runs that this record made; times are not kept.
 
+    ``unsure``: the answer to a creation may have been lost, so there may be a run that nobody knows of.
+
     ``last_steps`` holds, by metric, the last step that was logged: an attempt that repeats steps after a
     resume logs only what is new. ``nonfinite`` holds the first value of a metric that was no finite number, in words.
     ``artifacts`` and ``inputs`` map names to fingerprints of files.
@@ -62,6 +64,7 @@ class TrackingState:
     state: str = RECORDING
     run_id: str | None = None
     experiment_id: str | None = None
+    unsure: bool = False
     attempt: int = 0
     metrics_offset_bytes: int = 0
     system_offset_bytes: int = 0
@@ -94,7 +97,7 @@ def load(run_dir: Path) -> TrackingState | None:
 
 def _is_of(value: Any, kind: str) -> bool:
     """Of the outermost type: ``dict`` of ``dict[str, int]``."""
-    names = {"str": str, "int": int, "dict": dict, "list": list, "None": type(None)}
+    names = {"str": str, "int": int, "bool": bool, "dict": dict, "list": list, "None": type(None)}
     return any(type(value) is names[word.strip().partition("[")[0]] for word in kind.split("|"))
 
 

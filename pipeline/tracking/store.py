@@ -12,6 +12,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,6 +29,7 @@ _SETTINGS = {
     "MLFLOW_ENABLE_ASYNC_LOGGING": "false",  # drops points in silence when a server is down
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # create_run twice is two runs; the recorder looks first
     "MLFLOW_HTTP_REQUEST_TIMEOUT": str(ANSWER_TIMEOUT_S),
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # a request at each end, for a line that nobody reads
 }
 os.environ.update({name: os.environ.get(name, value) for name, value in _SETTINGS.items()})
 logging.getLogger("alembic").setLevel(logging.ERROR)
@@ -44,8 +46,7 @@ from mlflow.entities import (  # noqa: E402  (the settings above must come first
 from mlflow.exceptions import MlflowException  # noqa: E402
 from mlflow.tracking.client import MlflowClient  # noqa: E402
 
-METRICS_PER_CALL = 1000  # MLflow's limits
-_PARAMS_PER_CALL = 100
+ITEMS_PER_CALL = 1000  # MLflow's limit: points, parameters and tags together
 _DATA_TRIES = 3
 _OPEN_TIMEOUT_S = 60.0  # the schema of a fresh database takes 3–10 s to create
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # opens the training view, not GenAI's
@@ -89,6 +90,18 @@ def _reason(error: Exception) -> str:
         return system[1].rstrip(" :")
     lines = text.strip().splitlines() or [type(error).__name__]
     return lines[0][:300]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredRun:
+    """What the store has of a run; ``data``: name and digest of its inputs, ``last_steps``: of each metric."""
+
+    run_id: str
+    name: str
+    status: str
+    params: Mapping[str, str]
+    data: Sequence[tuple[str, str]]
+    last_steps: Mapping[str, int]
 
 
 class Store:
@@ -136,8 +149,8 @@ class Store:
 
     def open_run(
         self, experiment_id: str, key: str, token: str, known: str | None, name: str, start_ms: int | None
-    ) -> str:
-        """The run id of run key ``key``, made where there is none yet.
+    ) -> StoredRun:
+        """The run of run key ``key``, made where there is none yet.
 
         ``known`` is preferred, then the oldest. ``token`` marks what this recorder makes: when the answer to
         a creation was lost and it made another one, all but the chosen one are deleted again.
@@ -146,13 +159,18 @@ class Store:
             runs = self._find(experiment_id, key)
             if not runs:
                 tags = {"paceline.run_key": key, _TOKEN_TAG: token}
-                self._client.create_run(experiment_id, start_time=start_ms, tags=tags, run_name=name)
-                runs = self._find(experiment_id, key)
-            if not runs:
-                raise StoreError("the run that was just created cannot be found")
+                runs = [self._client.create_run(experiment_id, start_time=start_ms, tags=tags, run_name=name)]
             chosen = next((run for run in runs if run.info.run_id == known), runs[0])
             self._delete_others(runs, chosen, token)
-            return str(chosen.info.run_id)
+        inputs = chosen.inputs.dataset_inputs if chosen.inputs else []
+        return StoredRun(
+            run_id=str(chosen.info.run_id),
+            name=str(chosen.info.run_name),
+            status=str(chosen.info.status),
+            params=dict(chosen.data.params),
+            data=[(item.dataset.name, item.dataset.digest) for item in inputs],
+            last_steps={metric.key: int(metric.step) for metric in chosen.data.to_proto().metrics},
+        )
 
     def _find(self, experiment_id: str, key: str) -> list[Run]:
         quoted = key.replace("'", "")
@@ -176,36 +194,36 @@ class Store:
         with calls():
             self._client.update_run(run_id, status="RUNNING", name=name)
 
-    def set_ended(self, run_id: str, name: str, status: str, end_ms: int | None) -> None:
+    def set_name(self, run_id: str, name: str) -> None:
+        with calls():
+            self._client.update_run(run_id, name=name)
+
+    def set_ended(self, run_id: str, status: str, end_ms: int | None) -> None:
         """``status`` FINISHED, PRUNED, FAILED or KILLED; ``end_ms`` unix milliseconds.
 
         MLflow has no word for a pruned run; as FINISHED it would stand among those that were trained to the end.
         """
         with calls():
-            self._client.update_run(run_id, name=name)
             self._client.set_terminated(run_id, "KILLED" if status == "PRUNED" else status, end_time=end_ms)
 
-    def log_points(self, run_id: str, points: Sequence[Point]) -> list[str]:
-        """Returns the names of metrics that the store refused."""
-        metrics = [Metric(point.key, point.value, point.time_ms, point.step) for point in points]
-        refused = _send(lambda part: self._client.log_batch(run_id, metrics=part), metrics, METRICS_PER_CALL)
-        return [metric.key for metric in refused]
+    def log(
+        self, run_id: str, points: Sequence[Point], params: Mapping[str, str], tags: Mapping[str, str]
+    ) -> list[str]:
+        """All in one request where it holds them. Returns the names that the store refused: a parameter never changes,
+        and one with another value would make it refuse the rest."""
 
-    def log_params(self, run_id: str, params: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-        """Log what the run lacks. Returns refused names, and values that differ from those already there:
-        MLflow never changes a parameter, and one such value would make it refuse the rest."""
-        with calls():
-            there = self._client.get_run(run_id).data.params
-        differ = {name: value for name, value in params.items() if name in there and there[name] != value}
-        new = [Param(name, value) for name, value in params.items() if name not in there]
-        refused = _send(lambda part: self._client.log_batch(run_id, params=part), new, _PARAMS_PER_CALL)
-        return [param.key for param in refused], {n: f"{there[n]} → {value}" for n, value in differ.items()}
+        def send(part: Sequence[Metric | Param | RunTag]) -> None:
+            self._client.log_batch(
+                run_id,
+                metrics=[item for item in part if isinstance(item, Metric)],
+                params=[item for item in part if isinstance(item, Param)],
+                tags=[item for item in part if isinstance(item, RunTag)],
+            )
 
-    def set_tags(self, run_id: str, tags: Mapping[str, str]) -> list[str]:
-        """Returns the names of tags that the store refused."""
-        items = [RunTag(name, value) for name, value in tags.items()]
-        refused = _send(lambda part: self._client.log_batch(run_id, tags=part), items, _PARAMS_PER_CALL)
-        return [tag.key for tag in refused]
+        items: list[Metric | Param | RunTag] = [Param(name, value) for name, value in params.items()]
+        items += [RunTag(name, value) for name, value in tags.items()]
+        items += [Metric(point.key, point.value, point.time_ms, point.step) for point in points]
+        return [item.key for item in _send(send, items, ITEMS_PER_CALL)]
 
     def log_data(self, run_id: str, data: DataInput) -> list[str]:
         """The run's data set as its input; again is nothing new. Returns its name where the store refused it."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,13 +11,11 @@ from pipeline.core import program as programs
 from pipeline.runs import system_metrics
 from pipeline.tracking import artifacts, state
 from pipeline.tracking.description import Description, Progress, describe
-from pipeline.tracking.points import Point, final_points, nonfinite, one_off, read_points
+from pipeline.tracking.points import Chunk, Point, final_points, nonfinite, one_off, read_points
 from pipeline.tracking.state import TrackingState, fingerprint, fingerprints
 
 if TYPE_CHECKING:
-    from pipeline.tracking.store import Store
-
-_POINTS_PER_READ = 1000
+    from pipeline.tracking.store import Store, StoredRun
 
 
 class Writer:
@@ -36,14 +35,21 @@ class Writer:
         self._succeeded = succeeded
         self._store: Store | None = None
         self._opened: int | None = None  # the attempt that the store knows of
+        self._name = ""  # the run's, in the store
+        self._params: Mapping[str, str] = {}  # they and the tags go with the next points
+        self._tags: Mapping[str, str] = {}
 
     def write(self, now: Progress) -> None:
         inputs = fingerprints(self.run_dir)  # taken first: what changes during the pass makes another one
         store = self._connected()
-        if self._opened != now.attempt:
+        is_new = self._opened != now.attempt
+        if is_new:
             self._open(store, now)
-        self._log_metrics(store)
         self._log_system_metrics(store)
+        self._log(store, now)
+        if is_new:
+            self._upload(store, self._run_id, artifacts.early(self.run_dir))
+            self._opened = now.attempt
         if now.ended:
             self._complete(store, now)
             self.state.inputs = inputs
@@ -61,76 +67,104 @@ class Writer:
 
     def _open(self, store: Store, now: Progress) -> None:
         """Find or make the run. A crash between the two writes of tracking.json finds it again by its tag."""
-        self.state.save(self._folder)
         about = self._describe()
         experiment_id = store.experiment_id(self.state.experiment)
-        run_id = store.open_run(
-            experiment_id, about.key, self.state.token, self.state.run_id, about.name, about.start_ms
-        )
-        if run_id != self.state.run_id:
+        unsure, self.state.unsure = self.state.unsure, True
+        self.state.save(self._folder)
+        run = store.open_run(experiment_id, about.key, self.state.token, self.state.run_id, about.name, about.start_ms)
+        self.state.unsure = unsure
+        if run.run_id != self.state.run_id:
             self.state.metrics_offset_bytes, self.state.last_steps, self.state.artifacts = 0, {}, {}
             self.state.system_offset_bytes, self.state.nonfinite = 0, {}
         if now.attempt != self.state.attempt:  # the new attempt may have cut metrics.jsonl back to its checkpoint
             self.state.metrics_offset_bytes = 0
-        self.state.run_id, self.state.experiment_id, self.state.attempt = run_id, experiment_id, now.attempt
+        # of a request whose answer was lost nothing is known here, and the new attempt has other times for its steps
+        self.state.last_steps = _later(self.state.last_steps, run.last_steps)
+        self.state.run_id, self.state.experiment_id, self.state.attempt = run.run_id, experiment_id, now.attempt
         self._succeeded()  # before it writes: while the store worked, another run may have taken the folder's place
         self.state.save(self._folder)
-        self._log_description(store, run_id, about)
-        if not now.ended:
-            store.set_running(run_id, about.name)
-        self._upload(store, run_id, artifacts.early(self.run_dir))
-        self._opened = now.attempt
+        self._tell(store, run, about, now)
 
-    def _log_description(self, store: Store, run_id: str, about: Description) -> None:
-        refused, differ = store.log_params(run_id, about.params)
-        tags = dict(about.tags)
+    def _tell(self, store: Store, run: StoredRun, about: Description, now: Progress) -> None:
+        """What the run is: its data and status at once, parameters and tags with the first points."""
+        differ = {name: value for name, value in about.params.items() if run.params.get(name, value) != value}
+        self._params = {name: value for name, value in about.params.items() if name not in run.params}
+        self._tags = {} if now.ended else dict(about.tags)  # else they come with the last points
         if differ:
-            changed = "; ".join(f"{name}: {values}" for name, values in differ.items())
-            tags["paceline.changed_params"] = changed[:8000]
-        refused += store.set_tags(run_id, tags)
-        if about.data is not None:
-            refused += store.log_data(run_id, about.data)
-        self._note(f"MLflow refused {name}" for name in refused)
+            changed = "; ".join(f"{name}: {run.params[name]} → {value}" for name, value in differ.items())
+            self._tags = {**self._tags, "paceline.changed_params": changed[:8000]}
+        if about.data is not None and (about.data.name, about.data.digest) not in run.data:
+            self._note(f"MLflow refused {name}" for name in store.log_data(run.run_id, about.data))
+        self._name = run.name
+        if not now.ended and (run.status, run.name) != ("RUNNING", about.name):
+            store.set_running(run.run_id, about.name)
+            self._name = about.name
         self._succeeded()
 
-    def _log_metrics(self, store: Store) -> None:
-        path = self.run_dir / "metrics.jsonl"
-        while True:
-            chunk = read_points(path, self.state.metrics_offset_bytes, _POINTS_PER_READ)
-            if chunk.end_bytes == self.state.metrics_offset_bytes:
+    def _log(self, store: Store, now: Progress) -> None:
+        """The points that came since, in full requests: what is left of a run under way goes with the next pass."""
+        from pipeline.tracking.store import ITEMS_PER_CALL
+
+        for number in itertools.count():
+            room = max(1, ITEMS_PER_CALL - len(self._params) - len(self._tags))
+            chunk = read_points(self.run_dir / "metrics.jsonl", self.state.metrics_offset_bytes, room)
+            if number and chunk.is_last and not now.ended:
                 return
-            self._log_points(store, one_off(chunk.points) if self._tests_once else chunk.points)
-            if chunk.bad_lines:
-                self._note([f"{chunk.bad_lines} lines of metrics.jsonl before byte {chunk.end_bytes} make no sense"])
-            self.state.metrics_offset_bytes = chunk.end_bytes
-            self._succeeded()
+            self._send(store, chunk, ends=chunk.is_last and now.ended)
+            if chunk.is_last:
+                return
+
+    def _send(self, store: Store, chunk: Chunk, *, ends: bool) -> None:
+        """One request, with the final figures and tags where the run ``ends``; then it stands in tracking.json."""
+        points = one_off(chunk.points) if self._tests_once else list(chunk.points)
+        steps = _later(self.state.last_steps, _last_steps(points))
+        tags, found = self._tags, {**nonfinite(points), **self.state.nonfinite}
+        if ends:
+            points += final_points(self.run_dir, {name for name, step in steps.items() if step > 0})
+            steps = _later(steps, _last_steps(points))
+            tags = {**tags, **describe(self.run_dir, found).tags}
+        new = self._new(points)
+        if new or self._params or tags:
+            self._note(f"MLflow refused {name}" for name in store.log(self._run_id, new, self._params, tags))
+        if chunk.bad_lines:
+            self._note([f"{chunk.bad_lines} lines of metrics.jsonl before byte {chunk.end_bytes} make no sense"])
+        moved = (self.state.metrics_offset_bytes, self.state.last_steps) != (chunk.end_bytes, steps)
+        self.state.metrics_offset_bytes, self.state.last_steps, self.state.nonfinite = chunk.end_bytes, steps, found
+        self._params, self._tags = {}, {}
+        self._succeeded()
+        if moved:
             self.state.save(self._folder)
 
     def _log_system_metrics(self, store: Store) -> None:
         """No attempt takes any of them back."""
+        from pipeline.tracking.store import ITEMS_PER_CALL
+
         path = self.run_dir / system_metrics.FILE
-        while (chunk := read_points(path, self.state.system_offset_bytes, _POINTS_PER_READ)).points:
-            self._log_points(store, chunk.points)
+        while (chunk := read_points(path, self.state.system_offset_bytes, ITEMS_PER_CALL)).points:
+            new = self._new(chunk.points)
+            if new:
+                self._note(f"MLflow refused {name}" for name in store.log(self._run_id, new, {}, {}))
             self.state.system_offset_bytes = chunk.end_bytes
+            self.state.last_steps = _later(self.state.last_steps, _last_steps(new))
             self._succeeded()
             self.state.save(self._folder)
+            if chunk.is_last:
+                return
 
-    def _log_points(self, store: Store, points: Iterable[Point]) -> None:
-        new = [point for point in points if point.step > self.state.last_steps.get(point.key, -1)]
-        if new:
-            self._note(f"MLflow refused {name}" for name in store.log_points(self._run_id, new))
-        self.state.nonfinite = {**nonfinite(new), **self.state.nonfinite}
-        for point in new:
-            self.state.last_steps[point.key] = max(point.step, self.state.last_steps.get(point.key, -1))
+    def _new(self, points: Iterable[Point]) -> list[Point]:
+        """Without those that the store has."""
+        return [point for point in points if point.step > self.state.last_steps.get(point.key, -1)]
 
     def _complete(self, store: Store, now: Progress) -> None:
-        self._log_points(store, final_points(self.run_dir, self._curves()))
         about = self._describe()
-        self._note(f"MLflow refused {name}" for name in store.set_tags(self._run_id, about.tags))
-        self._succeeded()
         self._upload(store, self._run_id, artifacts.early(self.run_dir) + artifacts.late(self.run_dir, now.attempt))
-        store.remove_duplicates(str(self.state.experiment_id), about.key, self.state.token, self._run_id)
-        store.set_ended(self._run_id, about.name, str(now.state), now.end_ms)
+        if self.state.unsure:
+            store.remove_duplicates(str(self.state.experiment_id), about.key, self.state.token, self._run_id)
+            self.state.unsure = False
+        if about.name != self._name:
+            store.set_name(self._run_id, about.name)
+            self._name = about.name
+        store.set_ended(self._run_id, str(now.state), now.end_ms)
         self._succeeded()
 
     def _upload(self, store: Store, run_id: str, paths: Iterable[Path]) -> None:
@@ -148,10 +182,6 @@ class Writer:
     def _describe(self) -> Description:
         return describe(self.run_dir, self.state.nonfinite)
 
-    def _curves(self) -> set[str]:
-        """Metrics that were logged while the run went on; what stands at step 0 already is a one-off figure."""
-        return {name for name, step in self.state.last_steps.items() if step > 0}
-
     @property
     def _tests_once(self) -> bool:
         """Whether the run's test/ metrics are measured once, after the training; a script's may be a curve."""
@@ -163,3 +193,12 @@ class Writer:
 
     def _note(self, notes: Iterable[str]) -> None:
         self.state.notes += [note for note in notes if note not in self.state.notes]
+
+
+def _last_steps(points: Iterable[Point]) -> dict[str, int]:
+    return {point.key: point.step for point in sorted(points, key=lambda point: point.step)}
+
+
+def _later(steps: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
+    """Of each metric the later one of the two."""
+    return {name: max(steps.get(name, -1), others.get(name, -1)) for name in {**steps, **others}}

@@ -171,8 +171,11 @@ def test_metrics_are_read_to_the_last_whole_line(tmp_path: Path) -> None:
     ]
     assert chunk.bad_lines == 1
     assert path.read_bytes()[chunk.end_bytes :] == b'{"t": 3.0, "st'
+    assert chunk.is_last
     assert read_points(path, chunk.end_bytes, 1000).points == ()
-    assert len(read_points(path, 0, 1).points) == 1
+    first = read_points(path, 0, 2)  # the second line would make three
+    assert (len(first.points), first.is_last) == (1, False)
+    assert len(read_points(path, first.end_bytes, 1).points) == 2  # a line is never cut
     path.write_text(json.dumps(lines[1]) + "\n", encoding="utf-8")
     assert len(read_points(path, chunk.end_bytes, 1000).points) == 2  # the file shrank: from its start
 

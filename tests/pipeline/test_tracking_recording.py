@@ -18,7 +18,7 @@ import pytest
 from pipeline import tracking
 from pipeline.core.errors import PacelineError
 from pipeline.tracking.state import DONE, PENDING, RECORDING, TrackingState
-from tests import small_disk
+from tests import read_only, small_disk
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
 from tests.pipeline.tracking_store import EXPERIMENT
@@ -121,7 +121,10 @@ def test_runs_that_a_lost_answer_left_behind_are_removed(tmp_path: Path, uri: st
     run = folder.started(tmp_path)
     first = tracking.record(run, uri, EXPERIMENT)
     assert first.state == RECORDING
-    token = json.loads((run / "tracking.json").read_text())["token"]
+    known = json.loads((run / "tracking.json").read_text())
+    token = known["token"]
+    assert not known["unsure"]
+    folder.write(run / "tracking.json", {**known, "unsure": True})  # as a time-out of the creation leaves it
     client, number = store.client(uri), store.runs(uri)[0].info.experiment_id
     tags = {"paceline.run_key": folder.KEY}
     client.create_run(number, tags={**tags, "paceline.recorder": token})
@@ -153,6 +156,23 @@ def test_a_second_attempt_continues_the_run_without_repeating_steps(tmp_path: Pa
     assert [step for step, _, _ in store.history(uri, only.info.run_id)] == list(range(20))
 
 
+def test_points_whose_answer_was_lost_are_not_repeated_by_an_attempt_that_does_their_steps_again(
+    tmp_path: Path, uri: str
+) -> None:
+    from mlflow.entities import Metric
+
+    run = folder.started(tmp_path)
+    folder.metrics(run, range(10))
+    first = tracking.record(run, uri, EXPERIMENT)
+    taken = [Metric("train/loss", 1.0 / (1 + step), int((folder.T0 + step) * 1000), step) for step in (10, 11, 12)]
+    store.client(uri).log_batch(first.run_id, taken)  # the server took them, and tracking.json doesn't know
+    folder.metrics(run, range(10, 20), at=folder.T0 + 100)
+    folder.journal(run, "PLANNED", "RUNNING", attempt=2, at=folder.T0 + 90)
+    folder.end(run, attempt=2)
+    assert tracking.record(run, uri, EXPERIMENT).run_id == first.run_id
+    assert [step for step, _, _ in store.history(uri, str(first.run_id))] == list(range(20))
+
+
 def test_one_bad_parameter_does_not_cost_the_others(tmp_path: Path, uri: str) -> None:
     run = finished(tmp_path, note="first")
     first = tracking.record(run, uri, EXPERIMENT)
@@ -165,8 +185,8 @@ def test_one_bad_parameter_does_not_cost_the_others(tmp_path: Path, uri: str) ->
     assert data.tags["paceline.changed_params"] == "note: first → second"
 
 
-def test_many_points_and_odd_values_arrive(tmp_path: Path, uri: str) -> None:
-    run = folder.started(tmp_path)
+def test_many_points_fields_and_odd_values_arrive(tmp_path: Path, uri: str) -> None:
+    run = folder.started(tmp_path, own={f"wörd {number}=[{number}]": number for number in range(250)})
     folder.metrics(run, range(2500))
     with (run / "metrics.jsonl").open("a") as file:
         odd = {"t": folder.T0, "step": 2500, "epoch": 1, "metrics": {"train/loss": math.nan, "a=b": 1, "x": math.inf}}
@@ -178,6 +198,7 @@ def test_many_points_and_odd_values_arrive(tmp_path: Path, uri: str) -> None:
     assert len(store.history(uri, str(recorded.run_id))) == 2501
     assert store.history(uri, str(recorded.run_id), "a_b") == [(2500, int(folder.T0 * 1000), 1.0)]
     only = store.runs(uri)[0]
+    assert len([name for name in only.data.params if name.startswith("own.wörd")]) == 250
     assert only.info.status == "KILLED"
     assert only.data.tags["paceline.nonfinite"] == "train/loss: NaN at step 2500; x: infinite at step 2500"
     assert "was NaN at step 2500" in only.data.tags["mlflow.note.content"]
@@ -198,6 +219,17 @@ def test_a_full_disk_under_the_artifacts_is_said_and_the_rest_of_the_record_come
     assert tracking.record(run, uri, EXPERIMENT).run_id == recorded.run_id
     assert "checkpoints/final.pt" in store.artifacts(uri, str(recorded.run_id), "checkpoints")
     assert len(store.history(uri, str(recorded.run_id))) == 20
+
+
+def test_an_artifact_folder_that_nobody_may_write_to_is_said_at_once(tmp_path: Path, uri: str) -> None:
+    run = finished(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with read_only.mounted(tmp_path / "empty", tmp_path / "mlartifacts"):
+        recorded = tracking.record(run, uri, EXPERIMENT, give_up_s=HANG_S)  # it doesn't wait for a mending
+        assert recorded.state == PENDING
+        assert "Read-only file system" in recorded.message
+        assert len(store.history(uri, str(recorded.run_id))) == 20
+    assert tracking.record(run, uri, EXPERIMENT).state == DONE
 
 
 def test_later_files_are_added_to_a_finished_record(tmp_path: Path, uri: str) -> None:

@@ -25,6 +25,7 @@ import pytest
 
 from pipeline import tracking
 from pipeline.tracking import client
+from pipeline.tracking.inputs import DataInput
 from pipeline.tracking.state import DONE, PENDING
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
@@ -195,7 +196,12 @@ def test_the_page_is_a_server_that_goes_and_comes_back_and_has_everything_once(t
     shutil.copy(database, tmp_path)
     port = free_port()
     uri = f"http://127.0.0.1:{port}"
+    place = tmp_path / "mlartifacts"
+    place.write_text("no folder")
     with page(tmp_path / "mlflow.db") as served, ThreadPoolExecutor() as threads:
+        full = tracking.record(folder.started(tmp_path, key="f" * 12), f"http://127.0.0.1:{served}", "other")
+        assert (full.state, "its folder of artifacts may be full or read-only" in full.message) == (PENDING, True)
+        place.unlink()
         with forwarded(port, served):
             assert tracking.record(run, uri, EXPERIMENT).state == "recording"
             follower = threads.submit(tracking.record, run, uri, EXPERIMENT, follow=True)
@@ -218,6 +224,29 @@ def test_the_page_is_a_server_that_goes_and_comes_back_and_has_everything_once(t
             assert tracking.record(run, uri, EXPERIMENT).run_id == recorded.run_id
             assert len(store.runs(uri)) == 1
             assert len(store.history(uri, only.info.run_id)) == 20
+            assert both_have_their_data(uri, f"sqlite:///{tmp_path}/mlflow.db", rounds=5)
+
+
+def both_have_their_data(uri: str, other: str, rounds: int) -> bool:
+    """Whether two runs have their data set as an input when both are the first to tell of it, at once."""
+    from pipeline.tracking.store import Store  # imports mlflow
+
+    client, number = store.client(uri), store.client(uri).create_experiment("data")
+    stores, at_once = [Store(uri), Store(other)], threading.Barrier(2)
+
+    def log(store: Store, run_id: str, data: DataInput) -> list[str]:
+        at_once.wait(HANG_S)
+        return store.log_data(run_id, data)
+
+    for name in map(str, range(rounds)):
+        data = DataInput(name=name, digest=name, source="{}", schema="{}", profile="{}", context="train")
+        runs = [client.create_run(number).info.run_id for _ in stores]
+        with ThreadPoolExecutor() as threads:
+            refused = list(threads.map(log, stores, runs, [data] * 2))
+        inputs = [client.get_run(run_id).inputs.dataset_inputs for run_id in runs]
+        if refused != [[], []] or [len(found) for found in inputs] != [1, 1]:
+            return False
+    return True
 
 
 WORKS = "import time\nwhile time.process_time() < 1.0: pass"
