@@ -9,7 +9,10 @@ import venv
 from functools import cache
 from pathlib import Path
 
-STAND_INS = Path(__file__).resolve().parents[1] / "stand_ins"
+from tests.stand_ins import forked_recorders
+
+ROOT = Path(__file__).resolve().parents[2]
+STAND_INS = ROOT / "tests" / "stand_ins"
 _asking: list[int] = []  # open as long as this process lives
 
 
@@ -17,21 +20,35 @@ _asking: list[int] = []  # open as long as this process lives
 def light_python(*, forks_ranks: bool = False) -> str:
     """Its path. It has all that this interpreter has; made once a call of pytest, in a folder that all workers share.
 
-    ``forks_ranks``: another one, whose torchrun has ranks forked by a process that ends with the workers.
+    Its recorders are forked by a process that ends with the workers. ``forks_ranks``: another one, whose torchrun has
+    ranks forked, too.
     """
+    from tests.shared_fixture import shared_folder  # imports pytest
+
+    python = _made("light python")
+    recorders = STAND_INS / "forked_recorders.py"
+    _with_workers("recorders", [python, "-Iu", str(recorders), str(ROOT), forked_recorders.address(shared_folder())])
     if forks_ranks:
         return forking_python("torch.distributed.elastic.multiprocessing.errors", "torch._dynamo", "torchvision")
-    return _made("light python")
+    return python
 
 
 @cache
 def forking_python(*imported: str) -> str:
     """The path of an interpreter of its own for a process that has these modules imported and forks, for all workers
     of this call of pytest: ``forked_ranks.address`` of its prefix is where. It may not be there yet."""
-    from pipeline.core.locks import held  # here: not for those who only ask for the path
+    name = f"light python that forks {len(imported)}"
+    python = _made(name)
+    _with_workers(name, [python, "-Iu", str(STAND_INS / "forked_ranks.py"), *imported])
+    return python
 
-    python = _made(f"light python that forks {len(imported)}")
-    workers = Path(python).parents[1] / "workers"
+
+def _with_workers(name: str, argv: list[str]) -> None:
+    """Have one such process as long as any worker of this call of pytest lives: then its stdin ends."""
+    from pipeline.core.locks import held  # here: not for those who only ask for the path
+    from tests.shared_fixture import shared_folder
+
+    workers = shared_folder() / f"workers of {name}"
     with held(Path(f"{workers}.lock")):
         if not workers.exists():
             os.mkfifo(workers)
@@ -40,11 +57,9 @@ def forking_python(*imported: str) -> str:
         except OSError:  # nobody reads there: it has not been started
             reader = os.open(workers, os.O_RDONLY | os.O_NONBLOCK)
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-            argv = [python, "-Iu", str(STAND_INS / "forked_ranks.py"), *imported]
             subprocess.Popen(argv, env=environment, stdin=reader)
             _asking.append(os.open(workers, os.O_WRONLY))
             os.close(reader)
-    return python
 
 
 def _made(name: str) -> str:

@@ -1,7 +1,7 @@
 """Imported whenever the interpreter of tests/integration/light.py starts: what stands in for what.
 
-Two of a small run's processes spend seconds on imports, though few tests are about what they do: torchrun, and the
-evaluation report with scikit-learn and matplotlib.
+Three of a small run's processes spend seconds on imports, though few tests are about what they do: torchrun, the
+evaluation report with scikit-learn and matplotlib, and the recorder, which is forked.
 """
 
 import sys
@@ -15,3 +15,7 @@ elif _ASKED == ["-m", "pipeline.evaluation.report"]:
     import report_libraries  # type: ignore[import-not-found]  # beside this file, whose folder is on the path
 
     report_libraries.install()
+elif _ASKED == ["-m", "pipeline.tracking"]:
+    import forked_recorders  # type: ignore[import-not-found]
+
+    forked_recorders.stand_in()
