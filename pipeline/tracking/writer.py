@@ -120,7 +120,9 @@ class Writer:
         steps = _later(self.state.last_steps, _last_steps(points))
         tags, found = self._tags, {**nonfinite(points), **self.state.nonfinite}
         if ends:
-            points += final_points(self.run_dir, {name for name, step in steps.items() if step > 0})
+            # the last lines of the curves, in this very request, hold most of them
+            final = final_points(self.run_dir, {name for name, step in steps.items() if step > 0})
+            points += [point for point in final if point.step > steps.get(point.key, -1)]
             steps = _later(steps, _last_steps(points))
             tags = {**tags, **describe(self.run_dir, found).tags}
         new = self._new(points)

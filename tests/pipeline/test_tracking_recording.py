@@ -90,6 +90,17 @@ def test_a_finished_run_is_recorded_whole(tmp_path: Path, uri: str) -> None:
     assert (tmp_path / "mlartifacts").is_dir()
 
 
+def test_a_figure_of_the_summary_that_ends_a_curve_is_recorded_once(tmp_path: Path, uri: str) -> None:
+    run = finished(tmp_path)
+    with (run / "metrics.jsonl").open("a") as file:
+        for step, values in ((10, {"val/loss": 0.5}), (20, {"val/loss": 0.4, "test/accuracy": 0.9})):
+            file.write(json.dumps({"t": folder.T0 + step, "step": step, "epoch": 0, "metrics": values}) + "\n")
+    folder.summary(run, metrics={"val/loss": 0.4, "test/accuracy": 0.9})
+    run_id = str(tracking.record(run, uri, EXPERIMENT).run_id)
+    assert [step for step, _, _ in store.history(uri, run_id, "val/loss")] == [10, 20]
+    assert [step for step, _, _ in store.history(uri, run_id, "test/accuracy")] == [0]
+
+
 def test_a_second_call_does_nothing_and_needs_no_mlflow(tmp_path: Path, uri: str) -> None:
     run = finished(tmp_path)
     tracking.record(run, uri, EXPERIMENT)

@@ -70,18 +70,20 @@ def end(run: Path, state: str = "FINISHED", *, steps: int = 20, attempt: int = 1
     (run / "evaluation" / "confusion_matrix.png").write_bytes(b"\x89PNG")
     write(run / "attempts" / str(attempt) / "node0.log", "rank 0 says hello\n")
     write(run / "attempts" / str(attempt) / "node1.log", "rank 1 says hello\n")
-    write_sealed(
-        run / "summary.json",
-        {
-            "state": state,
-            "metrics": {"test/accuracy": 0.9},
-            "steps": steps,
-            "first_step_unix_time": T0 + 2,
-            "train_s": 30.0,
-            "images_per_s": 1234.5,
-            "weights_sha256": "ab" * 32,
-            "dataset_digest": "cd" * 32,
-            "synthetic": synthetic,
-        },
-    )
+    summary(run, state=state, steps=steps, synthetic=synthetic)
     journal(run, state, attempt=attempt, at=T0 + 60)
+
+
+def summary(run: Path, **more: Any) -> None:
+    told = {
+        "state": "FINISHED",
+        "metrics": {"test/accuracy": 0.9},
+        "steps": 20,
+        "first_step_unix_time": T0 + 2,
+        "train_s": 30.0,
+        "images_per_s": 1234.5,
+        "weights_sha256": "ab" * 32,
+        "dataset_digest": "cd" * 32,
+        "synthetic": False,
+    }
+    write_sealed(run / "summary.json", told | more)
