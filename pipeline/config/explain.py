@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -36,6 +38,7 @@ _IN_A_HOST = re.compile(rf"Key '([^']+)' not in '{HostConfig.__name__}'\s+full_k
 _NO_HOSTS = re.compile(
     f"is not a subclass of {HostConfig.__name__}|is not a ListConfig|DictConfig with ListConfig|not Optional|not an int"
 )
+_BEGINS_AN_EXPRESSION = re.compile(r"[\[{]|\w+\(")  # a list, a mapping or a function: quotes make another thing of it
 _HOSTS_ARE = (
     "write cluster.hosts=[node1,me@node2:2222], or with their fields [{name: node1, nproc_per_node: 4}, …]; a file "
     "takes the latter alone: hosts: [{name: node1}, {name: node2, user: me, port: 2222}]"
@@ -90,11 +93,17 @@ def _of_hosts(culprit: str) -> bool:
 def _not_an_override(error: OverrideParseException) -> UsageError:
     key, _, value = str(error.override).partition("=")
     if value.startswith("~"):  # Hydra's mark of a deletion
-        return UsageError(f"{error.override!r}: a value that begins with ~ needs quotes: \"{key}='{value}'\"")
-    return UsageError(
-        f"{error.override!r} is not an override: {_first_line(error)}; "
-        "write key=value and quote values with , = [ ] { } or spaces"
-    )
+        return UsageError(f"{error.override!r}: a value that begins with ~ needs quotes: {_quoted(key, value)}")
+    reason = f"{error.override!r} is not an override: {_first_line(error)}"
+    if not value or _BEGINS_AN_EXPRESSION.match(value):
+        return UsageError(f"{reason}; write key=value and quote values with , = [ ] {{ }} or spaces")
+    return UsageError(f"{reason}; a text is written in quotes: {_quoted(key, value)}")
+
+
+def _quoted(key: str, value: str) -> str:
+    """The override whose value is this text, as one word of a shell."""
+    word = f"{key}={QuotedString(value, Quote.single).with_quotes()}"
+    return shlex.quote(word) if any(mark in word for mark in '"$`\\!\n') else f'"{word}"'
 
 
 def _once(compose: Composer) -> Composer:

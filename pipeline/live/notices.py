@@ -110,7 +110,7 @@ class Notices:
     def _call(self, notice: Notice) -> None:
         argv = shlex.split(self._config.command or "")
         env = {**os.environ, **as_environment(notice)}
-        done = process.run(argv, input=as_json(notice).encode(), env=env, timeout_s=LIMIT_S)
+        done = process.run(argv, input=f"{as_json(notice)}\n".encode(), env=env, timeout_s=LIMIT_S)
         if done.code != 0:
             last = (done.stderr.strip().splitlines() or [""])[-1]
             raise PacelineError(f"{argv[0]} ended with exit code {done.code}{': ' if last else ''}{last}")

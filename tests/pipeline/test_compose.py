@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -199,6 +200,8 @@ def test_composes_what_hydra_main_composes(
             ["~cluster.hosts: cluster.hosts always has a value and can't be deleted; write cluster.hosts="],
         ),
         ("cluster.spares=null", ["cluster.spares=null: that is no list of hosts"]),
+        ("tracking.experiment=a=b", ["a text is written in quotes: \"tracking.experiment='a=b'\""]),
+        ("tracking.experiment=$x 'y'", ["a text is written in quotes: 'tracking.experiment="]),
         ("cluster.hostfile=~/hosts", ["begins with ~ needs quotes: \"cluster.hostfile='~/hosts'\""]),
         ("optimizer=null", ["optimizer=null"]),
     ],
@@ -210,6 +213,14 @@ def test_a_refused_override_is_one_line_with_the_way_on(override: str, said: lis
     assert "\n" not in text
     for part in said:
         assert part in text
+
+
+@pytest.mark.parametrize("text", ["a=b", "~/x", "sh -c 'echo \"$X\"'", "back\\slash' `w` !", "it's"])
+def test_the_quotes_that_are_named_for_a_text_are_those_that_a_shell_and_hydra_take(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        compose_config([f"tracking.experiment={text}"])
+    (word,) = shlex.split(str(caught.value).partition(" quotes: ")[2])
+    assert compose_config([word]).tracking.experiment == text
 
 
 @pytest.mark.parametrize(
