@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.acceptance import settle
 from pipeline.cli.options import is_on
-from pipeline.cli.output import say
+from pipeline.cli.output import command, say
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.cluster.spares import without_use
 from pipeline.core import leftovers
@@ -135,7 +135,8 @@ def _damage(run: Run) -> AlteredError | None:
 
 
 def status() -> None:
-    """A run, and before it the steps that are being made, unless a run is named."""
+    """A run, and before it the steps that are being made, unless a run is named; of a sweep under way its trials."""
+    from pipeline.cli import showing, sweeping
     from pipeline.cli import steps as own
     from pipeline.runs import index as runs
     from pipeline.runs import status as progress
@@ -147,10 +148,16 @@ def status() -> None:
         say(line)
     if making and not runs.rows(current.config.runs_dir):
         return
-    folder = _named_or_newest()
-    if is_on(current.asked.options, "watch"):
-        from pipeline.cli import showing
-
+    folder, watched = _named_or_newest(), is_on(current.asked.options, "watch")
+    any_run = not named and all(word.startswith("paths.") for word in current.asked.overrides)
+    sweep = sweeping.under_way(current.config.runs_dir, folder) if any_run else None
+    if watched and sweep is not None:
+        showing.watch_sweep(sweep)
+        sweeping.show(sweep)
+        return
+    if sweep is not None:
+        say(f"{sweeping.standing(sweep)}: {command()} status watch=1 follows it; its newest trial:")
+    if watched:
         showing.watch(folder)
     say(progress.status(folder))
 

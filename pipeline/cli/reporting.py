@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cli import clone, sweeping
 from pipeline.cli.choosing import chosen, of_sweep
@@ -17,6 +17,8 @@ from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.files import expanded, write_atomic, write_hint
+from pipeline.core.specs import State
+from pipeline.core.tables import counted
 
 if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
     from pipeline.comparing.reading import ComparedRun
@@ -49,8 +51,8 @@ def report() -> None:
     target = _target(current, name, form)
     _write(target, text)
     say(f"\n{found.summary}\n  report       {relative(target)}" if form == "html" else relative(target))
-    if form == "html" and len(runs) == 1 and runs[0].state == "FINISHED":
-        say(f"  certificate  {relative(_certify(target, runs[0]))}")
+    if form == "html" and any(run.state == State.FINISHED for run in runs):
+        say(f"  certificate  {relative(_certify(target, found.title, runs))}")
 
 
 def _is_of_sweep(current: Session) -> bool:
@@ -135,13 +137,19 @@ def _write(target: Path, text: str) -> None:
         raise PacelineError(f"{target} can't be written: {os_reason(error)}", hint=hint) from error
 
 
-def _certify(beside: Path, run: ComparedRun) -> Path:
-    """The certificate's file."""
+def _certify(beside: Path, title: str, runs: Sequence[ComparedRun]) -> Path:
+    """The certificate's file: of one run, or of all that are finished."""
     from pipeline.comparing import certificate
     from pipeline.runs.folder import RunFolder
 
-    target = beside.with_name(f"{run.key}.certificate.json")
-    _write(target, certificate.of_run(RunFolder(run.folder), run.verdict))
+    if len(runs) == 1:
+        text, name = certificate.of_run(RunFolder(runs[0].folder), runs[0].verdict), runs[0].key
+    else:
+        finished = [RunFolder(run.folder) for run in runs if run.state == State.FINISHED]
+        others = {run.key: str(run.state) for run in runs if run.state != State.FINISHED}
+        text, name = certificate.of_runs(title, finished, others), beside.stem
+    target = beside.with_name(f"{name}.certificate.json")
+    _write(target, text)
     return target
 
 
@@ -157,29 +165,50 @@ def verify() -> None:
 
 def _verify(current: Session, path: Path) -> None:
     from pipeline.comparing import certificate
-    from pipeline.runs.folder import RunFolder
 
-    found = certificate.read(path)
-    folder = RunFolder(current.config.runs_dir / str(found["run"]))
-    shown = relative(path)
-    if not folder.path.is_dir():
-        say(f"{shown}: whole; its key follows from its parts. Run {folder.key} isn't here, so nothing else was checked")
-        _say_standing(found)
-        return
-    wrong = list(certificate.disagreements(found, folder, ROOT))
+    found, runs_dir = certificate.read(path), current.config.runs_dir
+    here = [run for run in found if (runs_dir / str(run["run"])).is_dir()]
+    shown, alone = relative(path), len(found) == 1
+    wrong = [line for run in here for line in _wrong(run, runs_dir, alone=alone)]
     if wrong:
+        who = f"run {here[0]['run']} isn't" if alone else "not all of its runs are"
         lines = "\n".join(f"  {line}" for line in wrong)
-        raise PacelineError(
-            f"{shown} is whole, but run {folder.key} isn't what it says:\n{lines}", hint=f"doit status run={folder.key}"
-        )
-    without = certificate.unchecked(found, folder)
-    left = f" (not {', '.join(without)})" if without else ""
-    data = "" if any("data" in item for item in without) else ", data"
-    checked = f"key, code, {len(found['files_sha256'])} files{data}, figures{left}"
-    say(f"{shown}: whole, and run {folder.key} is what it says: {checked}")
+        hint = f"doit status run={here[0]['run']}" if alone else "doit status KEY; doit train makes one again"
+        raise PacelineError(f"{shown} is whole, but {who} what it says:\n{lines}", hint=hint)
+    if here:
+        who = f"run {here[0]['run']} is" if alone else f"{len(here)} of its {counted(len(found), 'run')} are"
+        say(f"{shown}: whole, and {who} what it says: {_checked(here, runs_dir)}")
+    else:
+        who = f"its key follows from its parts. Run {found[0]['run']} isn't"
+        who = who if alone else f"the keys of its {len(found)} runs follow from their parts. None of them is"
+        say(f"{shown}: whole; {who} here, so nothing else was checked")
+    if here and (missing := len(found) - len(here)):
+        say(f"  not here     {counted(missing, 'run')}: only that their keys follow from their parts was checked")
     _say_standing(found)
 
 
-def _say_standing(found: Mapping[str, object]) -> None:
-    said = found.get("verdict") or "not made again when this was written"
-    say(f"  made again   {said}\n  proves that nothing was changed since, not who wrote it")
+def _wrong(found: Mapping[str, Any], runs_dir: Path, *, alone: bool) -> list[str]:
+    from pipeline.comparing import certificate
+    from pipeline.runs.folder import RunFolder
+
+    lines = certificate.disagreements(found, RunFolder(runs_dir / str(found["run"])), ROOT)
+    return [line if alone else f"{found['run']}: {line}" for line in lines]
+
+
+def _checked(here: Sequence[Mapping[str, Any]], runs_dir: Path) -> str:
+    """What was, and what couldn't be."""
+    from pipeline.comparing import certificate
+    from pipeline.runs.folder import RunFolder
+
+    without = [item for run in here for item in certificate.unchecked(run, RunFolder(runs_dir / str(run["run"])))]
+    left = f" (not {', '.join(dict.fromkeys(without))})" if without else ""
+    data = "" if any("data" in item for item in without) else ", data"
+    return f"key, code, {sum(len(run['files_sha256']) for run in here)} files{data}, figures{left}"
+
+
+def _say_standing(found: Sequence[Mapping[str, Any]]) -> None:
+    verdicts = [str(run.get("verdict") or "not made again when this was written") for run in found]
+    counts = [
+        verdict if len(found) == 1 else f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)
+    ]
+    say(f"  made again   {', '.join(counts)}\n  proves that nothing was changed since, not who wrote it")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cli.output import say
+from pipeline.cli.output import command, say
 from pipeline.cli.verbosity import QUIET, VERBOSE, is_wanted, verbosity
 from pipeline.live.screen import Picture, Screen, is_live, plain_width
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pipeline.execution.work import RunServices
     from pipeline.live.sweep_state import SweepState
     from pipeline.runs.folder import RunFolder
+    from pipeline.sweep.folder import SweepFolder
 
 
 def screen(picture: Callable[[], Picture]) -> Screen:
@@ -54,7 +56,21 @@ def watch(folder: RunFolder) -> None:
         with screen(picture) as shown:
             follow(folder, shown)
     except KeyboardInterrupt:
-        say(f"no longer watched; the run goes on: doit status {folder.key} watch=1")
+        say(f"no longer watched; the run goes on: {command()} status {folder.key} watch=1")
+
+
+def watch_sweep(folder: SweepFolder) -> None:
+    """Follow a sweep that another command runs, to its end."""
+    from pipeline.live.sweep_picture import SweepPicture
+    from pipeline.live.watched_sweep import SweepFiles, follow
+
+    files = SweepFiles(folder)
+    state = files.so_far(time.time(), time.monotonic())
+    try:
+        with screen(lambda: SweepPicture(state, folder.path.parent.parent)) as shown:
+            follow(folder, files, shown)
+    except KeyboardInterrupt:
+        say(f"no longer watched; the sweep goes on: {command()} status watch=1")
 
 
 def services_shown(services: RunServices, shown: Screen, hear: Callable[[Any], None]) -> RunServices:

@@ -15,7 +15,10 @@ from pipeline.runs.index import ALTERED
 from pipeline.runs.result import AlteredError
 
 if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
+    from pathlib import Path
+
     from pipeline.runs.folder import RunFolder
+    from pipeline.sweep.folder import SweepFolder
 
 
 def sweep() -> None:
@@ -62,13 +65,19 @@ def run_jobs(jobs: Sequence[tuple[str, ...]], words: Sequence[str]) -> None:
 # -------------------------------------------------------------------------------------- the report
 def report() -> None:
     """What a sweep's trials have come to, from its folder and the run folders."""
+    from pipeline.sweep import folder as folders
+
+    options = session().asked.options
+    show(folders.find(session().config.runs_dir, options.get("sweep")), as_json=is_on(options, "json"))
+
+
+def show(folder: SweepFolder, *, as_json: bool = False) -> None:
+    """Its table, on stdout."""
     from pipeline.runs.folder import RunFolder
     from pipeline.sweep import folder as folders
     from pipeline.sweep import report as reporting
 
-    options, runs_dir = session().asked.options, session().config.runs_dir
-    folder = folders.find(runs_dir, options.get("sweep"))
-    about = folder.about()
+    about, runs_dir = folder.about(), folder.path.parent.parent
     entries = folders.latest(folder.entries()[0])
     results = []
     for item in about["trials"]:
@@ -88,11 +97,31 @@ def report() -> None:
             )
         )
     by = about.get("by", reporting.BY)  # what a search looks at
-    if is_on(options, "json"):
+    if as_json:
         say(json.dumps({"sweep": folder.name, **reporting.as_json(results, about["total"], by)}, indent=2))
         return
     say(f"sweep {folder.name}: {' '.join(about['words'])}")
     say(reporting.text(results, about["total"], by))
+
+
+def under_way(runs_dir: Path, newest: RunFolder) -> SweepFolder | None:
+    """The sweep that a command runs now, unless another command's run is the newest under way."""
+    from pipeline.core import locks
+    from pipeline.sweep import folder as folders
+
+    found = [folder for folder in folders.every(runs_dir) if locks.is_held(folder.lock)]
+    if not found:
+        return None
+    keys = {item["key"] for item in found[-1].about().get("trials", [])}
+    return found[-1] if newest.key in keys or not locks.is_held(newest.lock) else None
+
+
+def standing(folder: SweepFolder) -> str:
+    """``sweep 5bb24236b1de: 12 of 40 done, 4 running``."""
+    from pipeline.live.watched_sweep import SweepFiles
+
+    state = SweepFiles(folder).so_far(0.0, 0.0)
+    return f"sweep {state.name}: {state.done} of {state.total} done, {len(state.running)} running"
 
 
 def _figures_or_why(folder: RunFolder) -> tuple[Mapping[str, float], str]:

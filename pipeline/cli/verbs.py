@@ -195,7 +195,7 @@ VERBS: Mapping[str, Verb] = {
         summary="how far a run has come, and which steps are being made",
         options={
             "run": Option("KEY", "the run (or its key alone); without it and without overrides the newest"),
-            "watch": Option("1", "follow it to its end, as its own terminal shows it; Ctrl-C leaves the run alone"),
+            "watch": Option("1", "follow it, or the sweep under way, to its end; Ctrl-C leaves it alone"),
         },
         examples=("status", "status cf0848", "status watch=1"),
         shows_groups=False,

@@ -1,4 +1,4 @@
-"""A run's certificate: what it was made of and what came out, as one small file sealed by its own digest.
+"""A certificate of a run, or of several: what it was made of and what came out, as one file sealed by its own digest.
 
 The seal shows that the file is whole and wasn't edited by accident. It is integrity and no authorship: whoever edits
 the file on purpose can seal it anew, so who needs to know its author compares the seal with one that came another way.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from pipeline.runs.provenance import LOCK
 from pipeline.runs.result import AlteredError, Result
 
 KIND = "paceline certificate"
+OF_RUNS = "paceline certificate of runs"
+"""Holds what the certificate of each finished one would, and the state of each other."""
 VERSION = 1
 _VERDICTS = {True: "reproduced", False: "not reproduced"}
 _RESPACED = re.compile(rb'"sha256":\s*"[0-9a-f]{64}"\s*\}\s*\Z')
@@ -66,10 +68,26 @@ def of_run(folder: RunFolder, verdict: Mapping[str, Any] | None) -> str:
         UsageError: the run isn't finished.
         AlteredError: a part isn't what was written.
     """
+    return documents.sealed({"kind": KIND, "version": VERSION, **_told(folder, verdict)})
+
+
+def of_runs(title: str, finished: Sequence[RunFolder], others: Mapping[str, str]) -> str:
+    """The text of one for several.
+
+    Args:
+        others: the states of those that it says nothing else of, by key.
+
+    Raises what ``of_run`` does.
+    """
+    runs = [_told(folder, verdict_of(folder)) for folder in finished]
+    return documents.sealed({"kind": OF_RUNS, "version": VERSION, "title": title, "runs": runs, "others": dict(others)})
+
+
+def _told(folder: RunFolder, verdict: Mapping[str, Any] | None) -> dict[str, Any]:
     result, key = folder.read_result(), folder.read_key()
     if result is None or key is None or result.state != State.FINISHED:
         raise UsageError(f"run {folder.key} isn't finished: there is nothing to certify", hint="doit runs")
-    return documents.sealed({"kind": KIND, "version": VERSION, **_content(folder, result, key, verdict)})
+    return _content(folder, result, key, verdict)
 
 
 def _content(folder: RunFolder, result: Result, key: ContentKey, verdict: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -91,8 +109,8 @@ def _content(folder: RunFolder, result: Result, key: ContentKey, verdict: Mappin
     }
 
 
-def read(path: Path) -> dict[str, Any]:
-    """What a certificate says, after its seal and its key were checked.
+def read(path: Path) -> list[dict[str, Any]]:
+    """What a certificate says of each run, after its seal and their keys were checked.
 
     Raises:
         UsageError: there is no such file, or it is no certificate that this Paceline knows.
@@ -110,18 +128,28 @@ def read(path: Path) -> dict[str, Any]:
             raise UsageError(f"{path} is no certificate of a run", hint="doit report KEY writes one") from error
         why = "its line ends or spacing were changed" if _RESPACED.search(data) else f"it {error}"
         raise PacelineError(f"{path} was edited or damaged: {why}", hint="another copy of it") from error
-    if found.get("kind") != KIND:
+    if found.get("kind") not in (KIND, OF_RUNS):
         raise UsageError(f"{path} is no certificate of a run", hint="doit report KEY writes one")
     if found.get("version") != VERSION:
         raise UsageError(
             f"{path} has version {found.get('version')!r}; this Paceline knows {VERSION}", hint="update this checkout"
         )
-    _refuse_other_key(path, found)
+    runs = found.get("runs") if found["kind"] == OF_RUNS else [found]
+    if not isinstance(runs, list) or not runs:
+        raise PacelineError(f"{path} was edited and sealed anew: it names no runs", hint="another copy of it")
+    for run in runs:
+        _refuse_misfit(path, run)
+    return runs
+
+
+def _refuse_misfit(path: Path, run: object) -> None:
+    """Raises PacelineError: what a certificate says of a run can't be what was written."""
+    told = run if isinstance(run, dict) else {}
+    _refuse_other_key(path, told)
     for name, is_such in _FIELDS.items():
-        if not is_such(found.get(name)):
-            said = repr(found.get(name))[:60] if name in found else "missing"
+        if not is_such(told.get(name)):
+            said = repr(told.get(name))[:60] if name in told else "missing"
             raise PacelineError(f"{path} was edited and sealed anew: {name} is {said}", hint="another copy of it")
-    return found
 
 
 def _refuse_other_key(path: Path, found: Mapping[str, Any]) -> None:

@@ -16,6 +16,8 @@ from pipeline.runs import acceptance, index, journal
 from pipeline.runs.contents import nodes_of
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError, Result
+from pipeline.steps import lineage
+from pipeline.steps.lineage import PastStep
 
 SPEEDS = ("images_per_s", "train_s")
 """Figures of a result that are no metrics of it, and are compared with them."""
@@ -40,6 +42,7 @@ class ComparedRun:
         nodes: of each node what plan.json tells.
         verdict: what `doit reproduce` found last, or None.
         weights_sha256: of the final weights, or None.
+        made_with: the step of one's own that its data comes from, or None.
     """
 
     key: str
@@ -58,6 +61,7 @@ class ComparedRun:
     verdict: Mapping[str, Any] | None = None
     weights_sha256: str | None = None
     synthetic: bool = False
+    made_with: PastStep | None = None
 
     @property
     def counts(self) -> bool:
@@ -102,6 +106,7 @@ def read(folder: RunFolder) -> ComparedRun:
     known = folder.read_json("key.json") or {}
     provenance = folder.read_json("provenance.json") or {}
     result = _result(folder) if row.state in (State.FINISHED, index.ACCEPTED) else None
+    config = folder.read_json("config.json") or {}
     entries = journal.read(folder.journal)
     return ComparedRun(
         key=folder.key,
@@ -110,7 +115,7 @@ def read(folder: RunFolder) -> ComparedRun:
         what=row.what,
         reservation=_reservation(row),
         folder=folder.path,
-        parts=_parts(known, folder.read_json("config.json") or {}),
+        parts=_parts(known, config),
         figures=_figures(result),
         failure=_failure(row, entries),
         overrides=_words(provenance),
@@ -120,6 +125,7 @@ def read(folder: RunFolder) -> ComparedRun:
         verdict=verdict_of(folder),
         weights_sha256=None if result is None else result.fields.get("weights_sha256"),
         synthetic=row.synthetic,
+        made_with=lineage.of_run(folder, config),
     )
 
 

@@ -17,6 +17,7 @@ from pipeline.core.redact import hide
 from pipeline.core.tables import counted
 from pipeline.keys.diff import Difference
 from pipeline.runs.metrics_file import MetricsRow
+from pipeline.steps.lineage import PastStep
 from pipeline.sweep.report import BY, SHOWN, less_is_better
 
 _MOST_CHARTS = 8
@@ -188,10 +189,11 @@ def _graph(groups: Sequence[Group]) -> list[Node]:
 
 
 def _sources(run: ComparedRun, nodes: dict[str, Node]) -> tuple[str, ...]:
-    """The boxes of its data, the step that made it, and the weights that it starts from; shared by all runs."""
+    """The boxes of its data, the steps that made it, and the weights that it starts from; shared by all runs."""
     dataset, digest = run.config.get("dataset"), str(run.parts.get("data") or "")[:12]
     name = dataset.get("name", "data") if isinstance(dataset, Mapping) else "data"
-    found = Node(name=f"data {digest}", lines=(f"{name}", digest), state="done" if digest else "todo")
+    made = () if run.made_with is None else (_step(run.made_with, nodes),)
+    found = Node(name=f"data {digest}", lines=(f"{name}", digest), state="done" if digest else "todo", needs=made)
     init = run.config.get("init")
     nodes.setdefault(found.name, found)
     if not isinstance(init, Mapping) or not init:
@@ -199,3 +201,10 @@ def _sources(run: ComparedRun, nodes: dict[str, Node]) -> tuple[str, ...]:
     said = str(next(iter(init.values())))[:12]
     nodes.setdefault(f"init {said}", Node(name=f"init {said}", lines=("initial weights", said), state="done"))
     return (found.name, f"init {said}")
+
+
+def _step(step: PastStep, nodes: dict[str, Node]) -> str:
+    """The name of its box; those of the steps before it stand before it."""
+    needs = tuple(_step(before, nodes) for before in step.needs)
+    found = Node(name=f"step {step.name} {step.key}", lines=(f"step {step.name}", step.key), state="done", needs=needs)
+    return nodes.setdefault(found.name, found).name

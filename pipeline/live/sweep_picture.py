@@ -22,7 +22,7 @@ class SweepPicture:
     def __init__(self, state: SweepState, runs_dir: Path) -> None:
         self.state = state
         self._runs_dir = runs_dir
-        self._news: dict[int, FolderNews] = {}
+        self._news = {number: FolderNews(runs_dir / trial.run.key) for number, trial in state.running.items()}
 
     def take(self, event: Any, now: float) -> None:
         """One that the view doesn't show changes nothing."""

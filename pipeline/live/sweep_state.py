@@ -31,14 +31,14 @@ class Best:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepState:
-    """A sweep. ``took_s`` are the seconds of the trials that were run to their end in this command."""
+    """A sweep. ``ended``: by a trial's number how it ended; ``took_s``: seconds of those that were run to their end."""
 
     name: str
     total: int
     at_once: int
     metric: str
     maximize: bool = True
-    ended: Mapping[State, int] = field(default_factory=lambda: MappingProxyType({}))
+    ended: Mapping[int, State] = field(default_factory=lambda: MappingProxyType({}))
     running: Mapping[int, TrialState] = field(default_factory=lambda: MappingProxyType({}))
     took_s: tuple[float, ...] = ()
     best: Best | None = None
@@ -46,7 +46,7 @@ class SweepState:
     @property
     def done(self) -> int:
         """Trials that have ended, however."""
-        return sum(self.ended.values())
+        return len(self.ended)
 
 
 def after_trial_event(state: SweepState, event: TrialBegan | TrialEnded, now: float) -> SweepState:
@@ -58,13 +58,15 @@ def after_trial_event(state: SweepState, event: TrialBegan | TrialEnded, now: fl
     if isinstance(event, TrialBegan):
         run = RunState(key=event.key, title="")
         trial = TrialState(words=short(event.chosen), began=now, run=run)
-        return replace(state, running={**state.running, event.number: trial})
+        begun = {**state.running, event.number: trial}
+        ended = {number: how for number, how in state.ended.items() if number != event.number}  # it is tried again
+        return replace(state, running=begun, ended=ended, at_once=max(state.at_once, len(begun)))
     running = {number: trial for number, trial in state.running.items() if number != event.number}
     known = state.running.get(event.number)
     took = (now - known.began,) if known is not None and event.state is State.FINISHED else ()
     if event.again:
         return replace(state, running=running)
-    ended = {**state.ended, event.state: state.ended.get(event.state, 0) + 1}
+    ended = {**state.ended, event.number: event.state}
     best = _better(state, Best(words=short(event.chosen), value=event.metrics.get(state.metric, math.nan)))
     return replace(state, running=running, ended=ended, took_s=(*state.took_s, *took), best=best)
 

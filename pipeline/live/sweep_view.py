@@ -41,8 +41,8 @@ def _headline(state: SweepState, now: float) -> Iterator[Part]:
     if left is not None:
         yield f", {time_left(left)}", ""
     for which in _BAD:
-        if state.ended.get(which):
-            yield f", {state.ended[which]} {which.lower()}", "bold red" if which is State.FAILED else "yellow"
+        if number := sum(how is which for how in state.ended.values()):
+            yield f", {number} {which.lower()}", "bold red" if which is State.FAILED else "yellow"
 
 
 def _trials(state: SweepState, width: int, most: int) -> Iterator[Text]:

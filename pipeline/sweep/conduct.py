@@ -233,7 +233,12 @@ class _Conductor:
     def _tell_end(self, trial: Trial, outcome: Outcome, *, again: bool) -> None:
         self.sweep.on_event(
             TrialEnded(
-                number=trial.number, chosen=trial.chosen, state=outcome.state, metrics=outcome.metrics, again=again
+                number=trial.number,
+                chosen=trial.chosen,
+                state=outcome.state,
+                metrics=outcome.metrics,
+                detail=outcome.detail,
+                again=again,
             )
         )
 

@@ -184,14 +184,20 @@ def named(runs_dir: Path, name: str) -> SweepFolder:
     return SweepFolder(runs_dir / FOLDER / name)
 
 
+def every(runs_dir: Path) -> list[SweepFolder]:
+    """All that have begun, the latest last."""
+    known = sorted((runs_dir / FOLDER).glob("*/sweep.json"), key=lambda path: path.stat().st_mtime)
+    return [SweepFolder(path.parent) for path in known]
+
+
 def find(runs_dir: Path, named: str | None) -> SweepFolder:
     """The sweep whose name begins with ``named``; None: the latest. Raises UsageError: none does, or several do."""
-    known = sorted((runs_dir / FOLDER).glob("*/sweep.json"), key=lambda path: path.stat().st_mtime)
-    names = [path.parent.name for path in known]
+    known = every(runs_dir)
+    names = [folder.name for folder in known]
     if named is None:
         if not names:
             raise UsageError(f"no sweep under {runs_dir / FOLDER} yet", hint="doit sweep optimizer.lr=0.1,0.01")
-        return SweepFolder(known[-1].parent)
+        return known[-1]
     found = [named] if named in names else [name for name in names if named and name.startswith(named)]
     if len(found) == 1:
         return SweepFolder(runs_dir / FOLDER / found[0])

@@ -56,12 +56,14 @@ class TrialBegan:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialEnded:
-    """A trial has ended, perhaps before this command. ``again``: it will be tried once more."""
+    """A trial has ended, perhaps before this command; ``detail``: the first line of why. ``again``: it will be tried
+    once more."""
 
     number: int
     chosen: tuple[str, ...]
     state: State
     metrics: Mapping[str, float] = field(default_factory=dict)
+    detail: str = ""
     again: bool = False
 
 

@@ -22,6 +22,7 @@ from pipeline.comparing.reading import read
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_json
+from pipeline.steps.lineage import PastStep
 from tests.pipeline.comparing_folders import failed, swept, trained, write_curve
 from tests.pipeline.conftest import Printed
 from tests.waiting import HANG_S
@@ -94,7 +95,7 @@ def test_the_page_of_a_sweep_fetches_nothing_and_runs_nothing(tmp_path: Path, re
     a_sweep(tmp_path)
     said = reported(tmp_path)
     assert "4 of 5 trials finished" in said  # the table, as ever
-    assert said.endswith(f"  report       {tmp_path / 'reports' / 'sweep-tuned.html'}\n")
+    assert f"  report       {tmp_path / 'reports' / 'sweep-tuned.html'}\n  certificate  " in said
     text = (tmp_path / "reports" / "sweep-tuned.html").read_text()
     page = Page(text)
     assert FETCHING.isdisjoint(tag for tag, _ in page.elements)
@@ -260,6 +261,42 @@ def test_a_certificate_names_the_file_of_the_run_that_was_altered(
         verified(tmp_path, str(certified))
 
 
+@pytest.fixture
+def of_sweep(tmp_path: Path, reported: Printed, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The certificate of a sweep: two runs that are finished, and one that failed."""
+    monkeypatch.setattr("pipeline.comparing.certificate.check_parts", lambda *_: None)
+    swept(tmp_path, [trained(tmp_path, 0), trained(tmp_path, 1), failed(tmp_path)], ["seed=range(2)"])
+    assert "certificate  " in reported(tmp_path)
+    return tmp_path / "reports" / "sweep-tuned.certificate.json"
+
+
+def test_a_sweeps_certificate_holds_each_finished_run_and_names_the_others(
+    tmp_path: Path, of_sweep: Path, verified: Printed
+) -> None:
+    assert [*documents.read_sealed(of_sweep)["others"].values()] == ["FAILED"]
+    said = verified(tmp_path, str(of_sweep))
+    assert "whole, and 2 of its 2 runs are what it says: key, code, 18 files, figures (not the data" in said
+    assert "made again   2 not made again when this was written" in said
+    shutil.rmtree(tmp_path / documents.read_sealed(of_sweep)["runs"][1]["run"])
+    assert "1 run: only that their keys follow" in verified(tmp_path, str(of_sweep))
+    none_here = verified(tmp_path / "nowhere", str(of_sweep))
+    assert "the keys of its 2 runs follow from their parts. None of them is here" in none_here
+
+
+def test_a_sweeps_certificate_names_the_run_that_was_altered_and_the_one_that_was_edited(
+    tmp_path: Path, of_sweep: Path, verified: Printed
+) -> None:
+    raw = documents.read_sealed(of_sweep)
+    altered = raw["runs"][1]["run"]
+    (tmp_path / altered / "checkpoints" / "final.pt").write_text("some byteS")
+    with pytest.raises(PacelineError, match=f"not all of its runs are what it says:\n  {altered}: checkpoints/final"):
+        verified(tmp_path, str(of_sweep))
+    for runs in ([raw["runs"][0], {**raw["runs"][1], "what": 7}], [7], []):
+        of_sweep.write_text(documents.sealed({**raw, "runs": runs}))
+        with pytest.raises(PacelineError, match="was edited and sealed anew"):
+            verified(tmp_path, str(of_sweep))
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
@@ -383,6 +420,29 @@ def test_a_graph_has_each_box_after_what_it_needs() -> None:
     assert "a&lt;b&gt;" in svg
     places = [float(x) for x in re.findall(r'<rect x="([\d.]+)"', svg)]
     assert places == [1, 191]
+
+
+def test_the_steps_that_the_data_came_of_stand_before_it(tmp_path: Path, reported: Printed) -> None:
+    for name, files, data in (
+        ("split-0123456789ab", {"part.csv": "1" * 64}, {"raw/all.csv": "0" * 64}),
+        ("clean-aaaaaaaaaaaa", {"images.npz": "8" * 64}, {"step:split/part.csv": "7" * 64}),
+        ("clean-ba9876543210", {"images.npz": "2" * 64}, {"step:split/part.csv": "1" * 64}),
+    ):
+        record = {"name": name.partition("-")[0], "files": files, "parts": {"data": data}}
+        write_json(tmp_path / "steps" / name / "step.json", record)
+    run = trained(tmp_path)
+    config = json.loads((run.path / "config.json").read_text())
+    config["dataset"] = {"name": "arrays", "source": "step:clean"}
+    (run.path / "config.json").write_text(json.dumps(config))
+    origin = tmp_path / "steps" / "clean-ba9876543210" / "out" / "images.npz"
+    write_json(run.path / "data" / "stamps.json", {"origin": str(origin)})
+    made = read(run).made_with
+    assert made == PastStep(name="clean", key="ba9876543210", needs=(PastStep(name="split", key="0123456789ab"),))
+    reported(tmp_path, run.key)
+    page = (tmp_path / "reports" / f"{run.key}.html").read_text()
+    assert "graph: step split 0123456789ab, step clean ba9876543210, digits dddddddddddd" in page
+    (run.path / "data" / "stamps.json").unlink()
+    assert read(run).made_with == PastStep(name="clean")
 
 
 def test_a_run_is_read_with_its_words_and_hosts(tmp_path: Path) -> None:

@@ -1,0 +1,126 @@
+"""A sweep that another command runs, followed by what its folder and those of its trials tell. Reads only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from pipeline.cluster.tracebacks import is_for_a_person
+from pipeline.core import locks
+from pipeline.core.errors import UsageError
+from pipeline.core.specs import LogLine, State
+from pipeline.execution.attempting import shown
+from pipeline.live.screen import Screen
+from pipeline.live.sweep_state import SweepState, after_trial_event
+from pipeline.live.watching import LOOK_S, AttemptFiles
+from pipeline.runs import acceptance
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.result import AlteredError
+from pipeline.sweep.folder import SweepFolder, TrialEntry
+from pipeline.sweep.report import BY, less_is_better
+from pipeline.sweep.trial import TrialBegan, TrialEnded
+
+
+def is_under_way(folder: SweepFolder) -> bool:
+    """Whether a command runs it now. One that was killed doesn't, whatever the journal says."""
+    return locks.is_held(folder.lock)
+
+
+def follow(folder: SweepFolder, files: SweepFiles, screen: Screen, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Until no command runs the sweep any more: tell the screen what its files tell, and say its trials' lines.
+
+    Args:
+        files: those that the screen's first state was made of.
+    """
+    while True:
+        over = not is_under_way(folder)
+        for event in files.look():
+            screen.tell(event)
+            for text in files.lines(event):
+                screen.say(text)
+        if over:
+            return
+        sleep(LOOK_S)
+
+
+class SweepFiles:
+    """``look`` yields what came since the last one: trials that began and ended, and with its number in front what
+    each trial under way tells. What was there at first is in ``so_far``."""
+
+    def __init__(self, folder: SweepFolder) -> None:
+        self._folder, self._runs_dir = folder, folder.path.parent.parent
+        self._chosen: Mapping[int, tuple[str, ...]] = {}
+        self._seen = 0
+        self._running: dict[int, AttemptFiles] = {}
+        self._total = 0
+
+    def so_far(self, unix_now: float, now: float) -> SweepState:
+        """The sweep as its journal has it.
+
+        Args:
+            unix_now, now: the same moment, in seconds since 1970 and by the clock of the state's times.
+        """
+        about = self._folder.about()
+        self._total = int(about["total"])
+        by = str(about.get("by") or BY)
+        state = SweepState(
+            name=self._folder.name, total=self._total, at_once=1, metric=by, maximize=not less_is_better(by)
+        )
+        for entry in self._entries():
+            state = after_trial_event(state, self._event(entry), now - (unix_now - entry.time))
+        return state
+
+    def look(self) -> Iterator[Any]:
+        yield from map(self._event, self._entries())
+        for number, files in self._running.items():
+            yield from ((number, event) for event in files.look())
+
+    def lines(self, event: Any) -> Iterator[str]:
+        """What the sweep's own terminal says of an event."""
+        if isinstance(event, TrialEnded) and event.state is not State.FINISHED:
+            yield f"{self._label(event.number)} {event.state}{': ' if event.detail else ''}{event.detail}"
+        if isinstance(event, tuple) and isinstance(event[1], LogLine) and is_for_a_person(event[1]):
+            yield f"{self._label(event[0])} | {shown(event[1])}"
+
+    def _label(self, number: int) -> str:
+        return f"trial {number:>{len(str(max(0, self._total - 1)))}}"
+
+    def _entries(self) -> list[TrialEntry]:
+        """Those that were added; a journal that can't be read right now has none."""
+        with suppress(OSError):
+            entries, _ = self._folder.entries()
+            new, self._seen = entries[self._seen :], len(entries)
+            return new
+        return []
+
+    def _event(self, entry: TrialEntry) -> TrialBegan | TrialEnded:
+        chosen = self._words(entry.number)
+        if entry.state is State.RUNNING:
+            self._running[entry.number] = AttemptFiles(RunFolder(self._runs_dir / entry.key))
+            return TrialBegan(number=entry.number, key=entry.key, chosen=chosen)
+        self._running.pop(entry.number, None)
+        figures = self._figures(entry.key) if entry.state is State.FINISHED else {}
+        again = entry.state is State.KILLED  # by the end of its command: the next one goes on with it
+        return TrialEnded(
+            number=entry.number,
+            chosen=chosen,
+            state=entry.state,
+            metrics=figures,
+            detail=entry.detail,
+            again=again,
+        )
+
+    def _words(self, number: int) -> tuple[str, ...]:
+        """What sets a trial apart; a search writes it down before it starts one."""
+        if number not in self._chosen:
+            with suppress(UsageError, OSError):
+                self._chosen = {item["number"]: tuple(item["chosen"]) for item in self._folder.about()["trials"]}
+        return self._chosen.get(number, ())
+
+    def _figures(self, key: str) -> Mapping[str, float]:
+        with suppress(AlteredError, UsageError, OSError):
+            result, _ = acceptance.standing(RunFolder(self._runs_dir / key))
+            return {} if result is None else result.metrics
+        return {}

@@ -1,0 +1,68 @@
+"""Of which steps of one's own the data of a run came, as its folder and theirs tell; conf/step/ is not read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.step_source import named_step
+from pipeline.core.errors import UsageError
+from pipeline.data.manifest import STAMPS
+from pipeline.runs.folder import RunFolder
+from pipeline.steps import store
+from pipeline.steps.graph import earlier_of
+from pipeline.steps.step import PREFIX, named
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastStep:
+    """A step as it was made then. ``key`` is '' where nothing tells it any more; ``needs`` are those before it."""
+
+    name: str
+    key: str = ""
+    needs: tuple[PastStep, ...] = ()
+
+
+def of_run(folder: RunFolder, config: Mapping[str, Any]) -> PastStep | None:
+    """The step that its data comes from; None: from none. ``config``: what its config.json holds."""
+    runs_dir = folder.path.parent
+    with suppress(UsageError, AttributeError):  # a damaged config.json
+        found = named_step(config)
+        if found is None:
+            return None
+        name, _ = named(found[2])
+        made = _made(folder.path / "data", runs_dir, name)
+        return PastStep(name=name) if made is None else _past(name, made, runs_dir)
+    return None
+
+
+def _made(pack: Path, runs_dir: Path, name: str) -> Path | None:
+    """The folder of the step that the images of a data pack came from."""
+    with suppress(OSError, ValueError, AttributeError):
+        origin = Path(str(json.loads((pack / STAMPS).read_text(encoding="utf-8")).get("origin")))
+        inside = origin.relative_to(store.steps_dir(runs_dir))
+        if inside.parts and inside.parts[0].rpartition("-")[0] == name:
+            return store.steps_dir(runs_dir) / inside.parts[0]
+    return None
+
+
+def _past(name: str, made: Path, runs_dir: Path) -> PastStep:
+    return PastStep(name=name, key=made.name.rpartition("-")[2], needs=tuple(_before(made, runs_dir)))
+
+
+def _before(made: Path, runs_dir: Path) -> Iterator[PastStep]:
+    """Those whose outputs it was made of, each once."""
+    inputs = ((store.record_of(made) or {}).get("parts") or {}).get("data") or {}
+    taken: dict[str, dict[str, str]] = {}
+    for label, sha256 in inputs.items():
+        if label.startswith(PREFIX):
+            name, inside = named(label)
+            taken.setdefault(name, {})[inside] = sha256
+    for name, files in taken.items():
+        folders = (path for path, record in earlier_of(runs_dir, name) if files.items() <= record["files"].items())
+        found = next(folders, None)
+        yield PastStep(name=name) if found is None else _past(name, found, runs_dir)

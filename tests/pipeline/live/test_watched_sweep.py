@@ -1,0 +1,124 @@
+"""A sweep of another command, followed by its folder: a lock that is held, a journal that grows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.cli import sweeping
+from pipeline.core.locks import FileLock
+from pipeline.core.specs import LogLine, State
+from pipeline.live.sweep_picture import SweepPicture
+from pipeline.live.watched_sweep import SweepFiles, follow
+from pipeline.runs.lock import RunLock
+from pipeline.sweep.folder import SweepFolder, TrialEntry
+from pipeline.sweep.trial import TrialBegan
+from tests.pipeline.comparing_folders import failed, swept, trained
+from tests.pipeline.live.test_run_state import plan
+from tests.pipeline.live.test_sweep_state import text
+from tests.pipeline.live.test_watched_run import Heard
+
+STARTED = 1.7e9
+
+
+class Sweep:
+    """Of three trials on disk; a finished one of 0.9, one that failed, one to come. Its command is at work."""
+
+    def __init__(self, runs: Path) -> None:
+        self.trials = [trained(runs, accuracy=0.9, metrics={"val/accuracy": 0.9}), failed(runs), trained(runs, seed=1)]
+        swept(runs, self.trials, ["seed=range(3)"])
+        self.folder = SweepFolder(runs / "sweeps" / "tuned")
+        self.lock = FileLock(self.folder.lock)
+        assert self.lock.take()
+        self.note(0, State.RUNNING, 0)
+        self.note(0, State.FINISHED, 60)
+        self.note(1, State.RUNNING, 60)
+
+    def note(self, number: int, state: State, second: float) -> None:
+        self.folder.note(
+            [
+                TrialEntry(
+                    number=number, key=self.trials[number].key, state=state, time=STARTED + second, detail="no loss"
+                )
+            ]
+        )
+
+    def speak(self, number: int) -> None:
+        """The trial's first host says a line."""
+        attempt = self.trials[number].path / "attempts" / "1"
+        attempt.mkdir(parents=True, exist_ok=True)
+        (self.trials[number].path / "plan.json").write_text(json.dumps(asdict(plan("node0"))))
+        (attempt / "node0.log").write_text("0 | 19 steps an epoch, 380 steps\n- | torchrun's own\n")
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Iterator[Sweep]:
+    made = Sweep(tmp_path)
+    yield made
+    made.lock.release()
+
+
+def test_what_its_journal_has_stands_in_the_first_view(sweep: Sweep) -> None:
+    state = SweepFiles(sweep.folder).so_far(STARTED + 90, 1000.0)
+    assert text(state, 1000.0) == [
+        "sweep tuned: 1 of 3 done, 1 running, about 2 min left",
+        "best so far val accuracy 0.9000: lr=0.1 seed=0",
+        "lr=9.0 seed=0  starting",
+    ]
+    assert (state.took_s, state.running[1].began) == ((60.0,), 970.0)
+
+
+def test_it_is_followed_to_its_end_and_left_alone(sweep: Sweep) -> None:
+    heard, slept = Heard(), list[float]()
+    files = SweepFiles(sweep.folder)
+    picture = SweepPicture(files.so_far(STARTED + 90, 1000.0), sweep.folder.path.parent.parent)
+    before = sorted(sweep.folder.path.parent.rglob("*"))
+
+    def tell(event: Any) -> None:
+        heard.told.append(event)
+        picture.take(event, 1000.0 + len(slept))
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 1:
+            sweep.speak(1)
+        if len(slept) == 2:
+            sweep.note(1, State.FAILED, 100)
+            sweep.note(2, State.RUNNING, 100)
+        if len(slept) == 3:
+            sweep.note(2, State.KILLED, 120)
+            sweep.lock.release()
+
+    heard.tell = tell
+    follow(sweep.folder, files, heard, sleep)  # type: ignore[arg-type]
+    assert len(slept) == 3
+    lines = ["trial 1 | node0:0 | 19 steps an epoch, 380 steps", "trial 1 FAILED: no loss", "trial 2 KILLED: no loss"]
+    assert heard.said == lines
+    assert [event.key for event in heard.told if isinstance(event, TrialBegan)] == [sweep.trials[2].key]
+    assert len([event for event in heard.told if isinstance(event, tuple) and isinstance(event[1], LogLine)]) == 2
+    assert text(picture.state, 1003.0)[0] == "sweep tuned: 2 of 3 done, 0 running, 60 s left, 1 failed"
+    assert sorted(sweep.folder.path.parent.rglob("*")) == before
+
+
+def test_a_trial_that_begins_once_more_has_not_ended(sweep: Sweep) -> None:
+    sweep.note(1, State.FAILED, 70)
+    assert sweeping.standing(sweep.folder) == "sweep tuned: 2 of 3 done, 0 running"
+    sweep.note(1, State.RUNNING, 71)
+    assert sweeping.standing(sweep.folder) == "sweep tuned: 1 of 3 done, 1 running"
+
+
+def test_the_sweep_is_what_is_watched_unless_the_newest_run_is_another_commands(sweep: Sweep, tmp_path: Path) -> None:
+    assert sweeping.under_way(tmp_path, sweep.trials[1]) == sweep.folder
+    other = trained(tmp_path, seed=7)
+    assert sweeping.under_way(tmp_path, other) == sweep.folder
+    lock = RunLock(other)
+    assert lock.take()
+    assert sweeping.under_way(tmp_path, other) is None
+    lock.release()
+    sweep.lock.release()
+    assert sweeping.under_way(tmp_path, sweep.trials[1]) is None
