@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from pipeline.cluster.attempt import stop_run
 from pipeline.cluster.running import Progress, nothing
 from pipeline.core import threads
-from pipeline.core.errors import DECIDED, HostError, Killed, PacelineError, Pruned, UsageError, os_reason
+from pipeline.core.errors import DECIDED, Killed, PacelineError, Pruned, UsageError, os_reason
 from pipeline.core.files import write_hint
 from pipeline.core.heartbeat import Waiting, waiting
 from pipeline.core.signals import Interruptible, Stop
@@ -22,10 +21,9 @@ from pipeline.core.specs import Cluster, State
 from pipeline.execution import complete as training
 from pipeline.execution.configured_run import Run
 from pipeline.execution.work import RunServices
-from pipeline.runs import journal
-from pipeline.runs.lock import RunLock
 from pipeline.sweep import folder as folders
 from pipeline.sweep.folder import SweepFolder, TrialEntry
+from pipeline.sweep.leftovers import end_leftovers
 from pipeline.sweep.outcomes import cause_of, detail_of, finished, first_line, hint_of, was_pruned
 from pipeline.sweep.schedule import Ended, Schedule, Start
 from pipeline.sweep.shared import Shared
@@ -338,34 +336,3 @@ class _Conductor:
 
     def _say(self, label: str, text: str) -> None:
         self.sweep.say("\n".join(f"{label} | {line}" for line in text.splitlines()))
-
-
-def end_leftovers(run: Run, say: Say) -> None:
-    """What a controller that was killed has left running for this key, perhaps on other hosts than this slot's.
-
-    Nothing is ended while another command holds the run: that one is alive.
-    """
-    entries = journal.read(run.folder.journal)
-    if not entries or entries[-1].state not in (State.PLANNED, State.RUNNING):
-        return
-    lock = RunLock(run.folder)
-    if not lock.take():
-        return
-    try:
-        stop_run(_recorded_cluster(run), run.folder.path, run.key.short)
-    except HostError as error:
-        say(f"WARNING: {error}")
-    finally:
-        lock.release()
-
-
-def _recorded_cluster(run: Run) -> Cluster:
-    """The hosts that its last attempt was started on."""
-    from pipeline.config.cluster import build_cluster
-
-    recorded = (run.folder.read_json("config.json") or {}).get("cluster")
-    gpus = run.config.cluster.hosts[0].nproc_per_node
-    try:
-        return build_cluster(dict(recorded or {}), root=run.root, local_gpus=gpus)
-    except (UsageError, KeyError, TypeError, AttributeError, ValueError):  # damaged: it is laid out anew anyway
-        return run.config.cluster

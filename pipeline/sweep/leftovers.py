@@ -1,0 +1,43 @@
+"""What a controller that was killed has left running of a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pipeline.cluster.attempt import stop_run
+from pipeline.core.errors import HostError, UsageError
+from pipeline.core.specs import Cluster, State
+from pipeline.execution.configured_run import Run
+from pipeline.runs import journal
+from pipeline.runs.lock import RunLock
+
+
+def end_leftovers(run: Run, say: Callable[[str], None]) -> None:
+    """What a controller that was killed has left running for this key, perhaps on other hosts than this slot's.
+
+    Nothing is ended while another command holds the run: that one is alive.
+    """
+    entries = journal.read(run.folder.journal)
+    if not entries or entries[-1].state not in (State.PLANNED, State.RUNNING):
+        return
+    lock = RunLock(run.folder)
+    if not lock.take():
+        return
+    try:
+        stop_run(_recorded_cluster(run), run.folder.path, run.key.short)
+    except HostError as error:
+        say(f"WARNING: {error}")
+    finally:
+        lock.release()
+
+
+def _recorded_cluster(run: Run) -> Cluster:
+    """The hosts that its last attempt was started on."""
+    from pipeline.config.cluster import build_cluster
+
+    recorded = (run.folder.read_json("config.json") or {}).get("cluster")
+    gpus = run.config.cluster.hosts[0].nproc_per_node
+    try:
+        return build_cluster(dict(recorded or {}), root=run.root, local_gpus=gpus)
+    except (UsageError, KeyError, TypeError, AttributeError, ValueError):  # damaged: it is laid out anew anyway
+        return run.config.cluster
