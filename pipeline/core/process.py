@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -173,22 +174,25 @@ def _popen(argv: Sequence[str], *, stdin: IO[bytes] | int, env: Mapping[str, str
         raise PacelineError(f"{argv[0]} can't be run: {error.strerror}") from error
 
 
-def guarded(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def guarded(
+    argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = None, log: Path | None = None
+) -> subprocess.Popen[bytes]:
     """Start a child that ends when its stdin is closed or this process ends, with all that it has started.
 
-    Its stdout and stderr are one pipe; its own stdin is empty. Raises PacelineError.
+    Its stdout and stderr are one pipe, or ``log`` (made anew); its own stdin is empty. Raises PacelineError.
     """
     guard = [sys.executable, "-I", "-S", str(HOME / "pipeline/core/guard.py")]
     try:
-        return subprocess.Popen(
-            [*guard, *argv],
-            cwd=cwd,
-            env=dict(env),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # a Ctrl-C in the terminal reaches this process alone
-        )
+        with contextlib.nullcontext(subprocess.PIPE) if log is None else log.open("wb") as output:
+            return subprocess.Popen(
+                [*guard, *argv],
+                cwd=cwd,
+                env=dict(env),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a Ctrl-C in the terminal reaches this process alone
+            )
     except OSError as error:
         raise PacelineError(f"{argv[0]} can't be started: {error.strerror}") from error
 

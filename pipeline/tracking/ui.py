@@ -27,7 +27,6 @@ from pipeline.tracking.address import database_login, has_credentials, recorder_
 from pipeline.tracking.rest import Server
 
 _START_TIMEOUT_S = 120.0
-_STOP_TIMEOUT_S = 5.0
 _PREPARE_TIMEOUT_S = 120.0
 _POLL_S = 0.2
 _ANSWER_TIMEOUT_S = 5.0
@@ -127,7 +126,7 @@ def keep_up(
     """Start a server, say ``links`` once it answers, and keep it up until Ctrl-C or SIGTERM. Raises PacelineError."""
     with tempfile.TemporaryDirectory(prefix=leftovers.of_system("ui")) as folder, _terminate_as_interrupt():
         log = Path(folder) / "server.log"
-        server = process.background(argv, env={**os.environ, **env}, log=log)
+        server = process.guarded(argv, env={**os.environ, **env}, log=log)  # kill -9 of this process ends it, too
         try:
             say(f"starting {what}; Ctrl-C ends it")
             with waiting(say, f"starting {what}"):
@@ -212,12 +211,10 @@ def _keep_up(server: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def stop(server: subprocess.Popen[bytes]) -> None:
-    """The server and its workers: they share a session that holds nothing else."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(timeout=_STOP_TIMEOUT_S)
+    """The server and its workers, which its guard ends."""
+    assert server.stdin is not None
+    server.stdin.close()
+    server.wait()
 
 
 def _tail(log: Path) -> str:

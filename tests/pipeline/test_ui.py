@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ import pytest
 from pipeline.core.errors import PacelineError
 from pipeline.tracking import pages, ui
 from pipeline.tracking.pages import Shown
-from tests.waiting import HANG_S
+from tests.pipeline import tracking_store as store
+from tests.waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -95,3 +98,46 @@ def test_the_server_of_a_team_answers_to_the_names_that_it_is_told() -> None:
     )
     assert {"node0", "node0:*", "localhost"} <= set(argv[argv.index("--allowed-hosts") + 1].split(","))
     assert argv[argv.index("--artifacts-destination") + 1] == "s3://b/x"
+
+
+_HEALTHY = """
+import http.server, subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", sys.argv[1]])
+class Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Healthy).serve_forever()
+"""
+
+
+def test_the_server_and_its_workers_end_with_a_command_that_is_killed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    argv = [sys.executable, "-c", _HEALTHY, str(port)]
+    code = (
+        "from pathlib import Path; from pipeline.tracking import ui; ui.keep_up("
+        f"{argv!r}, {{}}, 'http://127.0.0.1:{port}', 'it', list, say=lambda text: print(text, flush=True))"
+    )
+    command = subprocess.Popen([sys.executable, "-c", code], cwd=store.ROOT, stdout=subprocess.PIPE, text=True)
+    assert command.stdout
+    try:
+        next(line for line in command.stdout if line.startswith("ready: "))
+        assert len(_mentioned(str(port))) == 3  # the guard, the server and its worker
+    finally:
+        command.kill()
+        command.communicate()
+    wait_until(lambda: not _is_listening(port) and not _mentioned(str(port)))
+
+
+def _is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _mentioned(word: str) -> list[str]:
+    """The command lines that have it."""
+    lines = subprocess.run(
+        ["ps", "-ww", "-eo", "args="], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    return [line for line in lines if word in line.split()]
