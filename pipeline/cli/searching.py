@@ -94,6 +94,7 @@ class _Asked:
             "configurations": plan.key,
             "words": list(plan.representative_trial.config.shown_words(words)),
             "total": total,
+            "at_once": max(1, len(plan.slots)),
             "by": objectives(plan.config)[0].metric,
         }
 

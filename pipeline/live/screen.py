@@ -99,7 +99,7 @@ class Screen:
     """Used as a context manager around the work; it ends when all that was said is written.
 
     Args:
-        picture: what is drawn below the lines; None: lines alone, folded at ``width``.
+        picture: what is drawn below the lines, folded at the terminal's width; None: lines alone, folded at ``width``.
         wanted: which lines are shown.
     """
 
@@ -202,7 +202,7 @@ class Screen:
             return drawn
         picture.look(now)
         if news.texts:
-            live.console.print(_above(news.texts))  # which draws the view below it
+            live.console.print(_above(news.texts, live.console.width))  # which draws the view below it
         else:
             live.refresh()
         return now
@@ -225,11 +225,11 @@ class _View:
         yield self._picture.drawn(time.monotonic(), size.width, size.height)
 
 
-def _above(texts: deque[str]) -> Any:
-    """Lines as rich prints them: as they are, but for what would move the cursor off the view."""
+def _above(texts: deque[str], width: int) -> Any:
+    """Lines as rich prints them, folded: without what would move the cursor off the view."""
     from rich.text import Text
 
     from pipeline.live.cells import printable
 
-    lines = [printable(one.expandtabs()) for text in texts for one in text.split("\n")]
+    lines = [folded(printable(one.expandtabs()), width) for text in texts for one in text.split("\n")]
     return Text("\n".join(lines))

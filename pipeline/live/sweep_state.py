@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from pipeline.core.specs import State
 from pipeline.live.run_state import RunEvent, RunState, after
+from pipeline.runs.naming import set_apart
 from pipeline.sweep.trial import TrialBegan, TrialEnded
 
 
@@ -60,7 +61,7 @@ def after_trial_event(state: SweepState, event: TrialBegan | TrialEnded, now: fl
         trial = TrialState(words=short(event.chosen), began=now, run=run)
         begun = {**state.running, event.number: trial}
         ended = {number: how for number, how in state.ended.items() if number != event.number}  # it is tried again
-        return replace(state, running=begun, ended=ended, at_once=max(state.at_once, len(begun)))
+        return replace(state, running=begun, ended=ended)
     running = {number: trial for number, trial in state.running.items() if number != event.number}
     known = state.running.get(event.number)
     took = (now - known.began,) if known is not None and event.state is State.FINISHED else ()
@@ -91,15 +92,14 @@ def left_s(state: SweepState, now: float) -> float | None:
     usual_s = sum(times) / len(times)
     rest = [max(0.0, usual_s * (1 - part[number])) for number in state.running]
     waiting = max(0, state.total - state.done - len(state.running))
-    return (sum(rest) + waiting * usual_s) / max(1, state.at_once) if waiting else max(rest, default=0.0)
+    if not waiting:
+        return max(rest, default=0.0)
+    return max(usual_s, (sum(rest) + waiting * usual_s) / max(1, state.at_once))
 
 
 def short(chosen: Sequence[str]) -> str:
-    """``optimizer.lr=0.1 seed=2`` → ``lr=0.1 seed=2``: the last part of a field's name, where it stands for one."""
-    pairs = [word.lstrip("+~").partition("=") for word in chosen]
-    last = [name.rpartition(".")[2] for name, _, _ in pairs]
-    names = [tail if last.count(tail) == 1 else name for tail, (name, _, _) in zip(last, pairs, strict=True)]
-    return " ".join(f"{name}={value}" for name, (_, _, value) in zip(names, pairs, strict=True))
+    """``optimizer.lr=0.1 seed=2`` → ``lr=0.1 seed=2``, as MLflow names it; where that is nothing, all of it."""
+    return " ".join(set_apart(chosen, {}) or chosen)
 
 
 def _better(state: SweepState, found: Best) -> Best | None:

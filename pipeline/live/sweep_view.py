@@ -15,6 +15,7 @@ from pipeline.live.run_view import epoch_of
 from pipeline.live.sweep_state import SweepState, TrialState, left_s
 
 _MOST_WORDS = 40
+_BAR = 16
 _HEAD_LINES = 3
 _BAD = (State.FAILED, State.KILLED, State.PRUNED)
 
@@ -64,16 +65,26 @@ def _row(number: int, trial: TrialState, names: int, room: int) -> Iterator[Part
 
 
 def _standing(run: RunState, room: int) -> Iterator[Part]:
+    """What there is room for: what matters most first."""
     if not (run.steps and run.current_step):
         yield run.doing.what, "cyan"
         return
     if room >= 70:
-        yield from bar(run.done, 16)
+        yield from bar(run.done, _BAR)
+        room -= _BAR
+    for text, style in _figures(run):
+        room -= len(text)
+        if room < 0:
+            return
+        yield text, style
+
+
+def _figures(run: RunState) -> Iterator[Part]:
     yield f" {percent(run.done):>4}  epoch {epoch_of(run)}", ""
     for name, value in run.metrics.items():
         if name in ("train/loss", "val/accuracy"):
             yield f"  {figure('loss' if name == 'train/loss' else name, value)}", "" if value == value else "bold red"
-    if run.images_per_s is not None:
-        yield f"  {run.images_per_s:,.0f} images/s", ""
     if run.warnings:
         yield f"  {counted(run.warnings, 'warning')}", "yellow"
+    if run.images_per_s is not None:
+        yield f"  {run.images_per_s:,.0f} images/s", ""

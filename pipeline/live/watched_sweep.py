@@ -64,9 +64,9 @@ class SweepFiles:
         """
         about = self._folder.about()
         self._total = int(about["total"])
-        by = str(about.get("by") or BY)
+        by, at_once = str(about.get("by") or BY), int(about.get("at_once") or 1)
         state = SweepState(
-            name=self._folder.name, total=self._total, at_once=1, metric=by, maximize=not less_is_better(by)
+            name=self._folder.name, total=self._total, at_once=at_once, metric=by, maximize=not less_is_better(by)
         )
         for entry in self._entries():
             state = after_trial_event(state, self._event(entry), now - (unix_now - entry.time))
@@ -80,7 +80,8 @@ class SweepFiles:
     def lines(self, event: Any) -> Iterator[str]:
         """What the sweep's own terminal says of an event."""
         if isinstance(event, TrialEnded) and event.state is not State.FINISHED:
-            yield f"{self._label(event.number)} {event.state}{': ' if event.detail else ''}{event.detail}"
+            failed = f"FAILED: {event.detail}" if event.state is State.FAILED else event.detail or event.state
+            yield f"{self._label(event.number)} {failed}"
         if isinstance(event, tuple) and isinstance(event[1], LogLine) and is_for_a_person(event[1]):
             yield f"{self._label(event[0])} | {shown(event[1])}"
 

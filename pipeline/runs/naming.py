@@ -35,13 +35,14 @@ def set_apart(words: Iterable[str], config: Mapping[str, Any]) -> tuple[str, ...
 
 
 def _label(name: str, word: str, config: Mapping[str, Any], *, full: bool) -> str:
-    value = _short(word.partition("=")[2])
+    value = short_value(word.partition("=")[2])
     if isinstance(config.get(name), Mapping) or name.startswith("~"):
         return value or name
     return f"{'.'.join(name.split('.')[-2:]) if full else name.rpartition('.')[2]}={value}"
 
 
-def _short(value: str) -> str:
+def short_value(value: str) -> str:
+    """As a name shows it: four digits of a number that has more than four behind its point."""
     plain = value.strip("'\"")
     if _LONG_NUMBER.fullmatch(plain):
         return f"{float(plain):.4g}"

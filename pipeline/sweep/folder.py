@@ -82,8 +82,9 @@ class SweepFolder:
         return raw
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        """Write sweep.json, unless it names the same trials already (however they were spelled)."""
-        if self.about().get("trials") != about["trials"]:
+        """Write sweep.json, unless it names the same trials already (however they were spelled), as many at a time."""
+        known = self.about()
+        if any(known.get(name) != about.get(name) for name in ("trials", "at_once")):
             documents.write_sealed(self.path / "sweep.json", {"version": VERSION, **about})
 
     def note(self, entries: Sequence[TrialEntry]) -> None:
@@ -139,6 +140,7 @@ def describe(space: Space, words: Sequence[str]) -> dict[str, Any]:
         "configurations": space.configurations,
         "words": list(words),
         "total": len(space.trials),
+        "at_once": max(1, len(space.slots)),
         "trials": [
             {
                 "number": trial.number,

@@ -93,7 +93,7 @@ def failed(
     return folder
 
 
-def swept(runs_dir: Path, folders: list[RunFolder], words: list[str]) -> None:
+def swept(runs_dir: Path, folders: list[RunFolder], words: list[str], at_once: int = 1) -> None:
     """The folder of a sweep ``tuned`` that these runs are the trials of."""
     trials = []
     for number, folder in enumerate(folders):
@@ -114,6 +114,7 @@ def swept(runs_dir: Path, folders: list[RunFolder], words: list[str]) -> None:
         "configurations": "c" * 12,
         "words": words,
         "total": len(trials),
+        "at_once": at_once,
         "trials": trials,
     }
     write_sealed(runs_dir / "sweeps" / "tuned" / "sweep.json", about)

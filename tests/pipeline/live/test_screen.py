@@ -30,7 +30,7 @@ began = time.monotonic()
 with Screen(RunPicture(RunState(key="cf08", title="digits"), Path(sys.argv[1]))) as screen:
     screen.tell(words)
     for number in range(int(sys.argv[2])):
-        screen.say(f"node0:0 | line {number} [red]x[/] \\x1b[2J" + "." * int(sys.argv[4]))
+        screen.say(f"node0:0 | line {number} [red]x[/] \\x1b[2J" + sys.argv[4])
         time.sleep(float(sys.argv[3]))
     print(f"said in {time.monotonic() - began:.1f}", file=sys.stderr, flush=True)
 print("FINISHED")
@@ -45,6 +45,7 @@ class Terminal:
         self.resize(rows, columns)
         self.errors = folder / "stderr"
         environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(Path.cwd())}
+        environment.pop("COLUMNS", None)  # which pytest's workers have
         with self.errors.open("wb") as errors:
             argv = [sys.executable, "-c", PROGRAM, str(folder), *words]
             self.child = subprocess.Popen(argv, stdout=slave, stdin=slave, stderr=errors, env=environment)
@@ -68,7 +69,7 @@ class Terminal:
 
 
 def test_lines_go_above_the_view_and_none_is_lost_when_the_terminal_is_resized(tmp_path: Path) -> None:
-    terminal = Terminal(tmp_path, "40", "0.05", "0")
+    terminal = Terminal(tmp_path, "40", "0.05", "")
     before = terminal.read(until="line 5 ")
     terminal.resize(10, 40)
     after = terminal.read()
@@ -81,9 +82,14 @@ def test_lines_go_above_the_view_and_none_is_lost_when_the_terminal_is_resized(t
     assert "\x1b[?25h" in after  # the cursor is there again
 
 
+def test_a_line_above_the_view_is_folded_at_a_space_where_the_terminal_would_break_a_word(tmp_path: Path) -> None:
+    said = Terminal(tmp_path, "3", "0.05", " 4 min 08 s left", columns=40).read()
+    assert said.count("4 min\r\n    08 s left") == 3
+
+
 def test_who_has_something_to_say_never_waits_for_a_terminal_that_takes_nothing(tmp_path: Path) -> None:
     """Nobody reads the pty, as after Ctrl-S: half a megabyte is far beyond what it holds by itself."""
-    terminal = Terminal(tmp_path, "1000", "0", "500")
+    terminal = Terminal(tmp_path, "1000", "0", "." * 500)
     end = time.monotonic() + 30
     while "said in" not in terminal.errors.read_text() and time.monotonic() < end:
         time.sleep(0.05)

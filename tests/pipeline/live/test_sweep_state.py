@@ -50,7 +50,9 @@ def text(state: SweepState, now: float, *, width: int = 120, height: int = 24) -
 
 def test_trials_are_named_by_what_sets_them_apart() -> None:
     assert short(("optimizer.lr=0.1", "seed=2")) == "lr=0.1 seed=2"
-    assert short(("model.width=8", "+program.args.width=4")) == "model.width=8 program.args.width=4"
+    assert short(("model.width=8", "+program.args.width=4")) == "model.width=8 args.width=4"
+    assert short(("optimizer.lr=0.010604499373000004",)) == "lr=0.0106"
+    assert short(("cluster.nproc_per_node=2",)) == "cluster.nproc_per_node=2"
     assert short(()) == ""
 
 
@@ -86,6 +88,7 @@ def test_the_view_stays_within_the_terminal() -> None:
         assert max(map(len, lines)) <= width
         assert len(lines) <= max(height, 5)
     assert text(going_on(), 90.0, height=6)[-1] == "and 3 more trials"
+    assert text(going_on(), 90.0, width=60)[2] == "lr=0.12 seed=2    50%  epoch 6/10  loss 0.2500"  # no half of a speed
 
 
 def test_a_trial_that_is_tried_again_has_not_ended_and_what_a_dead_one_tells_changes_nothing() -> None:
