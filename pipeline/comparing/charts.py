@@ -15,6 +15,7 @@ COLOURS = 8
 """Curves beyond these are grey: more colours nobody tells apart."""
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 40
+_BOX, _PITCH, _BOX_CHARS = 154, 180, 20  # of a graph: a box's width, that of a column, the characters it has room for
 _FEW = 150  # points of a curve
 _MANY = 60  # where there are more curves than colours
 
@@ -109,9 +110,10 @@ def _short(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def _svg(width: float, height: float, said: str, parts: Sequence[str]) -> str:
+def _svg(width: float, height: float, said: str, parts: Sequence[str], size: str = "") -> str:
+    """``size``: its attributes where it isn't as wide as there is room."""
     label = escape(said)
-    return f'<svg role="img" aria-label="{label}" viewBox="0 0 {width:g} {height:g}">{"".join(parts)}</svg>'
+    return f'<svg role="img" aria-label="{label}" viewBox="0 0 {width:g} {height:g}"{size}>{"".join(parts)}</svg>'
 
 
 # -------------------------------------------------------------------------------- parallel coordinates
@@ -170,9 +172,9 @@ def graph(nodes: Sequence[Node]) -> str:
     """Boxes from left to right, each in the column after all that it needs."""
     columns = _columns(nodes)
     tallest = max(map(len, columns))
-    width, height = 190 * len(columns) - 30, 62 * tallest - 12
+    width, height = _PITCH * len(columns) - _PITCH + _BOX, 62 * tallest - 12
     places = {
-        node.name: (190 * x, (height - (62 * len(column) - 12)) / 2 + 62 * y)
+        node.name: (_PITCH * x, (height - (62 * len(column) - 12)) / 2 + 62 * y)
         for x, column in enumerate(columns)
         for y, node in enumerate(column)
     }
@@ -180,11 +182,12 @@ def graph(nodes: Sequence[Node]) -> str:
     for node in nodes:
         x, y = places[node.name]
         for need in node.needs:
-            a, b, c, d = places[need][0] + 160, _short(places[need][1] + 25), x, _short(y + 25)
+            a, b, c, d = places[need][0] + _BOX, _short(places[need][1] + 25), x, _short(y + 25)
             parts.append(f'<path class="edge" d="M{a},{b} C{a + 15},{b} {c - 15},{d} {c},{d}"/>')
     for node in nodes:
         parts += _box(node, *places[node.name])
-    return _svg(width, height, "graph: " + ", ".join(" ".join(node.lines) for node in nodes), parts)
+    said = "graph: " + ", ".join(" ".join(node.lines) for node in nodes)
+    return _svg(width, height, said, parts, f' width="{width:g}" height="{height:g}"')
 
 
 def _columns(nodes: Sequence[Node]) -> list[list[Node]]:
@@ -198,8 +201,8 @@ def _columns(nodes: Sequence[Node]) -> list[list[Node]]:
 def _box(node: Node, x: float, y: float) -> Iterator[str]:
     said = escape(" · ".join(node.lines))
     yield f'<g class="node {node.state}"><title>{said}</title>'
-    yield f'<rect x="{_short(x + 1)}" y="{_short(y + 1)}" width="158" height="48" rx="6"/>'
+    yield f'<rect x="{_short(x + 1)}" y="{_short(y + 1)}" width="{_BOX - 2}" height="48" rx="6"/>'
     for at, line in enumerate(node.lines[:2]):
-        shown = line if len(line) <= 25 else f"{line[:24]}…"
+        shown = line if len(line) <= _BOX_CHARS else f"{line[: _BOX_CHARS - 1]}…"
         yield f'<text x="{_short(x + 10)}" y="{_short(y + 21 + 17 * at)}">{escape(shown)}</text>'
     yield "</g>"

@@ -11,6 +11,7 @@ from pipeline.comparing.reading import ComparedRun
 from pipeline.comparing.spread import Figure, figure
 from pipeline.core.tables import counted
 from pipeline.keys.diff import flat
+from pipeline.runs.naming import short_value
 
 _SEEDS = ("seed", "program.args.seed")
 """The fields that say which seed; the second is how scripts are told theirs."""
@@ -37,7 +38,9 @@ class Group:
 
     @property
     def title(self) -> str:
-        return " ".join(self.words) or self.first.what
+        """What sets it apart, with long numbers rounded; ``words`` has them as they are."""
+        pairs = (word.partition("=") for word in self.words)
+        return " ".join(f"{name}={short_value(value)}" for name, _, value in pairs) or self.first.what
 
     @property
     def reservation(self) -> str:

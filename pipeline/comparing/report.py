@@ -17,6 +17,7 @@ from pipeline.core.redact import hide
 from pipeline.core.tables import counted
 from pipeline.keys.diff import Difference
 from pipeline.runs.metrics_file import MetricsRow
+from pipeline.runs.naming import set_apart
 from pipeline.steps.lineage import PastStep
 from pipeline.sweep.report import BY, SHOWN, less_is_better
 
@@ -74,7 +75,9 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """``6 of 9 runs finished, 3 configurations``."""
+        """``6 of 9 runs finished, 3 configurations``; of one run its state."""
+        if len(self.runs) == 1:
+            return self.runs[0].state
         done = sum(run.counts for run in self.runs)
         return f"{done} of {counted(len(self.runs), 'run')} finished, {counted(len(self.groups), 'configuration')}"
 
@@ -170,9 +173,8 @@ def _graph(groups: Sequence[Group]) -> list[Node]:
         needs = _sources(group.first, nodes)
         state = "done" if group.n == len(group.runs) else "failed" if any(run.failure for run in group.runs) else "todo"
         runs = group.first.key if len(group.runs) == 1 else f"{group.n} of {counted(len(group.runs), 'run')}"
-        train = Node(
-            name=f"train {group.label}", lines=(f"{group.label} {group.title}", runs), state=state, needs=needs
-        )
+        brief = " ".join(set_apart(group.words, group.first.config)) or group.title
+        train = Node(name=f"train {group.label}", lines=(f"{group.label} {brief}", runs), state=state, needs=needs)
         made = Node(
             name=f"evaluate {group.label}",
             lines=("evaluate", "done" if group.n else "to do"),
@@ -181,10 +183,13 @@ def _graph(groups: Sequence[Group]) -> list[Node]:
         )
         nodes |= {train.name: train, made.name: made}
         ends.append(made.name)
-    if len(groups) > _MOST_BOXES:
-        more = Node(name="more", lines=(f"{len(groups) - _MOST_BOXES} more", "configurations"), needs=())
-        nodes[more.name] = more
-        ends.append(more.name)
+    if rest := groups[_MOST_BOXES:]:
+        sources = dict.fromkeys(name for group in rest for name in _sources(group.first, nodes))
+        more = Node(name="more", lines=(f"{len(rest)} more", "configurations"), needs=tuple(sources))
+        done = sum(group.n > 0 for group in rest)
+        evaluated = Node(name="more evaluated", lines=("evaluate", f"{done} done"), needs=(more.name,))
+        nodes |= {more.name: more, evaluated.name: evaluated}
+        ends.append(evaluated.name)
     return [*nodes.values(), Node(name="report", lines=("report", "this page"), state="done", needs=tuple(ends))]
 
 

@@ -16,6 +16,7 @@ from tests.integration.commands import ROOT
 from tests.integration.light import light_python
 from tests.integration.test_clone import DOIT, WORDS, call
 from tests.integration.test_provenance import Checkout, copied
+from tests.pipeline.comparing_folders import trained
 from tests.waiting import HANG_S
 
 LONG = pytest.mark.long  # the same guard around another verb
@@ -101,13 +102,15 @@ def test_where_no_folder_of_runs_can_be_made_the_traceback_lies_in_tmp(project: 
     Path(found[1]).unlink()
 
 
-def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [["why", "experiment=quickstart"], ["runs"]])
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path, words: list[str]) -> None:
     """As in ``doit why … | head -1``."""
+    trained(tmp_path / "runs")
     reading, writing = os.pipe()
     os.close(reading)
-    words = ["why", "experiment=quickstart", f"paths.runs={tmp_path}/runs", f"paths.data={tmp_path}/data"]
+    where = [f"paths.runs={tmp_path}/runs", f"paths.data={tmp_path}/data"]
     done = subprocess.run(
-        [sys.executable, "-m", "doit", *words],
+        [sys.executable, "-m", "doit", *words, *where],
         cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
     os.close(writing)

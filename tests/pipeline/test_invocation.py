@@ -10,6 +10,7 @@ from pipeline.cli.invocation import Invocation, parse
 from pipeline.cli.options import is_on
 from pipeline.cli.output import command
 from pipeline.cli.session import Session
+from pipeline.cli.verbosity import QUIET, VERBOSE, is_wanted, taken_out
 from pipeline.core.errors import UsageError
 
 
@@ -87,3 +88,28 @@ def test_the_next_command_is_told_in_the_words_that_were_typed(
 ) -> None:
     monkeypatch.setattr(sys, "argv", [typed, "train"])
     assert command() == said
+
+
+@pytest.mark.parametrize(
+    ("words", "level", "rest"),
+    [
+        ("-v 0 train seed=1", QUIET, "train seed=1"),
+        ("train -v 2 seed=1", VERBOSE, "train seed=1"),
+        ("train seed=1 -v0", QUIET, "train seed=1"),
+        ("train --verbosity=2 -v 0", QUIET, "train"),
+        ("train --verbosity 2", VERBOSE, "train"),
+        ("train -v", None, "train -v"),
+        ("train -v 3", None, "train -v 3"),
+        ("train -vv", None, "train -vv"),
+        ("train seed=-v", None, "train seed=-v"),
+    ],
+)
+def test_how_much_is_shown_may_be_said_anywhere_and_the_last_word_counts(
+    words: str, level: int | None, rest: str
+) -> None:
+    assert taken_out(words.split()) == (level, rest.split())
+
+
+def test_without_words_but_the_end_warnings_and_errors_are_shown() -> None:
+    shown = ("WARNING: no checkpoint", "node1:0 | warning: loss is nan", "trial 1 | ERROR: x")
+    assert [line for line in (*shown, "epoch 1/20  loss 2.3", "0 warnings so far") if is_wanted(line)] == [*shown]

@@ -22,6 +22,7 @@ from pipeline.comparing.reading import read
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_json
+from pipeline.runs.naming import short_value
 from pipeline.steps.lineage import PastStep
 from tests.pipeline.comparing_folders import failed, swept, trained, write_curve
 from tests.pipeline.conftest import Printed
@@ -113,7 +114,7 @@ def test_the_page_tells_what_was_run_what_came_out_and_what_failed(tmp_path: Pat
     text = (tmp_path / "reports" / "sweep-tuned.html").read_text()
     page = Page(text)
     assert "4 of 5 runs finished, 3 configurations" in page.text
-    assert f"A note=0.1{HOSTILE} optimizer.lr=0.1" in page.text  # the best first
+    assert f"A note={short_value(f'0.1{HOSTILE}')} optimizer.lr=0.1" in page.text  # the best first
     assert "0.8050 ± 0.0071" in page.text
     assert f"training failed on {HOSTILE}: loss is nan" in page.text
     assert "C nothing is claimed (C: none of its runs is finished)" in page.text
@@ -414,12 +415,33 @@ def test_ticks_are_round(low: float, high: float, is_log: bool, ticks: list[floa
     assert scales.Scale(low=low, high=high, is_log=is_log).ticks() == pytest.approx(ticks)
 
 
+def test_letters_can_be_read_on_every_colour_in_the_light_and_in_the_dark() -> None:
+    """At least 4.5 : 1, as WCAG 2 asks of text: a configuration's letter stands on its colour in that of the page."""
+    style = Path(charts.__file__).with_name("report.html.jinja").read_text().partition("</style>")[0]
+    light, dark = style.split("@media (prefers-color-scheme: dark)")
+    for told in (light, dark):
+        colours = dict(re.findall(r"--(\w+): #([0-9a-f]{3,6});", told))
+        for name in ("soft", "bad", "good", "link", *(f"c{at}" for at in range(charts.COLOURS))):
+            assert contrast(colours[name], colours["ground"]) >= 4.5, (name, colours[name])
+
+
+def contrast(one: str, other: str) -> float:
+    def light(colour: str) -> float:
+        pairs = [char * 2 for char in colour] if len(colour) == 3 else re.findall("..", colour)
+        parts = [int(pair, 16) / 255 for pair in pairs]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((light(one), light(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
 def test_a_graph_has_each_box_after_what_it_needs() -> None:
     nodes = [Node(name="a", lines=("a<b>",)), Node(name="b", lines=("b",), needs=("a",))]
     svg = charts.graph(nodes)
     assert "a&lt;b&gt;" in svg
     places = [float(x) for x in re.findall(r'<rect x="([\d.]+)"', svg)]
-    assert places == [1, 191]
+    assert places == [1, 181]
 
 
 def test_the_steps_that_the_data_came_of_stand_before_it(tmp_path: Path, reported: Printed) -> None:
