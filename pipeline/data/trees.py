@@ -17,13 +17,16 @@ CONTENT = "content"
 
 class Tree(NamedTuple):
     """``path`` is the folder that a host gets (None: the script names no data), ``digest`` that of names and contents,
-    ``inside`` the path in it that {data} stands for, ``source`` where it lies here, ``sizes`` in bytes by path."""
+    ``inside`` the path in it that {data} stands for, ``source`` where it lies here, ``sizes`` in bytes and ``contents``
+    (sha256) by path, ``empty`` the folders that hold nothing."""
 
     path: Path | None
     digest: str
     inside: str = ""
     source: Path = Path()
     sizes: Mapping[str, int] = {}
+    contents: Mapping[str, str] = {}
+    empty: tuple[str, ...] = ()
     rank_modules: tuple[str, ...] = ()
 
     def lay_down(self) -> None:
@@ -38,7 +41,8 @@ class Tree(NamedTuple):
         if not link.is_symlink() or link.readlink() != self.source:
             link.unlink(missing_ok=True)
             link.symlink_to(self.source)
-        write_json(self.path / MANIFEST, {"digest": self.digest, "files": dict(self.sizes)})
+        told = {"files": dict(self.sizes), "sha256": dict(self.contents), "empty": [*self.empty]}
+        write_json(self.path / MANIFEST, {"digest": self.digest, **told})
 
 
 NONE = Tree(path=None, digest="")
@@ -63,9 +67,15 @@ def tree(source: Path | None, data_dir: Path) -> Tree:
     below = {path: path.relative_to(source).as_posix() if source.is_dir() else path.name for path in found}
     contents = {below[path]: sha256 for path, (_, sha256) in found.items()}
     digest = sha256_text(canonical_json({**contents, **dict.fromkeys(empty, "")}))
-    sizes = {f"{CONTENT}/{below[path]}": stamp.size_bytes for path, (stamp, _) in found.items()}
-    path = data_dir.absolute() / f"script-{digest[:12]}"
-    return Tree(path=path, digest=digest, inside=inside, source=source, sizes=sizes)
+    return Tree(
+        path=data_dir.absolute() / f"script-{digest[:12]}",
+        digest=digest,
+        inside=inside,
+        source=source,
+        sizes={f"{CONTENT}/{below[path]}": stamp.size_bytes for path, (stamp, _) in found.items()},
+        contents={f"{CONTENT}/{name}": sha256 for name, sha256 in contents.items()},
+        empty=tuple(f"{CONTENT}/{name}" for name in empty),
+    )
 
 
 def _below(source: Path) -> tuple[list[Path], list[str]]:

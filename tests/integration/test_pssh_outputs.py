@@ -21,6 +21,7 @@ from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import TrainingError
 from pipeline.core.specs import Cluster, Host, LogLine
+from pipeline.data.trees import tree
 from pipeline.lab import Lab
 from pipeline.lab.state import uplink
 from tests.contract.stub import make
@@ -112,6 +113,32 @@ def test_pack_crosses_this_computers_link_once_and_a_truncated_one_is_replaced_b
         assert packs.send(launcher, pack, facts) == []
         assert sent_bytes(lab) - before < 2e6
         assert [fact.pack_path for fact in launcher.probe(pack)] == paths
+
+
+def test_a_folder_of_data_crosses_it_once_with_its_programs_and_empty_folders(lab: Lab, tmp_path: Path) -> None:
+    source = tmp_path / "my data"
+    for number in range(40):
+        path = source / f"part {number % 3}" / f"{number}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(os.urandom(250_000))
+    (source / "run.sh").write_text("#!/bin/sh\n")
+    (source / "run.sh").chmod(0o755)
+    (source / "none" / "here").mkdir(parents=True)
+    found = tree(source, tmp_path / "data")
+    found.lay_down()
+    assert found.path is not None
+    pack = PackSource(path=found.path, digest=found.digest, inside=found.inside)
+    with closing(launchers.create(cluster(lab))) as launcher:
+        assert isinstance(launcher, AgentLauncher)
+        facts, before = launcher.probe(pack), sent_bytes(lab)
+        assert packs.send(launcher, pack, facts) == []
+        assert 10e6 < sent_bytes(lab) - before < 13e6
+        places = [fact.pack_path for fact in launcher.probe(pack)]
+    listed = "find . -printf '%P %y %m\\n' | sort; find . -type f | sort | xargs -d '\\n' sha256sum"
+    told = [on(lab, f"node{number}", f"cd '{place}/content' && {listed}").stdout for number, place in enumerate(places)]
+    assert "none/here d " in told[0]
+    assert "run.sh f 755" in told[0]
+    assert told[0] == told[1]
 
 
 def test_a_host_that_no_other_can_serve_gets_this_computers_copy(lab: Lab, tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ class Hosts:
             node = relay.Node(number, self.nodes, secret, relay.Content(self.files), reach.LIMIT_S)
             self.gone[number] = node.gone
             try:
-                return await relay.part({"workdir": str(self.workdir(number)), "pack_digest": DIGEST}, node)
+                request = {"workdir": str(self.workdir(number)), "pack_digest": DIGEST, "empty": ["an/empty one"]}
+                return await relay.part(request, node)
             except relay.UnservedError as error:
                 return str(error)
 
@@ -101,6 +102,7 @@ def test_seven_hosts_get_it_and_the_first_gives_it_to_two(tmp_path: Path, monkey
     assert hosts.run()[1:] == [str(hosts.place(number)) for number in range(1, 7)]
     assert all(map(hosts.has_it, range(1, 7)))
     assert sum(given) == 2 * hosts.total_bytes
+    assert (hosts.place(6) / "an" / "empty one").is_dir()
 
 
 def test_who_loses_its_source_on_the_way_goes_on_with_the_first_host(

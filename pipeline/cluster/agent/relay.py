@@ -7,7 +7,7 @@ place when all files have the digests that the controller told, over ssh too; so
 """
 
 # Requests carry paths as text: os.path all the way. asyncio's TimeoutError is another one before Python 3.11.
-# ruff: noqa: PTH103, PTH118, PTH120, PTH123, UP041
+# ruff: noqa: PTH101, PTH103, PTH118, PTH120, PTH123, UP041
 from __future__ import annotations
 
 import asyncio
@@ -130,6 +130,8 @@ class Content:
         if self._written is not None:
             self._written.close()
         self._written, self._digest = open(path, "wb", buffering=0), hashlib.sha256()  # noqa: SIM115  (close)
+        if file.get("executable"):
+            os.chmod(path, 0o755)
 
 
 @dataclass
@@ -312,6 +314,8 @@ async def part(request: Json, node: Node) -> str:
         else:
             with staged(folder) as temporary:
                 node.content.open(temporary, complete=False)
+                for name in request["empty"]:
+                    os.makedirs(os.path.join(temporary, name))
                 await node.take()
                 node.content.check()
             node.content.folder = folder

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import stat
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ def size_bytes(folder: Path) -> int:
 
 
 def _tree(folder: Path) -> dict[str, int]:
-    """The files of a script's data with their sizes; of a pack of images none."""
+    """The files that the manifest names, of a script's data and of encoded images, with their sizes; else none."""
     try:
         return _sizes_in(folder / "manifest.json")
     except (OSError, ValueError, AttributeError):
@@ -56,8 +57,7 @@ def send(launcher: AgentLauncher, pack: PackSource, facts: Sequence[NodeFacts]) 
     """Lay the data pack on every host that lacks it, whole or not at all; what is remarkable about that, in lines.
 
     One host gets it from here, unless one has it already; from there the others take it over the network that connects
-    the hosts (``agent/relay.py``). Whom no host can serve gets this computer's copy, and so do all where it is a
-    script's folder of data. With ``cluster.tls_…`` set all of
+    the hosts (``agent/relay.py``). Whom no host can serve gets this computer's copy. With ``cluster.tls_…`` set all of
     them do: then what hosts send each other is to be encrypted, and the way from here is.
 
     Raises:
@@ -65,7 +65,7 @@ def send(launcher: AgentLauncher, pack: PackSource, facts: Sequence[NodeFacts]) 
     """
     lacking = [fact for fact in facts if fact.pack_path is None]
     holders = [fact for fact in facts if fact.pack_path is not None]
-    if len(facts) == 1 or launcher.cluster.tls_certificate is not None or _tree(pack.path):
+    if len(facts) == 1 or launcher.cluster.tls_certificate is not None:
         _from_here(launcher, pack, lacking)
         return []
     if not holders:
@@ -95,17 +95,22 @@ def _from_here(launcher: AgentLauncher, pack: PackSource, facts: Sequence[NodeFa
 
 def _relayed(launcher: AgentLauncher, pack: PackSource, nodes: Sequence[NodeFacts]) -> dict[str, str]:
     """Let the first of ``nodes`` serve the others; host → why it could not be served."""
+    manifest = json.loads((pack.path / "manifest.json").read_text(encoding="utf-8"))
     request = {"do": "relay_pack", "workdir": launcher.workdir, "pack_digest": pack.digest}
     rows = [{"pack_path": fact.pack_path} for fact in nodes]
-    return relay(launcher, request, _files(pack), nodes, rows, what=_WHAT)
+    return relay(
+        launcher, {**request, "empty": manifest.get("empty", [])}, _files(pack, manifest), nodes, rows, what=_WHAT
+    )
 
 
-def _files(pack: PackSource) -> list[dict[str, Any]]:
-    """Name, size and digest of each file that makes the pack."""
-    paths = sorted(path for path in pack.path.iterdir() if path.is_file() and path.name != NOT_SENT)
-    manifest = json.loads((pack.path / "manifest.json").read_text(encoding="utf-8"))
+def _files(pack: PackSource, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Name, size and digest of each file that makes the pack, and whether it can be executed."""
+    lying = {path.name for path in pack.path.iterdir() if path.is_file() and path.name != NOT_SENT}
     known = manifest.get("sha256", {})
-    return [
-        {"name": path.name, "bytes": path.stat().st_size, "sha256": known.get(path.name) or sha256_file(path)}
-        for path in paths
-    ]
+    files = []
+    for name in sorted({*lying, *manifest.get("files", {})}):
+        path = pack.path / name
+        about = path.stat()
+        row = {"name": name, "bytes": about.st_size, "sha256": known.get(name) or sha256_file(path)}
+        files.append({**row, "executable": True} if about.st_mode & stat.S_IXUSR else row)
+    return files
