@@ -13,7 +13,8 @@ from pipeline.config.override_words import quoted_run
 _PATHS = ("program.script", "program.data")
 _TEXTS = ("program.args", "program.env")
 _PART = r"[^\s,\[\]{}'\"]*"
-_UNQUOTED = re.compile(rf"(?<!['\"]){_PART}(?:(?:\{{\{{\w+\}}\}}|\{{\w+\}}){_PART})+(?!['\"])")
+_QUOTED = r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\""
+_UNQUOTED = re.compile(rf"{_QUOTED}|({_PART}(?:(?:\{{\{{\w+\}}\}}|\{{\w+\}}){_PART})+)")
 
 
 def for_project(words: Sequence[str]) -> tuple[str, ...]:
@@ -35,4 +36,4 @@ def _quoted(word: str) -> str:
     field, equals, value = word.partition("=")
     if not field.lstrip("+").startswith(_TEXTS):
         return word
-    return f"{field}{equals}{_UNQUOTED.sub(lambda found: repr(found[0]), value)}"
+    return f"{field}{equals}{_UNQUOTED.sub(lambda found: repr(found[1]) if found[1] else found[0], value)}"

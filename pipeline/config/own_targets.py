@@ -26,11 +26,12 @@ _OFFERED = {
     "dataset.augmentation": ("seeds",),
 }
 _ARGUMENTS = {"trainer.loss": "trainer.loss_args", "dataset.augmentation": "dataset.augmentation_args"}
-_OF_A_CALL = {
-    "trainer.loss": 2,
-    "trainer.metrics": 2,
-    "dataset.augmentation": 1,
-}  # logits and labels, images: of functions
+_OF_A_CALL = {  # what functions are called with
+    "trainer.loss": ("logits", "labels"),
+    "trainer.metrics": ("logits", "labels"),
+    "dataset.augmentation": ("image",),
+}
+_BASES = {"model": "torch.nn.Module", "optimizer": "torch.optim.Optimizer"}
 _MOST_IMPORTS = 8
 _Callable = ast.ClassDef | ast.FunctionDef
 _Value = ast.Constant | ast.List | ast.Tuple | ast.Dict | ast.Set | ast.JoinedStr
@@ -82,7 +83,21 @@ def check_targets(train: TrainConfig, root: Path, behind: Sequence[str] = ()) ->
         found = _target(sources, f"{field}={target}", target)
         group = field if field in _ARGUMENTS else field.rpartition(".")[0]
         if found is not None:
+            _check_kind(*found, group, f"{field}={target}")
             _check_arguments(*found, group, _arguments(train, group))
+
+
+def _check_kind(source: _Source, item: _Callable, group: str, said: str) -> None:
+    """Refuse a class without the base that it needs, and a function where there must be a class."""
+    if group not in _BASES or item.decorator_list:
+        return
+    if isinstance(item, ast.ClassDef):
+        what = None if item.bases or item.keywords else "a class without a base"
+    else:
+        what = "a function" if group == "optimizer" else None
+    if what is not None:
+        where = f"{item.name} ({source.shown}:{item.lineno})"
+        raise UsageError(f"{said}: {where} is {what}", hint=f"class {item.name}({_BASES[group]}): …")
 
 
 def check_step(said: str, target: str, given: Mapping[str, Any], root: Path) -> None:
@@ -226,8 +241,11 @@ def _check_arguments(source: _Source, item: _Callable, group: str, given: Mappin
         return
     where = f"{item.name} ({source.shown}:{item.lineno})"
     field = _ARGUMENTS.get(group, f"{group}.args")
-    passed = 1 if group == "optimizer" else _OF_A_CALL.get(group, 0) if isinstance(item, ast.FunctionDef) else 0
-    names = made.names[passed:]
+    told = _OF_A_CALL.get(group, ()) if isinstance(item, ast.FunctionDef) else ()
+    if made.positional is not None and made.positional < len(told):
+        takes = f"takes {made.positional or 'no'} argument{'' if made.positional == 1 else 's'} by place"
+        raise UsageError(f"{where} {takes}; {group} is called with {' and '.join(told)}")
+    names = made.names[1 if group == "optimizer" else len(told) :]
     for name in given:
         if name not in names and not made.takes_any:
             raise UsageError(f"{field}.{name} is no argument of {where}; {suggestion(name, names)}")
@@ -240,9 +258,11 @@ def _check_arguments(source: _Source, item: _Callable, group: str, given: Mappin
 
 @dataclass(frozen=True, kw_only=True)
 class _Signature:
-    """``names`` can be given, ``needed`` must be; ``takes_any``: others too."""
+    """``names`` can be given, ``needed`` must be; ``takes_any``: others too. ``positional``: how many can be given by
+    place, None: any number."""
 
     names: list[str]
+    positional: int | None
     needed: set[str]
     takes_any: bool
 
@@ -266,4 +286,5 @@ def _of_function(function: ast.FunctionDef, *, first: int) -> _Signature:
     named = zip(args.kwonlyargs, args.kw_defaults, strict=True)
     needed = {*positional[: len(positional) - len(args.defaults)]} | {arg.arg for arg, value in named if value is None}
     names = [*positional[first:], *(arg.arg for arg in args.kwonlyargs)]
-    return _Signature(names=names, needed=needed, takes_any=args.kwarg is not None)
+    by_place = None if args.vararg is not None else len(positional) - first
+    return _Signature(names=names, positional=by_place, needed=needed, takes_any=args.kwarg is not None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -91,11 +91,16 @@ def images_per_block(shape: tuple[int, int, int]) -> int:
     return max(1, _BLOCK_BYTES // (channels * height * width))
 
 
-def refuse_control_characters(classes: Iterable[str], origin: str) -> None:
-    """Raises DataError: a class's name would break the lines of reports and tables."""
-    for name in classes:
+def check_class_names(classes: Sequence[str], origin: str) -> None:
+    """Raises DataError: a class's name would break the lines of reports and tables, or two would share one line."""
+    numbers: dict[str, int] = {}
+    for number, name in enumerate(classes):
         if any(unicodedata.category(character) in _CONTROL for character in name):
             raise DataError(f"{origin}: the class {name!r} has a control character in its name", hint="rename it")
+        if not name.strip():
+            raise DataError(f"{origin}: class {number} has no name ({name!r})", hint="name it")
+        if (first := numbers.setdefault(name, number)) != number:
+            raise DataError(f"{origin}: classes {first} and {number} have one name, {name!r}", hint="rename one")
 
 
 def refuse_source(config: DatasetConfig) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core.errors import DataError
-from pipeline.data.base import refuse_control_characters
+from pipeline.data.base import check_class_names
 
 READ = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp")
 _NOT_READ = (".gif", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".ppm", ".pgm", ".pbm", ".svg", ".psd")
@@ -93,7 +93,7 @@ def _classes(folder: Path, source: str, split: str) -> list[str]:
     if len(classes) < 2:
         seen = f"one class, {classes[0]!r}" if classes else "no class: it holds no folder"
         raise DataError(f"{source} has {seen}; wanted: two classes at least", hint=_wanted(split))
-    refuse_control_characters(classes, source)
+    check_class_names(classes, source)
     known: dict[str, str] = {}
     for name in classes:
         alike = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())

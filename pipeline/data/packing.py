@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pipeline.core.errors import DataError
 from pipeline.core.files import sha256_file, write_json
 from pipeline.data import disk, manifest, splits
-from pipeline.data.base import RawSet, refuse_control_characters
+from pipeline.data.base import RawSet, check_class_names
 from pipeline.data.manifest import MANIFEST, Manifest
 from pipeline.data.pack_files import EncodedFiles, PackFiles, PixelFiles
 from pipeline.data.progress import OnProgress
@@ -29,7 +29,7 @@ _STATISTICS_BLOCK = 1 << 20  # bincount widens its input to int64, eight bytes a
 
 def write(raw: RawSet, config: DatasetConfig, folder: Path, report: OnProgress) -> Manifest:
     """Write the pack into the empty ``folder`` and fsync it. Raises DataError and OSError."""
-    refuse_control_characters(raw.classes, raw.origin)
+    check_class_names(raw.classes, raw.origin)
     splits.check(config.name, raw.train.count, config.holdout, config.val_size, raw.test is not None)
     if raw.val is not None and config.val_size:
         val = f"dataset={config.name} has {raw.val.count} val images of its own, and dataset.val_size={config.val_size}"

@@ -25,7 +25,7 @@ from pipeline.execution.located import unkeyed
 from pipeline.execution.work import RunServices, Say, Work, note
 from pipeline.keys import rank_environment
 from pipeline.keys.import_closure import matches
-from pipeline.runs import acceptance, journal, provenance
+from pipeline.runs import acceptance, checkpoints, journal, provenance
 from pipeline.runs.folder import EVALUATED, TRAINED, RunFolder, removed
 from pipeline.runs.lock import locked
 from pipeline.runs.result import Result, changed
@@ -207,6 +207,8 @@ def _goes_on(run: Run) -> str:
     """The hint after a signal: what the same command does next."""
     if run.folder.summary.exists():
         return "the same command again; the training is done and is not repeated"
+    if run.config.script is not None and not checkpoints.resumes(run.config.resolved["program"]):
+        return "the same command again; it starts over: no argument of the script has {resume}"
     return "the same command again; it goes on from the last checkpoint"
 
 

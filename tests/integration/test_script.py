@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
 from pipeline.lab import Lab
-from tests.integration.commands import ROOT, Project
+from tests.integration.commands import ROOT, Project, interrupt, wait_for_step
 from tests.integration.test_own_models import typed
 from tests.integration.test_provenance import copied
 
@@ -65,6 +66,12 @@ for step in range(1, 6):
 ends = time.monotonic() + 60 * (lr > 5)
 while time.monotonic() < ends and not paceline.should_stop():
     time.sleep(0.1)
+"""
+DEAF = """
+import signal, time, paceline
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+paceline.log(1, loss=1)
+time.sleep(600)
 """
 
 
@@ -161,6 +168,16 @@ def test_a_script_whose_output_was_damaged_is_trained_again_and_an_intact_one_is
     assert "FINISHED" in project.doit("train", *words).stdout
     assert (project.result()["attempts"], output.read_text()) == (2, written)
     assert "is finished" in project.doit("train", *words).stdout
+
+
+def test_a_script_that_ignores_sigterm_is_ended_by_ctrl_c_and_what_comes_next_is_said(project: Project) -> None:
+    (project.folder / "my scripts/train.py").write_text(DEAF)
+    child = project.start("train", "cluster.nproc_per_node=1")
+    wait_for_step(project, 1, child)
+    said, seconds = interrupt(child, signal.SIGINT)
+    assert "stopped by SIGINT; no process of the run is left" in said
+    assert "try: the same command again; it starts over: no argument of the script has {resume}" in said
+    assert (child.returncode, seconds < 15) == (1, True)
 
 
 def test_a_script_without_torchrun_is_named_where_it_fails(project: Project) -> None:

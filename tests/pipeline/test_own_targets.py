@@ -42,11 +42,15 @@ except ImportError:
     def Quick(num_classes, speed): ...
 """
 OPTIM = """
-class Step:
+class Step(Optimizer):
     def __init__(self, params, lr, beta=0.9): ...
 def focal(logits, labels, gamma, alpha=1.0): ...
 def top(logits, labels, k): ...
 def turn(images, seeds, most): ...
+def alone(logits, *, k=1): ...
+def nothing(): ...
+def any(*given): ...
+class Bare: ...
 """
 
 
@@ -88,6 +92,8 @@ def checked(root: Path, settings: dict[str, Any]) -> None:
         optimizer("my_package.optim:Step", beta=0.5),
         {"trainer.loss": "my_package.optim:focal", "trainer.loss_args": {"gamma": 2}},
         {"dataset.augmentation": "my_package.optim:turn", "dataset.augmentation_args": {"most": 2}},
+        {"trainer.loss": "my_package.optim:any"},
+        {"trainer.loss": "my_package.optim:Bare"},
     ],
 )
 def test_what_fits_passes_and_what_only_running_tells_too(root: Path, settings: dict[str, Any]) -> None:
@@ -111,7 +117,7 @@ def test_what_fits_passes_and_what_only_running_tells_too(root: Path, settings: 
         ),
         (
             model("my_package.optim:Net"),
-            "optim.py has no class or function Net; it has: Step, focal, top, turn",
+            "optim.py has no class or function Net; it has: Step, focal, top, turn, alone, nothing, any, Bare",
         ),
         (
             model("my_package.nets:SIZE"),
@@ -152,6 +158,19 @@ def test_what_fits_passes_and_what_only_running_tells_too(root: Path, settings: 
             {"trainer.metrics": {"top": "my_package.optim:top"}},
             "top (my_package/optim.py:5) needs k; a metric gets logits and labels alone",
         ),
+        (
+            {"trainer.metrics": {"top": "my_package.optim:alone"}},
+            "alone (my_package/optim.py:7) takes 1 argument by place; trainer.metrics is called with logits and labels",
+        ),
+        (
+            {"dataset.augmentation": "my_package.optim:nothing"},
+            "nothing (my_package/optim.py:8) takes no arguments by place; dataset.augmentation is called with image",
+        ),
+        (
+            optimizer("my_package.optim:nothing"),
+            "optimizer.target=my_package.optim:nothing: nothing (my_package/optim.py:8) is a function",
+        ),
+        (model("my_package.optim:Bare"), "Bare (my_package/optim.py:10) is a class without a base"),
     ],
 )
 def test_what_does_not_is_told_with_file_line_and_near_words(root: Path, settings: dict[str, Any], said: str) -> None:

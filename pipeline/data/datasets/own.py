@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,10 +69,16 @@ def load(config: OwnDatasetConfig, work: Workspace) -> RawSet:
     if strange:
         raise DataError(f"{config.target} returned {', '.join(strange)} too; wanted: {_WANTED}")
     found = arrays.raw_set(_InMemory(config.target, made), source="images of a function", origin=config.target)
-    names = tuple(map(str, made.get("classes", found.classes)))
+    names = _names(made.get("classes", found.classes), config.target)
     if len(names) != len(found.classes):
         raise DataError(f"{config.target} returned {len(names)} names of classes; its labels have {len(found.classes)}")
     return replace(found, classes=names)
+
+
+def _names(told: Any, target: str) -> tuple[str, ...]:
+    if isinstance(told, str) or not isinstance(told, Iterable):
+        raise DataError(f"{target} returned classes={told!r}; wanted: a list of names")
+    return tuple(map(str, told))
 
 
 def _source(config: DatasetConfig) -> Path | None:
