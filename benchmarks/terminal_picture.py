@@ -9,6 +9,7 @@ lines above it. Without words: the quickstart, on two hosts where a lab is up (`
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 import tempfile
@@ -51,9 +52,14 @@ def main() -> int:
     console.print(frame[0])
     console.print(frame[1].drawn(frame[2], WIDTH, HEIGHT))
     PICTURE.parent.mkdir(exist_ok=True)
-    PICTURE.write_text(console.export_svg(title="doit train"), encoding="utf-8")
+    PICTURE.write_text(_without_fonts(console.export_svg(title="doit train")), encoding="utf-8")
     print(PICTURE.relative_to(ROOT))
     return 0
+
+
+def _without_fonts(svg: str) -> str:
+    """rich has the browser fetch a font from elsewhere; its own monospace does as well."""
+    return re.sub(r" *@font-face \{.*?\}\n", "", svg, flags=re.DOTALL)
 
 
 def _middle(runs: Path, child: subprocess.Popen[bytes]) -> tuple[Text, RunPicture, float] | None:

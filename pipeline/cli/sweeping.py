@@ -11,6 +11,7 @@ from pipeline.cli.options import is_on
 from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, session
 from pipeline.core.errors import UsageError
+from pipeline.core.specs import State
 from pipeline.runs.index import ALTERED
 from pipeline.runs.result import AlteredError
 
@@ -118,10 +119,10 @@ def under_way(runs_dir: Path, newest: RunFolder) -> SweepFolder | None:
 
 def standing(folder: SweepFolder) -> str:
     """``sweep 5bb24236b1de: 12 of 40 done, 4 running``."""
-    from pipeline.live.watched_sweep import SweepFiles
-
-    state = SweepFiles(folder).so_far(0.0, 0.0)
-    return f"sweep {state.name}: {state.done} of {state.total} done, {len(state.running)} running"
+    stood = [*{entry.number: entry.state for entry in folder.entries()[0]}.values()]
+    running, killed = stood.count(State.RUNNING), stood.count(State.KILLED)
+    done = len(stood) - running - killed
+    return f"sweep {folder.name}: {done} of {folder.about()['total']} done, {running} running"
 
 
 def _figures_or_why(folder: RunFolder) -> tuple[Mapping[str, float], str]:
