@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import Killed, PacelineError
 from pipeline.core.specs import LaunchPlan, State
+from pipeline.core.tables import counted
 
 if TYPE_CHECKING:
+    from pipeline.config.build import RunConfig
     from pipeline.config.schema import NotifyConfig
     from pipeline.execution.configured_run import Run
     from pipeline.live.notices import Notices
@@ -68,9 +70,11 @@ def of_run(run: Run, say: Callable[[str], None]) -> AbstractContextManager[Told]
     return _told(run.config.notify, say, kind="run", key=run.key.short, name=what(run.config.resolved))
 
 
-def of_sweep(config: NotifyConfig, name: str, say: Callable[[str], None]) -> AbstractContextManager[Told]:
-    """Of a sweep, whose trials tell nobody."""
-    return _told(config, say, kind="sweep", key=name, name=f"sweep {name}")
+def of_sweep(first: RunConfig, key: str, trials: int, say: Callable[[str], None]) -> AbstractContextManager[Told]:
+    """Of a sweep, whose trials tell nobody. ``first``: the configuration of one of them."""
+    from pipeline.runs.contents import what
+
+    return _told(first.notify, say, kind="sweep", key=key, name=f"{counted(trials, 'trial')} of {what(first.resolved)}")
 
 
 @contextmanager

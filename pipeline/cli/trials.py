@@ -71,9 +71,9 @@ def conducted(what: Space | SearchPlan, source: TrialSource, folder: SweepFolder
 
     if any(slot.spares for slot in what.slots):
         say("cluster.spares: a sweep takes none; a trial that loses its hosts is tried again on those that are left")
-    notify = (what.representative_trial if isinstance(what, SearchPlan) else what.trials[0]).config.notify
+    first = (what.representative_trial if isinstance(what, SearchPlan) else what.trials[0]).config
     begun = showing.of_sweep(lambda: _begun(what, source, folder), folder.path.parent.parent)
-    with begun as shown, telling.of_sweep(notify, folder.name, shown.say) as told:
+    with begun as shown, telling.of_sweep(first, folder.name, source.total, shown.say) as told:
         ended = conduct(
             Sweep(
                 source=source,
