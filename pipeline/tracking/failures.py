@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _SCHEMA = re.compile(r"out-of-date database schema \(found version (\w+), but expected (\w+)\)")
+_LOGIN = re.compile(r"'C': '28\w+', 'M': ['\"]([^'\"]+(?:\"[^\"]*\")?)")  # class 28 of PostgreSQL's error codes
 
 
 def explained(text: str) -> str | None:
@@ -17,6 +18,11 @@ def explained(text: str) -> str | None:
         )
     if "/mlflow-artifacts/" in text and re.search(r"too many 50\d error responses|\b50\d Server Error", text):
         return "the server could not keep a file: its folder of artifacts may be full or read-only, its log says which"
+    login = _LOGIN.search(text)
+    if login:
+        return (
+            f"its database refuses the login ({login[1]}): is PGPASSWORD set, or does ~/.pgpass (mode 600) have a line?"
+        )
     schema = _SCHEMA.search(text)
     if schema:
         return (

@@ -11,6 +11,7 @@ import glob
 import logging
 import os
 import re
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ from mlflow.tracking.client import MlflowClient  # noqa: E402
 
 ITEMS_PER_CALL = 1000  # MLflow's limit: points, parameters and tags together
 _DATA_TRIES = 3
+_PORTS = {"postgresql": 5432, "mysql": 3306}
 _OPEN_TIMEOUT_S = 60.0  # the schema of a fresh database takes 3–10 s to create
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # opens the training view, not GenAI's
 _TOKEN_TAG = "paceline.recorder"
@@ -120,6 +122,8 @@ class Store:
             if database:
                 _make_tables(database.resolve())
             address = database_login(environment["MLFLOW_TRACKING_URI"], os.environ, Path.home())
+            if not database and not address.startswith("http"):
+                _connect(address)
             self._client = MlflowClient(tracking_uri=address)
             if database:
                 self._client.get_experiment("0")  # the client opens its database at the first question
@@ -284,6 +288,21 @@ def _opening(database: Path | None) -> Iterator[None]:
     database.parent.mkdir(parents=True, exist_ok=True)
     with held(Path(f"{database}.lock"), timeout_s=_OPEN_TIMEOUT_S):
         yield
+
+
+def _connect(address: str) -> None:
+    """Fail at once where a database can't be opened: MLflow tries that for 101 s, whatever the reason is."""
+    from sqlalchemy import create_engine, make_url  # mlflow doesn't import it for a server
+
+    url = make_url(address)
+    port = url.port or _PORTS.get(url.get_backend_name())
+    if url.host and port:
+        socket.create_connection((url.host, port), timeout=ANSWER_TIMEOUT_S).close()
+    engine = create_engine(url)
+    try:
+        engine.connect().close()
+    finally:
+        engine.dispose()
 
 
 def _make_tables(database: Path) -> None:

@@ -81,11 +81,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_a_server_that_is_down_leaves_the_record_pending(run: Path) -> None:
-    uri = f"http://127.0.0.1:{free_port()}"
+@pytest.mark.parametrize("address", ["http://127.0.0.1:{}", "postgresql://team@127.0.0.1:{}/mlflow"])
+def test_a_server_that_is_down_leaves_the_record_pending(run: Path, address: str) -> None:
+    port = free_port()
+    uri = address.format(port)
     recorded = tracking.record(run, uri, EXPERIMENT, give_up_s=0.5)
     assert (recorded.state, recorded.run_id) == (PENDING, None)
-    assert uri in recorded.message
+    assert f"127.0.0.1:{port}" in recorded.message
     assert "Connection refused" in recorded.message
     assert json.loads((run / "tracking.json").read_text())["state"] == PENDING
     assert not tracking.is_recorded(run, uri, EXPERIMENT)

@@ -125,6 +125,10 @@ def test_a_server_with_logins_on_postgresql_keeps_a_run_and_no_password_is_seen(
     folder.end(run, steps=1000)
     login = {"MLFLOW_AUTH_ADMIN_USERNAME": "lead", "MLFLOW_AUTH_ADMIN_PASSWORD": ADMIN_PASSWORD}
     with postgres_fixture.running() as database, contextlib.ExitStack() as stack:
+        monkeypatch.setenv("PGPASSWORD", "not-this-one")
+        refused = tracking.record(run, database.uri, EXPERIMENT, give_up_s=HANG_S)
+        assert refused.state == PENDING
+        assert 'its database refuses the login (password authentication failed for user "team")' in refused.message
         told = settings(tmp_path, store=database.uri, port=postgres_fixture.free_port(), auth=True)
         url, said, pid = stack.enter_context(served(told, {**login, "PGPASSWORD": PASSWORD}))
         lines = command_lines(pid)

@@ -1,0 +1,316 @@
+"""What recording in MLflow costs the training.
+
+    python -m benchmarks.recording steps [pairs] [ranks]     a step with everything on, beside everything off
+    python -m benchmarks.recording start [rounds]            the first step, with servers that are down or silent
+    python -m benchmarks.recording upload [uploads]          a step while a 45 MB checkpoint goes over HTTP
+
+Trainings and servers are real. Steps are the differences between the times of neighbouring lines of
+metrics.jsonl with ``trainer.log_every_steps=1``, inside an epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pty
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.measure import DOIT, ROOT, spread, surroundings
+from pipeline import tracking
+from pipeline.tracking import ui
+from tests.pipeline import tracking_folder
+
+TARGET_STEP_MS, TARGET_START_S = 1.0, 0.2
+STEPS = ["experiment=quickstart", "trainer.epochs=1000", "trainer.log_every_steps=1", "trainer.eval_every_epochs=1000"]
+EVERYTHING = ["tracking.system_metrics=true"]
+CHECKPOINT_BYTES = 45_000_000
+EXPERIMENT = "paceline"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=MEASURED)
+    parser.add_argument("numbers", nargs="*", type=int)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="paceline-recording-") as name:
+        kept = MEASURED[asked.what](Path(name), *asked.numbers)
+    print(surroundings())
+    return 0 if kept else 1
+
+
+# ------------------------------------------------------------------------------------------- the step
+def steps(folder: Path, pairs: int = 5, ranks: int = 1, count: int = 2000) -> bool:
+    """p99 of a step with system metrics, MLflow and the live view − with none of them. Each run is killed after
+    ``count`` steps: what a record does after the training is no part of this."""
+    words = [*STEPS, f"cluster.nproc_per_node={ranks}"]
+    store = [f"tracking.uri=sqlite:///{folder}/mlflow.db"]
+    on, off = [*words, *EVERYTHING, *store], [*words, "tracking=none"]
+    prepared(folder)
+    stepped(folder / "warm", off, 1, view=False)  # makes the data pack
+    more: dict[str, list[float]] = {"p50": [], "p99": []}
+    for pair in range(pairs):
+        found = {}
+        for is_on in (True, False) if pair % 2 == 0 else (False, True):
+            run = stepped(folder / f"{pair}-{is_on}", on if is_on else off, count, view=is_on)
+            found[is_on] = sorted(1000 * step for _, step in durations(run))
+        for name, share in (("p50", 0.5), ("p99", 0.99)):
+            a, b = (found[is_on][int(share * len(found[is_on]))] for is_on in (True, False))
+            more[name].append(a - b)
+            print(f"  pair {pair + 1}, {name}: {a:.2f} ms with everything, {b:.2f} ms with nothing", flush=True)
+    for name, values in more.items():
+        print(f"{name} of a step, {ranks} rank(s), {count} steps: {spread(values, 'ms')} more; target {TARGET_STEP_MS}")
+    return statistics.median(more["p99"]) <= TARGET_STEP_MS
+
+
+def stepped(place: Path, words: list[str], count: int, *, view: bool) -> Path:
+    """Train so many steps, with the view on a terminal of its own or with plain lines; the run's folder."""
+    child = started(place, words, view=view)
+    wait_for(lambda: any(path.read_bytes().count(b"\n") > count for path in place.glob("runs/*/metrics.jsonl")), child)
+    end_all(place, child)
+    return only_run(place)
+
+
+def started(place: Path, words: list[str], *, view: bool = False) -> subprocess.Popen[bytes]:
+    place.mkdir(parents=True, exist_ok=True)
+    argv = [*DOIT, "train", *words, f"paths.runs={place}/runs", f"paths.data={place.parent}/data"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
+    if not view:
+        with (place / "output").open("ab") as output:
+            return subprocess.Popen(argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    terminal, other = pty.openpty()
+    child = subprocess.Popen(argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=other, stderr=other)
+    os.close(other)
+    threading.Thread(target=read_all, args=(terminal, place / "output"), daemon=True).start()
+    return child
+
+
+def read_all(terminal: int, output: Path) -> None:
+    with output.open("ab") as file:
+        try:
+            while data := os.read(terminal, 1 << 16):
+                file.write(data)
+        except OSError:  # nobody holds its other end any more
+            os.close(terminal)
+
+
+def durations(run: Path) -> list[tuple[float, float]]:
+    """(unix time of its end, seconds) of each step that began in the same epoch."""
+    rows = metric_rows(run)
+    near = [(a, b) for a, b in pairwise(rows) if (a["epoch"], a["step"] + 1) == (b["epoch"], b["step"])]
+    return [(b["t"], b["t"] - a["t"]) for a, b in near]
+
+
+def metric_rows(run: Path) -> list[dict[str, Any]]:
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [
+        row
+        for row in map(json.loads, (line for line in lines if line.endswith("\n")))
+        if "train/loss" in row["metrics"]
+    ]
+
+
+def only_run(place: Path) -> Path:
+    (run,) = (path.parent for path in place.glob("runs/*/config.json"))
+    return run
+
+
+def prepared(folder: Path) -> None:
+    """The tables of a database, which a first record would make."""
+    subprocess.run(tracking.prepare_command(f"sqlite:///{folder}/mlflow.db"), cwd=ROOT, check=True)
+
+
+# ------------------------------------------------------------------------------------------- the start
+def start(folder: Path, rounds: int = 5) -> bool:
+    """From the command to the first step, later by how much than with ``tracking=none``; each killed after it."""
+    words = ["experiment=quickstart", "trainer.epochs=1000", "trainer.log_every_steps=1"]
+    with silent() as accepts, unreachable() as drops:
+        servers = {
+            "none": "tracking=none",
+            "a port that refuses": f"tracking.uri=http://127.0.0.1:{free_port()}",
+            "a server that never answers": f"tracking.uri=http://127.0.0.1:{accepts}",
+            "an address that takes no connection": f"tracking.uri=http://127.0.0.1:{drops}",
+        }
+        taken: dict[str, list[float]] = {name: [] for name in servers}
+        first_step(folder / "warm", [*words, servers["none"]])
+        for number in range(rounds):
+            names = list(servers)[:: 1 if number % 2 == 0 else -1]
+            for name in names:
+                taken[name].append(first_step(folder / f"{number}-{names.index(name)}", [*words, servers[name]]))
+            print("  " + "; ".join(f"{name} {taken[name][-1]:.2f} s" for name in servers), flush=True)
+    kept = True
+    for name in list(servers)[1:]:
+        later = [a - b for a, b in zip(taken[name], taken["none"], strict=True)]
+        kept &= statistics.median(later) <= TARGET_START_S
+        print(f"{name}: the first step {spread(later, 's')} later; target {TARGET_START_S}")
+    return kept
+
+
+def first_step(place: Path, words: list[str]) -> float:
+    """Seconds from the command to the first line of metrics; everything of the run is killed then."""
+    began = time.time()
+    child = started(place, words)
+    wait_for(lambda: has_begun(place), child)
+    end_all(place, child)
+    return float(metric_rows(only_run(place))[0]["t"]) - began
+
+
+def has_begun(place: Path) -> bool:
+    return any(metric_rows(path.parent) for path in place.glob("runs/*/metrics.jsonl"))
+
+
+def end_all(place: Path, child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+    while found := working(place):
+        for process in found:
+            process.kill()
+        time.sleep(0.05)
+
+
+def working(place: Path, word: str = "") -> list[psutil.Process]:
+    """Processes whose command lines name the folder, and ``word``."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if process.pid != os.getpid() and str(place) in words and word in words:
+            found.append(process)
+    return found
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def silent() -> Iterator[int]:
+    """A port where connections are taken and nothing is answered."""
+    with socket.create_server(("127.0.0.1", 0), backlog=1000) as server:
+        yield int(server.getsockname()[1])
+
+
+@contextmanager
+def unreachable() -> Iterator[int]:
+    """A port where a connection is neither taken nor refused: its queue is full."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        port = int(server.getsockname()[1])
+        waiting = [socket.socket() for _ in range(4)]
+        for client in waiting:
+            client.setblocking(False)
+            client.connect_ex(("127.0.0.1", port))
+        yield port
+        for client in waiting:
+            client.close()
+
+
+# ------------------------------------------------------------------------------------------- the checkpoint
+def upload(folder: Path, uploads: int = 6, between_s: float = 3.0) -> bool:
+    """Steps of a training while the recorder of a finished one sends its checkpoint to `mlflow server`, and between."""
+    with server(folder) as (url, _):
+        serving = subprocess.Popen(
+            tracking.serve_command(url, EXPERIMENT), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        record_beside(folder, serving, "warm")
+        words = [*STEPS, "cluster.nproc_per_node=1", "tracking=none"]
+        child = started(folder / "training", words)
+        wait_for(lambda: has_begun(folder / "training"), child)
+        windows = []
+        for number in range(uploads):
+            time.sleep(between_s)
+            began = time.time()
+            record_beside(folder, serving, f"{number}")
+            windows.append((began, time.time()))
+        time.sleep(between_s)
+        end_all(folder / "training", child)
+        serving.communicate("")
+    print(f"a record with {CHECKPOINT_BYTES / 1e6:g} MB took {spread([b - a for a, b in windows], 's')}")
+    return compared(durations(only_run(folder / "training")), windows, between_s)
+
+
+def record_beside(folder: Path, serving: subprocess.Popen[str], name: str) -> None:
+    """Have a finished run with a large checkpoint recorded by the process that records a sweep's."""
+    run = tracking_folder.started(folder / f"finished-{name}", key=name.rjust(12, "0"))
+    tracking_folder.metrics(run, range(20))
+    tracking_folder.end(run)
+    (run / "checkpoints/final.pt").write_bytes(os.urandom(CHECKPOINT_BYTES))
+    assert serving.stdin is not None
+    assert serving.stdout is not None
+    serving.stdin.write(json.dumps({"id": 0, "run_dir": str(run)}) + "\n")
+    serving.stdin.flush()
+    answer = json.loads(serving.stdout.readline())
+    if answer["error"] is not None or not list(folder.glob("artifacts/**/final.pt")):
+        sys.exit(f"not recorded: {answer}")
+    shutil.rmtree(run)
+
+
+def compared(found: list[tuple[float, float]], windows: list[tuple[float, float]], between_s: float) -> bool:
+    more = {"p50": [], "p99": []}
+    for began, ended in windows:
+        beside = sorted(1000 * took for at, took in found if began <= at <= ended)
+        alone = sorted(1000 * took for at, took in found if began - between_s <= at < began)
+        for name, share in (("p50", 0.5), ("p99", 0.99)):
+            a, b = beside[int(share * len(beside))], alone[int(share * len(alone))]
+            more[name].append(a - b)
+            print(f"  {name}: {a:.2f} ms beside the upload (of {len(beside)} steps), {b:.2f} ms before it")
+    for name, values in more.items():
+        print(f"{name} of a step: {spread(values, 'ms')} more while a checkpoint is sent; target {TARGET_STEP_MS}")
+    return statistics.median(more["p99"]) <= TARGET_STEP_MS
+
+
+@contextmanager
+def server(folder: Path, port: int | None = None) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A real `mlflow server` on sqlite, as `doit server` starts it."""
+    uri = f"sqlite:///{folder}/server.db"
+    if not (folder / "server.db").exists():
+        subprocess.run(tracking.prepare_command(uri), cwd=ROOT, check=True)
+    argv, env, url = ui.server_command(uri, "127.0.0.1", port or free_port(), artifacts=f"{folder}/artifacts")
+    with (folder / "server.log").open("ab") as log:
+        child = subprocess.Popen(
+            argv, cwd=folder, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True, preexec_fn=lambda: os.nice(19),
+        )  # fmt: skip
+    try:
+        ui._wait_until_up(url, child, folder / "server.log")
+        yield url, child
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def wait_for(condition: Callable[[], object], child: subprocess.Popen[bytes] | None = None) -> None:
+    until = time.monotonic() + 300.0
+    while not condition():
+        if child is not None and child.poll() is not None:
+            sys.exit(f"ended with {child.returncode}: {child.args}")
+        if time.monotonic() > until:
+            sys.exit("waited in vain")
+        time.sleep(0.2)
+
+
+MEASURED: dict[str, Callable[..., bool]] = {
+    "steps": steps, "start": start, "upload": upload,
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
