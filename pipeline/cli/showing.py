@@ -75,13 +75,7 @@ def watch_sweep(folder: SweepFolder) -> None:
 
 def services_shown(services: RunServices, shown: Screen, hear: Callable[[Any], None]) -> RunServices:
     """The same, telling the screen and ``hear`` what goes on."""
-    tell = teller(shown)
-
-    def on_event(event: Any) -> None:
-        hear(event)
-        tell(event)
-
-    return replace(services, on_event=on_event, on_wait=shown.tell if shown.is_live else None)
+    return replace(services, on_event=teller(shown, hear), on_wait=shown.tell if shown.is_live else None)
 
 
 def of_sweep(state: Callable[[], SweepState], runs_dir: Path) -> Screen:
@@ -95,8 +89,8 @@ def of_sweep(state: Callable[[], SweepState], runs_dir: Path) -> Screen:
     return screen(picture)
 
 
-def teller(shown: Screen) -> Callable[[Any], None]:
-    """What passes the events of an attempt, or of a sweep's trials, on."""
+def teller(shown: Screen, hear: Callable[[Any], None]) -> Callable[[Any], None]:
+    """What passes the events of an attempt, or of a sweep's trials, on to the screen and to ``hear``."""
     from pipeline.cluster.tracebacks import is_for_a_person
     from pipeline.core.specs import LogLine
     from pipeline.execution.attempting import shown as as_line
@@ -104,6 +98,7 @@ def teller(shown: Screen) -> Callable[[Any], None]:
     verbose = verbosity() == VERBOSE
 
     def tell(event: Any) -> None:
+        hear(event)
         shown.tell(event)
         if verbose and isinstance(event, LogLine) and not is_for_a_person(event):
             shown.say(as_line(event))

@@ -29,14 +29,16 @@ class Told:
         self._error = ""
 
     def hear(self, event: Any) -> None:
-        """Of an attempt: on which hosts it is; that its ranks don't move any more. Doesn't wait."""
+        """Of an attempt: on which hosts it is; that its ranks don't move any more. A trial's come in a pair with its
+        number, and the latter alone counts. Doesn't wait."""
         from pipeline.cluster.stalls import Verdict
         from pipeline.live.notices import STALLED
 
         if isinstance(event, LaunchPlan):
             self._hosts = tuple(node.host for node in event.nodes)
-        if isinstance(event, Verdict):
-            self._send(STALLED, event.text)
+        trial, said = event if isinstance(event, tuple) else (None, event)
+        if isinstance(said, Verdict):
+            self._send(STALLED, said.text if trial is None else f"trial {trial}: {said.text}")
 
     def ended(self, metrics: Mapping[str, float], error: str = "") -> None:
         """The work is done; ``error``: of a sweep, in which trials have failed."""
@@ -71,7 +73,7 @@ def of_run(run: Run, say: Callable[[str], None]) -> AbstractContextManager[Told]
 
 
 def of_sweep(first: RunConfig, key: str, trials: int, say: Callable[[str], None]) -> AbstractContextManager[Told]:
-    """Of a sweep, whose trials tell nobody. ``first``: the configuration of one of them."""
+    """Of a sweep, whose trials tell nobody of their ends. ``first``: the configuration of one of them."""
     from pipeline.runs.contents import what
 
     return _told(first.notify, say, kind="sweep", key=key, name=f"{counted(trials, 'trial')} of {what(first.resolved)}")

@@ -85,7 +85,7 @@ def conducted(what: Space | SearchPlan, source: TrialSource, folder: SweepFolder
                 root=ROOT,
                 argv=sys.argv,
                 say=shown.say,
-                on_event=showing.teller(shown),
+                on_event=showing.teller(shown, told.hear),
                 watched=shown.is_live,
             )
         )

@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli.telling import Told
+from pipeline.cluster.stalls import Verdict
 from pipeline.config.build import notify_config
 from pipeline.config.schema import NotifyConfig
 from pipeline.core.errors import UsageError
 from pipeline.core.redact import HIDDEN, in_word, secret_values
 from pipeline.live import notices
 from pipeline.live.notices import Notice, Notices, as_json
+from tests.pipeline.live.test_run_state import plan
 
 NOTICE = Notice(
     kind="run", state="FAILED", key="cf08486f7c19", name="digits small_cnn sgd", error="node1, rank 1: it's \"full\"",
@@ -148,3 +151,17 @@ def test_no_part_of_the_address_is_shown_wherever_it_stands() -> None:
     assert in_word(f"notify.url={address}") == f"notify.url={HIDDEN}"
     assert in_word("notify.url=${oc.env:HOOK}") == "notify.url=${oc.env:HOOK}"
     assert address in secret_values({"notify": {"url": address, "command": None}, "cluster": {}})
+
+
+def test_that_ranks_stop_moving_is_told_at_once_and_of_a_sweep_with_the_trials_number(tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    notes = Notices(
+        NotifyConfig(command=f"sh -c 'echo $PACELINE_STATE $PACELINE_HOSTS $PACELINE_ERROR >> {heard}'"), print
+    )
+    verdict = Verdict(rank=1, host="node1", kind="stopped", text="rank 1 hangs")
+    for kind, event in (("run", verdict), ("sweep", (3, verdict))):
+        told = Told(notes, kind=kind, key="k", name="n")
+        told.hear(plan("node0", "node1") if kind == "run" else (3, plan("node0", "node1")))
+        told.hear(event)
+        notes.wait()
+    assert heard.read_text() == "STALLED node0 node1 rank 1 hangs\nSTALLED trial 3: rank 1 hangs\n"

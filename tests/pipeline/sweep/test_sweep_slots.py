@@ -43,9 +43,9 @@ def test_a_sweep_says_that_it_takes_no_spares(
     monkeypatch.setattr("pipeline.sweep.conduct.conduct", lambda _: [])
     for spares, said in (((), ""), ((Host(name="c"),), "cluster.spares: a sweep takes none; ")):
         parts = slots(dataclasses.replace(cluster(Host(name="a")), spares=spares), SweepConfig(), [])
-        trial = SimpleNamespace(config=SimpleNamespace(notify=NotifyConfig()))
+        trial = SimpleNamespace(config=SimpleNamespace(notify=NotifyConfig(), resolved={}))
         what: Any = SimpleNamespace(key="", slots=parts, settings=SimpleNamespace(retries=0), trials=[trial])
-        conducted(what, cast("Any", None), SweepFolder(tmp_path / "sweep"), retry_failed=False)
+        conducted(what, cast("Any", SimpleNamespace(total=1)), SweepFolder(tmp_path / "sweep"), retry_failed=False)
         assert capsys.readouterr().out.partition("a trial")[0] == said
 
 
