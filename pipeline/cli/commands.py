@@ -120,6 +120,7 @@ def train() -> None:
 
         reproduce_run(run.folder)
     else:
+        current.begin_torchrun()
         _train(current)
 
 

@@ -135,6 +135,8 @@ def _failure(one: RunningAttempt, outcome: Outcome) -> TrainingError:
 
 def _fit_hosts(spec: AttemptSpec, hosts: Hosts) -> list[NodeFacts]:
     """What the hosts said. Raises HostError, UsageError: they can't run this."""
+    if not (spec.run_dir / "code" / "torch").exists():  # a project that brings its own
+        hosts.launcher.expect(of_script=spec.script is not None)
     facts = hosts.facts(spec.pack, host_versions.asked(spec.versions))
     trainer, strategy = _configured(spec, "trainer"), _configured(spec, "strategy")
     validate(  # a script has neither section: each rank takes what it likes

@@ -11,6 +11,7 @@ from pipeline.cluster import encryption, networks
 from pipeline.cluster.validation import visible_gpus
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import LaunchPlan, NodePlan
+from pipeline.keys import rank_environment
 
 if TYPE_CHECKING:
     from pipeline.cluster.launchers.base import AttemptSpec, Place
@@ -209,8 +210,7 @@ def environment(
     variables that say over which one the ranks speak.
     """
     env = {
-        "PYTHONHASHSEED": "0",  # or sets of texts had another order in every process
-        "PYTHONUNBUFFERED": "1",
+        **rank_environment.ALWAYS,
         "PET_SHUTDOWN_TIMEOUT": str(WORKERS_TERM_S),
         "OMP_NUM_THREADS": str(threads or max(1, fact.cpus // (host.nproc_per_node * host.shared_by))),
     }

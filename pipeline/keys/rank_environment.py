@@ -35,6 +35,9 @@ the key when ``cluster.env`` sets it."""
 PASSED = (*NEEDED, *WHERE)
 """Everything that a rank may have from its host."""
 
+ALWAYS = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
+"""What every torchrun has besides; without the first, sets of texts had another order in every process."""
+
 FAMILIES = (
     *("ATEN_*", "TORCH_*", "TORCHINDUCTOR_*", "TORCHDYNAMO_*", "PYTORCH_*", "TRITON_*", "NPY_*"),
     *("DNNL_*", "ONEDNN_*", "MKLDNN_*", "MKL_*", "OPENBLAS_*", "BLIS_*", "VECLIB_*"),

@@ -27,6 +27,7 @@ from trainers.script import executables, seal
 from trainers.script.arguments import Paths, argv, newest_checkpoint, program, variables
 from trainers.script.files import write_json, write_sealed
 from trainers.script.outputs import MissingOutputsError, gather, left
+from trainers.script.prepared import PreparedTorchrun
 from trainers.script.recorder import Recorder
 from trainers.script.settings import ScriptConfig
 
@@ -89,7 +90,8 @@ class Attempt:
         self.snapshot, self.work = self.run_dir / "code", self.folder / "code"
         self.is_first = started.node_rank == 0
         self.begun = time.time()
-        self.child: subprocess.Popen[bytes] | None = None
+        self.prepared = PreparedTorchrun.found()
+        self.child: subprocess.Popen[bytes] | PreparedTorchrun | None = None
 
     @property
     def name(self) -> str:
@@ -206,7 +208,12 @@ class Attempt:
         workdir = self.work / self.settings.workdir
         with ExitStack() as logs:
             streams = {} if self.settings.torchrun or self.log_dir is None else rank_logs(Path(self.log_dir), logs)
-            self.child = subprocess.Popen(command, cwd=workdir, env=env, stdin=subprocess.DEVNULL, **streams)
+            if self.prepared and self.settings.torchrun and self.prepared.become(command, cwd=workdir, env=env):
+                self.child = self.prepared
+            else:
+                if self.prepared:
+                    self.prepared.close()
+                self.child = subprocess.Popen(command, cwd=workdir, env=env, stdin=subprocess.DEVNULL, **streams)
         try:
             code = self.wait(self.child, recorder)
         except BaseException:  # a full disk, or a folder that was removed
@@ -219,7 +226,7 @@ class Attempt:
         return code
 
     @staticmethod
-    def wait(child: subprocess.Popen[bytes], recorder: Recorder | None) -> int:
+    def wait(child: subprocess.Popen[bytes] | PreparedTorchrun, recorder: Recorder | None) -> int:
         """The exit code; until then rows are recorded as they come. Raises OSError."""
         while True:
             try:

@@ -35,7 +35,7 @@ class Claim:
     """This process's claim; children that are forked share it, and it ends with the last of them."""
 
     def __init__(self, wish: Json, ticket: int, path: str, descriptor: int) -> None:
-        self.wish, self.ticket, self.path, self._descriptor = wish, ticket, path, descriptor
+        self.wish, self.ticket, self.path, self.descriptor = wish, ticket, path, descriptor
 
     def ahead(self, folder: str = FOLDER) -> list[Json]:
         """The claims that go before this one and are of the same devices."""
@@ -47,7 +47,7 @@ class Claim:
         with contextlib.suppress(OSError):
             os.unlink(self.path)
         with contextlib.suppress(OSError):
-            os.close(self._descriptor)
+            os.close(self.descriptor)
 
 
 def stake(wish: Json, folder: str = FOLDER) -> Claim:

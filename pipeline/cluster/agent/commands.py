@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 COMMANDS = {
+    "prepare": "prepared",
     "probe": "probe",
     "examine": "checks",
     "shared": "checks",
@@ -29,7 +30,7 @@ COMMANDS = {
     "mesh_undo": "mesh",
 }
 """Command → the module with the function of that name: what a command doesn't use isn't sent for it."""
-START = ("probe", "reach", "start")
+START = ("prepare", "probe", "reach", "start")
 """Those of a start, which one agent answers."""
 
 SCHEDULERS = ("slurm_node", "kubernetes_pod")

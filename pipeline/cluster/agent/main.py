@@ -34,9 +34,10 @@ def main() -> int:
     """
     request = next_request()
     while request is not None and request.pop("more", False):
-        module_for(request)  # what is imported here serves further requests too
-        code = in_child(partial(answer, request))
-        if code:
+        module = module_for(request)  # what is imported here serves further requests too
+        if request["do"] == "prepare":  # for this process, and without an answer
+            module.prepare(request)
+        elif code := in_child(partial(answer, request)):
             return code
         request = next_request()
     return 0 if request is None else answer(request)

@@ -23,6 +23,7 @@ from .early_exits import EarlyExits
 from .log_lines import Tail
 from .meeting import Meeting
 from .node import own_node, peers_of
+from .prepared import Prepared, hand_over
 from .probe import from_environment
 from .processes import MARK, POLL_S, TERM_GRACE_S, Orphans, end_tree, start_time
 from .rank_errors import describe, mute, printed_error, recorded_error, tellable
@@ -63,14 +64,15 @@ def start(request: Json) -> None:
         settle_pack(node["run_dir"], node["data_dir"], request["pack_digest"])
     lay_out(node)
     told, tell = os.pipe()
-    if os.fork() == 0:
+    if not hand_over(request, node, tell, claim) and os.fork() == 0:
         os.close(told)
         os.setsid()
         if os.fork() == 0:
             supervise_forever(request, node, tell, claim)
         os._exit(0)
     os.close(tell)
-    os.wait()
+    with contextlib.suppress(ChildProcessError):
+        os.wait()
     with os.fdopen(told, "r", encoding="utf-8") as pipe:
         answer = pipe.read()
     say(**(json.loads(answer) if answer else {"error": "the supervisor died at once"}))
@@ -84,7 +86,9 @@ def lay_out(node: Json) -> None:
     touch(os.path.join(node["state_dir"], "lease"))
 
 
-def supervise_forever(request: Json, node: Json, tell: int, claim: Claim | None) -> None:
+def supervise_forever(
+    request: Json, node: Json, tell: int, claim: Claim | None, prepared: Prepared | None = None
+) -> None:
     """The daemon's whole life; never returns into the caller's stack."""
     code = 1
     try:
@@ -95,7 +99,7 @@ def supervise_forever(request: Json, node: Json, tell: int, claim: Claim | None)
         os.dup2(log, 1)
         os.dup2(log, 2)
         Orphans.adopt()
-        Supervisor(request, node).run(tell)
+        Supervisor(request, node, prepared).run(tell)
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -109,8 +113,8 @@ def supervise_forever(request: Json, node: Json, tell: int, claim: Claim | None)
 class Supervisor:
     """Owns one torchrun: merges the ranks' output, keeps the lease, ends the tree, writes exit.json."""
 
-    def __init__(self, request: Json, node: Json) -> None:
-        self.request, self.node = request, node
+    def __init__(self, request: Json, node: Json, prepared: Prepared | None = None) -> None:
+        self.request, self.node, self.prepared = request, node, prepared
         self.state = node["state_dir"]
         self.mark = f"{request['run_id']}:{node['node_rank']}"
         self.reason = ""
@@ -159,7 +163,7 @@ class Supervisor:
                     os.unlink(entry)
         self.conclude(code, gone)
 
-    def begin(self, tell: int) -> subprocess.Popen[bytes] | None:
+    def begin(self, tell: int) -> subprocess.Popen[bytes] | Prepared | None:
         """Register, start torchrun, answer the start command (which may be gone by then); None: it could not start."""
         child = None
         try:
@@ -194,11 +198,13 @@ class Supervisor:
             self.reason = "; ".join(filter(None, (self.reason, f"the host {full_disk(full, free)}")))
         self.finish(code, gone)
 
-    def spawn(self) -> subprocess.Popen[bytes]:
+    def spawn(self) -> subprocess.Popen[bytes] | Prepared:
         env = {**from_environment(self.request["env_passed"]), **self.node["env"]}
         env[MARK] = self.mark
         env["PACELINE_RESERVE"] = self.path("reserve-of-ranks")
         with open(self.chatter.path, "ab") as output:
+            if self.prepared and self.prepared.become(self.node["argv"], env, self.node["run_dir"], output):
+                return self.prepared
             return subprocess.Popen(
                 self.node["argv"],
                 env=env,
@@ -242,7 +248,7 @@ class Supervisor:
         at = time.monotonic() + grace_s
         self.end_at = at if self.end_at is None else min(self.end_at, at)
 
-    def watch(self, child: subprocess.Popen[bytes]) -> int:
+    def watch(self, child: subprocess.Popen[bytes] | Prepared) -> int:
         """Until torchrun is gone. Returns its exit code (negative: the signal that ended it)."""
         looked = 0.0
         while child.poll() is None:
@@ -262,7 +268,7 @@ class Supervisor:
                 in_thread(end_tree, self.mark, TERM_GRACE_S, on_error=lambda _: None)  # tried again below
                 self.end_at = now + TERM_GRACE_S + 3
             time.sleep(POLL_S)
-        return child.returncode
+        return int(child.returncode or 0)
 
     def look(self) -> None:
         """What else would end the run: the folder removed, the controller gone, a rank's error. Raises OSError."""

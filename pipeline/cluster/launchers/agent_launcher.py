@@ -20,7 +20,7 @@ from pipeline.cluster.launchers.arriving import Transfer
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Launcher, PackSource, Place
 from pipeline.cluster.launchers.connection import Connection
 from pipeline.cluster.launchers.environments import Wanted
-from pipeline.cluster.launchers.payload import message, new_token
+from pipeline.cluster.launchers.payload import message, new_token, opening, request_bytes
 from pipeline.cluster.launchers.relaying import SLOWEST_BYTES_PER_S
 from pipeline.cluster.launchers.replies import Answer, Output, answer_in
 from pipeline.cluster.launchers.sending import append_run, weights_bytes
@@ -53,6 +53,7 @@ class AgentLauncher(Launcher, ABC):
         self._notes: list[str] = []
         self.environment: Wanted | None = None  # what hosts that get their environment from here are to have
         self.slow_s: float | None = None  # None: no host has answered yet
+        self._of_script: bool | None = None  # what the hosts are to start; None: nothing so far
 
     @property
     def capabilities(self) -> Capabilities:
@@ -72,6 +73,13 @@ class AgentLauncher(Launcher, ABC):
     @abstractmethod
     def stream_argv(self, host: Host) -> list[str]:
         """The command of a live agent on one host."""
+
+    def expect(self, *, of_script: bool) -> None:
+        self._of_script = of_script
+
+    def ahead(self) -> bytes:
+        """Requests that go before the first one of a start, and aren't answered."""
+        return b""
 
     def python_of(self, host: Host) -> str | None:
         """The interpreter that is asked for there; None: what is found."""
@@ -125,7 +133,10 @@ class AgentLauncher(Launcher, ABC):
         with tempfile.TemporaryFile(prefix="paceline-") as stdin:
             more = {"more": True} if turn in ("first", "next") else {}
             commands = START if turn else ()
-            begin = stdin.write(message({**self._local, **request, **more}, token, commands))
+            stdin.write(opening(commands or (str(request.get("do")),)))
+            stdin.write(self.ahead() if turn == "first" else b"")
+            stdin.write(request_bytes({**self._local, **request, **more}, token))
+            begin = stdin.tell()
             if payload is not None:
                 payload(stdin)
                 self.transfer = Transfer.begin(what, labels, stdin.tell() - begin)

@@ -141,6 +141,13 @@ class Launcher(Protocol):
         """
         return []
 
+    def expect(self, *, of_script: bool) -> None:
+        """Told before ``probe`` where ``start`` is to follow, so that the hosts can prepare torchrun meanwhile.
+
+        Args:
+            of_script: torchrun is to be started by the process of a script.
+        """
+
     def probe(self, pack: PackSource | None, modules: Sequence[str] = ()) -> list[NodeFacts]:
         """Facts of every host, in the cluster's order; ``modules`` are names to look for among what is installed there.
 

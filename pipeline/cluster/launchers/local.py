@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, ClassVar
 
-from pipeline.cluster.launchers.agent_launcher import AgentLauncher
+from pipeline.cluster.agent.commands import START
+from pipeline.cluster.launchers import local_agent
+from pipeline.cluster.launchers.agent_launcher import AgentLauncher, Turn
 from pipeline.cluster.launchers.base import AttemptSpec, Place
 from pipeline.cluster.launchers.login_errors import quoted, too_old
-from pipeline.cluster.launchers.payload import BOOTSTRAP
+from pipeline.cluster.launchers.payload import opening
 from pipeline.cluster.launchers.replies import Answer, Output
 from pipeline.cluster.launchers.settings import Capabilities, ClusterConfig
 from pipeline.core import process
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import expanded
-from pipeline.core.specs import Host, LaunchPlan, NodeFacts
+from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts
 
 _STARVED_S = 60.0
 
@@ -40,8 +42,12 @@ class LocalLauncher(AgentLauncher):
 
     silent_s = _STARVED_S
 
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self._agent: local_agent.LocalAgent | None = None  # between the probe and the start
+
     def _argv(self, host: Host) -> list[str]:
-        return [str(expanded(host.python or sys.executable, f"cluster.python={host.python}")), "-E", "-c", BOOTSTRAP]
+        return local_agent.argv(str(expanded(host.python or sys.executable, f"cluster.python={host.python}")))
 
     def exchange(self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float) -> dict[str, Output]:
         outputs = {}
@@ -53,6 +59,22 @@ class LocalLauncher(AgentLauncher):
                 continue
             outputs[host.label] = Output(stdout=done.stdout.encode(), stderr=done.stderr, code=done.code)
         return outputs
+
+    def converse(
+        self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float, *, turn: Turn, token: str
+    ) -> dict[str, Output]:
+        """By one agent, where a start is to follow."""
+        if turn == "first":
+            self.close()
+            if self._of_script is not None:
+                self._agent = local_agent.taken(self._argv(hosts[0]), of_script=self._of_script)
+        if self._agent is None:
+            return self.exchange(stdin, hosts, timeout_s)
+        stdin.seek(len(opening(START)))
+        output = self._agent.ask(stdin.read(), token, timeout_s + _STARVED_S)
+        if turn == "last":
+            self.close()
+        return {host.label: output for host in hosts}
 
     def stream_argv(self, host: Host) -> list[str]:
         return self._argv(host)
@@ -75,7 +97,10 @@ class LocalLauncher(AgentLauncher):
         return too_old(answer.output) or (ended + quoted(answer.output, host.secrets.values()), None)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """End the agent that waits for a further request."""
+        agent, self._agent = self._agent, None
+        if agent is not None:
+            agent.close()
 
     def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
         """The outputs lie in the run folder already."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline.cluster import agent
 from pipeline.cluster.agent.commands import COMMANDS, SCHEDULERS
+from pipeline.keys import rank_environment
 
 TOO_OLD = "is too old for the node agent"
 NO_PROGRAM = "paceline: no program came on standard input"
@@ -106,8 +107,25 @@ def message(request: dict[str, Any], token: str, commands: tuple[str, ...] = ())
     Args:
         commands: all that this agent is going to be asked; (): this request alone.
     """
+    return opening(commands or (str(request.get("do")),)) + request_bytes(request, token)
+
+
+def request_bytes(request: dict[str, Any], token: str) -> bytes:
+    """What an agent that stays gets for one request."""
     asked = zlib.compress(json.dumps({**request, "token": token}).encode())
-    return b"%s%d\n%s" % (opening(commands or (str(request.get("do")),)), len(asked), asked)
+    return b"%d\n%s" % (len(asked), asked)
+
+
+def prepare(env: Mapping[str, str], *, of_script: bool) -> bytes:
+    """The request to have torchrun prepared for a start, which isn't answered.
+
+    Args:
+        env: what is known already of the variables that torchrun will have.
+        of_script: it will be started by the process of a script.
+    """
+    passed, always = rank_environment.PASSED, rank_environment.ALWAYS
+    asked = {"do": "prepare", "more": True, "script": of_script, "env_passed": passed, "env": {**always, **env}}
+    return request_bytes(asked, "")
 
 
 @cache

@@ -27,7 +27,7 @@ from pipeline.cluster.launchers.agent_launcher import Turn
 from pipeline.cluster.launchers.answers import received_bytes
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.launchers.live_agents import LIFE_S, LiveAgents, may_run_programs
-from pipeline.cluster.launchers.payload import agent_argv, opening
+from pipeline.cluster.launchers.payload import agent_argv, opening, prepare
 from pipeline.cluster.launchers.pssh_output import output_of, pssh_name
 from pipeline.cluster.launchers.remote_launcher import RemoteLauncher
 from pipeline.cluster.launchers.replies import Answer, Output
@@ -144,6 +144,14 @@ class PsshLauncher(RemoteLauncher):
         if self.environment is not None and not self._pythons:
             self._pythons = environments.interpreters(self, self.environment)
         return super().probe(pack, modules)
+
+    def ahead(self) -> bytes:
+        """Have torchrun prepared, where it can be told which one that will be: not with a PYTHONPATH of its own."""
+        settings = [{**host.placement, **host.env} for host in self.cluster.hosts]
+        if self._of_script is None or any("PYTHONPATH" in one for one in settings):
+            return b""
+        common = {name: value for name, value in settings[0].items() if all(one.get(name) == value for one in settings)}
+        return prepare(common, of_script=self._of_script)
 
     def python_of(self, host: Host) -> str | None:
         return self._pythons.get(host.label, host.python)

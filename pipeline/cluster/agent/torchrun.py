@@ -1,0 +1,150 @@
+"""A Python that imports what torchrun imports while nobody knows yet what torchrun is to run, then becomes it.
+
+``prepared`` starts this text as a program of its own, with the agent's interpreter. Its stdin is a socket: one line of
+JSON says what it becomes, the end of it that it isn't needed. Where anything of that was not to be foreseen (another
+interpreter or program, variables that its imports may have read, modules of the run in front of those that it has
+imported, an import that failed), it becomes the same command by exec, as if nothing had been prepared. Standard
+library only, Python >= 3.9.
+"""
+
+# Much of this is file descriptors and a search path as text: os.path all the way.
+# ruff: noqa: PTH109, PTH110, PTH118, PTH123, PTH208
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MODULE = "torch.distributed.run"
+IMPORTS = ("torch.distributed.launcher.api", "torch.distributed.elastic.agent.server.local_elastic_agent")
+OF_RANKS = ("PACELINE_*", "PET_*", "GLOO_*", "NCCL_*", "OMP_NUM_THREADS", "PYTHONPATH")
+"""Variables that neither Python's start nor these imports read for anything that torchrun does: ranks get them."""
+MARK = "PACELINE_NODE"
+_OF_SITE = ("sitecustomize", "usercustomize")
+
+
+def main() -> None:
+    """Import, wait, become. Nothing of the folder where it runs is imported."""
+    del sys.path[0]  # where this text came from
+    given, begun_with, imported = environment(), dict(os.environ), False
+    with contextlib.suppress(Exception):
+        for name in IMPORTS:
+            __import__(name)
+        imported = True
+    told, streams = receive(socket.socket(fileno=os.dup(0)))
+    if told is None:
+        os._exit(0)
+    argv, env = told["argv"], told["env"]
+    take(streams)
+    os.chdir(told["cwd"])
+    entries = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    foreseen = imported and argv[:3] == [sys.executable, "-m", MODULE] and not differing(given, begun_with, env)
+    if not foreseen or shadowed([os.getcwd(), *entries]) or not carry_mark(env.get(MARK, "")):
+        os.execve(argv[0], argv, env)
+    added = {name: value for name, value in os.environ.items() if name not in given}  # by Python's start, by an import
+    os.environ.clear()
+    os.environ.update({**added, **env})
+    sys.path[:0] = [os.getcwd(), *entries]
+    run(argv[3:], entries)
+
+
+def environment() -> dict[str, str]:
+    """What this process was started with, as the system shows it."""
+    with open("/proc/self/environ", "rb") as file:
+        pairs = [variable.partition(b"=") for variable in file.read().split(b"\0") if variable]
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def tell(waiting: socket.socket, told: dict[str, Any], streams: list[int]) -> None:
+    """What ``receive`` returns at the other end. Raises OSError: nobody is there."""
+    data = json.dumps(told).encode() + b"\n"
+    sent = socket.send_fds(waiting, [data], streams)
+    if sent < len(data):  # who has read all may have closed its end by now
+        waiting.sendall(data[sent:])
+
+
+def receive(waiting: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """One line of JSON, and the descriptors that came with it; None: the other end was closed instead."""
+    data, streams, _, _ = socket.recv_fds(waiting, 1 << 16, 2)
+    while data and not data.endswith(b"\n"):
+        more = waiting.recv(1 << 16)
+        if not more:
+            return None, []
+        data += more
+    for stream in streams:
+        os.set_inheritable(stream, False)
+    return (json.loads(data) if data else None), streams
+
+
+def take(streams: list[int]) -> None:
+    """Stdin is empty from here on; stdout and stderr are these."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number, stream in enumerate([null, *streams]):
+        os.dup2(stream, number)
+        os.close(stream)
+
+
+def differing(given: dict[str, str], begun_with: dict[str, str], wanted: dict[str, str]) -> list[str]:
+    """The variables that were not foreseen, among those that the imports may have read.
+
+    Args:
+        given: those that this process was started with.
+        begun_with: the same with what Python's start has set: another Python's start has set it in ``wanted``, too.
+    """
+    return [
+        name
+        for name in sorted({*given, *wanted})
+        if wanted.get(name) not in (given.get(name), begun_with.get(name))
+        and not any(name.startswith(one[:-1]) if one.endswith("*") else name == one for one in OF_RANKS)
+    ]
+
+
+def shadowed(folders: list[str]) -> list[str]:
+    """Modules that are imported already, and that these folders would have given instead."""
+    imported = {name for name in sys.modules if "." not in name and name not in ("__main__", *_OF_SITE)}
+    found = []
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(folder):
+                path, name = os.path.join(folder, entry), entry.partition(".")[0]
+                is_module = entry.endswith((".py", ".pyc", ".so")) or os.path.exists(os.path.join(path, "__init__.py"))
+                if name in imported and is_module:
+                    found.append(path)
+    return found
+
+
+def carry_mark(mark: str) -> bool:
+    """Put the mark where others look for it: the environment that this process was started with, which the system
+    shows as it lies in memory. False: it can't be done (not Linux, no room)."""
+    import ctypes  # torch has imported it
+
+    getenv, room = ctypes.CDLL(None).getenv, len(os.environ.get(MARK, ""))
+    getenv.argtypes, getenv.restype = [ctypes.c_char_p], ctypes.c_void_p
+    place, value = getenv(MARK.encode()), mark.encode()
+    if not place or len(value) > room:
+        return False
+    ctypes.memmove(place, value.ljust(room, b"\0"), room)
+    return environment().get(MARK) == mark
+
+
+def run(arguments: list[str], entries: list[str]) -> None:
+    """As ``python -m``: first what PYTHONPATH has for every start of Python, then torchrun."""
+    import importlib.machinery
+    import runpy
+
+    for name in _OF_SITE:
+        if importlib.machinery.PathFinder.find_spec(name, entries) is not None:
+            sys.modules.pop(name, None)
+            __import__(name)
+    sys.argv[:] = [MODULE, *arguments]
+    runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

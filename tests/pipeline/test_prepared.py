@@ -1,0 +1,129 @@
+"""A torchrun that is begun ahead becomes what a plain one would have been, or goes when nobody needs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.cluster.agent import prepared, torchrun
+from pipeline.cluster.agent.commands import START
+from pipeline.cluster.agent.prepared import Prepared
+from pipeline.cluster.launchers.payload import BOOTSTRAP, opening, prepare
+from pipeline.core.places import HOME
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nothing is prepared elsewhere")
+MARK = "key-attempt:0"
+SHOW = """
+import json, os, sys
+file = open("/proc/self/environ", "rb")
+shown = {"argv": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ), "site": "sitecustomize" in sys.modules}
+shown |= {"mark": b"PACELINE_NODE=%b" in file.read().split(bytes(1)), "ahead": "graphlib" in sys.modules}
+print(json.dumps(shown | {"pid": os.getpid(), "name": __name__, "path": sys.path[:2], "stdin": sys.stdin.read()}))
+sys.exit(3)
+""".replace("%b", MARK)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a program lies that is prepared in torchrun's place: torch takes seconds to import."""
+    text = prepared.program().decode().replace(repr(torchrun.MODULE).replace("'", '"'), '"show"')
+    text = text.replace(f'IMPORTS = ("{torchrun.IMPORTS[0]}", "{torchrun.IMPORTS[1]}")', 'IMPORTS = ("graphlib",)')
+    monkeypatch.setattr(prepared, "program", text.encode)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "show.py").write_text(SHOW)
+    (tmp_path / "code" / "sitecustomize.py").touch()
+    return tmp_path
+
+
+def environment(run_dir: Path, **more: str) -> dict[str, str]:
+    given = {"PYTHONHASHSEED": "0", "PYTHONPATH": str(run_dir / "code"), torchrun.MARK: MARK}
+    return {**given, "OMP_NUM_THREADS": "3", **more}
+
+
+def asked(*, script: bool) -> dict[str, Any]:
+    return {"script": script, "env_passed": [], "env": {"PYTHONHASHSEED": "0"}}
+
+
+def become(run_dir: Path, child: Prepared, argv: list[str], env: dict[str, str]) -> dict[str, Any]:
+    """What the program shows of itself."""
+    with (run_dir / "log").open("wb") as output:
+        assert child.become(argv, env, str(run_dir), output)
+    wait_until(lambda: child.poll() is not None)
+    shown: dict[str, Any] = json.loads((run_dir / "log").read_text())
+    return shown
+
+
+def test_it_becomes_torchrun_as_a_plain_start_would_have_made_it_and_keeps_its_id(run_dir: Path) -> None:
+    child, env = Prepared(asked(script=False)), environment(run_dir, PACELINE_DEVICE="cpu")
+    shown = become(run_dir, child, [sys.executable, "-m", "show", "--nnodes=1"], env)
+    plain = subprocess.run([sys.executable, "-m", "show", "--nnodes=1"], env=env, cwd=run_dir, stdout=subprocess.PIPE)
+    assert shown == {**json.loads(plain.stdout), "pid": child.pid, "ahead": True}
+    assert (shown["env"]["OMP_NUM_THREADS"], shown["site"], shown["mark"]) == ("3", True, True)
+    assert child.returncode == plain.returncode == 3
+
+
+@pytest.mark.parametrize("what", ["variable", "module", "program"])
+def test_what_was_not_foreseen_is_started_plainly_by_the_same_process(run_dir: Path, what: str) -> None:
+    child, argv = Prepared(asked(script=False)), [sys.executable, "-m", "show"]
+    env = environment(run_dir, **({"TORCH_SHOW_CPP_STACKTRACES": "1"} if what == "variable" else {}))
+    if what == "module":
+        (run_dir / "code" / "graphlib.py").touch()
+    if what == "program":
+        (run_dir / "code" / "other.py").write_text(SHOW)
+        argv = [sys.executable, "-m", "other"]
+    shown = become(run_dir, child, argv, env)
+    assert (shown["ahead"], shown["mark"], shown["pid"], shown["stdin"]) == (False, True, child.pid, "")
+
+
+def test_another_interpreter_is_not_what_was_prepared(run_dir: Path) -> None:
+    child = Prepared(asked(script=False))
+    with (run_dir / "log").open("wb") as output:
+        assert not child.become(["/usr/bin/env", "true"], environment(run_dir), str(run_dir), output)
+    assert child.returncode == -9
+
+
+def test_a_script_has_its_own_process_between_and_that_one_gets_the_prepared_torchrun(run_dir: Path) -> None:
+    (run_dir / "script.py").write_text(
+        "import os, sys; from pathlib import Path; from trainers.script.prepared import PreparedTorchrun\n"
+        "child = PreparedTorchrun.found(); env = {**os.environ, 'PYTHONPATH': sys.argv[1]}\n"
+        "assert child.become([sys.executable, '-m', 'show'], cwd=Path.cwd(), env=env)\n"
+        "sys.exit(10 + child.wait(60.0))\n"
+    )
+    child, code = Prepared(asked(script=True)), str(run_dir / "code")
+    env = environment(run_dir, PYTHONPATH=str(HOME))
+    shown = become(run_dir, child, [sys.executable, str(run_dir / "script.py"), code], env)
+    assert (shown["ahead"], shown["mark"], shown["site"], child.returncode) == (True, True, True, 13)
+    assert shown["pid"] != child.pid
+    assert "PACELINE_TORCHRUN" not in shown["env"]
+
+
+@pytest.mark.parametrize("of_script", [False, True])
+def test_all_that_was_prepared_ends_with_the_controller(of_script: bool) -> None:
+    mine = {"PACELINE_TEST": uuid.uuid4().hex}
+
+    def alive() -> list[int]:
+        found = []
+        for environ in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                found += [int(environ.parent.name)] if mine["PACELINE_TEST"].encode() in environ.read_bytes() else []
+            except OSError:  # it has just ended
+                continue
+        return found
+
+    agent = subprocess.Popen([sys.executable, "-E", "-c", BOOTSTRAP], stdin=subprocess.PIPE)
+    assert agent.stdin is not None
+    agent.stdin.write(opening(START) + prepare(mine, of_script=of_script))
+    agent.stdin.flush()
+    if len(os.sched_getaffinity(0)) > 1:
+        wait_until(lambda: bool(alive()))
+    agent.stdin.close()
+    assert agent.wait() == 0
+    wait_until(lambda: not alive())
