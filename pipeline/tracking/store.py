@@ -50,7 +50,7 @@ from mlflow.tracking.client import MlflowClient  # noqa: E402
 ITEMS_PER_CALL = 1000  # MLflow's limit: points, parameters and tags together
 _DATA_TRIES = 3
 _PORTS = {"postgresql": 5432, "mysql": 3306}
-_OPEN_TIMEOUT_S = 60.0  # the schema of a fresh database takes 3–10 s to create
+_MAKE_TIMEOUT_S = 600.0  # the tables take 3–10 s of a core, on a busy computer minutes; a lock ends with its holder
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # opens the training view, not GenAI's
 _TOKEN_TAG = "paceline.recorder"
 _REJECTIONS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
@@ -109,8 +109,8 @@ class StoredRun:
 class Store:
     """A tracking server or database. Every method raises StoreError.
 
-    A sqlite database is opened under a file lock, because MLflow creates its schema at the first opening
-    and processes that do so at the same time break it.
+    The tables of a sqlite database are made under a file lock, because MLflow does so at the first opening, and
+    processes that do it at the same time break it.
     """
 
     def __init__(self, uri: str) -> None:
@@ -118,7 +118,7 @@ class Store:
         os.environ.update(environment)
         database = sqlite_path(uri)
         self._artifacts = database.parent / "mlartifacts" if database else None
-        with calls(), _opening(database):
+        with calls():
             if database:
                 _make_tables(database.resolve())
             address = database_login(environment["MLFLOW_TRACKING_URI"], os.environ, Path.home())
@@ -280,16 +280,6 @@ def _send(send: Callable[[list[Item]], object], items: Sequence[Item], limit: in
     return refused
 
 
-@contextlib.contextmanager
-def _opening(database: Path | None) -> Iterator[None]:
-    if database is None:
-        yield
-        return
-    database.parent.mkdir(parents=True, exist_ok=True)
-    with held(Path(f"{database}.lock"), timeout_s=_OPEN_TIMEOUT_S):
-        yield
-
-
 def _connect(address: str) -> None:
     """Fail at once where a database can't be opened: MLflow tries that for 101 s, whatever the reason is."""
     from sqlalchemy import create_engine, make_url  # mlflow doesn't import it for a server
@@ -306,15 +296,24 @@ def _connect(address: str) -> None:
 
 
 def _make_tables(database: Path) -> None:
-    """Make a new database under another name and rename it; call it under the lock.
+    """Make a new database under another name and rename it.
 
     MLflow makes its tables one by one, for seconds. One that is killed meanwhile leaves a part of them, and MLflow
     refuses such a database for good.
     """
-    for left in database.parent.glob(f"{glob.escape(database.name)}.*.new*"):
-        left.unlink(missing_ok=True)
-    if database.exists() and database.stat().st_size:
+    if _has_tables(database):
         return
-    made = database.with_name(f"{database.name}.{os.getpid()}.new")
-    MlflowClient(tracking_uri=f"sqlite:///{made}").get_experiment("0")
-    made.replace(database)
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with held(Path(f"{database}.lock"), timeout_s=_MAKE_TIMEOUT_S):
+        for left in database.parent.glob(f"{glob.escape(database.name)}.*.new*"):
+            left.unlink(missing_ok=True)
+        if _has_tables(database):
+            return
+        made = database.with_name(f"{database.name}.{os.getpid()}.new")
+        MlflowClient(tracking_uri=f"sqlite:///{made}").get_experiment("0")
+        made.replace(database)
+
+
+def _has_tables(database: Path) -> bool:
+    """All of them, or those of somebody else: ``_make_tables`` leaves no part of them."""
+    return database.exists() and database.stat().st_size > 0
