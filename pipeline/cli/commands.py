@@ -159,6 +159,8 @@ def _finished(current: Session) -> bool:
 
 def _train(current: Session, *, attach: bool = False) -> None:
     from pipeline.cli import showing, telling
+    from pipeline.cluster import launchers
+    from pipeline.cluster.launchers import local_agent
     from pipeline.cluster.spares import without_use
     from pipeline.execution import complete as training
 
@@ -171,6 +173,8 @@ def _train(current: Session, *, attach: bool = False) -> None:
 
         refuse_unfit_hosts()
     cluster = current.config.cluster
+    if not launchers.capabilities(cluster).is_this_computer:
+        local_agent.forget()
     shape = f"{counted(cluster.nnodes, 'node')}, {counted(cluster.world_size, 'rank')}"
     services = training.alone(_threads(current.asked.options.get("threads_per_rank")))
     with showing.of_run(run) as shown, telling.of_run(run, shown.say) as told:

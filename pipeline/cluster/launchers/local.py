@@ -68,12 +68,15 @@ class LocalLauncher(AgentLauncher):
             self.close()
             if self._of_script is not None:
                 self._agent = local_agent.taken(self._argv(hosts[0]), of_script=self._of_script)
-        if self._agent is None:
+        agent = self._agent
+        if turn == "last":
+            self._agent = None  # another trial may start meanwhile
+        if agent is None:
             return self.exchange(stdin, hosts, timeout_s)
         stdin.seek(len(opening(START)))
-        output = self._agent.ask(stdin.read(), token, timeout_s + _STARVED_S)
+        output = agent.ask(stdin.read(), token, timeout_s + _STARVED_S)
         if turn == "last":
-            self.close()
+            agent.close()
         return {host.label: output for host in hosts}
 
     def stream_argv(self, host: Host) -> list[str]:
