@@ -63,6 +63,8 @@ def run_attempts(work: Work) -> None:
         work.mirror.restore()
     first = journal.attempts(run.folder.journal) + 1
     last = first + run.config.cluster.max_restarts
+    if first > 1 and run.config.script is not None:  # our trainer's ranks say it themselves
+        say(f"attempt {first} starts {_from(run)}")
     keeps = work.services.hosts is not None
     restarts = Restarts(run.config.cluster, shards=run.config.train.trainer.shards, keeps_hosts=keeps)
     for number in range(first, last + 1):

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.core import program as programs
 from pipeline.keys.content_key import KEY_VERSION
+from trainers.core.config import OWN
 
 
 def is_newer(key: Mapping[str, Any]) -> bool:
@@ -16,13 +17,21 @@ def is_newer(key: Mapping[str, Any]) -> bool:
 
 
 def what(config: Mapping[str, Any]) -> str:
-    """``digits small_cnn sgd``: a run in three words, once its configuration is written."""
+    """``digits small_cnn sgd``: a run in three words, once its configuration is written.
+
+    What is of a person's own goes by its target (``my_package.nets:MyNet``).
+    """
     if not config:
         return "(no config.json yet)"
     if not programs.of(config).is_ours:
         return f"script {programs.script_of(config)}"
     groups = (config.get(group) for group in ("dataset", "model", "optimizer"))
-    return " ".join(str(group.get("name", "?")) if isinstance(group, Mapping) else "?" for group in groups)
+    return " ".join(_named(group) if isinstance(group, Mapping) else "?" for group in groups)
+
+
+def _named(group: Mapping[str, Any]) -> str:
+    name = str(group.get("name", "?"))
+    return str(group.get("target") or name) if name == OWN else name
 
 
 def ranks_of(key: Mapping[str, Any], plan: Mapping[str, Any]) -> list[int]:

@@ -150,6 +150,7 @@ def test_a_run_that_read_what_its_key_lacks_does_not_count_until_that_is_added(p
     assert "is finished" in project.doit("train", *words, "program.seal=off").stdout
     again = project.doit("train", *words)
     assert "FINISHED" in again.stdout
+    assert "attempt 2 starts from the beginning: no argument of the script has {resume}" in again.stdout
     whole = project.doit("train", *words, "program.inputs=[lr.txt]")
     assert "not complete" not in whole.stdout
     assert "is finished" in project.doit("train", *words, "program.inputs=[lr.txt]").stdout
@@ -165,7 +166,9 @@ def test_a_script_whose_output_was_damaged_is_trained_again_and_an_intact_one_is
     assert "FINISHED" in again.stdout, again.stdout
     assert project.result()["attempts"] == 1
     output.write_text("")
-    assert "FINISHED" in project.doit("train", *words).stdout
+    repeated = project.doit("train", *words).stdout
+    assert "FINISHED" in repeated
+    assert "attempt 2 starts from the beginning: there is no checkpoint yet" in repeated
     assert (project.result()["attempts"], output.read_text()) == (2, written)
     assert "is finished" in project.doit("train", *words).stdout
 
