@@ -51,7 +51,7 @@ $(STAMP): requirements.lock
 	@touch $@
 
 lock:  ## after a change of dependencies in pyproject.toml
-	uv pip compile pyproject.toml --extra dev --extra kubernetes --extra server $(LOCKED) -o requirements.lock
+	uv pip compile pyproject.toml --extra dev --extra kubernetes --extra s3 --extra server --extra tensorboard $(LOCKED) -o requirements.lock
 	uv pip compile --group docs $(LOCKED) -o requirements-docs.lock
 
 LOCKED := --quiet --universal --generate-hashes --python-version 3.11 --no-emit-index-url --no-header

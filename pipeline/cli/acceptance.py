@@ -160,10 +160,10 @@ def _of_this_clone(folder: RunFolder, found: Acceptance) -> RunFolder | None:
 
 
 def _record(current: Session, base: RunFolder) -> None:
-    """MLflow shows with the run what it was accepted for; where no server answers, doit record does it later."""
+    """Trackers show with the run what it was accepted for; where no server answers, doit record does it later."""
     from pipeline.tracking.client import Recorder
 
-    if current.config.tracking.enabled and base.path.is_dir():
+    if base.path.is_dir():
         recorder = Recorder(base.path, current.config, ROOT)
-        if recorder.replay() is None:
-            say(f"WARNING: MLflow doesn't know of it yet: {recorder.why()}\n  try: {recorder.hint()}")
+        if not recorder.replay():
+            say(f"WARNING: {recorder.titles()} doesn't know of it yet: {recorder.why()}\n  try: {recorder.hint()}")

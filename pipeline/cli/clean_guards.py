@@ -75,12 +75,18 @@ def objection(folder: RunFolder, row: Row, needs: Mapping[str, str], *, result_s
         return needs[row.key]
     if held := acceptance.accepted_for(folder.path):
         return f"its result was accepted for {', '.join(held)}"
-    return "" if _recorded_or_never_asked(folder) else "MLflow hasn't all of it yet: doit record run=KEY"
+    missing = [name or "MLflow" for name in _asked(folder) if not _recorded(folder, name)]
+    return f"{' and '.join(missing)} hasn't all of it yet: doit record run=KEY" if missing else ""
 
 
-def _recorded_or_never_asked(folder: RunFolder) -> bool:
-    if not (folder.path / tracking_state.FILE).exists():
-        return (folder.read_json("result.json") or {}).get("mlflow_run_id") is None
-    known = tracking_state.load(folder.path)
+def _asked(folder: RunFolder) -> list[str | None]:
+    """The trackers that the run was to be recorded in; None: MLflow."""
+    told = (folder.path / tracking_state.FILE).exists()
+    mlflow = told or (folder.read_json("result.json") or {}).get("mlflow_run_id") is not None
+    return [*([None] if mlflow else []), *tracking_state.trackers_of(folder.path)]
+
+
+def _recorded(folder: RunFolder, tracker: str | None) -> bool:
+    known = tracking_state.load(folder.path, tracker)
     done = known is not None and known.state == tracking_state.DONE
     return known is not None and done and known.inputs == tracking_state.fingerprints(folder.path)

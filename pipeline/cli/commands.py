@@ -96,18 +96,18 @@ def is_trained() -> bool:
 
 def _record_what_is_missing(current: Session, folder: RunFolder) -> None:
     """A finished run whose record the tracking server never got, or only in part."""
-    told = current.basis.resolved["tracking"]
-    if not told["enabled"]:
-        return
     from pipeline import tracking
+    from pipeline.config.build import tracking_config
 
-    uri = tracking.absolute_uri(told["uri"], ROOT)
-    if tracking.is_recorded(folder.path, uri, told["experiment"]):
+    told = tracking_config(current.basis.resolved["tracking"])
+    missing = [to for to in tracking.destinations(told, ROOT) if not to.is_recorded(folder.path)]
+    if not missing:
         return
     from pipeline.tracking.client import Recorder
 
-    say(f"{folder.key} is not (all) recorded in {tracking.redact(uri)}: it is recorded now")
-    with waiting(say, "recording in MLflow"):
+    where = " and ".join(to.shown for to in missing)
+    say(f"{folder.key} is not (all) recorded in {where}: it is recorded now")
+    with waiting(say, f"recording in {' and '.join(to.title for to in missing)}"):
         Recorder(folder.path, current.config, ROOT).finish(say)
 
 
@@ -225,16 +225,19 @@ def evaluate() -> None:
 
 
 def record() -> None:
+    from pipeline import tracking
     from pipeline.core.specs import State
     from pipeline.runs import journal
     from pipeline.tracking.client import Recorder
 
     folder = holder(session().folder())
     folder.read_summary(), folder.read_result()  # refuse what was altered
-    recorder = Recorder(folder.path, session().config, ROOT, enabled=True)
-    with waiting(say, "recording in MLflow"):
-        run_id = recorder.replay()
-    if run_id is None:
+    config = session().config
+    nowhere = not tracking.destinations(config.tracking, ROOT)
+    recorder = Recorder(folder.path, config, ROOT, enabled=True if nowhere else None)
+    with waiting(say, f"recording in {recorder.titles()}"):
+        recorded = recorder.replay()
+    if not recorded:
         states = [entry.state for entry in journal.read(folder.journal)]
         if states and states[-1] in (State.PLANNED, State.RUNNING):
             raise PacelineError(
@@ -242,10 +245,10 @@ def record() -> None:
                 hint="the same doit train, which goes on with it; it records by itself",
             )
         raise PacelineError(
-            f"{folder.key} is not recorded in MLflow yet: {recorder.why()}",
+            f"{folder.key} is not recorded in {recorder.titles()} yet: {recorder.why()}",
             hint=recorder.hint(),
         )
-    say(f"{folder.key} is recorded as MLflow run {run_id}")
+    say(f"{folder.key} is recorded as {recorder.where()}")
 
 
 def holder(folder: RunFolder) -> RunFolder:

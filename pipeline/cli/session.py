@@ -126,6 +126,10 @@ class Session:
             from pipeline import tracking
 
             tracking.absolute_uri(config.tracking.uri, ROOT)
+        if self.asked.verb in ("train", "sweep") and (config.tracking.tracker or config.tracking.tensorboard):
+            from pipeline.tracking.trackers import refuse_missing
+
+            refuse_missing(config.tracking)
         return config
 
     @property

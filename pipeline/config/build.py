@@ -125,7 +125,7 @@ def build(
     return RunConfig(
         train=train,
         cluster=cluster,
-        tracking=TrackingConfig(**resolved["tracking"]),
+        tracking=tracking_config(resolved["tracking"]),
         runs_dir=_folder(root, "paths.runs", paths["runs"]),
         data_dir=_folder(root, "paths.data", paths["data"]),
         resolved=of_the_run(resolved, secrets),
@@ -138,6 +138,14 @@ def build(
         secrets=secrets,
         parent=parent_of(train, overrides, root=root, local_gpus=local_gpus, above=above),
     )
+
+
+def tracking_config(told: Mapping[str, Any]) -> TrackingConfig:
+    """With the fields that the chosen tracker alone has. Raises UsageError: no such tracker."""
+    tracker = told.get("tracker")
+    settings = TrackingConfig if tracker is None else OPTIONS["tracking"].settings(tracker)
+    found: TrackingConfig = settings(**told)
+    return found
 
 
 def _cluster(

@@ -6,7 +6,7 @@ The schema of an option is the settings class in its own module (``OPTIONS``), s
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.settings import MISSING, ClusterConfig
@@ -22,13 +22,17 @@ if TYPE_CHECKING:  # it imports Hydra
 
 @dataclass(kw_only=True)
 class TrackingConfig:
-    """Where MLflow keeps its records.
+    """Where runs are recorded: MLflow, and other trackers.
+
+    A tracker's module derives its settings from this class, and adds what it alone can be told.
 
     Attributes:
         enabled: whether runs are recorded in MLflow.
         uri: a tracking server (http://host:5000) or database; null: the sqlite file mlflow.db in the project.
         experiment: the MLflow experiment that runs are recorded in.
         system_metrics: also record how busy each host is, every 10 s: processor, memory, network, disk, GPUs.
+        tensorboard: also write event files for TensorBoard into the run folder.
+        tracker: another tracker: wandb, or that of an installed package; null: none.
         server_store: where the server of `doit server` keeps its records: sqlite:///FILE, or the address of a
             PostgreSQL database, postgresql://USER@HOST/NAME, whose password is taken from PGPASSWORD or ~/.pgpass;
             null: the sqlite file mlflow.db in the project.
@@ -41,10 +45,14 @@ class TrackingConfig:
             MLFLOW_AUTH_ADMIN_PASSWORD.
     """
 
+    package: ClassVar[str | None] = None
+
     enabled: bool = True
     uri: str | None = None
     experiment: str = "paceline"
     system_metrics: bool = False
+    tensorboard: bool = False
+    tracker: str | None = None
     server_store: str | None = None
     server_artifacts: str | None = None
     server_host: str = "127.0.0.1"
@@ -169,6 +177,7 @@ OPTIONS = {
     **{group: Options(group, found.package, found.base) for group, found in node.GROUPS.items()},
     "cluster": LAUNCHERS,
     "search": Options("search", "pipeline.sweep.samplers", SearchConfig),
+    "tracking": Options("tracking.tracker", "pipeline.tracking.trackers", TrackingConfig),
 }
 """Hydra group → its options. Each has the schema ``schema/<group>/<option>``."""
 PROGRAMS: dict[str, type[ProgramConfig]] = {"classifier": ProgramConfig, "script": ScriptConfig}

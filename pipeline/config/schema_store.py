@@ -36,7 +36,7 @@ def register() -> None:
             schemas[f"{name}.yaml"] = _OptionSchema(f"{name}.yaml", group, functools.partial(options.settings, name))
         for name in options.installed():  # conf/ has no file of them
             defaults = [{f"/schema/{group}@_here_": name}, "_self_"]
-            field = "launcher" if group == "cluster" else "name"
+            field = {"cluster": "launcher", "tracking": "tracker"}.get(group, "name")
             store.store(group=group, name=name, node={"defaults": defaults, field: name})
 
 

@@ -166,7 +166,7 @@ def _complete(work: Work, signals: Interruptible) -> None:
     run.folder.refuse_incomplete()
     number = journal.attempts(run.folder.journal)
     note(run, State.FINISHED, number)
-    say.doing("recording in MLflow")
+    say.doing(f"recording in {titles}" if (titles := work.recorder.titles()) else "writing the result")
     mlflow_run_id = work.recorder.finish(say)
     signals.hold()  # what is left takes a moment, and is the end of it
     work.lock.check()

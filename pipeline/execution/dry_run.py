@@ -158,14 +158,16 @@ def _evaluate(run: Run, stale: str | None, root: Path) -> Step:
 
 
 def _record(config: RunConfig, run: Run | None, waits: str | None, root: Path) -> Step:
-    if not config.tracking.enabled:
+    destinations = tracking.destinations(config.tracking, root)
+    if not destinations:
         return Step(name="record", done=True, why="tracking is switched off")
     if run is None or waits is not None:
         return Step(name="record", done=False, why=waits or "after evaluate")
-    uri = tracking.absolute_uri(config.tracking.uri, root)
-    if tracking.is_recorded(run.folder.path, uri, config.tracking.experiment):
-        return Step(name="record", done=True, why="everything stands in MLflow")
-    return Step(name="record", done=False, why=f"not (all) recorded in {tracking.redact(uri)}")
+    missing = [to for to in destinations if not to.is_recorded(run.folder.path)]
+    if not missing:
+        where = " and ".join(to.title for to in destinations)
+        return Step(name="record", done=True, why=f"everything stands in {where}")
+    return Step(name="record", done=False, why=f"not (all) recorded in {' and '.join(to.shown for to in missing)}")
 
 
 # ---------------------------------------------------------------------------------------- commands

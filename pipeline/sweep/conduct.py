@@ -276,7 +276,7 @@ class _Conductor:
     def _record_missed(self) -> None:
         runs = list(self._missed.values())
         if runs:
-            with waiting(self.sweep.say, "recording in MLflow what it had missed"):
+            with waiting(self.sweep.say, "recording what was missed"):
                 self.shared.records(runs[0]).record_missed(runs, self.sweep.say)
 
     def _adopt(self, trial: Trial) -> None:

@@ -1,4 +1,5 @@
-"""The two processes that a sweep keeps for all of its trials: one makes the reports, one records in MLflow.
+"""The processes that a sweep keeps for all of its trials: one makes the reports, one records in MLflow (and one more in
+each other tracker).
 
 Each would cost seconds of imports in every trial, and would stand between a slot and its next trial.
 """
@@ -25,7 +26,8 @@ from pipeline.execution.complete import evaluate_in_child
 from pipeline.execution.configured_run import Run
 from pipeline.keys import rank_environment
 from pipeline.runs.folder import RunFolder
-from pipeline.tracking.client import Recorder
+from pipeline.tracking.client import Recorder, Way
+from pipeline.tracking.destinations import Destination
 
 _REPORT_S = 300.0
 _RECORD_S = 180.0  # the recorder gives up by itself; this bounds a stuck one
@@ -127,69 +129,70 @@ class ReportWorker:
 
 
 def was_missed(run: Run) -> bool:
-    """Whether MLflow's record of an ended run was begun and not completed, as its folder tells."""
-    recorded = tracking.last_recorded(run.folder.path)
-    return run.config.tracking.enabled and recorded is not None and not recorded.complete
+    """Whether a record of an ended run was begun and not completed, as its folder tells."""
+    found = [to.last_recorded(run.folder.path) for to in tracking.destinations(run.config.tracking, run.root)]
+    return any(recorded is not None and not recorded.complete for recorded in found)
 
 
 class RecordWorker:
     """Recorders for the trials, which share one process."""
 
     def __init__(self, config: RunConfig, root: Path, log: Path) -> None:
-        self._worker: WorkerProcess | None = None
-        if config.tracking.enabled:
-            uri = tracking.absolute_uri(config.tracking.uri, root)
-            argv = tracking.serve_command(uri, config.tracking.experiment)
-            self._worker = WorkerProcess(argv, process.of_this_clone(tracking.recorder_env(uri)), log)
-        self._tracking = config.tracking
+        self._workers: dict[Destination, WorkerProcess] = {}
+        for to in tracking.destinations(config.tracking, root):
+            argv = tracking.serve_command(to.uri, to.experiment, tracker=to.tracker)
+            self._workers[to] = WorkerProcess(argv, process.of_this_clone(to.env), log)
 
     def recorder(self, run: Run) -> Recorder:
-        """The way of one trial into MLflow: a process of its own where its tracking differs from the others'."""
-        config = run.config
-        if self._worker is None or config.tracking != self._tracking:
-            return Recorder(run.folder.path, config, run.root)
-        return _Shared(run.folder.path, config, run.root, self._worker)
+        """The ways of one trial; a process of its own to where none of the others goes."""
+        return Recorder(run.folder.path, run.config, run.root, way=self._way)
+
+    def _way(self, run_dir: Path, to: Destination) -> Way:
+        worker = self._workers.get(to)
+        return Way(run_dir, to) if worker is None else _SharedWay(run_dir, to, worker)
 
     def record_missed(self, runs: Sequence[Run], say: Callable[[str], None]) -> None:
         """Record runs that ended before, a few at a time: a server that comes back shouldn't be run over."""
         missed = [self.recorder(run) for run in runs]
-        recorded = 0
+        done = 0
         for at in range(0, len(missed), _AT_ONCE):
             part = missed[at : at + _AT_ONCE]
             for recorder in part:
                 recorder.start()
-            ids = [recorder.finish(lambda _: None) for recorder in part]
-            recorded += sum(run_id is not None for run_id in ids)
-            if None in ids:  # the others would wait in vain as well
-                first = part[ids.index(None)]
+            for recorder in part:
+                recorder.finish(lambda _: None)
+            failed = [recorder for recorder in part if not recorder.is_complete()]
+            done += len(part) - len(failed)
+            if failed:  # the others would wait in vain as well
+                first = failed[0]
                 say(
-                    f"WARNING: {len(missed) - recorded} run(s) of before are not recorded in MLflow yet: "
+                    f"WARNING: {len(missed) - done} run(s) of before are not recorded yet: "
                     f"{first.why()}\n  try: the same command, once the tracking server answers"
                 )
                 break
-        if recorded:
-            say(f"{recorded} run(s) that MLflow had missed are recorded now")
+        if done:
+            say(f"{done} run(s) whose record was missing are recorded now")
 
     def close(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
+        for worker in self._workers.values():
+            worker.close()
 
 
-class _Shared(Recorder):
-    """One run's way into MLflow through the sweep's recorder."""
+class _SharedWay(Way):
+    """One run's way to a destination through the sweep's process for it."""
 
-    def __init__(self, run_dir: Path, config: RunConfig, root: Path, worker: WorkerProcess) -> None:
-        super().__init__(run_dir, config, root)
+    def __init__(self, run_dir: Path, to: Destination, worker: WorkerProcess) -> None:
+        super().__init__(run_dir, to)
         self._worker = worker
         self._answer: queue.SimpleQueue[Answer] | None = None
 
     def start(self) -> None:
         self._answer = self._worker.ask(run_dir=str(self.run_dir))
 
-    def _settle(self) -> None:
-        if self._answer is None and not self._is_recorded():
+    def settle(self) -> None:
+        if self._answer is None and not self.is_recorded():
             self.start()
         if self._answer is not None:
             _wait(self._answer, _RECORD_S)
         if self._says_nothing():
-            super()._settle()  # the worker is gone: a process of its own
+            super().settle()  # the worker is gone: a process of its own

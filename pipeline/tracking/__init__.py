@@ -1,4 +1,4 @@
-"""Recording runs in MLflow from their run folders: live, and later where no server answered.
+"""Recording runs in MLflow, and in other trackers, from their run folders: live, and later where no server answered.
 
 Only the process of ``recorder_command`` imports mlflow; what stands here is for the controller, and light.
 """
@@ -6,6 +6,7 @@ Only the process of ``recorder_command`` imports mlflow; what stands here is for
 from __future__ import annotations
 
 from pipeline.tracking.address import absolute_uri, default_uri, recorder_env, redact, shown, sqlite_path
+from pipeline.tracking.destinations import Destination, destinations
 from pipeline.tracking.launching import (
     NO_SUCH_RUN,
     fetch_command,
@@ -19,9 +20,11 @@ from pipeline.tracking.state import Recorded, is_recorded, last_recorded
 
 __all__ = [
     "NO_SUCH_RUN",
+    "Destination",
     "Recorded",
     "absolute_uri",
     "default_uri",
+    "destinations",
     "fetch_command",
     "is_recorded",
     "last_recorded",

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,9 +22,11 @@ from typing import Any, TextIO
 from pipeline.core import threads, unexpected
 from pipeline.core.errors import PacelineError
 from pipeline.tracking.address import URI_VARIABLE, absolute_uri
+from pipeline.tracking.destinations import SETTINGS_VARIABLE
+from pipeline.tracking.failures import StoreError
 from pipeline.tracking.launching import NO_SUCH_RUN
 from pipeline.tracking.recorder import record
-from pipeline.tracking.state import PENDING
+from pipeline.tracking.state import PENDING, Recorded
 
 _NICENESS = 10
 _NOT_NEEDED = ("numpy", "pandas", "pyarrow", "scipy")
@@ -35,6 +38,8 @@ def main(argv: list[str] | None = None) -> int:
     unexpected.install()
     if arguments.do == "record":
         unexpected.keep_in(arguments.run_dir.absolute().parent)
+    if getattr(arguments, "tracker", None) is not None:
+        return _track(arguments)
     uri = absolute_uri(arguments.uri or os.environ.get(URI_VARIABLE), Path.cwd())
     if arguments.do == "publish":  # somebody waits for it, and may end it
         return _publish(uri, arguments.run_dir)
@@ -45,24 +50,37 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.do == "fetch":
             return _fetch(uri, arguments.run_id, arguments.place)
         if arguments.do == "serve":
-            return _serve(uri, arguments.experiment)
-        parent = os.getppid() if arguments.follow else None
-        recorded = record(
-            arguments.run_dir,
-            uri,
-            arguments.experiment,
-            follow=arguments.follow,
-            check=arguments.check,
-            parent_pid=parent,
-        )
+            return _serve(partial(record, uri=uri, experiment=arguments.experiment))
+        return _record_one(arguments, partial(record, uri=uri, experiment=arguments.experiment))
     except PacelineError as error:
         print(error, file=sys.stderr)
         return 1
+
+
+def _track(arguments: argparse.Namespace) -> int:
+    """The same for another tracker than MLflow, which may need the packages that MLflow has no use for."""
+    _give_way()
+    settings = os.environ.get(SETTINGS_VARIABLE, "{}")
+    to = partial(
+        record, uri=arguments.tracker, experiment=arguments.experiment, tracker=arguments.tracker, settings=settings
+    )
+    if arguments.do == "serve":
+        return _serve(to)
+    try:
+        return _record_one(arguments, to)
+    except PacelineError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _record_one(arguments: argparse.Namespace, to: Callable[..., Recorded]) -> int:
+    parent = os.getppid() if arguments.follow else None
+    recorded = to(arguments.run_dir, follow=arguments.follow, check=arguments.check, parent_pid=parent)
     if recorded.state == PENDING:
         retry = f"doit record run={arguments.run_dir.name}, once it answers"
         print(f"{recorded.message}\n  try: {retry}", file=sys.stderr)
         return 1
-    print(f"{recorded.state} {recorded.run_id}")
+    print(f"{recorded.state} {recorded.run_id or arguments.tracker}")
     return 0
 
 
@@ -73,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         verbs.add_parser(verb).add_argument("--uri", help=f"default: {URI_VARIABLE} of the environment")
     for verb in ("record", "serve"):
         verbs.choices[verb].add_argument("--experiment", required=True)
+        verbs.choices[verb].add_argument("--tracker", help="default: MLflow")
     verbs.choices["fetch"].add_argument("run_id")
     verbs.choices["fetch"].add_argument("place", type=Path)
     verbs.choices["publish"].add_argument("run_dir", type=Path)
@@ -83,18 +102,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _give_way() -> None:
+    """Let the training go first, and outlive Ctrl-C: the journal will say KILLED and that is to be recorded."""
+    os.nice(_NICENESS)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _step_back() -> None:
-    """Let the training go first, and outlive Ctrl-C: the journal will say KILLED and that is to be recorded.
+    """The same for what imports mlflow.
 
     mlflow works without the data-frame packages (mlflow-skinny has none of them) and takes 80 MB and half
     of its import time less when it doesn't find them.
     """
-    os.nice(_NICENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _give_way()
     sys.modules.update(dict.fromkeys(_NOT_NEEDED))  # type: ignore[arg-type]  # None: "not there"
 
 
-def _serve(uri: str, experiment: str) -> int:
+def _serve(to: Callable[..., Recorded]) -> int:
     """A thread a run: each mostly sleeps. The imports and the store's schema are paid for once."""
     parent = os.getppid()
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever mlflow prints is no answer
@@ -104,8 +128,7 @@ def _serve(uri: str, experiment: str) -> int:
         thread = threads.start(
             _record,
             asked,
-            uri,
-            experiment,
+            to,
             parent,
             answers,
             name=f"record {asked['run_dir']}",
@@ -118,9 +141,9 @@ def _serve(uri: str, experiment: str) -> int:
     return 0
 
 
-def _record(asked: dict[str, Any], uri: str, experiment: str, parent: int, answers: TextIO) -> None:
+def _record(asked: dict[str, Any], to: Callable[..., Recorded], parent: int, answers: TextIO) -> None:
     try:
-        record(Path(asked["run_dir"]), uri, experiment, follow=True, parent_pid=parent)
+        to(Path(asked["run_dir"]), follow=True, parent_pid=parent)
     except PacelineError as failure:  # the others go on
         _answer(asked, answers, str(failure))
     else:
@@ -134,7 +157,7 @@ def _answer(asked: dict[str, Any], answers: TextIO, error: str | None) -> None:
 
 
 def _prepare(uri: str) -> int:
-    from pipeline.tracking.store import Store, StoreError
+    from pipeline.tracking.store import Store
 
     try:
         Store(uri)
@@ -146,7 +169,7 @@ def _prepare(uri: str) -> int:
 
 def _fetch(uri: str, run_id: str, place: Path) -> int:
     from pipeline.tracking.artifacts import RECIPE
-    from pipeline.tracking.store import Store, StoreError
+    from pipeline.tracking.store import Store
 
     try:
         found = Store(uri).fetch(run_id, RECIPE, place)
@@ -167,7 +190,6 @@ def _publish(uri: str, run_dir: Path) -> int:
     told = asked.pop("model")
     model = Published(**{**told, "classes": tuple(told["classes"])})
     from pipeline.tracking.publishing import publish
-    from pipeline.tracking.store import StoreError
 
     try:
         done = publish(run_dir, model, uri=uri, **asked)

@@ -1,4 +1,4 @@
-"""The controller's side of recording: starts the recorder process and waits for it, never for long."""
+"""The controller's side of recording: starts the recorder processes and waits for them, never for long."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from pipeline import tracking
 from pipeline.config.build import RunConfig
 from pipeline.core import process
+from pipeline.tracking.destinations import Destination
 
 _PATIENCE_S = 120.0  # the recorder gives up by itself, sooner (recorder.py); this bounds one that does nothing
 _BUSY_S = 600.0  # where it does something and others want the processors: it lets all of them go first
@@ -19,77 +20,135 @@ _LOOK_S = 5.0
 LOG = "recorder.log"
 
 
-class Recorder:
-    """One run's way into MLflow. With tracking switched off ``start`` does nothing and ``finish`` returns None."""
+class Way:
+    """One run's way to one destination, by a process of its own."""
 
-    def __init__(self, run_dir: Path, config: RunConfig, root: Path, *, enabled: bool | None = None) -> None:
+    def __init__(self, run_dir: Path, to: Destination) -> None:
         self.run_dir = run_dir
-        self.enabled = config.tracking.enabled if enabled is None else enabled
-        self.uri = tracking.absolute_uri(config.tracking.uri, root)
-        self.experiment = config.tracking.experiment
+        self.to = to
         self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> Path:
+        return self.run_dir / (LOG if self.to.tracker is None else f"recorder.{self.to.tracker}.log")
+
+    def start(self) -> None:
+        """Record while the run goes on."""
+        self._child = self._spawn(follow=True)
+
+    def settle(self) -> None:
+        """Until the recorder is done; once more where it died."""
+        died = self._child is not None and _wait(self._child) and self._says_nothing()
+        if died or (self._child is None and not self.is_recorded()):
+            _wait(self._spawn())
+
+    def replay(self) -> None:
+        """The same, also where the destination lost what it was given."""
+        _wait(self._spawn(check=True))
+
+    def is_recorded(self) -> bool:
+        return self.to.is_recorded(self.run_dir)
+
+    def why(self) -> str:
+        """Why the run isn't recorded, in a line."""
+        recorded = self.to.last_recorded(self.run_dir)
+        if recorded is not None and recorded.message:
+            return recorded.message
+        last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        return "; ".join([*last, f"see {self.log}"])
+
+    def hint(self) -> str:
+        """The command that records the run later."""
+        file = self.to.database
+        if file is not None and not os.access(file if file.exists() else file.parent, os.W_OK):
+            return f"doit record run={self.run_dir.name} tracking.uri=sqlite:///<a file that you can write to>"
+        waits = file is None and self.to.tracker is None
+        return f"doit record run={self.run_dir.name}" + (", once the tracking server answers" if waits else "")
+
+    def _says_nothing(self) -> bool:
+        """The recorder left neither a record nor a reason: somebody (the system, short of memory) ended it."""
+        recorded = self.to.last_recorded(self.run_dir)
+        return not self.is_recorded() and (recorded is None or not recorded.message)
+
+    def _spawn(self, *, follow: bool = False, check: bool = False) -> subprocess.Popen[bytes]:
+        to = self.to
+        argv = tracking.recorder_command(
+            self.run_dir, to.uri, to.experiment, tracker=to.tracker, follow=follow, check=check
+        )
+        return process.background(argv, env=process.of_this_clone(to.env), log=self.log)
+
+
+class Recorder:
+    """One run's ways into MLflow and other trackers. With tracking switched off it does nothing.
+
+    ``way`` makes one of them.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: RunConfig,
+        root: Path,
+        *,
+        enabled: bool | None = None,
+        way: Callable[[Path, Destination], Way] = Way,
+    ) -> None:
+        self.run_dir = run_dir
+        self._ways = [way(run_dir, to) for to in tracking.destinations(config.tracking, root, enabled=enabled)]
 
     def start(self) -> None:
         """Record while the run goes on. An earlier attempt's recorder ends by itself; a lock keeps the two apart."""
-        if self.enabled:
-            self._child = self._spawn(follow=True)
+        for way in self._ways:
+            way.start()
 
     def finish(self, say: Callable[[str], None]) -> str | None:
         """Wait until everything is recorded and return the MLflow run's id; None while the server doesn't answer.
 
         Must be called after the run's last state stands in its journal.
         """
-        if not self.enabled:
-            return None
-        self._settle()
-        run_id = self._recorded_id()
-        if run_id is None:
-            say(f"WARNING: not recorded in MLflow yet: {self.why()}\n  try: {self.hint()}")
-        return run_id
+        for way in self._ways:
+            way.settle()
+        for way in self._missing():
+            say(f"WARNING: not recorded in {way.to.title} yet: {way.why()}\n  try: {way.hint()}")
+        return self.mlflow_run_id()
 
-    def _settle(self) -> None:
-        """Until the recorder is done; once more where it died."""
-        died = self._child is not None and _wait(self._child) and self._says_nothing()
-        if died or (self._child is None and not self._is_recorded()):
-            _wait(self._spawn())
+    def replay(self) -> bool:
+        """Bring each destination to what the folder says, also where it lost what it was given; whether all are."""
+        for way in self._ways:
+            way.replay()
+        return self.is_complete()
 
-    def replay(self) -> str | None:
-        """Bring the store to what the folder says, also where it lost what it was given; the run's id or None."""
-        _wait(self._spawn(check=True))
-        return self._recorded_id()
+    def is_complete(self) -> bool:
+        """Whether everything is recorded."""
+        return not self._missing()
+
+    def where(self) -> str:
+        """Where the run is recorded, in words."""
+        run_id = self.mlflow_run_id()
+        others = [way.to.title for way in self._ways if way.to.tracker is not None]
+        return " and ".join([*([f"MLflow run {run_id}"] if run_id else []), *others])
+
+    def titles(self) -> str:
+        return " and ".join(way.to.title for way in self._ways)
 
     def why(self) -> str:
         """Why the run isn't recorded, in a line."""
-        recorded = tracking.last_recorded(self.run_dir)
-        if recorded is not None and recorded.message:
-            return recorded.message
-        last = (self.run_dir / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-        return "; ".join([*last, f"see {self.run_dir / LOG}"])
+        return "; ".join(way.why() for way in self._missing())
 
     def hint(self) -> str:
         """The command that records the run later."""
-        file = tracking.sqlite_path(self.uri)
-        if file is not None and not os.access(file if file.exists() else file.parent, os.W_OK):
-            return f"doit record run={self.run_dir.name} tracking.uri=sqlite:///<a file that you can write to>"
-        return f"doit record run={self.run_dir.name}" + ("" if file else ", once the tracking server answers")
+        return next(way.hint() for way in self._missing())
 
-    def _recorded_id(self) -> str | None:
-        recorded = tracking.last_recorded(self.run_dir)
-        return recorded.run_id if recorded is not None and self._is_recorded() else None
+    def mlflow_run_id(self) -> str | None:
+        """The id of the run's record in MLflow, where that is complete."""
+        for way in self._ways:
+            if way.to.tracker is None and way.is_recorded():
+                recorded = way.to.last_recorded(self.run_dir)
+                return recorded.run_id if recorded is not None else None
+        return None
 
-    def _says_nothing(self) -> bool:
-        """The recorder left neither a record nor a reason: somebody (the system, short of memory) ended it."""
-        recorded = tracking.last_recorded(self.run_dir)
-        return not self._is_recorded() and (recorded is None or not recorded.message)
-
-    def _is_recorded(self) -> bool:
-        return tracking.is_recorded(self.run_dir, self.uri, self.experiment)
-
-    def _spawn(self, *, follow: bool = False, check: bool = False) -> subprocess.Popen[bytes]:
-        argv = tracking.recorder_command(self.run_dir, self.uri, self.experiment, follow=follow, check=check)
-        return process.background(
-            argv, env=process.of_this_clone(tracking.recorder_env(self.uri)), log=self.run_dir / LOG
-        )
+    def _missing(self) -> list[Way]:
+        return [way for way in self._ways if not way.is_recorded()]
 
 
 def _wait(child: subprocess.Popen[bytes]) -> bool:

@@ -1,4 +1,4 @@
-"""Failures of a tracking store that a person has to mend, in words that say how. Pure."""
+"""Failures of a tracking store, those that a person has to mend in words that say how. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ import re
 
 _SCHEMA = re.compile(r"out-of-date database schema \(found version (\w+), but expected (\w+)\)")
 _LOGIN = re.compile(r"'C': '28\w+', 'M': ['\"]([^'\"]+(?:\"[^\"]*\")?)")  # class 28 of PostgreSQL's error codes
+
+
+class StoreError(Exception):
+    """The store did not do it. ``rejected``: it answered that what was sent is invalid. ``final``: nor will it soon."""
+
+    def __init__(self, reason: str, *, rejected: bool = False, final: bool = False) -> None:
+        self.rejected = rejected
+        self.final = final
+        super().__init__(reason)
 
 
 def explained(text: str) -> str | None:
@@ -33,6 +42,6 @@ def explained(text: str) -> str | None:
         return "its database is of a newer MLflow than this one: install that one"
     if re.search(r"No module named '?(?:pg8000|psycopg2?|boto3|pymysql)", text):
         if "boto3" in text:
-            return "boto3 is missing: pip install boto3"
+            return "boto3 is missing: pip install 'paceline[s3]'"
         return "pg8000 is missing: pip install 'paceline[server]'"
     return None

@@ -12,23 +12,23 @@ NO_SUCH_RUN = 4
 
 
 def recorder_command(
-    run_dir: Path, uri: str, experiment: str, *, follow: bool = False, check: bool = False
+    run_dir: Path, uri: str, experiment: str, *, tracker: str | None = None, follow: bool = False, check: bool = False
 ) -> list[str]:
     """The argv that records ``run_dir``; ``follow`` goes on until the run has ended or its parent is gone,
     ``check`` asks the store also where everything is recorded already.
 
-    Give the process ``recorder_env(uri)``: an address that holds credentials stands only there.
+    Give the process the environment of its Destination: an address that holds credentials stands only there.
     Exit code 0: recorded; 1: pending, with the reason on stderr.
     """
-    argv = [sys.executable, "-m", "pipeline.tracking", "record", str(run_dir), "--experiment", experiment]
     flags = [*(["--follow"] if follow else []), *(["--check"] if check else [])]
-    return [*argv, *_uri_arguments(uri), *flags]
+    argv = [sys.executable, "-m", "pipeline.tracking", "record", str(run_dir), "--experiment", experiment]
+    return [*argv, *_tracker_arguments(uri, tracker), *flags]
 
 
-def serve_command(uri: str, experiment: str) -> list[str]:
-    """The argv that records many runs; give it ``recorder_env(uri)`` as well."""
+def serve_command(uri: str, experiment: str, *, tracker: str | None = None) -> list[str]:
+    """The argv that records many runs; its environment is as above."""
     argv = [sys.executable, "-m", "pipeline.tracking", "serve", "--experiment", experiment]
-    return [*argv, *_uri_arguments(uri)]
+    return [*argv, *_tracker_arguments(uri, tracker)]
 
 
 def fetch_command(run_id: str, place: Path, uri: str) -> list[str]:
@@ -50,6 +50,10 @@ def publish_command(run_dir: Path, uri: str) -> list[str]:
 def prepare_command(uri: str) -> list[str]:
     """The argv that creates a database store's schema, before a server or many recorders open it at once."""
     return [sys.executable, "-m", "pipeline.tracking", "prepare", *_uri_arguments(uri)]
+
+
+def _tracker_arguments(uri: str, tracker: str | None) -> list[str]:
+    return _uri_arguments(uri) if tracker is None else ["--tracker", tracker]
 
 
 def _uri_arguments(uri: str) -> list[str]:

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 from mlflow.exceptions import MlflowException
 
+from pipeline.tracking.failures import StoreError
 from pipeline.tracking.inputs import DataInput
-from pipeline.tracking.store import Store, StoreError, calls
+from pipeline.tracking.store import Store, calls
 
 _SOURCE = "models:/"
 _NO_REGISTRY = ("ENDPOINT_NOT_FOUND", "NOT_IMPLEMENTED", "FEATURE_DISABLED")

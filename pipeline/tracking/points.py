@@ -84,12 +84,8 @@ def _points(metrics: Mapping[str, Any], time_ms: int, step: int) -> list[Point]:
     ]
 
 
-def final_points(run_dir: Path, curves: Container[str]) -> list[Point]:
-    """The summary's metrics and speed and the report's macro F1; empty before that.
-
-    What belongs to one of ``curves`` (names of metrics) stands at the last step. Of the others there is one figure: it
-    stands at step 0, where MLflow draws it as a bar instead of a lone dot.
-    """
+def last_figures(run_dir: Path) -> list[Point]:
+    """The summary's metrics and speed and the report's macro F1, at the last step; empty before that."""
     summary = read_summary(run_dir)
     metrics = dict(summary["metrics"]) if isinstance(summary.get("metrics"), dict) else {}
     for name in ("images_per_s", "train_s"):
@@ -98,7 +94,13 @@ def final_points(run_dir: Path, curves: Container[str]) -> list[Point]:
     metrics["test/macro_f1"] = average.get("f1-score") if isinstance(average, dict) else None
     try:
         time_ms = int((summary["first_step_unix_time"] + summary["train_s"]) * 1000)
-        found = _points(metrics, time_ms, int(summary["steps"]))
-        return [point if point.key in curves else replace(point, step=0) for point in found]
+        return _points(metrics, time_ms, int(summary["steps"]))
     except (KeyError, TypeError, ValueError, OverflowError):
         return []
+
+
+def final_points(run_dir: Path, curves: Container[str]) -> list[Point]:
+    """The same for MLflow: what belongs to one of ``curves`` (names of metrics) stands at the last step. Of the others
+    there is one figure: it stands at step 0, where MLflow draws it as a bar instead of a lone dot.
+    """
+    return [point if point.key in curves else replace(point, step=0) for point in last_figures(run_dir)]

@@ -1,4 +1,4 @@
-"""One record: from the run folder to MLflow, while the run is under way or afterwards, each thing once."""
+"""One record: from the run folder to MLflow or another tracker, while the run goes on or later, each thing once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,14 @@ from pipeline.core.errors import PacelineError
 from pipeline.core.locks import FileLock
 from pipeline.tracking import state
 from pipeline.tracking.address import redact, shown
+from pipeline.tracking.destinations import Destination, marked
+from pipeline.tracking.failures import StoreError
 from pipeline.tracking.state import Recorded, TrackingState
 
 if TYPE_CHECKING:  # imported in the functions: every `doit train` loads this module, and a finished one records nothing
     from pipeline.tracking.description import Progress
+    from pipeline.tracking.feed import Feed
+    from pipeline.tracking.writer import Writer
 
 _POLL_S = 1.0
 _SPARSER = 4  # after 40 s a look every 10 s: what a server is asked grows with the logarithm of the time at first
@@ -38,38 +43,42 @@ def record(
     check: bool = False,
     give_up_s: float = 10.0,
     parent_pid: int | None = None,
+    tracker: str | None = None,
+    settings: str = "{}",
 ) -> Recorded:
-    """Bring MLflow to what the run folder says; what stands there already is not written again.
+    """Bring MLflow, or another ``tracker``, to what the run folder says; what is there already is not written again.
 
     With ``follow`` this goes on until the journal says that the attempt has ended, or until the process
     ``parent_pid`` is no longer this one's parent. A store that fails is tried again while the run is under
     way; after its end, until nothing has succeeded for ``give_up_s`` or it refuses (then the state is ``pending``).
     With ``check`` the store is asked also where tracking.json says that it has everything: it may be a new one.
+    ``settings`` are the fields that the tracker alone has, as JSON; its ``uri`` is its name.
 
     Raises:
         PacelineError: the folder is no run, or another process is recording it.
     """
-    if not check and state.is_recorded(run_dir, uri, experiment):
-        return _outcome(run_dir)
+    to = Destination(uri=uri, experiment=experiment, tracker=tracker, settings=settings)
+    if not check and to.is_recorded(run_dir):
+        return _outcome(run_dir, to)
     if not (run_dir / "config.json").is_file():
         raise PacelineError(f"{run_dir} is not a run folder: config.json is missing", hint="doit runs")
-    with _alone(run_dir, _FOLLOWER_WAIT_S if follow else _WAIT_S):
-        if not check and state.is_recorded(run_dir, uri, experiment):
-            return _outcome(run_dir)
+    with _alone(run_dir, to, _FOLLOWER_WAIT_S if follow else _WAIT_S):
+        if not check and to.is_recorded(run_dir):
+            return _outcome(run_dir, to)
         with _held(run_dir) as folder:
-            return _Recording(run_dir, folder, uri, experiment, follow, give_up_s, parent_pid).run()
+            return _Recording(run_dir, folder, to, follow, give_up_s, parent_pid).run()
 
 
-def _outcome(run_dir: Path) -> Recorded:
-    found = state.last_recorded(run_dir)
+def _outcome(run_dir: Path, to: Destination) -> Recorded:
+    found = to.last_recorded(run_dir)
     if found is None:
-        raise PacelineError(f"{run_dir / state.FILE} vanished", hint=f"doit record run={run_dir.name}")
+        raise PacelineError(f"{run_dir / state.file_of(to.tracker)} vanished", hint=f"doit record run={run_dir.name}")
     return found
 
 
 @contextlib.contextmanager
-def _alone(run_dir: Path, wait_s: float) -> Iterator[None]:
-    lock = FileLock(run_dir / ".tracking.lock")
+def _alone(run_dir: Path, to: Destination, wait_s: float) -> Iterator[None]:
+    lock = FileLock(run_dir / (".tracking.lock" if to.tracker is None else f".tracking.{to.tracker}.lock"))
     try:
         lock.wait(timeout_s=wait_s)
     except TimeoutError:
@@ -105,14 +114,11 @@ class _Recording:
         self,
         run_dir: Path,
         folder: int,
-        uri: str,
-        experiment: str,
+        to: Destination,
         follow: bool,
         give_up_s: float,
         parent_pid: int | None,
     ) -> None:
-        from pipeline.tracking.writer import Writer
-
         self.run_dir = run_dir
         self.follow = follow
         self.give_up_s = give_up_s
@@ -122,15 +128,27 @@ class _Recording:
         self.ended_at: float | None = None
         self.counting = False
         self.refused = False  # the last time, for a reason that waiting does not fix
-        self.state = self._resumed_state(uri, experiment)
-        self.writer = Writer(run_dir, folder, uri, self.state, self._succeeded)
+        self.title = to.title
+        self.state = self._resumed_state(to)
+        self.writer = self._writer(to)
 
-    def _resumed_state(self, uri: str, experiment: str) -> TrackingState:
-        known = state.load(self.run_dir)
-        if known and (known.uri, known.experiment) == (shown(uri), experiment):
+    def _resumed_state(self, to: Destination) -> TrackingState:
+        known, experiment = state.load(self.run_dir, to.tracker), marked(to.experiment, to.settings)
+        if known and (known.uri, known.experiment) == (shown(to.uri), experiment):
             known.state = state.RECORDING
             return known
-        return TrackingState(uri=shown(uri), experiment=experiment, token=uuid.uuid4().hex)
+        return TrackingState(uri=shown(to.uri), experiment=experiment, token=uuid.uuid4().hex, tracker=to.tracker)
+
+    def _writer(self, to: Destination) -> Writer | Feed:
+        if to.tracker is None:
+            from pipeline.tracking.writer import Writer
+
+            return Writer(self.run_dir, self.folder, to.uri, self.state, self._succeeded)
+        from pipeline.tracking.feed import Feed
+        from pipeline.tracking.trackers import create
+
+        make = partial(create, to.tracker, to.experiment, to.settings, self.run_dir)
+        return Feed(self.run_dir, self.folder, make, self.state, self._succeeded)
 
     # ------------------------------------------------------------------------------- the loop
     def run(self) -> Recorded:
@@ -160,8 +178,6 @@ class _Recording:
         """One pass; the reason when the store failed."""
         if self.follow and not now.ended and not self._under_way():
             return None
-        from pipeline.tracking.store import StoreError
-
         self._begin_counting()
         self.refused = False
         try:
@@ -238,7 +254,8 @@ class _Recording:
 
     def _pending(self, reason: str) -> Recorded:
         self.state.state = state.PENDING
-        self.state.message = redact(f"MLflow at {self.state.uri} took no (more) records: {reason}")
+        where = f"MLflow at {self.state.uri}" if self.state.tracker is None else self.title
+        self.state.message = redact(f"{where} took no (more) records: {reason}")
         with contextlib.suppress(FileNotFoundError):  # removed right now
             self.state.save(self.folder)
         return self.state.outcome()

@@ -70,7 +70,7 @@ def check(settings: Settings, environ: Mapping[str, str]) -> None:
     if settings.store.partition(":")[0] == "postgresql" and importlib.util.find_spec("pg8000") is None:
         raise UsageError("a PostgreSQL store needs pg8000, which is not installed", hint="pip install paceline[server]")
     if settings.artifacts.startswith("s3://") and importlib.util.find_spec("boto3") is None:
-        raise UsageError(f"{settings.artifacts} needs boto3, which is not installed", hint="pip install boto3")
+        raise UsageError(f"{settings.artifacts} needs boto3, which is not installed", hint="pip install paceline[s3]")
     if settings.auth and importlib.util.find_spec("flask_wtf") is None:
         raise UsageError("tracking.server_auth=true needs flask-wtf", hint="pip install paceline[server]")
     if settings.auth and not (environ.get(_USER) and environ.get(_PASSWORD)):

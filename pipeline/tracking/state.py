@@ -1,4 +1,7 @@
-"""tracking.json: how far the record of a run has come, so that a later process continues it exactly once."""
+"""tracking.json: how far the record of a run has come, so that a later process continues it exactly once.
+
+Another tracker than MLflow has one of its own, ``tracking.NAME.json``: uri is its name, and how far it is it knows.
+"""
 
 from __future__ import annotations
 
@@ -74,19 +77,30 @@ class TrackingState:
     inputs: dict[str, list[int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     message: str = ""
+    tracker: str | None = None
 
     def save(self, folder: int) -> None:
         """Write tracking.json atomically into the run folder that this descriptor is open on, and into no other one
         that has taken its place. Raises OSError."""
-        write_json_in(folder, FILE, asdict(self))
+        write_json_in(folder, file_of(self.tracker), asdict(self))
 
     def outcome(self) -> Recorded:
         return Recorded(state=self.state, run_id=self.run_id, message=self.message)
 
 
-def load(run_dir: Path) -> TrackingState | None:
+def file_of(tracker: str | None) -> str:
+    """The name of the file; None: MLflow's."""
+    return FILE if tracker is None else f"tracking.{tracker}.json"
+
+
+def trackers_of(run_dir: Path) -> list[str]:
+    """The other trackers that the run was, or was to be, recorded in."""
+    return sorted(path.name.split(".")[1] for path in run_dir.glob("tracking.*.json"))
+
+
+def load(run_dir: Path, tracker: str | None = None) -> TrackingState | None:
     """The state, or None where it is missing or damaged (everything is then replayed; that is safe)."""
-    raw = documents.read_or_none(run_dir / FILE) or {}
+    raw = documents.read_or_none(run_dir / file_of(tracker)) or {}
     kinds = {item.name: item.type for item in fields(TrackingState)}
     try:
         state = TrackingState(**{name: value for name, value in raw.items() if name in kinds})
@@ -101,15 +115,15 @@ def _is_of(value: Any, kind: str) -> bool:
     return any(type(value) is names[word.strip().partition("[")[0]] for word in kind.split("|"))
 
 
-def last_recorded(run_dir: Path) -> Recorded | None:
+def last_recorded(run_dir: Path, tracker: str | None = None) -> Recorded | None:
     """What tracking.json says, whatever store it speaks of."""
-    state = load(run_dir)
+    state = load(run_dir, tracker)
     return state.outcome() if state else None
 
 
-def is_recorded(run_dir: Path, uri: str, experiment: str) -> bool:
+def is_recorded(run_dir: Path, uri: str, experiment: str, tracker: str | None = None) -> bool:
     """Whether everything of ``run_dir`` stands in that store already. Cheap: it looks at file times."""
-    state = load(run_dir)
+    state = load(run_dir, tracker)
     return (
         state is not None
         and (state.state, state.uri, state.experiment) == (DONE, shown(uri), experiment)

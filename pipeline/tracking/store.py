@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from pipeline.core.locks import held
 from pipeline.tracking.address import database_login, recorder_env, redact, shown, sqlite_path
-from pipeline.tracking.failures import explained
+from pipeline.tracking.failures import StoreError, explained
 from pipeline.tracking.inputs import DataInput
 from pipeline.tracking.points import Point
 
@@ -58,15 +58,6 @@ _FULL = re.compile(rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS}|{errn
 _REFUSALS = ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED")
 
 Item = TypeVar("Item")
-
-
-class StoreError(Exception):
-    """The store did not do it. ``rejected``: it answered that what was sent is invalid. ``final``: nor will it soon."""
-
-    def __init__(self, reason: str, *, rejected: bool = False, final: bool = False) -> None:
-        self.rejected = rejected
-        self.final = final
-        super().__init__(reason)
 
 
 @contextlib.contextmanager

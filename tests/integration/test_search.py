@@ -151,7 +151,7 @@ def test_a_search_without_a_tracking_server_is_recorded_later_and_a_pruned_run_i
 
     again = project.doit("sweep", *words)
     assert again.returncode == 0, again.stdout
-    assert "3 run(s) that MLflow had missed are recorded now" in again.stdout
+    assert "3 run(s) whose record was missing are recorded now" in again.stdout
     assert "0 run just now" in again.stdout
     states = agreed(project)
     assert states[2] == states[3] == states[6] == states[7] == "PRUNED"

@@ -28,7 +28,7 @@ GROUPS = {
     "optimizer": ["sgd", "adam", "muon", "airbench_muon", "torch"],
     "schedule": ["constant", "step", "one_cycle", "triangle"],
     "cluster": ["kubernetes", "local", "pssh", "slurm", "two_node"],
-    "tracking": ["mlflow", "none"],
+    "tracking": ["mlflow", "none", "wandb"],
     "experiment": ["quickstart"],
 }
 FIELDS = [

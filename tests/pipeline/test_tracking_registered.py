@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from pipeline.cli import publishing
 from pipeline.core.errors import UsageError
+from pipeline.runs.folder import RunFolder
 from pipeline.tracking.registered import Published, environment, mlmodel, refuse_names
 
 MODEL = Published(
@@ -72,3 +75,10 @@ def test_an_alias_that_mlflow_doesnt_take_is_refused(alias: str, why: str) -> No
 def test_a_name_is_asked_for() -> None:
     with pytest.raises(UsageError, match="which name"):
         refuse_names(None, None)
+
+
+def test_a_run_of_a_script_is_refused_with_what_takes_a_network_of_one_s_own(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"program": {"name": "script"}}')
+    with pytest.raises(UsageError, match="is that of a script, whose network nobody here knows") as error:
+        publishing._finished(RunFolder(tmp_path))
+    assert "mlflow.pytorch.log_model takes a network of your own" in str(error.value.hint)

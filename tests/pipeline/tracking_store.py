@@ -43,9 +43,11 @@ def prepare(database: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def spawn(run: Path, uri: str, *, follow: bool, env: dict[str, str]) -> subprocess.Popen[str]:
+def spawn(
+    run: Path, uri: str, *, follow: bool, env: dict[str, str], tracker: str | None = None
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        tracking.recorder_command(run, uri, EXPERIMENT, follow=follow),
+        tracking.recorder_command(run, uri, EXPERIMENT, follow=follow, tracker=tracker),
         cwd=ROOT,
         env=env,
         stdout=subprocess.PIPE,

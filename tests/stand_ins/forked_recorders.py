@@ -36,7 +36,7 @@ def address(shared: Path) -> str:
 
 def stand_in() -> None:
     """Be the recorder that this interpreter was started for; returns where it has to import everything itself."""
-    if sys.orig_argv[3:4] and sys.orig_argv[3] in _VERBS:
+    if sys.orig_argv[3:4] and sys.orig_argv[3] in _VERBS and "--tracker" not in sys.orig_argv:
         with contextlib.suppress(OSError, _OtherCodeError):
             _ask(sys.orig_argv[3:])
 

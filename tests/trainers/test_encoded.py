@@ -28,6 +28,7 @@ from trainers.data.image_files import Geometry, pixels
 from trainers.data.pack import MappedPack, open_pack, place
 from trainers.data.step_plan import plan_steps
 from trainers.distributed.process_group import Node, Ranks
+from trainers.exporting import export
 from trainers.training.loop import Trainer
 
 CPU = torch.device("cpu")
@@ -182,3 +183,5 @@ def test_one_and_two_ranks_train_from_files_to_the_same_weights(packs: dict[str,
         call_on_ranks("tests.trainers.test_pruned:train_on_this_rank", run_dir, nproc=ranks)
         weights.append(read_summary(run_dir)["weights_sha256"])
     assert weights[0] == weights[1]
+    about = export(alone, tmp_path)  # what doit publish sends
+    assert (about["checked"], about["agreed"], about["shape"]) == (12, 12, [3, 8, 8])

@@ -1,0 +1,91 @@
+"""Weights & Biases in its offline mode: a folder in the run folder that `wandb sync` brings to a server.
+
+Its log can't be gone on with, so it is made in one go when the attempt has ended, in a folder that is renamed as the
+last act: what was cut short is made anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pipeline.config.schema import TrackingConfig
+from pipeline.tracking.description import Description
+from pipeline.tracking.points import Point
+from pipeline.tracking.trackers.base import Tracker
+
+FOLDER = "wandb"
+_MAKING = ".making"
+
+
+@dataclass(kw_only=True)
+class WandbConfig(TrackingConfig):
+    """Nothing more to set: the project is tracking.experiment, the entity is said to `wandb sync`."""
+
+    package: ClassVar[str] = "wandb"
+
+    enabled: bool = False
+    tracker: str | None = "wandb"
+
+
+class Wandb(Tracker):
+    """The record of a run, whose id is the run's key: synced twice, it is one run there."""
+
+    live = False
+
+    def __init__(self, settings: WandbConfig, run_dir: Path) -> None:
+        super().__init__(settings, run_dir)
+        self._folder = run_dir / FOLDER
+        self._run: Any = None
+
+    def begin(self, run: Description) -> Mapping[str, int]:
+        os.environ |= {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}  # it would report to its makers
+        import wandb
+
+        making = self._folder / _MAKING
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir(parents=True)
+        self._run = wandb.init(
+            mode="offline",
+            id=run.key,
+            name=run.name,
+            project=self.settings.experiment,
+            notes=run.tags.get("mlflow.note.content", ""),
+            config=dict(run.params),
+            dir=making,
+            reinit="create_new",
+            settings=wandb.Settings(
+                console="off",
+                disable_git=True,
+                save_code=False,
+                x_disable_meta=True,  # hosts, commit and command are the run's own, not the recorder's
+                x_disable_stats=True,
+                x_disable_machine_info=True,
+            ),
+        )
+        return {}
+
+    def log(self, points: Sequence[Point]) -> None:
+        for step, row in itertools.groupby(points, key=lambda point: point.step):
+            told = list(row)
+            values = {point.key: point.value for point in told}
+            self._run.log({**values, "_timestamp": told[0].time_ms / 1000}, step=step)
+
+    def end(self, run: Description, state: str, end_ms: int | None) -> None:
+        self._run.config.update({name: run.tags[name] for name in run.tags if name.startswith("paceline.")})
+        self._run.finish(exit_code=0 if state in ("FINISHED", "PRUNED") else 1)
+        (made,) = (self._folder / _MAKING / "wandb").glob("offline-run-*")
+        for earlier in self._folder.glob("offline-run-*"):
+            shutil.rmtree(earlier)
+        made.rename(self._folder / made.name)
+        shutil.rmtree(self._folder / _MAKING)
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=1)
+            self._run = None

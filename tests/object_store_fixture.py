@@ -1,0 +1,81 @@
+"""An S3 server (moto's) in the test's own process, as long as a test wants it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import boto3
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from tests.waiting import HANG_S
+
+BUCKET = "models"
+
+
+@dataclass
+class ObjectStore:
+    """``env``: what a process needs to reach it. It can hold back what is sent under names with a certain end."""
+
+    url: str
+    env: dict[str, str]
+    held_end: str | None = None
+    reached: threading.Event = field(default_factory=threading.Event)
+    goes_on: threading.Event = field(default_factory=threading.Event)
+
+    def hold(self, end: str) -> None:
+        self.held_end = end
+
+    def release(self) -> None:
+        self.held_end = None
+        self.goes_on.set()
+
+    def files(self) -> dict[str, bytes]:
+        """Name → content of all that it holds."""
+        client = _client(self.url)
+        names = [item["Key"] for item in client.list_objects_v2(Bucket=BUCKET).get("Contents", ())]
+        return {name: client.get_object(Bucket=BUCKET, Key=name)["Body"].read() for name in names}
+
+
+@contextmanager
+def running() -> Iterator[ObjectStore]:
+    """With an empty bucket."""
+    answers = DomainDispatcherApplication(create_backend_app)
+
+    def application(environ: dict[str, Any], start_response: Any) -> Any:
+        store = found[0]
+        if store.held_end and environ["REQUEST_METHOD"] == "PUT" and environ["PATH_INFO"].endswith(store.held_end):
+            store.reached.set()
+            store.goes_on.wait(HANG_S)
+        return answers(environ, start_response)
+
+    found: list[ObjectStore] = []
+    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=_Quiet)
+    url = f"http://127.0.0.1:{server.server_port}"
+    login = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
+    found.append(ObjectStore(url, {**login, "MLFLOW_S3_ENDPOINT_URL": url}))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        _client(url).create_bucket(Bucket=BUCKET)
+        yield found[0]
+    finally:
+        found[0].release()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Quiet(WSGIRequestHandler):
+    def log(self, *_: object) -> None:
+        """Stay quiet."""
+
+
+def _client(url: str) -> Any:
+    return boto3.client(
+        "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
+    )

@@ -1,0 +1,173 @@
+"""Other trackers behind the recorder: one of an installed package, whose faults cost nothing, and Weights & Biases."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import tracking
+from pipeline.config.build import tracking_config
+from pipeline.core.errors import UsageError
+from pipeline.tracking.state import DONE, PENDING
+from tests.pipeline import tracking_folder as folder
+from trainers.core import config as node
+
+SOURCE = """
+import json
+from dataclasses import dataclass
+
+from pipeline.config.schema import TrackingConfig
+from pipeline.tracking.trackers.base import Tracker, TrackerError
+
+
+@dataclass(kw_only=True)
+class LinesConfig(TrackingConfig):
+    enabled: bool = False
+    tracker: str = "lines"
+    place: str = "lines.txt"
+
+
+class Lines(Tracker):
+    def begin(self, run):
+        self.file = (self.run_dir / self.settings.place).open("a+")
+        self.file.seek(0)
+        lines = [json.loads(line) for line in self.file]
+        return {name: max(step for known, step in lines if known == name) for name, _ in lines}
+
+    def log(self, points):
+        if (self.run_dir / "faults").exists():
+            fault = (self.run_dir / "faults").read_text()
+            if fault == "lost answer":
+                self.keep(points)
+                (self.run_dir / "faults").unlink()
+                raise OSError("no answer")
+            raise {"down": OSError, "refused": TrackerError}[fault](fault)
+        self.keep(points)
+
+    def keep(self, points):
+        self.file.writelines(json.dumps([point.key, point.step]) + "\\n" for point in points)
+        self.file.flush()
+
+    def end(self, run, state, end_ms):
+        self.file.close()
+
+    def close(self):
+        self.file.close()
+"""
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a tracker that another package brings."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/acme_lines.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    found = EntryPoints([EntryPoint("lines", "acme_lines", "paceline.trackers")])
+    monkeypatch.setattr(node, "_entry_points", lambda: found)
+    monkeypatch.delitem(sys.modules, "acme_lines", raising=False)
+    return "lines"
+
+
+def record(run: Path, tracker: str, *, settings: str = "{}", **more: Any) -> tracking.Recorded:
+    return tracking.record(run, tracker, "paceline", tracker=tracker, settings=settings, **more)
+
+
+def run_of(tmp_path: Path) -> Path:
+    run = folder.started(tmp_path)
+    folder.metrics(run, range(1, 2501))
+    folder.end(run, steps=2500)
+    return run
+
+
+def kept(run: Path, name: str = "lines.txt") -> list[int]:
+    """The steps of the loss."""
+    told = [json.loads(line) for line in (run / name).read_text().splitlines()]
+    return [step for key, step in told if key == "train/loss"]
+
+
+def test_a_tracker_of_another_package_gets_each_point_once_with_its_own_settings(tmp_path: Path, lines: str) -> None:
+    run = run_of(tmp_path)
+    assert record(run, lines, settings='{"place": "here.txt"}').state == DONE
+    assert record(run, lines, settings='{"place": "here.txt"}', check=True).state == DONE
+    assert kept(run, "here.txt") == list(range(1, 2501))
+    assert not (run / "tracking.json").exists()
+
+
+def test_points_whose_answer_was_lost_are_there_once(tmp_path: Path, lines: str) -> None:
+    run = run_of(tmp_path)
+    (run / "faults").write_text("lost answer")
+    assert record(run, lines).state == DONE
+    assert kept(run) == list(range(1, 2501))
+
+
+@pytest.mark.parametrize(("fault", "most_s"), [("down", 0.3), ("refused", 60)])
+def test_a_tracker_that_fails_is_given_up_and_asked_again_later(
+    tmp_path: Path, lines: str, fault: str, most_s: float
+) -> None:
+    run = run_of(tmp_path)
+    (run / "faults").write_text(fault)
+    recorded = record(run, lines, give_up_s=most_s)
+    assert recorded.state == PENDING
+    assert recorded.message.startswith("lines took no (more) records: ")
+    (run / "faults").unlink()
+    assert record(run, lines).state == DONE
+    assert kept(run) == list(range(1, 2501))
+
+
+def test_a_tracker_is_chosen_by_its_name_with_its_fields_and_without_mlflow(tmp_path: Path, lines: str) -> None:
+    told = tracking_config({"tracker": "lines", "enabled": False, "place": "x", "tensorboard": True})
+    found = tracking.destinations(told, tmp_path)
+    assert [(to.tracker, to.settings) for to in found] == [("lines", '{"place": "x"}'), ("tensorboard", "{}")]
+    with pytest.raises(UsageError, match=r"tracking\.tracker='line' is not an option; did you mean lines\?"):
+        tracking_config({"tracker": "line"})
+
+
+def test_a_run_in_weights_and_biases_is_one_offline_record_however_often_it_was_begun(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="an extra that is not in requirements.lock: pip install wandb")
+    run = run_of(tmp_path)
+    (run / "wandb/.making/wandb/offline-run-cut-short").mkdir(parents=True)
+    for _ in range(2):
+        assert record(run, "wandb", check=True).state == DONE
+    (made,) = (run / "wandb").iterdir()
+    rows, about = _read(made)
+    assert about.run_id == folder.KEY
+    assert about.project == "paceline"
+    assert [int(row["_step"]) for row in rows if "train/loss" in row] == list(range(1, 2501))
+    assert float(rows[0]["_timestamp"]) == folder.T0 + 1
+    assert float(rows[-1]["test/accuracy"]) == 0.9
+
+
+def _read(made: Path) -> tuple[list[dict[str, str]], Any]:
+    """The history of a record and what it says of the run, by wandb's own messages."""
+    records = importlib.import_module("wandb.proto.wandb_internal_pb2")
+    rows, about = [], None
+    for data in _messages((made / f"run-{folder.KEY}.wandb").read_bytes()):
+        found = records.Record.FromString(data)
+        if found.WhichOneof("record_type") == "run":
+            about = found.run
+        if found.WhichOneof("record_type") == "history":
+            rows.append({item.key or "/".join(item.nested_key): item.value_json for item in found.history.item})
+    return rows, about
+
+
+def _messages(data: bytes) -> Iterator[bytes]:
+    """LevelDB's log format behind a head of seven bytes: in blocks of 32 KiB, whose end no head crosses."""
+    at, parts = 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
