@@ -34,6 +34,7 @@ OPTION_FOLDERS = {
     "strategy": "trainers/strategies",
     "cluster": "pipeline/cluster/launchers",
     "search": "pipeline/sweep/samplers",
+    "tracking": "pipeline/tracking/trackers",
 }
 """The packages of ``pipeline.config.schema.OPTIONS``, which a finished run doesn't import."""
 
@@ -76,9 +77,9 @@ class Composition:
             self.known.keep({self.name: resolved})
 
     def _is_own(self, group: str, section: dict[str, Any]) -> bool:
-        name = section.get("launcher" if group == "cluster" else "name")
+        name = section.get({"cluster": "launcher", "tracking": "tracker"}.get(group, "name"))
         place = code_of(self._root) / OPTION_FOLDERS[group] / f"{name}.py"
-        return (group, name) == ("search", "none") or place.is_file()
+        return (group, name) in (("search", "none"), ("tracking", None)) or place.is_file()
 
 
 def _is_installed(script: str) -> bool:
