@@ -1,5 +1,6 @@
 """What all tests share: fixtures of several folders, and signals as a person at a terminal has them."""
 
+import gc
 import os
 import signal
 import sys
@@ -35,6 +36,17 @@ def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 _RUNS_AND_HOSTS = ("integration", "contract")
 _STARTS_RANKS = ("tests.trainers.ranks", "tests.trainers.tiny_runs")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported and collected stays to the end, so Python looks for garbage among what tests make alone."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

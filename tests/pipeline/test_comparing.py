@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scipy import stats
 
 from pipeline.cli import comparing
 from pipeline.comparing import spread, tables
@@ -61,6 +60,8 @@ def test_runs_that_differ_in_nothing_but_the_seed_are_one_configuration(tmp_path
 
 
 def test_a_difference_is_claimed_where_welchs_interval_leaves_out_zero(tmp_path: Path, compared: Printed) -> None:
+    from scipy import stats  # here: collecting the tests would take every worker a second more
+
     folders = grid(tmp_path, metrics={"val/loss": 0.5})
     (against,) = data(compared, tmp_path, *(folder.key[:8] for folder in folders))["against_first"]
     said = {item["metric"]: item for item in against["metrics"]}
