@@ -60,9 +60,11 @@ class _Server:
     """A process that waits for commands, one at a time. It ends with the one that made it."""
 
     def __init__(self, root: Path) -> None:
+        from tests.shared_fixture import shared_folder  # imports pytest
+
         self._path = {} if root == ROOT else {"PYTHONPATH": str(root)}
         self._process = subprocess.Popen(
-            [light_python(forks_ranks=True), "-m", __name__],
+            [light_python(forks_ranks=True), "-m", __name__, str(shared_folder() / "readings")],
             cwd=root,
             env=os.environ | self._path,
             stdin=subprocess.PIPE,
@@ -104,11 +106,14 @@ def _serve() -> int:
     from hydra.core.plugins import Plugins
 
     from pipeline.config import compose
+    from pipeline.keys import readings
     from tests.quick_composition import quickly
+    from tests.quick_readings import shared_reading
 
     for name in _IMPORTED:
         importlib.import_module(name)
     Plugins.instance()  # imports every one that Hydra finds
+    vars(readings)["_read"] = functools.partial(shared_reading, Path(sys.argv[1]))
     vars(compose)["compose"] = quickly
     for words in (["experiment=quickstart"], ["experiment=quickstart", "tracking=none"]):  # most commands have these
         compose.compose_config(words)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from pipeline.cli.session import session
 from pipeline.config import compose
+from pipeline.keys import readings
 from tests.quick_composition import quickly
+from tests.quick_readings import shared_reading
 
 Printed = Callable[..., str]
 _COMPOSES = ("test_hydra_flags", "test_options", "test_origins")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def composing(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Compositions are made quickly, but where they are what is tested."""
+def composing(request: pytest.FixtureRequest, shared: Path) -> Iterator[None]:
+    """Compositions are made quickly, but where they are what is tested; no source is read twice."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readings, "_read", partial(shared_reading, shared / "readings"))
         if request.module.__name__.rpartition(".")[2] not in _COMPOSES:
             patch.setattr(compose, "compose", quickly)
         yield
