@@ -117,7 +117,7 @@ def test_first_error_is_shown_with_host_rank_and_traceback_and_all_are_down(benc
 
 def test_killed_rank_is_named_and_nothing_is_left(bench: Bench) -> None:
     program = "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)"
-    stub = bench.stub(program, stand_in=bench.cluster.launcher == "pssh")  # with torchrun: the other launchers
+    stub = bench.stub(program, stand_in=bench.cluster.launcher in ("local", "pssh"))  # with torchrun: the others
     with pytest.raises(TrainingError, match=r"rank 1: ended with signal 9 \(SIGKILL\)"):
         bench.run(stub)
     assert bench.left(stub) == 0

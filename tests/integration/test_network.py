@@ -82,7 +82,7 @@ finish(rank, run)
 
 
 def test_the_chosen_interface_carries_the_run_where_that_of_ssh_carries_nothing_else(pssh: Bench, lab: Lab) -> None:
-    stub, lines = pssh.stub(WHERE), list[LogLine]()
+    stub, lines = pssh.stub(WHERE, stand_in=True), list[LogLine]()  # with torchrun: the run over IPv6 alone
     with second_network(lab) as addresses, firewall(lab, "node0", "drop"), firewall(lab, "node1", "drop"):
         with pytest.raises(HostError, match=rf"try: cluster\.interface=eth1 \({', '.join(addresses)}\); or let TCP"):
             preflight.examine(pssh.cluster).refuse()
