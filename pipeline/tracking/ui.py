@@ -145,10 +145,10 @@ def addresses(url: str, experiment: str, wanted: Wanted | None = None, uri: str 
     wanted, server = wanted or Wanted(), Server(url, uri)
     try:
         number = server.experiment_id(experiment)
-        runs = server.runs(number)
+        found = {run.run_id: run for key in wanted.keys or ("",) for run in server.runs(number, key)}
     except (OSError, ValueError, KeyError, TypeError):  # none yet, or a server that asks for a login
         return []
-    chosen = [run for run in runs if not wanted.keys or any(run.key.startswith(key) for key in wanted.keys)]
+    chosen = [run for run in found.values() if not wanted.keys or any(run.key.startswith(key) for key in wanted.keys)]
     missing = [key for key in wanted.keys if not any(run.key.startswith(key) for run in chosen)]
     if missing:
         hint = f"doit record run={missing[0]}"

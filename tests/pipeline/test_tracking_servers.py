@@ -24,7 +24,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import tracking
-from pipeline.tracking import client
+from pipeline.core.errors import PacelineError
+from pipeline.tracking import client, ui
 from pipeline.tracking.inputs import DataInput
 from pipeline.tracking.state import DONE, PENDING
 from tests.pipeline import tracking_folder as folder
@@ -226,6 +227,10 @@ def test_the_page_is_a_server_that_goes_and_comes_back_and_has_everything_once(t
             assert tracking.record(run, uri, EXPERIMENT).run_id == recorded.run_id
             assert len(store.runs(uri)) == 1
             assert len(store.history(uri, only.info.run_id)) == 20
+            lines = ui.addresses(uri, EXPERIMENT, ui.Wanted(keys=(folder.KEY[:6],)))
+            assert (len(lines), f"/runs/{recorded.run_id}?" in lines[-1]) == (3, True)
+            with pytest.raises(PacelineError, match="no run 0%' in the MLflow experiment 'paceline'"):
+                ui.addresses(uri, EXPERIMENT, ui.Wanted(keys=("0%'",)))
             assert both_have_their_data(uri, f"sqlite:///{tmp_path}/mlflow.db", rounds=5)
 
 
