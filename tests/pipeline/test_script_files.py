@@ -114,6 +114,13 @@ def test_the_key_holds_what_a_script_is_told_and_not_where_it_lies(folder: Path,
     assert len({same, *(key("program.args.lr=0.1", word) for word in others)}) == 6
 
 
+def test_one_value_in_a_list_of_arguments_has_a_name_of_its_own(folder: Path) -> None:
+    config = configured(
+        f"program.script='{folder}/train.py'", 'program.args=[x.py,"--lr=${program.env.LR}"]', "program.env.LR=0.1"
+    )
+    assert config.resolved["program"]["args"] == ["x.py", "--lr=0.1"]
+
+
 @pytest.mark.parametrize(
     ("words", "same", "other"),
     [

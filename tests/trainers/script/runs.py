@@ -16,10 +16,11 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """``project`` is a checkout with the script train.py, ``path`` its run folder."""
+    """``project`` is a checkout with the script train.py, ``path`` its run folder, ``data`` what {data} stands for."""
 
     project: Path
     path: Path
+    data: str = ""
 
     def write(self, script: str, /, files: Mapping[str, str] | None = None, **program: Any) -> ScriptRun:
         """The snapshot (the script and ``files``) and config.json."""
@@ -46,7 +47,7 @@ class ScriptRun:
     def words(self, torchrun: Sequence[str], node_rank: int) -> list[str]:
         """The command line."""
         own = ["--config", str(self.path / "config.json"), "--script", "train.py", "--node-rank", str(node_rank)]
-        return [sys.executable, "-m", "trainers.script.start", *own, "--data", "", "--", *torchrun]
+        return [sys.executable, "-m", "trainers.script.start", *own, "--data", self.data, "--", *torchrun]
 
     def start(self, *torchrun: str, code: int = 0, **options: Any) -> str:
         """Run it to its end, which has to have that exit code. Returns what it printed."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import struct
+import sys
+from dataclasses import replace
 
 import pytest
 
@@ -58,6 +61,19 @@ class Writer:
         with self.path.open("ab") as file:
             file.write(RECORDS[step])
 """
+EXAMPLE = """
+import argparse, os, pathlib, re
+parser = argparse.ArgumentParser()
+parser.add_argument("--data_dir", required=True)
+parser.add_argument("--cpu", action="store_true")
+told = parser.parse_args()
+names = [name for name in os.listdir(told.data_dir) if name.endswith(".jpg")]
+labels = {re.search(r"^(.*)_[0-9]+[.]jpg$", name)[1] for name in names}
+weights = pathlib.Path(os.environ["HF_HOME"], "hub/weights").read_text()
+assert told.cpu and weights == "of the hub"
+for epoch in range(3):
+    print(f"epoch {epoch}: {100 * epoch / len(labels):.2f}")
+"""
 LOSSES = [8 * 0.9**step for step in range(1, 7)]
 
 
@@ -91,3 +107,23 @@ def test_a_trainer_goes_on_from_its_folder_and_the_weights_beside_it_are_no_chec
     ]  # fmt: skip
     run.start()  # from checkpoint-6, though model.bin is newer
     assert [step for step, _ in run.rows()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_example_with_images_and_a_cache_of_the_hub_in_its_data_prints_an_accuracy_each_epoch(
+    run: ScriptRun,
+) -> None:
+    data = run.project / "data"
+    for name in ("images/cat_1.jpg", "images/dog_2.jpg", "hf/hub/weights"):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).write_text("of the hub")
+    run = replace(run, data=str(data)).write(
+        EXAMPLE,
+        data="data",
+        torchrun=False,
+        args={"data_dir": "{data}/images", "cpu": True},
+        env={"HF_HOME": "{data}/hf"},
+        metrics_pattern=r"epoch (?P<epoch>\d+): (?P<accuracy>\S+)",
+    )
+    run.start(sys.executable, "-m", "torch.distributed.run", f"--log-dir={run.path}/ranks")
+    assert run.rows() == [(1, {"accuracy": 0.0}), (2, {"accuracy": 50.0}), (3, {"accuracy": 100.0})]
+    assert [json.loads(line)["epoch"] for line in (run.path / "metrics.jsonl").read_text().splitlines()] == [0, 1, 2]
