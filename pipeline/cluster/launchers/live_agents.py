@@ -156,23 +156,27 @@ class LiveAgents:
     ) -> tuple[dict[str, Output], set[str]]:
         """What the hosts that answered have written, and the labels of those that had not when the time was up.
 
-        ``hang_up_s``: after how long without an answer of any host the agents are told that nothing more will come.
-        With many hosts the last is connected to long after the first has answered.
+        ``hang_up_s``: after how long without anything of any host (that its ssh has begun, or has read, or an answer)
+        the agents are told that nothing more will come. With many hosts pssh begins the last long after the first has
+        answered, and on a busy computer the first long after it was started itself.
         """
         outputs, seen = dict[str, Output](), dict[str, int]()
         waiting, began = dict(self._lines), time.monotonic()
-        answered = began
+        moved = began
         while waiting and self._child.poll() is None:
             if time.monotonic() - began > timeout_s:
                 return outputs, set(waiting)
             for label, line in list(waiting.items()):
+                before = line.pipe, line.sent
                 line.send(source, size)
+                if (line.pipe, line.sent) != before:
+                    moved = time.monotonic()
                 output = self._news(label, seen)
                 if output is not None and answer_in(output, token).value is not None:
-                    outputs[label], answered = output, time.monotonic()
+                    outputs[label], moved = output, time.monotonic()
                 if label in outputs or line.broken:
                     del waiting[label]
-            if time.monotonic() - answered >= hang_up_s:
+            if time.monotonic() - moved >= hang_up_s:
                 for line in self._lines.values():
                     line.close_after(size)
             self._wait(max(_LOOK_S, _LOOK_AT_ONE_S * len(waiting)), waiting, size)

@@ -1,0 +1,31 @@
+"""Agents that stay for further requests, with a program in pssh's place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.cluster.launchers import live_agents
+from pipeline.cluster.launchers.live_agents import LiveAgents, may_run_programs
+
+# begins its one ssh late, which takes as long again to answer, and stays
+PSSH = """
+mkdir "$0/out" "$0/err"; sleep 0.6; exec 3<"$0/requests/0"; head -c 7 <&3 >"$0/read"; sleep 0.3
+printf '@paceline f00d {"told": 1}\\n' >"$0/out/one"; read -r more <&3
+"""
+
+
+def test_agents_that_begin_late_stay_as_others_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_agents, "_SILENT_S", 0.5)
+    folder = tmp_path / "pssh"
+    folder.mkdir()
+    assert may_run_programs(folder)
+    agents = LiveAgents(["sh", "-c", PSSH, str(folder)], "ssh", folder, {"one": "one"})
+    with (tmp_path / "request").open("w+b") as request:
+        request.write(b"request")
+        request.flush()
+        answered = agents.ask(request, 0, "f00d", 60.0, last=False)
+    assert answered["one"].stdout == b'@paceline f00d {"told": 1}\n'
+    assert agents.usable(), "they were told that nothing more will come, before they could answer"
+    agents.close()
