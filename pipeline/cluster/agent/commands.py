@@ -8,7 +8,7 @@ COMMANDS = {
     "examine": "checks",
     "shared": "checks",
     "reach": "reach",
-    "start": "supervisor",
+    "start": "starting",
     "job": "job",
     "follow": "follow",
     "hold": "claims",

@@ -28,7 +28,8 @@ from .probe import interfaces, probe
 from .processes import Orphans
 from .registry import end_attempts
 from .silence import Silence
-from .supervisor import Supervisor, lay_out
+from .starting import lay_out
+from .supervisor import Supervisor
 from .usage import Usage
 from .wire import Json, in_thread, read_json, refuse
 

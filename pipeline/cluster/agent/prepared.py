@@ -74,7 +74,7 @@ def wait_for_start(asked: socket.socket, request: Json) -> None:
     if told is None:
         child.kill()
         return
-    from .supervisor import supervise_forever
+    from .starting import supervise_forever
 
     held = told["claim"]
     claim = Claim(held[0], held[1], held[2], passed[1]) if held else None

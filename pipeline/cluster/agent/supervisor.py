@@ -18,20 +18,19 @@ import time
 from types import FrameType
 
 from .addresses import plain
-from .claims import Claim, claim_for_run
 from .early_exits import EarlyExits
 from .log_lines import Tail
 from .meeting import Meeting
-from .node import own_node, peers_of
-from .prepared import Prepared, hand_over
+from .node import peers_of
+from .prepared import Prepared
 from .probe import from_environment
 from .processes import MARK, POLL_S, TERM_GRACE_S, Orphans, end_tree, start_time
 from .rank_errors import describe, mute, printed_error, recorded_error, tellable
 from .reasons import full_disk, reason
-from .registry import end_attempts, outdated, own_entries, tombstone_path
+from .registry import tombstone_path
 from .silence import Silence
-from .staging import free_bytes, remove_left, remove_ours, settle_pack, unpack
-from .wire import REMOVED, Json, in_thread, say, touch, write_json
+from .staging import free_bytes
+from .wire import REMOVED, Json, in_thread, touch, write_json
 
 BEAT_STALE_S = 3.0  # the controller beats every second
 PEER_TRY_S = 1.0
@@ -41,73 +40,6 @@ TELLING_GRACE_S = 8.0  # the same where only torchrun knows how the rank ended: 
 UNATTENDED_S = 20.0
 RESERVE_BYTES = 64 << 10  # room for exit.json where the disk fills up, and as much for what a rank says of it
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
-
-
-def start(request: Json) -> None:
-    """Stage the run, end left-overs of the same key, leave a supervisor behind; answers when torchrun is up."""
-    node = own_node(request)
-    for old in glob.glob(tombstone_path(request, "*")):
-        with contextlib.suppress(OSError):
-            if outdated(old):
-                os.unlink(old)
-    before = own_entries(request)
-    left = end_attempts(request)
-    if left:
-        raise SystemExit(f"an earlier attempt of this run cannot be ended: processes {sorted(left)}")
-    claim = claim_for_run(node.get("claim"))  # held by the processes that are forked from this one
-    for _, entry in before:
-        remove_ours(entry["remove"])
-    if request["stage"]:
-        remove_left(request, node)
-        unpack(sys.stdin.buffer, node["run_dir"])
-    if request["pack_digest"]:  # a diagnosis may need no data
-        settle_pack(node["run_dir"], node["data_dir"], request["pack_digest"])
-    lay_out(node)
-    told, tell = os.pipe()
-    if not hand_over(request, node, tell, claim) and os.fork() == 0:
-        os.close(told)
-        os.setsid()
-        if os.fork() == 0:
-            supervise_forever(request, node, tell, claim)
-        os._exit(0)
-    os.close(tell)
-    with contextlib.suppress(ChildProcessError):
-        os.wait()
-    with os.fdopen(told, "r", encoding="utf-8") as pipe:
-        answer = pipe.read()
-    say(**(json.loads(answer) if answer else {"error": "the supervisor died at once"}))
-
-
-def lay_out(node: Json) -> None:
-    """The folder of the agent's own files, with the stamp by which ``clean`` knows it, and the lease's beginning."""
-    os.makedirs(node["state_dir"], mode=0o700, exist_ok=True)  # what ranks print lies there as they print it
-    for folder in node["remove"]:
-        open(os.path.join(folder, ".paceline"), "w").close()
-    touch(os.path.join(node["state_dir"], "lease"))
-
-
-def supervise_forever(
-    request: Json, node: Json, tell: int, claim: Claim | None, prepared: Prepared | None = None
-) -> None:
-    """The daemon's whole life; never returns into the caller's stack."""
-    code = 1
-    try:
-        null = os.open(os.devnull, os.O_RDWR)
-        log = os.open(os.path.join(node["state_dir"], "agent.log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
-        os.chdir("/")
-        os.dup2(null, 0)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        Orphans.adopt()
-        Supervisor(request, node, prepared).run(tell)
-        code = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        sys.stderr.flush()
-    finally:
-        if claim is not None:
-            claim.release()
-        os._exit(code)
 
 
 class Supervisor:

@@ -1,0 +1,87 @@
+"""What ``start`` does on a node, from the ends of earlier attempts to a supervisor that stays behind."""
+
+# Requests carry paths as text, and much of this is file descriptors: os.path all the way.
+# ruff: noqa: PTH103, PTH108, PTH118, PTH123, PTH207
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import sys
+
+from .claims import Claim, claim_for_run
+from .node import own_node
+from .prepared import Prepared, hand_over
+from .processes import Orphans
+from .registry import end_attempts, outdated, own_entries, tombstone_path
+from .staging import remove_left, remove_ours, settle_pack, unpack
+from .supervisor import Supervisor
+from .wire import Json, say, touch
+
+
+def start(request: Json) -> None:
+    """Stage the run, end left-overs of the same key, leave a supervisor behind; answers when torchrun is up."""
+    node = own_node(request)
+    for old in glob.glob(tombstone_path(request, "*")):
+        with contextlib.suppress(OSError):
+            if outdated(old):
+                os.unlink(old)
+    before = own_entries(request)
+    left = end_attempts(request)
+    if left:
+        raise SystemExit(f"an earlier attempt of this run cannot be ended: processes {sorted(left)}")
+    claim = claim_for_run(node.get("claim"))  # held by the processes that are forked from this one
+    for _, entry in before:
+        remove_ours(entry["remove"])
+    if request["stage"]:
+        remove_left(request, node)
+        unpack(sys.stdin.buffer, node["run_dir"])
+    if request["pack_digest"]:  # a diagnosis may need no data
+        settle_pack(node["run_dir"], node["data_dir"], request["pack_digest"])
+    lay_out(node)
+    told, tell = os.pipe()
+    if not hand_over(request, node, tell, claim) and os.fork() == 0:
+        os.close(told)
+        os.setsid()
+        if os.fork() == 0:
+            supervise_forever(request, node, tell, claim)
+        os._exit(0)
+    os.close(tell)
+    with contextlib.suppress(ChildProcessError):
+        os.wait()
+    with os.fdopen(told, "r", encoding="utf-8") as pipe:
+        answer = pipe.read()
+    say(**(json.loads(answer) if answer else {"error": "the supervisor died at once"}))
+
+
+def lay_out(node: Json) -> None:
+    """The folder of the agent's own files, with the stamp by which ``clean`` knows it, and the lease's beginning."""
+    os.makedirs(node["state_dir"], mode=0o700, exist_ok=True)  # what ranks print lies there as they print it
+    for folder in node["remove"]:
+        open(os.path.join(folder, ".paceline"), "w").close()
+    touch(os.path.join(node["state_dir"], "lease"))
+
+
+def supervise_forever(
+    request: Json, node: Json, tell: int, claim: Claim | None, prepared: Prepared | None = None
+) -> None:
+    """The daemon's whole life; never returns into the caller's stack."""
+    code = 1
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        log = os.open(os.path.join(node["state_dir"], "agent.log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
+        os.chdir("/")
+        os.dup2(null, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        Orphans.adopt()
+        Supervisor(request, node, prepared).run(tell)
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+    finally:
+        if claim is not None:
+            claim.release()
+        os._exit(code)
