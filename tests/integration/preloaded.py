@@ -115,14 +115,15 @@ def _serve() -> int:
     Plugins.instance()  # imports every one that Hydra finds
     vars(readings)["_read"] = functools.partial(shared_reading, Path(sys.argv[1]))
     vars(compose)["compose"] = quickly
-    for words in (["experiment=quickstart"], ["experiment=quickstart", "tracking=none"]):  # most commands have these
-        compose.compose_config(words)
+    root = Path.cwd()
+    compose.compose_config(["experiment=quickstart", "tracking=none"])  # most commands have these
+    if root == ROOT:  # few commands are for a checkout of a test's own, and none of them records
+        compose.compose_config(["experiment=quickstart"])
     vars(doit.plugin)["entry_points"] = known = functools.cache(entry_points)  # it looks through all distributions
     for category in ("COMMAND", "BACKEND", "REPORTER", "LOADER"):
         known(group=f"doit.{category}")
     gc.collect()
     gc.freeze()  # or the first look for garbage copies these pages
-    root = Path.cwd()
     os.chdir("/")  # a file system that is to be unmounted would be busy
     requests = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115  (as long as the process)
     imported = _imported(root)
