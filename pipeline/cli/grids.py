@@ -61,8 +61,7 @@ def run(space: Space, words: Sequence[str], *, fork: bool = False, retry_failed:
     with trials.alone(folder):
         space = in_order(space, folder.about())
         folder.begin(folders.describe(space, space.trials[0].config.shown_words(words)))
-        say(_headline(space, folder))
-        ended = trials.conducted(space, Grid(space.trials), folder, retry_failed=retry_failed)
+        ended = trials.conducted(space, Grid(space.trials), folder, _headline(space, folder), retry_failed=retry_failed)
     results = [trials.result_of(item) for item in sorted(ended, key=lambda item: item.trial.number)]
     say(f"\n{reporting.text(results, len(results))}")
     trials.conclude(folder, results, ended)

@@ -52,12 +52,12 @@ def _run(plan: SearchPlan, words: Sequence[str], *, fork: bool, retry_failed: bo
         asked = _Asked(plan, folder, words, study.total)
         settings = plan.config
         pruner = "" if settings.pruner == "none" else f", pruner {settings.pruner}"
-        say(
+        headline = (
             f"sweep {folder.name}: search={settings.name}, {study.total} trials of which {study.begun} have begun, "
             f"{max(1, len(plan.slots))} at a time{pruner}"
         )
         source = Searching(study, plan, asked.note, say)
-        ended = trials.conducted(plan, source, folder, retry_failed=retry_failed)
+        ended = trials.conducted(plan, source, folder, headline, retry_failed=retry_failed)
         _conclude(plan, study, folder, ended)
 
 

@@ -64,7 +64,9 @@ def _cannot_keep(folder: SweepFolder, error: OSError) -> PacelineError:
     return PacelineError(what, hint=write_hint(error, folder.path.parent.parent))
 
 
-def conducted(what: Space | SearchPlan, source: TrialSource, folder: SweepFolder, *, retry_failed: bool) -> list[Ended]:
+def conducted(
+    what: Space | SearchPlan, source: TrialSource, folder: SweepFolder, headline: str, *, retry_failed: bool
+) -> list[Ended]:
     """Run the trials of a grid or a search to their end, talking to the terminal. Raises Killed."""
     from pipeline.sweep.conduct import Sweep, conduct
     from pipeline.sweep.search_source import SearchPlan
@@ -74,6 +76,7 @@ def conducted(what: Space | SearchPlan, source: TrialSource, folder: SweepFolder
     first = (what.representative_trial if isinstance(what, SearchPlan) else what.trials[0]).config
     begun = showing.of_sweep(lambda: _begun(what, source, folder), folder.path.parent.parent)
     with begun as shown, telling.of_sweep(first, folder.name, source.total, shown.say) as told:
+        shown.say(headline)
         ended = conduct(
             Sweep(
                 source=source,

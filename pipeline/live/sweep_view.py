@@ -28,15 +28,21 @@ def sweep_view(state: SweepState, now: float, *, width: int, height: int) -> Gro
         width, height: of the terminal, in columns and lines.
     """
     width = max(20, width - 1)
-    lines = [line(_headline(state, now), width)]
+    lines = [line(_headline(state, now, width), width)]
     if state.best is not None:
         shown = figure(state.metric, state.best.value)
         lines.append(line([(f"best so far {shown}: {state.best.words}", "green")], width))
     return Group(*lines, *_trials(state, width, max(1, height - _HEAD_LINES - 1)))
 
 
-def _headline(state: SweepState, now: float) -> Iterator[Part]:
-    yield f"sweep {state.name}: ", "bold"
+def _headline(state: SweepState, now: float, width: int) -> list[Part]:
+    """Without the sweep's name where that would push the time left out of the line."""
+    parts = [*_counts(state, now)]
+    name = f"sweep {state.name}: "
+    return [(name if len(name) + sum(len(text) for text, _ in parts) <= width else "sweep: ", "bold"), *parts]
+
+
+def _counts(state: SweepState, now: float) -> Iterator[Part]:
     yield f"{state.done} of {state.total} done, {len(state.running)} running", ""
     left = left_s(state, now)
     if left is not None:
@@ -65,8 +71,12 @@ def _row(number: int, trial: TrialState, names: int, room: int) -> Iterator[Part
 
 
 def _standing(run: RunState, room: int) -> Iterator[Part]:
-    """What there is room for: what matters most first."""
+    """What there is room for: what matters most first; before the first step and after the last what is waited for."""
     if not (run.steps and run.current_step):
+        yield run.doing.what, "cyan"
+        return
+    if run.step >= run.steps:
+        yield f"epoch {epoch_of(run)}  ", ""
         yield run.doing.what, "cyan"
         return
     if room >= 70:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.core.tables import aligned, counted
+from pipeline.runs.naming import short_value
 
 SEED = "seed"
 BY = "val/accuracy"
@@ -50,6 +51,12 @@ class Group:
     chosen: tuple[str, ...]
     trials: tuple[TrialResult, ...]
     statistics: Mapping[str, Statistic]
+
+    @property
+    def title(self) -> str:
+        """``chosen`` with long numbers rounded; '' where nothing sets it apart."""
+        pairs = (word.partition("=") for word in self.chosen)
+        return " ".join(f"{name}={short_value(value)}" for name, _, value in pairs)
 
     @property
     def n(self) -> int:
@@ -119,7 +126,7 @@ def table(found: Sequence[Group], columns: Sequence[str] = ()) -> str:
     rows = [("configuration", "n", *shown)]
     for group in found:
         cells = [_cell(group.statistics.get(name), bool(top[name]) and top[name][0] is group) for name in shown]  # type: ignore[index]
-        rows.append((" ".join(group.chosen) or "(one configuration)", f"{group.n}/{len(group.trials)}", *cells))
+        rows.append((group.title or "(one configuration)", f"{group.n}/{len(group.trials)}", *cells))
     return aligned(rows)
 
 
@@ -155,7 +162,7 @@ def text(trials: Sequence[TrialResult], total: int, by: str | None = BY) -> str:
     lines = [f"{done} of {total} trials finished, {counted(len(found), 'configuration')}", "", table(found)]
     if by is not None and (top := best(found, by)) is not None:
         group, trial = top
-        name = " ".join(group.chosen) or "the one configuration"
+        name = group.title or "the one configuration"
         lines += ["", f"best by {by}: {name}; trial {trial.number} ({trial.key})", f"  {command(trial.overrides)}"]
     lines += [f"trial {item.number} ({item.key}) is {item.detail}" for item in trials if _is_accepted(item)]
     failed = [trial for trial in trials if trial.state not in ("FINISHED", "PRUNED")]

@@ -6,6 +6,7 @@ import io
 
 from rich.console import Console
 
+from pipeline.core.heartbeat import Waiting
 from pipeline.core.specs import LogLine, State
 from pipeline.live.sweep_state import SweepState, after_run_event, after_trial_event, left_s, short
 from pipeline.live.sweep_view import sweep_view
@@ -89,6 +90,17 @@ def test_the_view_stays_within_the_terminal() -> None:
         assert len(lines) <= max(height, 5)
     assert text(going_on(), 90.0, height=6)[-1] == "and 3 more trials"
     assert text(going_on(), 90.0, width=60)[2] == "lr=0.12 seed=2    50%  epoch 6/10  loss 0.2500"  # no half of a speed
+
+
+def test_after_its_last_step_a_trial_says_what_it_waits_for() -> None:
+    state = going_on()
+    for event in (MetricsRow(time_s=2.0, step=100, epoch=10, metrics={}), Waiting(what="making the evaluation report")):
+        state = after_run_event(state, 12, event, 95.0)
+    assert text(state, 95.0)[2] == "lr=0.12 seed=2  epoch 10/10  making the evaluation report"
+
+
+def test_a_narrow_terminal_has_the_time_left_before_the_sweeps_name() -> None:
+    assert text(going_on(), 90.0, width=60)[0] == "sweep: 12 of 40 done, 4 running, about 6 min left, 1 failed"
 
 
 def test_a_trial_that_is_tried_again_has_not_ended_and_what_a_dead_one_tells_changes_nothing() -> None:

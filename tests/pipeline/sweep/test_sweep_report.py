@@ -75,3 +75,10 @@ def test_a_run_that_a_search_chose_twice_counts_once() -> None:
     twice = [*TRIALS[:2], dataclasses.replace(TRIALS[0], number=9)]
     (group,) = groups(twice)
     assert (group.n, group.statistics["val/accuracy"].mean) == (2, pytest.approx(0.91))
+
+
+def test_a_searchs_long_numbers_are_rounded_in_the_table_and_whole_in_the_command() -> None:
+    lines = text([trial(0, "optimizer.lr=0.044303752452182654", val__accuracy=0.5)], 1).splitlines()
+    assert lines[3].startswith("optimizer.lr=0.0443  1/1")
+    assert lines[5] == "best by val/accuracy: optimizer.lr=0.0443; trial 0 (key0)"
+    assert lines[6] == "  doit train experiment=x optimizer.lr=0.044303752452182654"
