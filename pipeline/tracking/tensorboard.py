@@ -1,4 +1,4 @@
-"""Event files for TensorBoard, in ``tensorboard/`` of the run folder.
+"""Event files for TensorBoard, in ``tensorboard/NAME/`` of the run folder.
 
 What stands in them follows from metrics.jsonl alone, times included, and a file is only ever appended to after its last
 whole record: so it holds each point once however often its writer was killed, and a TensorBoard that reads it meanwhile
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ from pipeline.tracking.trackers.base import Tracker
 FOLDER = "tensorboard"
 _VERSION = "brain.Event:2"
 _ABOUT = "run"
+_NOT_IN_A_NAME = re.compile(r"[^\w.=,+·() -]")
+_LONGEST_NAME = 60  # characters, each of up to four bytes
 _HEAD, _TAIL = struct.Struct("<QI"), struct.Struct("<I")
 
 
@@ -42,15 +45,22 @@ class TensorBoard(Tracker):
 
     def begin(self, run: Description) -> Mapping[str, int]:
         start_s = (run.start_ms or 0) / 1000
-        path = self.run_dir / FOLDER / f"events.out.tfevents.{int(start_s)}.{run.key}"
+        (self.run_dir / FOLDER).mkdir(exist_ok=True)
+        found = sorted(self.run_dir.glob(f"{FOLDER}/*/events.out.tfevents.*"))
+        path = found[0] if found else self._path(run, int(start_s))
         path.parent.mkdir(exist_ok=True)
-        file = self._file = path.open("r+b" if path.exists() else "x+b")
+        file = self._file = path.open("r+b" if found else "x+b")
         whole_bytes, steps = _held(file)
         file.truncate(whole_bytes)
         file.seek(whole_bytes)
         version = [] if whole_bytes else [Event(wall_time=start_s, file_version=_VERSION)]
         self._write([*version, *([] if _ABOUT in steps else [_about(run, start_s)])])
         return steps
+
+    def _path(self, run: Description, start_s: int) -> Path:
+        """In a folder that is called as the run is: TensorBoard shows folders as the names of runs."""
+        name = _NOT_IN_A_NAME.sub("_", run.name)[:_LONGEST_NAME].strip(" .") or run.key
+        return self.run_dir / FOLDER / name / f"events.out.tfevents.{start_s}.{run.key}"
 
     def log(self, points: Sequence[Point]) -> None:
         rows = itertools.groupby(points, key=lambda point: (point.time_ms, point.step))

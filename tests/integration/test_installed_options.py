@@ -75,6 +75,7 @@ OTHERS = {  # Hydra group → entry point group, name, base class, where that is
     "strategy": ("strategies", "loose", "StrategyConfig", "trainers.core.config"),
     "dataset": ("datasets", "blobs", "DatasetConfig", "trainers.core.config"),
     "search": ("samplers", "draw", "SearchConfig", "pipeline.config.schema"),
+    "tracking": ("trackers", "notes", "TrackingConfig", "pipeline.config.schema"),
 }
 ENTRY_POINTS = {
     "launchers": "here",
@@ -184,12 +185,13 @@ from pipeline.execution.located import sources, versions
 
 words = {words!r} + ["search.n_trials=1"]
 made = build(resolve(compose_config(words)), tuple(words), root=Path.cwd(), local_gpus=0)
-print(*sorted(made.chosen), made.train.dataset.name, made.search.name, made.cluster.settings.greeting)
+print(*sorted(made.chosen), made.train.dataset.name, made.search.name)
+print(made.tracking.tracker, made.cluster.settings.greeting)
 print(versions(made.cluster, sources(Path.cwd())(made.chosen, ()))["acme-parts"])
 """
     done = unpacked(tmp_path, code)
     chosen = " ".join(f"acme_parts.{name}" for name in ("flat", "loose", "still", "tiny"))
-    assert done.stdout == f"{chosen} blobs draw hello\n1.2\n", done.stderr
+    assert done.stdout == f"{chosen} blobs draw\nnotes hello\n1.2\n", done.stderr
 
 
 def test_a_script_of_another_package_is_a_program_whose_content_is_in_the_key(tmp_path: Path) -> None:

@@ -9,13 +9,17 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pipeline import tracking
 from pipeline.config.build import tracking_config
+from pipeline.config.schema import TrackingConfig
 from pipeline.core.errors import UsageError
+from pipeline.sweep.workers import RecordWorker
+from pipeline.tracking.client import Recorder
 from pipeline.tracking.state import DONE, PENDING
 from tests.pipeline import tracking_folder as folder
 from trainers.core import config as node
@@ -128,6 +132,30 @@ def test_a_tracker_is_chosen_by_its_name_with_its_fields_and_without_mlflow(tmp_
     assert [(to.tracker, to.settings) for to in found] == [("lines", '{"place": "x"}'), ("tensorboard", "{}")]
     with pytest.raises(UsageError, match=r"tracking\.tracker='line' is not an option; did you mean lines\?"):
         tracking_config({"tracker": "line"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_a_sweep", [False, True])
+def test_each_destination_gets_a_process_beside_the_run_and_one_that_fails_costs_the_others_nothing(
+    tmp_path: Path, in_a_sweep: bool
+) -> None:
+    run = folder.started(tmp_path)
+    folder.metrics(run, range(1, 21))
+    blocked = TrackingConfig(uri=f"sqlite:///{run}/config.json", tensorboard=True)  # no database
+    config: Any = SimpleNamespace(tracking=blocked)
+    worker = RecordWorker(config, tmp_path, tmp_path / "worker.log") if in_a_sweep else None
+    trial: Any = SimpleNamespace(folder=SimpleNamespace(path=run), config=config, root=tmp_path)
+    recorder = worker.recorder(trial) if worker else Recorder(run, config, tmp_path)
+    recorder.start()
+    folder.end(run)
+    said: list[str] = []
+    assert recorder.finish(said.append) is None
+    if worker:
+        worker.close()
+    (warning,) = said
+    assert warning.startswith("WARNING: not recorded in MLflow yet: ")
+    assert tracking.is_recorded(run, "tensorboard", blocked.experiment, "tensorboard")
+    assert len(list(run.glob("tensorboard/*/*"))) == 1
 
 
 def test_a_run_in_weights_and_biases_is_one_offline_record_however_often_it_was_begun(tmp_path: Path) -> None:
