@@ -4,7 +4,8 @@ and their pictures.
     python benchmarks/pages.py docs/pictures
 
 A 3 × 3 sweep of a tiny training is run and `doit ui` started on its store. Then table, charts, comparison and the page
-of one run are opened by the addresses that `doit ui` prints. Needs Debian's package chromium; nothing of it is patched.
+of one run are opened by the addresses that `doit ui` prints, and the page of `doit report`. Needs Debian's package
+chromium; nothing of it is patched.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -34,6 +36,7 @@ SWEEP = ("experiment=quickstart", "trainer.epochs=3", "optimizer.lr=0.1,0.03,0.0
 NAMES = [f"lr={lr} seed={seed} · " for lr, seed in itertools.product(("0.1", "0.03", "0.01"), range(3))]
 WIDTH, HEIGHT = 2400, 1100
 PATIENCE_S = 90.0
+CLOSE_ASSISTANT = "document.querySelector('[data-component-id=\"mlflow.assistant.chat_panel.close\"]')?.click()"
 
 
 def main() -> int:
@@ -60,6 +63,10 @@ def main() -> int:
                 look(page, one["run"], wanted, pictures / "run.webp")
                 files = ["checkpoints", "evaluation", "summary.json"]
                 look(page, one["run"].replace("?", "/artifacts?"), files, pictures / "artifacts.webp")
+            told = subprocess.run([DOIT, "report", *where], cwd=ROOT, check=True, capture_output=True, text=True)
+            (report,) = re.findall(r"report +(\S+\.html)", told.stdout)
+            wanted = ["9 of 9 runs finished, 3 configurations", "Against the best", "val/accuracy", "Provenance", *keys]
+            look(page, (ROOT / report).as_uri(), wanted, pictures / "report.webp")
     return 0
 
 
@@ -109,7 +116,11 @@ class Page:
         shown = (
             "document.body.innerText + '\\n' + [...document.querySelectorAll('[title]')].map(e => e.title).join('\\n')"
         )
-        return str(self.ask("Runtime.evaluate", expression=shown)["result"].get("value", ""))
+        return self.value(shown)
+
+    def value(self, expression: str) -> str:
+        """That of an expression, '' for none."""
+        return str(self.ask("Runtime.evaluate", expression=expression)["result"].get("value", ""))
 
 
 @contextlib.contextmanager
@@ -141,6 +152,7 @@ def look(page: Page, address: str, wanted: list[str], picture: Path) -> None:
     page.ask("Page.navigate", url=address)
     wait_for(lambda: all(word in page.text() for word in wanted), lambda: missing(page, wanted, picture))
     shown_s = time.monotonic() - began
+    page.value(CLOSE_ASSISTANT)  # which a fresh profile is shown, over a quarter of the page
     time.sleep(1.5)  # charts are drawn a moment after their titles
     picture.write_bytes(base64.b64decode(page.ask("Page.captureScreenshot", format="webp", quality=80)["data"]))
     print(f"{picture.name}: {len(wanted)} texts stand in it after {shown_s:.1f} s; {picture.stat().st_size:,} bytes")
