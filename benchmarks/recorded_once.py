@@ -41,7 +41,7 @@ def main() -> int:
 def outage(folder: Path, seconds: int = 60) -> bool:
     """The server goes, comes back, trainer and controller are killed: what MLflow has, after `doit record`."""
     port, place = free_port(), folder / "training"
-    words = [*STEPS, "trainer.max_steps=10000", "cluster.nproc_per_node=1", f"tracking.uri=http://127.0.0.1:{port}"]
+    words = [*STEPS, "trainer.max_steps=6000", "cluster.nproc_per_node=1", f"tracking.uri=http://127.0.0.1:{port}"]
     with server(folder, port):
         child = started(place, words)
         wait_for(lambda: recorded_steps(folder))

@@ -11,6 +11,7 @@ metrics.jsonl with ``trainer.log_every_steps=1``, inside an epoch.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import pty
@@ -28,19 +29,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 
 from benchmarks.measure import DOIT, ROOT, spread, surroundings
 from pipeline import tracking
+from pipeline.config.schema import TrackingConfig
 from pipeline.tracking import ui
+from pipeline.tracking.client import Recorder
 from tests.pipeline import tracking_folder
 
 TARGET_STEP_MS, TARGET_START_S = 1.0, 0.2
-STEPS = ["experiment=quickstart", "trainer.epochs=1000", "trainer.log_every_steps=1", "trainer.eval_every_epochs=1000"]
-STEPS += ["trainer.checkpoint_every_epochs=1000"]
+STEPS = ["experiment=quickstart", "trainer.epochs=1000", "trainer.log_every_steps=1", "trainer.eval_every_epochs=1000",
+         "trainer.checkpoint_every_epochs=1000"]  # fmt: skip
 EVERYTHING = ["tracking.system_metrics=true"]
+if importlib.util.find_spec("tensorboard"):
+    EVERYTHING += ["tracking.tensorboard=true"]
 CHECKPOINT_BYTES = 45_000_000
 EXPERIMENT = "paceline"
 
@@ -58,8 +64,8 @@ def main() -> int:
 
 # ------------------------------------------------------------------------------------------- the step
 def steps(folder: Path, pairs: int = 5, ranks: int = 1, count: int = 1200) -> bool:
-    """A step with system metrics, MLflow and the live view − with none of them: by the clock, and the processor time of
-    rank 0, which other work hardly touches. Each run is killed after ``count`` steps."""
+    """A step with system metrics, MLflow, TensorBoard files and the live view − with none of them: by the clock, and
+    the processor time of rank 0, which other work hardly touches. Each run is killed after ``count`` steps."""
     words = [*STEPS, f"cluster.nproc_per_node={ranks}"]
     store = [f"tracking.uri=sqlite:///{folder}/mlflow.db"]
     on, off = [*words, *EVERYTHING, *store], [*words, "tracking=none"]
@@ -168,30 +174,43 @@ def start(folder: Path, rounds: int = 5) -> bool:
             for name in names:
                 taken[name].append(first_step(folder / f"{number}-{names.index(name)}", [*words, servers[name]]))
             print("  " + "; ".join(f"{name} {taken[name][-1]:.2f} s" for name in servers), flush=True)
+        calls = {name: call_ms(folder, servers[name].partition("=")[2]) for name in list(servers)[1:]}
     kept = True
-    for name in list(servers)[1:]:
+    for name, call in calls.items():
         later = [a - b for a, b in zip(taken[name], taken["none"], strict=True)]
         kept &= statistics.median(later) <= TARGET_START_S
         print(f"{name}: the first step {spread(later, 's')} later; target {TARGET_START_S}")
+        print(f"  of it the call that starts the recorder: {spread(call, 'ms')}")
     return kept
+
+
+def call_ms(folder: Path, uri: str, times: int = 20) -> list[float]:
+    """All that the controller does for the record before a run goes on."""
+    run = tracking_folder.started(folder / "call")
+    config: Any = SimpleNamespace(tracking=TrackingConfig(enabled=True, uri=uri))
+    taken = []
+    for _ in range(times):
+        recorder = Recorder(run, config, folder)
+        began = time.perf_counter()
+        recorder.start()
+        taken.append(1000 * (time.perf_counter() - began))
+        end_all(run)
+    return taken
 
 
 def first_step(place: Path, words: list[str]) -> float:
     """Seconds from the command to the first line of metrics; everything of the run is killed then."""
     began = time.time()
     child = started(place, words)
-    wait_for(lambda: has_begun(place), child)
+    wait_for(lambda: lines(place) > 0, child)
     end_all(place, child)
     return float(metric_rows(only_run(place))[0]["t"]) - began
 
 
-def has_begun(place: Path) -> bool:
-    return any(metric_rows(path.parent) for path in place.glob("runs/*/metrics.jsonl"))
-
-
-def end_all(place: Path, child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    child.wait()
+def end_all(place: Path, child: subprocess.Popen[bytes] | None = None) -> None:
+    if child is not None:
+        child.kill()
+        child.wait()
     while found := working(place):
         for process in found:
             process.kill()
@@ -240,7 +259,7 @@ def upload(folder: Path, uploads: int = 6, between_s: float = 3.0) -> bool:
         record_beside(folder, serving, "warm")
         words = [*STEPS, "cluster.nproc_per_node=1", "tracking=none"]
         child = started(folder / "training", words)
-        wait_for(lambda: has_begun(folder / "training"), child)
+        wait_for(lambda: lines(folder / "training") > 0, child)
         windows = []
         for number in range(uploads):
             time.sleep(between_s)
