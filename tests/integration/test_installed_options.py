@@ -140,6 +140,7 @@ def doit(project: Project, python: Path) -> Doit:
     return call
 
 
+@pytest.mark.ci
 @pytest.mark.long  # composed, and in the key: the tests below
 def test_a_launcher_and_a_model_of_another_package_train_and_its_version_is_in_the_key(
     project: Project, python: Path, doit: Doit, tmp_path: Path

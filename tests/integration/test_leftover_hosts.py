@@ -48,6 +48,7 @@ def leave(lab: Lab, run_id: str, *, pid: int, born: str = "7") -> None:
         os.utime(path, (then, then))
 
 
+@pytest.mark.ci
 @pytest.mark.long  # what a host tells, removes and keeps: tests/pipeline/test_leftover.py
 def test_what_no_agent_holds_and_no_run_needs_is_removed_by_preflight_and_by_clean(
     lab: Lab, runs: Path, tmp_path: Path

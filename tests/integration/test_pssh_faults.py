@@ -219,6 +219,7 @@ def taken() -> Iterator[int]:
         yield int(listener.getsockname()[1])
 
 
+@pytest.mark.ci
 @pytest.mark.long  # what torchrun says of such a port: tests/pipeline/test_launch_first_error.py
 def test_port_that_was_taken_after_the_probe_is_replaced(
     tmp_path: Path, taken: int, monkeypatch: pytest.MonkeyPatch

@@ -29,6 +29,7 @@ def where(tmp_path_factory: pytest.TempPathFactory, fetched: Path) -> tuple[str,
     return f"paths.runs='{folder}/runs'", f"paths.data='{folder}/data'"
 
 
+@pytest.mark.ci
 @pytest.mark.long  # a store that takes no records: tests/pipeline; what the clone refuses: below
 def test_a_run_of_a_read_only_clone_is_trained_and_found_again(clone: Checkout, where: tuple[str, str]) -> None:
     trained = clone.doit("train", *RUN, *where)

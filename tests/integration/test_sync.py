@@ -103,6 +103,7 @@ def sent_bytes(lab: Lab) -> int:
     return int(Path(f"/sys/class/net/{uplink(lab.id)}/statistics/tx_bytes").read_text())
 
 
+@pytest.mark.ci
 @pytest.mark.long  # a pack that hosts pass on: test_pssh_outputs.py; what differs and what is more: above
 def test_a_large_folder_crosses_this_computers_link_once_and_goes_on_from_host_to_host(
     three: Lab, source: Path

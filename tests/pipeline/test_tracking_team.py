@@ -107,6 +107,7 @@ def command_lines(pid: int) -> str:
     return found
 
 
+@pytest.mark.ci
 @pytest.mark.long  # one without logins on a file: test_tracking_servers.py
 def test_a_server_with_logins_on_postgresql_keeps_a_run_and_no_password_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
