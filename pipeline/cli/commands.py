@@ -97,9 +97,8 @@ def is_trained() -> bool:
 def _record_what_is_missing(current: Session, folder: RunFolder) -> None:
     """A finished run whose record the tracking server never got, or only in part."""
     from pipeline import tracking
-    from pipeline.config.build import tracking_config
 
-    told = tracking_config(current.basis.resolved["tracking"])
+    told = current.basis.resolved["tracking"]
     missing = [to for to in tracking.destinations(told, ROOT) if not to.is_recorded(folder.path)]
     if not missing:
         return
@@ -233,7 +232,7 @@ def record() -> None:
     folder = holder(session().folder())
     folder.read_summary(), folder.read_result()  # refuse what was altered
     config = session().config
-    nowhere = not tracking.destinations(config.tracking, ROOT)
+    nowhere = not tracking.destinations(vars(config.tracking), ROOT)
     recorder = Recorder(folder.path, config, ROOT, enabled=True if nowhere else None)
     with waiting(say, f"recording in {recorder.titles()}"):
         recorded = recorder.replay()

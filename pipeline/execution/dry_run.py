@@ -158,7 +158,7 @@ def _evaluate(run: Run, stale: str | None, root: Path) -> Step:
 
 
 def _record(config: RunConfig, run: Run | None, waits: str | None, root: Path) -> Step:
-    destinations = tracking.destinations(config.tracking, root)
+    destinations = tracking.destinations(vars(config.tracking), root)
     if not destinations:
         return Step(name="record", done=True, why="tracking is switched off")
     if run is None or waits is not None:

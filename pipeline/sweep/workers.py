@@ -130,7 +130,7 @@ class ReportWorker:
 
 def was_missed(run: Run) -> bool:
     """Whether a record of an ended run was begun and not completed, as its folder tells."""
-    found = [to.last_recorded(run.folder.path) for to in tracking.destinations(run.config.tracking, run.root)]
+    found = [to.last_recorded(run.folder.path) for to in tracking.destinations(vars(run.config.tracking), run.root)]
     return any(recorded is not None and not recorded.complete for recorded in found)
 
 
@@ -139,7 +139,7 @@ class RecordWorker:
 
     def __init__(self, config: RunConfig, root: Path, log: Path) -> None:
         self._workers: dict[Destination, WorkerProcess] = {}
-        for to in tracking.destinations(config.tracking, root):
+        for to in tracking.destinations(vars(config.tracking), root):
             argv = tracking.serve_command(to.uri, to.experiment, tracker=to.tracker)
             self._workers[to] = WorkerProcess(argv, process.of_this_clone(to.env), log)
 

@@ -94,7 +94,7 @@ class Recorder:
         way: Callable[[Path, Destination], Way] = Way,
     ) -> None:
         self.run_dir = run_dir
-        self._ways = [way(run_dir, to) for to in tracking.destinations(config.tracking, root, enabled=enabled)]
+        self._ways = [way(run_dir, to) for to in tracking.destinations(vars(config.tracking), root, enabled=enabled)]
 
     def start(self) -> None:
         """Record while the run goes on. An earlier attempt's recorder ends by itself; a lock keeps the two apart."""

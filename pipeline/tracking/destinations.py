@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pipeline.config.schema import TrackingConfig
 from pipeline.tracking import state
 from pipeline.tracking.address import absolute_uri, recorder_env, redact, sqlite_path
 from pipeline.tracking.state import Recorded
-from pipeline.tracking.trackers import TENSORBOARD, own_settings
 
+TENSORBOARD = "tensorboard"
+"""The tracker that ``tracking.tensorboard=true`` adds to whatever else is chosen; it has no settings."""
 SETTINGS_VARIABLE = "PACELINE_TRACKER_SETTINGS"
 
 
@@ -63,14 +65,20 @@ def marked(experiment: str, settings: str) -> str:
     return experiment if settings == "{}" else f"{experiment} {settings}"
 
 
-def destinations(told: TrackingConfig, root: Path, *, enabled: bool | None = None) -> list[Destination]:
-    """MLflow first, where ``enabled`` (None: as the configuration says). Raises UsageError: its address is none."""
-    found = []
-    if told.enabled if enabled is None else enabled:
-        found.append(Destination(uri=absolute_uri(told.uri, root), experiment=told.experiment))
-    settings = json.dumps(own_settings(told), sort_keys=True)
-    others = {told.tracker: settings, TENSORBOARD: "{}" if told.tensorboard else None}
-    for name, value in others.items():
-        if name is not None and value is not None:
-            found.append(Destination(uri=name, experiment=told.experiment, tracker=name, settings=value))
+def destinations(told: Mapping[str, Any], root: Path, *, enabled: bool | None = None) -> list[Destination]:
+    """MLflow first, where ``enabled`` (None: as the configuration says). Raises UsageError: its address is none.
+
+    Args:
+        told: the fields of tracking, with those that the chosen tracker alone has.
+    """
+    found, experiment = [], told["experiment"]
+    if told["enabled"] if enabled is None else enabled:
+        found.append(Destination(uri=absolute_uri(told["uri"], root), experiment=experiment))
+    if name := told["tracker"]:
+        from pipeline.tracking.trackers import own_settings  # not for a finished run without one
+
+        settings = json.dumps(own_settings(told), sort_keys=True)
+        found.append(Destination(uri=name, experiment=experiment, tracker=name, settings=settings))
+    if told["tensorboard"]:
+        found.append(Destination(uri=TENSORBOARD, experiment=experiment, tracker=TENSORBOARD))
     return found

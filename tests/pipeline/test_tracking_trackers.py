@@ -128,7 +128,7 @@ def test_a_tracker_that_fails_is_given_up_and_asked_again_later(
 
 def test_a_tracker_is_chosen_by_its_name_with_its_fields_and_without_mlflow(tmp_path: Path, lines: str) -> None:
     told = tracking_config({"tracker": "lines", "enabled": False, "place": "x", "tensorboard": True})
-    found = tracking.destinations(told, tmp_path)
+    found = tracking.destinations(vars(told), tmp_path)
     assert [(to.tracker, to.settings) for to in found] == [("lines", '{"place": "x"}'), ("tensorboard", "{}")]
     with pytest.raises(UsageError, match=r"tracking\.tracker='line' is not an option; did you mean lines\?"):
         tracking_config({"tracker": "line"})

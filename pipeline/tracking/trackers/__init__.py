@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.schema import OPTIONS, TrackingConfig
 from pipeline.core.errors import UsageError
+from pipeline.tracking.destinations import TENSORBOARD
 
 if TYPE_CHECKING:
     from pipeline.tracking.trackers.base import Tracker
 
 TRACKERS = OPTIONS["tracking"]
-TENSORBOARD = "tensorboard"
-"""The one that ``tracking.tensorboard=true`` adds to whatever else is chosen; it has no settings."""
 
 
 def create(name: str, experiment: str, settings: str, run_dir: Path) -> Tracker:
@@ -41,10 +41,10 @@ def create(name: str, experiment: str, settings: str, run_dir: Path) -> Tracker:
     raise UsageError(f"tracking.tracker={name}: {module.__name__} has no class that derives from Tracker")
 
 
-def own_settings(told: TrackingConfig) -> dict[str, Any]:
-    """The fields that a tracker alone has."""
+def own_settings(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the fields of tracking those that a tracker alone has."""
     shared = TrackingConfig.__dataclass_fields__
-    return {name: value for name, value in vars(told).items() if name not in shared}
+    return {name: value for name, value in told.items() if name not in shared}
 
 
 def refuse_missing(told: TrackingConfig) -> None:
