@@ -22,7 +22,7 @@ class Feed:
     """Brings one tracker up to date. How far it is the tracker itself knows; ``state`` says whether that is all.
 
     ``folder`` is a descriptor of ``run_dir``. ``succeeded`` is called after every answer of the tracker and may raise
-    to end the pass.
+    to end the pass; ``is_wanted`` raises where there is no reason to begin.
     """
 
     def __init__(
@@ -32,12 +32,13 @@ class Feed:
         make: Callable[[], Tracker],
         state: TrackingState,
         succeeded: Callable[[], None],
+        is_wanted: Callable[[], None],
     ) -> None:
         self.run_dir = run_dir
         self.state = state
         self._folder = folder
         self._make = make
-        self._succeeded = succeeded
+        self._succeeded, self._is_wanted = succeeded, is_wanted
         self._tracker: Tracker | None = None
         self._attempt: int | None = None  # that the tracker knows of
         self._offset_bytes = 0
@@ -70,7 +71,7 @@ class Feed:
             return self._tracker
         self.forget()
         self.state.save(self._folder)  # from here on there may be a part of a record
-        self._succeeded()
+        self._is_wanted()
         with self._asked():
             tracker = self._tracker = self._make()
             if tracker.live or now.ended:

@@ -148,7 +148,7 @@ class _Recording:
         from pipeline.tracking.trackers import create
 
         make = partial(create, to.tracker, to.experiment, to.settings, self.run_dir)
-        return Feed(self.run_dir, self.folder, make, self.state, self._succeeded)
+        return Feed(self.run_dir, self.folder, make, self.state, self._succeeded, self._is_wanted)
 
     # ------------------------------------------------------------------------------- the loop
     def run(self) -> Recorded:
@@ -221,6 +221,9 @@ class _Recording:
 
     def _succeeded(self) -> None:
         self.last_success = time.monotonic()
+        self._is_wanted()
+
+    def _is_wanted(self) -> None:
         if self._removed():
             raise _RemovedError
         if self._too_slow():

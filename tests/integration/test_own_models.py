@@ -105,6 +105,8 @@ def test_the_example_of_the_page_trains_as_printed_and_a_mistake_is_told_once(tm
     assert "did you mean my_package.net?" in done.stdout
 
 
+@pytest.mark.ci
+@pytest.mark.long  # on one host: above; a sweep, and an edit that is accepted: test_sweep.py, test_accept.py
 @pytest.mark.lab
 def test_parts_of_ones_own_are_swept_on_two_hosts_and_an_edit_of_theirs_can_be_accepted(
     tmp_path: Path, fetched: Path, lab: Lab

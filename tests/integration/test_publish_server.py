@@ -17,7 +17,8 @@ from tests.postgres_fixture import free_port
 from tests.waiting import HANG_S
 
 
-@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.long  # on a database and a folder: test_publish.py
 def test_a_model_whose_upload_was_killed_is_made_whole_by_the_same_command_with_its_files_on_s3(
     finished: Project, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ _IMPORTED = (
 )  # fmt: skip
 _VERBS = ("record", "serve")
 _SERVER = os.getpid()
+_set_by_imports: dict[str, str] = {}
 
 
 def address(shared: Path) -> str:
@@ -79,8 +80,10 @@ def _serve(root: str, place: str) -> dict[str, Any] | None:
     from pipeline.tracking import __main__ as recorder
 
     sys.modules.update(dict.fromkeys(recorder._NOT_NEEDED))  # type: ignore[arg-type]
+    before = dict(os.environ)
     for name in _IMPORTED:
         importlib.import_module(name)
+    _set_by_imports.update(item for item in os.environ.items() if before.get(item[0]) != item[1])
     del sys.modules[recorder.__name__]
     gc.collect()
     gc.freeze()
@@ -134,7 +137,7 @@ def _become(words: list[str], env: dict[str, str], cwd: str, outputs: list[int],
         os.dup2(held, number)
         os.close(held)
     os.environ.clear()
-    os.environ.update(env)
+    os.environ.update({**_set_by_imports, **env})
     sys.path[:0] = env["PYTHONPATH"].split(os.pathsep)
     sys.argv[:] = ["pipeline.tracking", *words]
     vars(os)["getppid"] = lambda: _parent_of(proxy)
