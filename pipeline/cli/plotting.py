@@ -14,7 +14,7 @@ from pipeline.cli.options import is_on
 from pipeline.cli.output import say
 from pipeline.cli.session import relative, session
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
-from pipeline.core.files import expanded, write_atomic
+from pipeline.core.files import asked_for, expanded, write_atomic
 
 if TYPE_CHECKING:
     from pipeline.comparing.curves import Band
@@ -61,12 +61,12 @@ def _bands(metric: str, axis: str) -> tuple[list[Band], int]:
 
 
 def _target(told: str | None) -> Path | None:
-    """Raises UsageError: a kind of file that can't be drawn."""
+    """Raises UsageError: a kind of file that can't be drawn, or a place that none is written to."""
     from pipeline.comparing.plot_file import FORMATS
 
     if told is None:
         return None
-    path = clone.started_in() / expanded(told, f"file={told}")
+    path = asked_for(clone.started_in() / expanded(told, f"file={told}"), f"file={told}")
     if path.suffix.lower().removeprefix(".") not in FORMATS:
         raise UsageError(f"file={told} must end in {', '.join(f'.{form}' for form in FORMATS)}")
     return path

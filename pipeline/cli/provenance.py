@@ -16,7 +16,7 @@ from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.cluster.spares import without_use
 from pipeline.core import leftovers
 from pipeline.core.errors import PacelineError, UsageError, suggestion
-from pipeline.core.files import expanded
+from pipeline.core.files import asked_for, expanded
 from pipeline.core.heartbeat import waiting
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def export() -> None:
     folder = session().folder()
     asked = session().asked.options.get("to")
     beside = session().config.runs_dir / "exports" / f"{folder.key}.tar.gz"
-    to = expanded(asked, f"to={asked}").absolute() if asked else beside
+    to = asked_for(expanded(asked, f"to={asked}").absolute(), f"to={asked}") if asked else beside
     with waiting(say, "packing the archive"):
         size = exports.export(folder, root=ROOT, to=to, weights=is_on(session().asked.options, "weights"))
     say(f"{folder.key}: {relative(to)}, {size / 1e6:.1f} MB")

@@ -16,7 +16,7 @@ from pipeline.cli.options import is_on
 from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
-from pipeline.core.files import expanded, write_atomic, write_hint
+from pipeline.core.files import asked_for, expanded, write_atomic, write_hint
 from pipeline.core.specs import State
 from pipeline.core.tables import counted
 
@@ -121,9 +121,10 @@ def _written(found: Report, form: str) -> str:
 
 
 def _target(current: Session, name: str, form: str) -> Path:
+    """Raises UsageError: nothing is written to the place that was asked for."""
     told = current.asked.options.get("file")
     if told is not None:
-        return clone.started_in() / expanded(told, f"file={told}")
+        return asked_for(clone.started_in() / expanded(told, f"file={told}"), f"file={told}")
     return current.config.runs_dir / _FOLDER / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}{_SUFFIXES[form]}"
 
 
@@ -148,7 +149,7 @@ def _certify(beside: Path, title: str, runs: Sequence[ComparedRun]) -> Path:
         finished = [RunFolder(run.folder) for run in runs if run.state == State.FINISHED]
         others = {run.key: str(run.state) for run in runs if run.state != State.FINISHED}
         text, name = certificate.of_runs(title, finished, others), beside.stem
-    target = beside.with_name(f"{name}.certificate.json")
+    target = asked_for(beside.with_name(f"{name}.certificate.json"), "the certificate")
     _write(target, text)
     return target
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pipeline.cluster.validation import check_batch
 from pipeline.config.basis import Basis
@@ -250,7 +251,17 @@ def notify_config(told: Mapping[str, Any]) -> NotifyConfig:
             raise UsageError("notify.command is empty", hint="notify.command=null, or the path of a program")
     if config.url is not None and not re.match(r"https?://(?:[^/?#]*@)?[^/?#@:]", config.url):
         raise UsageError("notify.url must begin with http:// or https:// and name a host")
+    if config.url is not None and not _is_address(config.url):
+        raise UsageError(f"notify.url={HIDDEN} holds a space or another character that no address has, or no port")
     return config
+
+
+def _is_address(url: str) -> bool:
+    try:
+        urlsplit(url).port  # noqa: B018  (asking for it reads it)
+    except ValueError:
+        return False
+    return url.isprintable() and " " not in url
 
 
 def of_the_run(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[str, Any]:

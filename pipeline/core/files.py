@@ -6,7 +6,9 @@ import errno
 import hashlib
 import json
 import os
+import shlex
 import shutil
+import stat
 import tempfile
 from contextlib import suppress
 from functools import partial
@@ -16,6 +18,7 @@ from typing import Any
 from pipeline.core import leftovers
 from pipeline.core.errors import UsageError
 
+_KINDS = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -66,6 +69,24 @@ def expanded(path: str, told: str) -> Path:
     except RuntimeError as error:
         user = path.partition("/")[0]
         raise UsageError(f"{told}: {user} stands for the home of a user who isn't known here") from error
+
+
+def asked_for(path: Path, told: str) -> Path:
+    """The path of a file that a person asks for, as ``told``.
+
+    A rename would put a file in the place of a device, a pipe or a link, and a misspelt folder would be made far away.
+
+    Raises:
+        UsageError: what stands there is no regular file, or its folder isn't there.
+    """
+    if not os.path.isdir(path.parent):  # noqa: PTH112  (False too where nobody may look)
+        raise UsageError(f"{told}: there is no folder {path.parent}", hint=f"mkdir -p {shlex.quote(str(path.parent))}")
+    with suppress(OSError):  # there is nothing yet, or writing says what is wrong
+        mode = path.lstat().st_mode
+        if not stat.S_ISREG(mode):
+            kind = _KINDS.get(stat.S_IFMT(mode), "a device")
+            raise UsageError(f"{told}: {path} is {kind}, and only a regular file is replaced")
+    return path
 
 
 def fsync(path: Path) -> None:

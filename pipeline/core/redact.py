@@ -257,6 +257,12 @@ def in_word(word: str, values: Collection[str] = (), names: Collection[str] = ()
     return hide(_OWN_REFERENCE.sub(HIDDEN, _told(word, names)[0]), values)
 
 
+def in_field(field: str, value: str) -> str:
+    """``field='value'`` as messages may hold it; a secret is left out whole, whatever else it holds."""
+    whole = isinstance(value, Secret) or _told(f"{field}={value}", ())[1]
+    return f"{field}={HIDDEN if whole else hide(repr(value))}"
+
+
 def told_in(words: Iterable[str]) -> frozenset[str]:
     """The secrets that stand in words of a command line, and parts of them that a parser's complaint may quote."""
     listed = list(words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
 import os
@@ -22,6 +23,7 @@ from pipeline.core.masking import shown
 from pipeline.core.redact import hide
 
 LIMIT_S = 8.0  # of one notice; a command of several seconds may well start another one that lasts
+_LONGEST = 100_000  # bytes of a variable: Linux starts no program with one of 128 KiB
 STALLED = "STALLED"
 _FIGURES = ("test/accuracy", "val/accuracy")
 
@@ -55,10 +57,11 @@ def as_json(notice: Notice) -> str:
 
 
 def as_environment(notice: Notice) -> dict[str, str]:
-    """The same as variables for a command: PACELINE_STATE, PACELINE_KEY and so on."""
+    """The same as variables for a command: PACELINE_STATE, PACELINE_KEY and so on; without one that is too long."""
     told = {**asdict(notice), "text": notice.text, "hosts": " ".join(notice.hosts)}
     told |= {"minutes": f"{notice.minutes:.1f}", "metrics": json.dumps(_metrics(notice))}
-    return {f"PACELINE_{name.upper()}": str(value).replace("\0", "") for name, value in told.items()}
+    texts = {f"PACELINE_{name.upper()}": str(value).replace("\0", "") for name, value in told.items()}
+    return {name: text for name, text in texts.items() if len(os.fsencode(text)) <= _LONGEST}
 
 
 def _metrics(notice: Notice) -> dict[str, float | None]:
@@ -125,14 +128,21 @@ class Notices:
             method="POST",
         )
         try:
-            with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+            with urllib.request.build_opener(_NoRedirect).open(request, timeout=LIMIT_S) as answer:
                 answer.read(1)
         except urllib.error.HTTPError as error:
             with suppress(OSError):
                 error.close()
             raise PacelineError(f"{_host(url)} answers {error.code} {error.reason}") from None
-        except ValueError as error:
+        except (ValueError, http.client.HTTPException) as error:  # whose texts quote the address, or what came back
             raise PacelineError(f"{_host(url)}: {type(error).__name__}") from None
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """urllib would follow with a GET that says nothing, and give the login to whichever host it leads to."""
+
+    def redirect_request(self, *_: object) -> None:
+        """None: the redirect is the answer, and told as one that fails."""
 
 
 def _authorization(netloc: str) -> dict[str, str]:

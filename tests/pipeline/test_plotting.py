@@ -79,6 +79,7 @@ def test_a_value_that_is_no_number_is_a_gap_that_is_said(tmp_path: Path, plotted
         ),
         (("x=hours",), "x=hours is no axis; .*valid: epoch, minutes, step"),
         (("file=a.gif",), "file=a.gif must end in .pdf, .png, .svg"),
+        (("file=no/such/a.svg",), "file=no/such/a.svg: there is no folder .*/no/such"),
     ],
 )
 def test_what_can_not_be_drawn_is_said(tmp_path: Path, plotted: Printed, words: tuple[str, ...], said: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -177,8 +178,25 @@ def test_secrets_in_words_and_failures_are_hidden(tmp_path: Path, reported: Prin
 
 def test_a_place_that_takes_no_file_is_named(tmp_path: Path, reported: Printed) -> None:
     run = trained(tmp_path)
-    with pytest.raises(PacelineError, match=r"key\.json/x\.html can't be written: "):
+    with pytest.raises(PacelineError, match=r"/x\.html: there is no folder .*/key\.json"):
         reported(tmp_path, run.key, f"file={run.path}/key.json/x.html")
+
+
+def test_a_pipe_or_a_link_is_not_replaced_and_no_folder_is_made(tmp_path: Path, reported: Printed) -> None:
+    run = trained(tmp_path)
+    os.mkfifo(tmp_path / "pipe.html")
+    (tmp_path / "link.html").symlink_to("pipe.html")
+    (tmp_path / f"{run.key}.certificate.json").symlink_to("elsewhere")
+    for name, kind in {"pipe": "a pipe", "link": "a symbolic link"}.items():
+        with pytest.raises(UsageError, match=rf"file=.*{name}\.html is {kind}, and only a regular file is replaced"):
+            reported(tmp_path, run.key, f"file={tmp_path}/{name}.html")
+    with pytest.raises(UsageError, match=r"the certificate: .* is a symbolic link"):
+        reported(tmp_path, run.key, f"file={tmp_path}/a.html")
+    with pytest.raises(UsageError, match=r"there is no folder .*/nonexistent\n  try: mkdir -p "):
+        reported(tmp_path, run.key, f"file={tmp_path}/nonexistent/a.html")
+    assert (tmp_path / "pipe.html").is_fifo()
+    assert (tmp_path / "link.html").is_symlink()
+    assert not (tmp_path / "nonexistent").exists()
 
 
 # --------------------------------------------------------------------------------------- in a browser

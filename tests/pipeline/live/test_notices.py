@@ -17,6 +17,7 @@ from pipeline.cli.telling import Told
 from pipeline.cluster.stalls import Verdict
 from pipeline.config.build import notify_config
 from pipeline.config.schema import NotifyConfig
+from pipeline.config.values import refuse_unprintable
 from pipeline.core.errors import UsageError
 from pipeline.core.redact import HIDDEN, in_word, secret_values
 from pipeline.live import notices
@@ -34,7 +35,7 @@ class Server(HTTPServer):
 
     def __init__(self) -> None:
         self.got: list[tuple[str, dict[str, str], bytes]] = []
-        self.status, self.delay_s = 204, 0.0
+        self.status, self.delay_s, self.location = 204, 0.0, ""
         super().__init__(("127.0.0.1", 0), _Handler)
 
     @property
@@ -50,6 +51,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.got.append((self.path, dict(self.headers), body))
         time.sleep(self.server.delay_s)
         self.send_response(self.server.status)
+        if self.server.location:
+            self.send_header("Location", self.server.location)
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.server.got.append((self.path, dict(self.headers), b""))
+        self.send_response(204)
         self.end_headers()
 
     def log_message(self, *words: object) -> None:
@@ -111,6 +119,37 @@ def test_what_fails_is_told_once_and_without_the_address(server: Server) -> None
     assert "SECRET" not in "".join(said)
 
 
+def test_a_redirect_is_told_and_gives_the_login_to_nobody(server: Server) -> None:
+    server.status, server.location = 302, f"http://localhost:{server.server_port}/ok"
+    said = told(NotifyConfig(url=f"http://me:pw123@{server.address}/redir"))
+    assert said == ["WARNING: notify.url could not be told: 127.0.0.1 answers 302 Found"]
+    assert [path for path, _, _ in server.got] == ["/redir"]
+
+
+def test_an_answer_that_is_no_http_is_told_without_what_came() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as odd:
+
+        def answer() -> None:
+            with odd.accept()[0] as peer:
+                peer.recv(65536)
+                peer.sendall(b"\x1b[2J T0PSECRET\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        said = told(NotifyConfig(url=f"http://127.0.0.1:{odd.getsockname()[1]}/"))
+        thread.join()
+    assert said == ["WARNING: notify.url could not be told: 127.0.0.1: BadStatusLine"]
+
+
+def test_a_command_is_told_of_a_run_whose_metrics_no_variable_holds(tmp_path: Path) -> None:
+    many = Notice(kind="run", state="FINISHED", key="k", name="n", metrics={f"{n:030}": 0.5 for n in range(4000)})
+    assert (
+        told(NotifyConfig(command=f"sh -c 'cat > {tmp_path}/in; echo $PACELINE_STATE:$PACELINE_METRICS >&2'"), many)
+        == []
+    )
+    assert len(json.loads((tmp_path / "in").read_text())["metrics"]) == 4000
+
+
 def test_an_address_that_nobody_listens_at_and_a_program_that_is_not_there() -> None:
     with socket.socket() as taken:  # bound, so that no other process listens there
         taken.bind(("127.0.0.1", 0))
@@ -138,6 +177,24 @@ def test_an_address_that_is_none_is_refused_without_being_shown(url: str) -> Non
     with pytest.raises(UsageError, match=r"notify\.url must begin with http") as refused:
         notify_config({"url": url})
     assert url not in str(refused.value) or url == "http://"
+
+
+@pytest.mark.parametrize("end", ["\r", " x", " ", "\u202e", "\n"])
+def test_an_address_with_what_none_has_is_refused_without_a_part_of_it(end: str) -> None:
+    url = f"https://hooks.example.org/T0PSECRET/B1{end}"
+
+    def read() -> None:
+        refuse_unprintable({"notify": {"url": url}})
+        notify_config({"url": url})
+
+    with pytest.raises(UsageError, match=r"notify\.url=\*\*\* holds") as refused:
+        read()
+    assert "SECRET" not in str(refused.value)
+
+
+def test_a_port_that_there_is_none_of_is_refused_before_a_run() -> None:
+    with pytest.raises(UsageError, match=r"notify\.url=\*\*\* .* no port"):
+        notify_config({"url": "http://127.0.0.1:99999/x"})
 
 
 @pytest.mark.parametrize("command", ["", "  ", "say 'x"])
