@@ -12,6 +12,7 @@ from pipeline.cli.options import is_on
 from pipeline.cli.output import say
 from pipeline.cli.session import relative, session
 from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.printable import printable
 from pipeline.core.tables import aligned, counted, duration, file_size
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def day(unix_time: float) -> str:
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return printable(value) if isinstance(value, str) else json.dumps(value)
 
 
 def of_state(rows: Sequence[Row], state: str | None, known: Sequence[str]) -> list[Row]:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline.core import unexpected
+from pipeline.core.printable import printable_lines
 
 _UNREAD = (
     "nobody reads this command's output any more; it goes on without: doit status watch=1 shows how far it is, "
@@ -15,9 +16,13 @@ _UNREAD = (
 )
 
 
-def say(text: str) -> None:
-    """One line (or several) on stdout, at once."""
-    print(text, flush=True)
+def say(text: str, *, painted: bool = False) -> None:
+    """One line (or several) on stdout, at once; what came from elsewhere moves no terminal's cursor.
+
+    Args:
+        painted: it has colours of ours.
+    """
+    print(text if painted or not sys.stdout.isatty() else printable_lines(text), flush=True)
 
 
 def command() -> str:

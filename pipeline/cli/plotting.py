@@ -40,7 +40,8 @@ def plot() -> None:
         return
     columns = shutil.get_terminal_size().columns
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    say(terminal_plot.plot(bands, metric=metric, axis=axis, width=columns, height=_HEIGHT, log=log, colour=colour))
+    drawn = terminal_plot.plot(bands, metric=metric, axis=axis, width=columns, height=_HEIGHT, log=log, colour=colour)
+    say(drawn, painted=colour)
     say(f"± one standard deviation over seeds as dots{f'; {more} more configurations: name fewer' if more else ''}")
 
 

@@ -9,6 +9,7 @@ from doit.exceptions import TaskError, TaskFailed
 from doit.reporter import ConsoleReporter
 
 from pipeline.cli.verbosity import QUIET, verbosity
+from pipeline.core.printable import printable_lines
 
 
 class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type hints
@@ -26,7 +27,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type hints
             self.outstream.flush()
             if not error.message:  # what was found stands in the verb's own output
                 return
-            self.write(f"ERROR: {error.message}\n")
+            self.write(f"ERROR: {printable_lines(error.message)}\n")
         else:
             super()._write_failure(result, write_exception)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.comparing.reading import ComparedRun
 from pipeline.comparing.spread import Figure, figure
+from pipeline.core.printable import printable
 from pipeline.core.tables import counted
 from pipeline.keys.diff import flat
 from pipeline.runs.naming import short_value
@@ -109,7 +110,7 @@ def _words(run: ComparedRun, differing: Sequence[str]) -> tuple[str, ...]:
 
 def shown(value: Any) -> str:
     """A value of a configuration in a table."""
-    return "-" if value is None else value if isinstance(value, str) else _text(value)
+    return "-" if value is None else printable(value if isinstance(value, str) else _text(value))
 
 
 def _figures(runs: Sequence[ComparedRun]) -> dict[str, Figure]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.core import documents
+from pipeline.core.printable import printable, shell_line
 from pipeline.core.redact import hide, without_secrets
 from pipeline.core.specs import State
 from pipeline.keys.content_key import canonical_config
@@ -97,7 +97,7 @@ def verdict_of(folder: RunFolder) -> dict[str, Any] | None:
 
 def command_line(verb: str, words: Sequence[str]) -> str:
     """A command without the words that say where runs and data lie: they are nothing to who reads it elsewhere."""
-    return shlex.join(["doit", verb, *(word for word in words if not word.lstrip("+").startswith("paths."))])
+    return shell_line(["doit", verb, *(word for word in words if not word.lstrip("+").startswith("paths."))])
 
 
 def read(folder: RunFolder) -> ComparedRun:
@@ -162,7 +162,7 @@ def _failure(row: index.Row, entries: list[journal.Entry]) -> str:
     """Of a run that ended badly."""
     if row.state in (State.FINISHED, index.ACCEPTED) or not entries:
         return ""
-    return hide(entries[-1].detail.strip().partition("\n")[0])
+    return printable(hide(entries[-1].detail.strip().partition("\n")[0]))
 
 
 def _words(provenance: Mapping[str, Any]) -> tuple[str, ...]:

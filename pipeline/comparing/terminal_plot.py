@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pipeline.comparing import scales
 from pipeline.comparing.curves import Band, Point, thinned
 from pipeline.comparing.scales import Scale
+from pipeline.core.printable import printable
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character, by row and column
 _COLOURS = (34, 33, 32, 35, 36, 31)  # ANSI: blue, yellow, green, magenta, cyan, red
@@ -30,7 +31,7 @@ def plot(
     canvas = _Canvas(max(_LEAST_WIDTH, width) - 11, max(4, height - 4 - len(bands)))
     for number, band in enumerate(bands):
         canvas.draw(band, number, across, up)
-    lines = [f"{metric}{', logarithmic' if log else ''}", *_framed(canvas, up, colour=colour)]
+    lines = [f"{printable(metric)}{', logarithmic' if log else ''}", *_framed(canvas, up, colour=colour)]
     lines.append(f"{'':>10}└{'─' * canvas.columns}")
     left, right = scales.text(across.low), f"{scales.text(across.high)} {axis}"
     lines.append(f"{'':>11}{left}{right:>{canvas.columns - len(left)}}")

@@ -15,6 +15,7 @@ from types import TracebackType
 
 from pipeline.core.errors import PacelineError, UsageError, os_reason, text_of
 from pipeline.core.masking import shown
+from pipeline.core.printable import printable_lines
 from pipeline.core.signals import CTRL_C, leave_on_ctrl_c
 
 FOLDER = ".errors"
@@ -48,6 +49,10 @@ def nobody_reads(error: BaseException) -> bool:
 
 def told(error: BaseException) -> str:
     """What a person is shown of ``error``: as it was written, or one line and the file with its traceback."""
+    return printable_lines(_told(error))
+
+
+def _told(error: BaseException) -> str:
     if isinstance(error, PacelineError):
         return str(error)
     kept = keep(error)

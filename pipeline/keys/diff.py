@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.core.printable import printable
+
 _SHOWN_PARTS = ("config", "code", "data", "environment", "topology")
 _ABSENT = "(absent)"
 
@@ -66,4 +68,4 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _text(value: Any) -> str:
-    return _ABSENT if value is None else str(value)
+    return _ABSENT if value is None else printable(str(value))

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from pipeline.core.printable import printable
 from pipeline.core.tables import file_size
 
 Part = tuple[str, str]
@@ -14,13 +15,6 @@ Part = tuple[str, str]
 
 _FULL, _EMPTY = "━", "─"
 _NAMES = {"val/accuracy": "val accuracy", "test/accuracy": "test accuracy"}
-
-
-def printable(text: str) -> str:
-    """With escapes for what would move a terminal's cursor, set its colours or turn its direction."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def fitted(text: str, width: int) -> str:

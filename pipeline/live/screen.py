@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from pipeline.core import threads
 from pipeline.core.beats import NodeBeat
 from pipeline.core.heartbeat import Waiting
+from pipeline.core.printable import printable_lines
 from pipeline.live.run_state import Said
 
 if TYPE_CHECKING:  # imported where a view is drawn: without a terminal nobody pays for it
@@ -166,7 +167,7 @@ class Screen:
             self._woken.wait()
             over, news = self._over, self._taken()
             for text in news.texts:
-                print(folded(text, self._width), flush=True)
+                print(text if self._width is None else folded(printable_lines(text), self._width), flush=True)
             if over and not self._news.texts:
                 return
 
@@ -229,7 +230,4 @@ def _above(texts: deque[str], width: int) -> Any:
     """Lines as rich prints them, folded: without what would move the cursor off the view."""
     from rich.text import Text
 
-    from pipeline.live.cells import printable
-
-    lines = [folded(printable(one.expandtabs()), width) for text in texts for one in text.split("\n")]
-    return Text("\n".join(lines))
+    return Text("\n".join(folded(printable_lines(text), width) for text in texts))

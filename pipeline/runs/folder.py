@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from pipeline.core import program as programs
 from pipeline.core.documents import DamagedError
 from pipeline.core.errors import TrainingError, UsageError
 from pipeline.core.files import sha256_file, write_atomic, write_json
+from pipeline.core.printable import shell_line
 from pipeline.core.program import CLASSIFIER, Program
 from pipeline.keys import content_key as keys
 from pipeline.keys.content_key import KEY_VERSION, ContentKey
@@ -177,7 +177,7 @@ class RunFolder(NamedTuple):
         """What a person is told of a file that isn't what was written. ``why`` begins with a verb."""
         words = (self.read_json("provenance.json") or {}).get("overrides")
         said = isinstance(words, list) and all(isinstance(word, str) for word in words)
-        command = shlex.join(["doit", "train", *words]) if said and words else "doit train with the words of the run"
+        command = shell_line(["doit", "train", *words]) if said and words else "doit train with the words of the run"
         return AlteredError(
             f"{self.path / name} was altered: it {why}",
             hint=f"{command}   (makes it again from the run's files, or trains where those were altered too)",

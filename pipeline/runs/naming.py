@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from pipeline.core import program as programs
+from pipeline.core.printable import printable
 
 _WHERE = ("cluster", "tracking", "paths", "sweep", "search", "hydra")
 _KEY_DIGITS = 4
@@ -43,7 +44,7 @@ def _label(name: str, word: str, config: Mapping[str, Any], *, full: bool) -> st
 
 def short_value(value: str) -> str:
     """As a name shows it: four digits of a number that has more than four behind its point."""
-    plain = value.strip("'\"")
+    plain = printable(value.strip("'\""))
     if _LONG_NUMBER.fullmatch(plain):
         return f"{float(plain):.4g}"
     return plain if len(plain) <= _MAX_VALUE else plain[: _MAX_VALUE - 1] + "…"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipeline.core.printable import printable, shell_line
 from pipeline.core.tables import aligned, counted
 from pipeline.runs.naming import short_value
 
@@ -113,7 +113,7 @@ def less_is_better(name: str) -> bool:
 
 def command(overrides: Sequence[str]) -> str:
     """The command line that repeats a trial."""
-    return shlex.join(["doit", "train", *overrides])
+    return shell_line(["doit", "train", *overrides])
 
 
 def table(found: Sequence[Group], columns: Sequence[str] = ()) -> str:
@@ -151,7 +151,10 @@ def figure(value: float) -> str:
 def trial_table(trials: Sequence[TrialResult]) -> str:
     """A line a trial."""
     rows = [("trial", "key", "state", "what", "")]
-    rows += [(str(item.number), item.key, item.state, " ".join(item.chosen), item.detail) for item in trials]
+    rows += [
+        (str(item.number), item.key, item.state, printable(" ".join(item.chosen)), printable(item.detail))
+        for item in trials
+    ]
     return aligned(rows)
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from pipeline.cluster.agent.reasons import HERE, THERE
 from pipeline.cluster.launchers.payload import NO_PROGRAM, TAKEN_FOR_COMMANDS, TOO_OLD
 from pipeline.cluster.launchers.replies import Output
+from pipeline.core.printable import printable
 from pipeline.core.redact import hide
 from pipeline.core.specs import Host
 
@@ -135,10 +136,10 @@ def quoted(output: Output, secrets: Collection[str] = ()) -> str:
     """
     text = hide("\n".join([output.stdout.decode(errors="replace"), output.stderr]), list(secrets))
     lines = [line.strip() for line in text.splitlines() if '{"received": ' not in line]
-    last = [_printable(line) for line in lines if line][-_MOST_LINES:]
+    last = [_shortened(line) for line in lines if line][-_MOST_LINES:]
     return "".join(["; it said:", *(f"\n      {line}" for line in last)]) if last else ""
 
 
-def _printable(line: str) -> str:
-    shown = "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in line)
+def _shortened(line: str) -> str:
+    shown = printable(line)
     return shown if len(shown) <= _LONGEST_LINE else f"{shown[:_LONGEST_LINE]}…"

@@ -1,0 +1,67 @@
+"""What came from elsewhere moves no terminal's cursor: values, lines of logs, errors; commands stay copyable."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from pipeline.cli import listing
+from pipeline.cli.output import say
+from pipeline.comparing import groups
+from pipeline.comparing.reading import command_line
+from pipeline.core.errors import UsageError
+from pipeline.core.printable import printable, shell_line
+from pipeline.core.unexpected import told
+from pipeline.keys.diff import Difference
+from pipeline.runs.naming import short_value
+from pipeline.sweep import report
+
+HOSTILE = "\x1b[2J\x9b31m\u202ea\nb"
+SHOWN = r"\x1b[2J\x9b31m\u202ea\nb"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("shown", [printable, short_value, groups.shown, listing._shown])
+def test_a_value_is_one_piece_of_a_line_and_no_escape(shown: Callable[[str], str]) -> None:
+    assert shown(HOSTILE) == SHOWN
+    assert shown("été 类\u3000别") == "été 类\u3000别"
+
+
+def test_what_two_keys_differ_in_is_shown_escaped() -> None:
+    said = str(Difference(part="config", field="program.args.tag", old="a\tb", new=HOSTILE))
+    assert said == rf"program.args.tag: a\tb → {SHOWN}"
+
+
+def test_the_sweeps_table_of_what_failed_has_a_line_a_trial() -> None:
+    trial = report.TrialResult(
+        number=0, key="k", state="FAILED", chosen=(f"x={HOSTILE}",), overrides=(), values={}, detail=HOSTILE
+    )
+    assert report.trial_table([trial]).splitlines()[1] == rf"0      k    FAILED  x={SHOWN}  {SHOWN}"
+
+
+def test_lines_on_a_terminal_are_escaped_and_what_is_kept_in_a_file_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream, expected in ((Terminal(), f"x {printable(HOSTILE[:-2])}\nb\n"), (io.StringIO(), f"x\t{HOSTILE}\n")):
+        monkeypatch.setattr(sys, "stdout", stream)
+        say(f"x\t{HOSTILE}")
+        assert stream.getvalue().replace("       ", " ") == expected
+
+
+def test_an_error_with_words_of_the_command_line_is_escaped() -> None:
+    assert told(UsageError("hosts=\x1b[31mx", hint="y")) == "hosts=\\x1b[31mx\n  try: y"
+
+
+@pytest.mark.parametrize("word", [HOSTILE, "it's \\ \x7f", "\U000e0041'", "plain words"])
+def test_a_command_line_is_printable_and_a_shell_reads_the_same_words(word: str) -> None:
+    line = shell_line(["printf", "%s", word])
+    assert line.isprintable()
+    done = subprocess.run(["bash", "-c", line], capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"})
+    assert done.stdout.decode() == word
+    assert command_line("train", [word]).isprintable()
