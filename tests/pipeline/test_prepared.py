@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -15,6 +16,7 @@ import pytest
 from pipeline.cluster.agent import prepared, torchrun
 from pipeline.cluster.agent.commands import START
 from pipeline.cluster.agent.prepared import Prepared
+from pipeline.cluster.agent.processes import start_time
 from pipeline.cluster.launchers.payload import BOOTSTRAP, opening, prepare
 from pipeline.core.places import HOME
 from tests.waiting import wait_until
@@ -103,6 +105,53 @@ def test_a_script_has_its_own_process_between_and_that_one_gets_the_prepared_tor
     assert (shown["ahead"], shown["mark"], shown["site"], child.returncode) == (True, True, True, 13)
     assert shown["pid"] != child.pid
     assert "PACELINE_TORCHRUN" not in shown["env"]
+
+
+def waits(pid: int, *, script: bool) -> bool:
+    """For its order: its imports are over (it has a second name for the socket), or what imports is below it."""
+    if script:
+        return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+    streams = [stream.readlink() for stream in Path(f"/proc/{pid}/fd").iterdir()]
+    return streams.count(Path(f"/proc/{pid}/fd/0").readlink()) > 1
+
+
+@pytest.mark.parametrize("script", [False, True])
+@pytest.mark.parametrize("system", ["kills it", "lets it go on"])
+def test_no_order_is_followed_once_the_supervisor_is_dead(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, script: bool, system: str
+) -> None:
+    if system == "lets it go on":  # as where prctl is forbidden
+        text = prepared.program().replace(b"_PDEATHSIG = 1", b"_PDEATHSIG = -1")
+        monkeypatch.setattr(prepared, "program", lambda: text)
+        monkeypatch.setattr(torchrun, "_PR_SET_PDEATHSIG", -1)
+    told, tell = os.pipe()
+    supervisor = os.fork()
+    if supervisor == 0:
+        try:
+            child = Prepared(asked(script=script))
+            wait_until(lambda: waits(child.pid, script=script))
+            os.kill(child.pid, signal.SIGSTOP)  # it imports for as long as anybody likes
+            with (run_dir / "log").open("wb") as output:
+                child.become([sys.executable, "-m", "show"], environment(run_dir), str(run_dir), output)
+            os.write(tell, str(child.pid).encode())
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(supervisor, 0)
+    child_pid = int(os.read(told, 20))
+    if system == "lets it go on":
+        os.kill(child_pid, signal.SIGCONT)
+    wait_until(lambda: start_time(child_pid) is None)
+    os.close(told)
+    os.close(tell)
+    assert (run_dir / "log").read_bytes() == b""
+
+
+def test_a_mark_that_finds_no_room_is_started_plainly(run_dir: Path) -> None:
+    child = Prepared(asked(script=False))
+    with (run_dir / "log").open("wb") as output:
+        long = environment(run_dir, **{torchrun.MARK: "key-" * 100})
+        assert not child.become([sys.executable, "-m", "show"], long, str(run_dir), output)
+    assert child.returncode == -9
 
 
 @pytest.mark.parametrize("of_script", [False, True])

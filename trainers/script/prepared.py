@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 
 _WAITS = "PACELINE_TORCHRUN"
 _LOOK_S = 0.02
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class PreparedTorchrun:
@@ -29,7 +31,13 @@ class PreparedTorchrun:
     def found(cls) -> PreparedTorchrun | None:
         """That which the environment names; no other process hears of it."""
         pid, _, descriptor = os.environ.pop(_WAITS, "").partition(":")
-        return cls(int(pid), int(descriptor)) if pid else None
+        if not pid:
+            return None
+        with contextlib.suppress(ImportError):
+            import ctypes
+
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)  # this has the run's mark: the agent ends it by that
+        return cls(int(pid), int(descriptor))
 
     def become(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> bool:
         """Run ``argv``, with the outputs of this process. False: it is gone."""

@@ -3,7 +3,8 @@
 Importing torch takes a start longer than all else. The process that answers the requests of a start forks the later
 supervisor at the first of them; that starts the Python which is to become torchrun (``torchrun``), and waits for
 ``start``. A script has a process of its own between supervisor and torchrun: then that one's place is held by a fork
-of the supervisor, which becomes it by exec. All of them end with the process that answers, if it never starts.
+of the supervisor, which becomes it by exec. All of them end with the process that answers, if it never starts, and
+until they carry the run's mark with the supervisor.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from . import torchrun
 from .claims import Claim
 from .probe import from_environment
 from .processes import LINUX, MARK
-from .torchrun import receive, take, tell
+from .torchrun import deserted, end_with_parent, receive, take, tell
 from .wire import Json
 
 WAITS = "PACELINE_TORCHRUN"
@@ -122,12 +123,13 @@ class Prepared:
 
     def _hold_place(self, asked: socket.socket) -> None:
         """Where a script's own process will be, with torchrun below it. Returns where it isn't needed."""
+        end_with_parent(True)  # until it carries the run's mark: what is exec'd ends this
         os.setsid()
         ours, theirs = socket.socketpair()
         below = self._begin(theirs, leads=False)
         theirs.close()
         told, streams = receive(asked)
-        if told is None:
+        if told is None or deserted(asked):
             below.kill()
             return
         take(streams)
@@ -137,7 +139,7 @@ class Prepared:
 
     def become(self, argv: list[str], env: dict[str, str], cwd: str, output: IO[bytes]) -> bool:
         """False: it can't, and is gone."""
-        if argv[0] != sys.executable or self.poll() is not None:
+        if argv[0] != sys.executable or len(env.get(MARK, "").encode()) > _ROOM or self.poll() is not None:
             self.kill()
             return False
         try:

@@ -3,8 +3,9 @@
 ``prepared`` starts this text as a program of its own, with the agent's interpreter. Its stdin is a socket: one line of
 JSON says what it becomes, the end of it that it isn't needed. Where anything of that was not to be foreseen (another
 interpreter or program, variables that its imports may have read, modules of the run in front of those that it has
-imported, an import that failed), it becomes the same command by exec, as if nothing had been prepared. Standard
-library only, Python >= 3.9.
+imported, an import that failed), it becomes the same command by exec, as if nothing had been prepared. It never
+outlives who started it without the run's mark, by which what is left of a run is found and ended: until it carries
+that, the system ends it with its parent. Standard library only, Python >= 3.9.
 """
 
 # Much of this is file descriptors and a search path as text: os.path all the way.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 
@@ -27,25 +29,34 @@ OF_RANKS = ("PACELINE_*", "PET_*", "GLOO_*", "NCCL_*", "OMP_NUM_THREADS", "PYTHO
 """Variables that neither Python's start nor these imports read for anything that torchrun does: ranks get them."""
 MARK = "PACELINE_NODE"
 _OF_SITE = ("sitecustomize", "usercustomize")
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
     """Import, wait, become. Nothing of the folder where it runs is imported."""
     del sys.path[0]  # where this text came from
+    end_with_parent(True)
     given, begun_with, imported = environment(), dict(os.environ), False
     with contextlib.suppress(Exception):
         for name in IMPORTS:
             __import__(name)
         imported = True
-    told, streams = receive(socket.socket(fileno=os.dup(0)))
+    waiting = socket.socket(fileno=os.dup(0))
+    told, streams = receive(waiting)
     if told is None:
         os._exit(0)
     argv, env = told["argv"], told["env"]
+    marked = carry_mark(env.get(MARK, ""))
+    if marked:
+        end_with_parent(False)
+    if deserted(waiting):  # asked last: whoever dies after this leaves a process with the mark
+        os._exit(0)
+    waiting.close()
     take(streams)
     os.chdir(told["cwd"])
     entries = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
     foreseen = imported and argv[:3] == [sys.executable, "-m", MODULE] and not differing(given, begun_with, env)
-    if not foreseen or shadowed([os.getcwd(), *entries]) or not carry_mark(env.get(MARK, "")):
+    if not foreseen or not marked or shadowed([os.getcwd(), *entries]):
         os.execve(argv[0], argv, env)
     added = {name: value for name, value in os.environ.items() if name not in given}  # by Python's start, by an import
     os.environ.clear()
@@ -80,6 +91,24 @@ def receive(waiting: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     for stream in streams:
         os.set_inheritable(stream, False)
     return (json.loads(data) if data else None), streams
+
+
+def end_with_parent(wanted: bool) -> None:
+    """Whether the system kills this process when its parent dies; an exec keeps that."""
+    with contextlib.suppress(Exception):  # then ``deserted`` alone ends it, later
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL) if wanted else 0, 0, 0, 0)
+
+
+def deserted(waiting: socket.socket) -> bool:
+    """Whether the other end is closed: who holds it is dead."""
+    try:
+        return not waiting.recv(1, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def take(streams: list[int]) -> None:
@@ -122,8 +151,10 @@ def shadowed(folders: list[str]) -> list[str]:
 def carry_mark(mark: str) -> bool:
     """Put the mark where others look for it: the environment that this process was started with, which the system
     shows as it lies in memory. False: it can't be done (not Linux, no room)."""
-    import ctypes  # torch has imported it
-
+    try:
+        import ctypes
+    except ImportError:
+        return False
     getenv, room = ctypes.CDLL(None).getenv, len(os.environ.get(MARK, ""))
     getenv.argtypes, getenv.restype = [ctypes.c_char_p], ctypes.c_void_p
     place, value = getenv(MARK.encode()), mark.encode()
