@@ -167,7 +167,7 @@ def verify() -> None:
 def _verify(current: Session, path: Path) -> None:
     from pipeline.comparing import certificate
 
-    found, runs_dir = certificate.read(path), current.config.runs_dir
+    (found, others), runs_dir = certificate.read(path), current.config.runs_dir
     here = [run for run in found if (runs_dir / str(run["run"])).is_dir()]
     shown, alone = relative(path), len(found) == 1
     wrong = [line for run in here for line in _wrong(run, runs_dir, alone=alone)]
@@ -185,6 +185,9 @@ def _verify(current: Session, path: Path) -> None:
         say(f"{shown}: whole; {who} here, so nothing else was checked")
     if here and (missing := len(found) - len(here)):
         say(f"  not here     {counted(missing, 'run')}: only that their keys follow from their parts was checked")
+    if others:
+        states = ", ".join(f"{key} {state}" for key, state in others.items())
+        say(f"  not checked  what it says of those that weren't finished: {states}")
     _say_standing(found)
 
 

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.comparing.reading import verdict_of
 from pipeline.core import documents
@@ -20,9 +20,10 @@ from pipeline.core.files import sha256_file
 from pipeline.core.specs import State
 from pipeline.data import manifest
 from pipeline.keys import content_key
-from pipeline.keys.content_key import ContentKey
+from pipeline.keys.content_key import KEY_LENGTH, ContentKey
 from pipeline.runs.agreement import check_parts
 from pipeline.runs.folder import RunFolder
+from pipeline.runs.index import STATES
 from pipeline.runs.provenance import LOCK
 from pipeline.runs.result import AlteredError, Result
 
@@ -44,6 +45,7 @@ def _are_digests(value: object) -> bool:
 
 
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}\Z")
 _FIELDS: Mapping[str, Callable[[object], bool]] = {
     "run": _is_text,
     "what": _is_text,
@@ -109,8 +111,15 @@ def _content(folder: RunFolder, result: Result, key: ContentKey, verdict: Mappin
     }
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """What a certificate says of each run, after its seal and their keys were checked.
+class Certificate(NamedTuple):
+    """``runs`` is what it says of each finished run, ``others`` the states of those that it says nothing else of."""
+
+    runs: list[dict[str, Any]]
+    others: dict[str, str]
+
+
+def read(path: Path) -> Certificate:
+    """A certificate whose seal and keys were checked.
 
     Raises:
         UsageError: there is no such file, or it is no certificate that this Paceline knows.
@@ -134,12 +143,24 @@ def read(path: Path) -> list[dict[str, Any]]:
         raise UsageError(
             f"{path} has version {found.get('version')!r}; this Paceline knows {VERSION}", hint="update this checkout"
         )
-    runs = found.get("runs") if found["kind"] == OF_RUNS else [found]
+    runs, others = (found.get("runs"), found.get("others")) if found["kind"] == OF_RUNS else ([found], {})
     if not isinstance(runs, list) or not runs:
         raise PacelineError(f"{path} was edited and sealed anew: it names no runs", hint="another copy of it")
     for run in runs:
         _refuse_misfit(path, run)
-    return runs
+    return Certificate(runs=runs, others=_others(path, [run["run"] for run in runs], others))
+
+
+def _others(path: Path, keys: Sequence[str], others: Any) -> dict[str, str]:
+    """Raises PacelineError: a run stands there twice, or what is said of the unfinished ones is no states of runs."""
+    known = isinstance(others, dict) and all(_KEY.match(key) and state in STATES for key, state in others.items())
+    if not known or State.FINISHED in others.values():
+        wrong = f"others is {repr(others)[:60]}"
+    elif twice := [key for key in (*keys, *others) if [*keys, *others].count(key) > 1]:
+        wrong = f"run {twice[0]} stands in it more than once"
+    else:
+        return dict(others)
+    raise PacelineError(f"{path} was edited and sealed anew: {wrong}", hint="another copy of it")
 
 
 def _refuse_misfit(path: Path, run: object) -> None:
@@ -180,7 +201,7 @@ def disagreements(found: Mapping[str, Any], folder: RunFolder, root: Path) -> It
     if found["made_of"].get("code") and not folder.code.is_dir():
         yield "code is missing"
     for name, digest in sorted(found["files_sha256"].items()):
-        yield from _file(folder.path / name, name, digest)
+        yield from _file(folder, name, digest)
     yield from _data(folder, found)
 
 
@@ -208,8 +229,9 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-def _file(path: Path, name: str, digest: str) -> Iterator[str]:
-    if not path.resolve().is_relative_to(path.parents[name.count("/")].resolve()):
+def _file(folder: RunFolder, name: str, digest: str) -> Iterator[str]:
+    path = folder.path / name
+    if not path.resolve().is_relative_to(folder.path.resolve()):
         yield f"{name}: leads out of the run's folder"
     elif not path.is_file():
         yield f"{name} is missing"

@@ -20,11 +20,13 @@ _KNOWN = get_args(RunEvent)
 def first_state(key: str, config: Mapping[str, Any]) -> RunState:
     """Of a run that nothing was heard of yet. ``config``: what its config.json holds, or will."""
     trainer = config.get("trainer")
-    told: Mapping[str, Any] = trainer if isinstance(trainer, Mapping) and programs.of(config).is_ours else {}
+    is_ours = programs.of(config).is_ours
+    told: Mapping[str, Any] = trainer if isinstance(trainer, Mapping) and is_ours else {}
     batch, epochs = told.get("global_batch_size"), told.get("epochs")
     return RunState(
         key=key,
         title=what(config),
+        first_doing="starting" if is_ours else "running",  # a script needs to tell nothing
         batch=batch if isinstance(batch, int) else 0,
         epochs=epochs if isinstance(epochs, int) else 0,
     )

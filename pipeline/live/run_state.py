@@ -64,6 +64,7 @@ class RunState:
 
     key: str
     title: str
+    first_doing: str = "starting"  # of each host, until its ranks tell
     batch: int = 0
     epochs: int = 0
     attempt: int = 0
@@ -110,7 +111,7 @@ def after(state: RunState, event: RunEvent, now: float) -> RunState:
     """
     match event:
         case NodeBeat():
-            known = state.hosts.get(event.host) or HostState(ranks=len(event.ranks))
+            known = state.hosts.get(event.host) or HostState(ranks=len(event.ranks), doing=state.first_doing)
             if known.over not in ("", LOST):  # a beat from before its end, which the view was told later
                 return state
             return _with_host(state, event.host, _beaten(known, event, now))
@@ -125,7 +126,7 @@ def after(state: RunState, event: RunEvent, now: float) -> RunState:
         case Saved():
             return replace(state, saved_step=event.step, saved_at=now) if event.step != state.saved_step else state
         case LaunchPlan():
-            hosts = {node.host: HostState(ranks=node.nproc_per_node) for node in event.nodes}
+            hosts = {node.host: HostState(ranks=node.nproc_per_node, doing=state.first_doing) for node in event.nodes}
             return replace(
                 state,
                 attempt=event.attempt,

@@ -15,6 +15,7 @@ from pipeline.config.own_targets import check_targets
 from pipeline.config.schema import SweepConfig
 from pipeline.config.step_source import StepSource, refuse_idle_words, with_step, with_words
 from pipeline.config.trials import Overrides, TrialComposer, jobs
+from pipeline.config.values import refuse_endless, refuse_unprintable
 from pipeline.core import redact
 from pipeline.core.errors import UsageError
 from pipeline.core.files import canonical_json, sha256_text
@@ -166,6 +167,8 @@ class TrialFactory:
         told = program_section.with_ranks(self._composer.resolve(words))
         resolved, step = with_step(told, self._step_source)
         refuse_idle_words(told, step)
+        refuse_unprintable(resolved)
+        refuse_endless(resolved)
         whole = self._whole_config(resolved, words)
         part = self._slots_of(resolved, whole)[0]
         train = _parsed(resolved, chosen, self._root, part.python_path)

@@ -296,6 +296,7 @@ def test_a_sweeps_certificate_holds_each_finished_run_and_names_the_others(
     said = verified(tmp_path, str(of_sweep))
     assert "whole, and 2 of its 2 runs are what it says: key, code, 18 files, figures (not the data" in said
     assert "made again   2 not made again when this was written" in said
+    assert re.search(r"not checked  what it says of those that weren't finished: \w{12} FAILED", said)
     shutil.rmtree(tmp_path / documents.read_sealed(of_sweep)["runs"][1]["run"])
     assert "1 run: only that their keys follow" in verified(tmp_path, str(of_sweep))
     none_here = verified(tmp_path / "nowhere", str(of_sweep))
@@ -310,8 +311,10 @@ def test_a_sweeps_certificate_names_the_run_that_was_altered_and_the_one_that_wa
     (tmp_path / altered / "checkpoints" / "final.pt").write_text("some byteS")
     with pytest.raises(PacelineError, match=f"not all of its runs are what it says:\n  {altered}: checkpoints/final"):
         verified(tmp_path, str(of_sweep))
-    for runs in ([raw["runs"][0], {**raw["runs"][1], "what": 7}], [7], []):
-        of_sweep.write_text(documents.sealed({**raw, "runs": runs}))
+    edits = [{"runs": runs} for runs in ([raw["runs"][0], {**raw["runs"][1], "what": 7}], [7], [], raw["runs"] * 2)]
+    edits += [{"others": others} for others in (["x"], {altered: "FAILED"}, {"0" * 12: "FINISHED"}, {"\x1b": "FAILED"})]
+    for edit in edits:
+        of_sweep.write_text(documents.sealed({**raw, **edit}))
         with pytest.raises(PacelineError, match="was edited and sealed anew"):
             verified(tmp_path, str(of_sweep))
 
@@ -339,6 +342,14 @@ def test_a_certificate_that_was_sealed_anew_is_held_against_all_that_the_run_tel
     certified.write_text(documents.sealed({**documents.read_sealed(certified), name: value}))
     with pytest.raises(PacelineError, match=said):
         verified(tmp_path, str(certified))
+
+
+def test_a_certificate_leads_to_no_file_elsewhere(tmp_path: Path, certified: Path, verified: Printed) -> None:
+    raw = documents.read_sealed(certified)
+    for name in ("/etc/passwd", "../../../../etc/passwd"):
+        certified.write_text(documents.sealed({**raw, "files_sha256": {**raw["files_sha256"], name: "0" * 64}}))
+        with pytest.raises(PacelineError, match=f"{name}: leads out of the run's folder"):
+            verified(tmp_path, str(certified))
 
 
 @pytest.mark.parametrize("name", ["result.json", "code", "key.json"])

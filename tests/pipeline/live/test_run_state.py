@@ -7,6 +7,7 @@ import math
 from pipeline.core.beats import COMPUTING, WAITING, NodeBeat, RankBeat
 from pipeline.core.heartbeat import Waiting
 from pipeline.core.specs import LaunchPlan, LogLine, NodeExit, NodeLost, NodePlan
+from pipeline.live.run_picture import first_state
 from pipeline.live.run_state import RunState, Said, Saved, after
 from pipeline.runs.metrics_file import MetricsRow
 
@@ -52,6 +53,12 @@ def test_a_host_stands_where_its_slowest_rank_is() -> None:
     beat = NodeBeat(host="node0", ranks=(rank(0, 8, WAITING), rank(1, 8, COMPUTING, 12.0), rank(2, 9)))
     host = heard((0.0, plan("node0", "node1")), (1.0, beat)).hosts["node0"]
     assert (host.step, host.doing, host.for_s, host.ranks) == (8, "computing gradients", 12.0, 3)
+
+
+def test_a_scripts_host_runs_though_its_ranks_tell_nothing() -> None:
+    for config, doing in (({"program": {"name": "script", "script": "train.py"}}, "running"), ({}, "starting")):
+        begun = after(first_state("k", config), plan("node0"), 0.0)
+        assert after(begun, NodeBeat(host="node0", ranks=()), 1.0).hosts["node0"].doing == doing
 
 
 def test_a_hosts_speed_is_taken_over_seconds() -> None:

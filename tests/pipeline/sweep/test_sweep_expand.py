@@ -76,6 +76,13 @@ def space(*words: str, root: Path) -> Space:
     return expand(words, root=root, local_gpus=0)
 
 
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_trial_with_a_value_that_no_key_holds_is_refused_as_a_run_is(tmp_path: Path, value: str) -> None:
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(UsageError, match=rf"program\.args\.lr={value}: .* in quotes it reaches the script"):
+        space("program.script=train.py", "program.torchrun=false", f"program.args.lr=1,{value}", root=tmp_path)
+
+
 def test_equal_configurations_are_one_trial_however_they_are_spelled(tmp_path: Path) -> None:
     found = space("optimizer.lr=0.1,0.10,1e-1,0.2", "seed=range(2)", root=tmp_path)
     assert [trial.chosen for trial in found.trials] == [
