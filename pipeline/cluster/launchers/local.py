@@ -63,11 +63,13 @@ class LocalLauncher(AgentLauncher):
     def converse(
         self, stdin: IO[bytes], hosts: Sequence[Host], timeout_s: float, *, turn: Turn, token: str
     ) -> dict[str, Output]:
-        """By one agent, where a start is to follow."""
+        """By one agent, where a start is to follow; by a command of its own where that one is gone."""
         if turn == "first":
             self.close()
             if self._of_script is not None:
                 self._agent = local_agent.taken(self._argv(hosts[0]), of_script=self._of_script)
+        elif self._agent is not None and not self._agent.usable():
+            self.close()
         agent = self._agent
         if turn == "last":
             self._agent = None  # another trial may start meanwhile
@@ -77,6 +79,10 @@ class LocalLauncher(AgentLauncher):
         output = agent.ask(stdin.read(), token, timeout_s + _STARVED_S)
         if turn == "last":
             agent.close()
+        elif output.code is not None and output.code < 0:  # killed or stopped meanwhile: this may be asked again
+            self.close()
+            stdin.seek(0)
+            return self.exchange(stdin, hosts, timeout_s)
         return {host.label: output for host in hosts}
 
     def stream_argv(self, host: Host) -> list[str]:
@@ -96,6 +102,8 @@ class LocalLauncher(AgentLauncher):
         note, code = answer.output.note, answer.output.code
         if note.startswith("program not found") or "can't be run" in note:
             return f"{note} (cluster.python={host.python})", "cluster.python=null, or the path of an interpreter"
+        if note.endswith(local_agent.STOPPED):
+            return f"{note}, and was ended", "the same command again"
         ended = note or f"the node agent ended with exit code {code} and no answer"
         return too_old(answer.output) or (ended + quoted(answer.output, host.secrets.values()), None)
 

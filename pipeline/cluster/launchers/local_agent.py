@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ from pipeline.core import process
 
 _PIPE_BYTES = 1 << 20  # Linux's limit for anybody; what is sent here is less
 _CHUNK_BYTES = 1 << 16
+_LOOK_S = 1.0
+STOPPED = "was stopped (SIGSTOP)"
 _begun: list[LocalAgent] = []
 
 
@@ -45,8 +48,8 @@ def forget() -> None:
 
 
 def taken(command: Sequence[str], *, of_script: bool) -> LocalAgent:
-    """The one that was begun, if it is of this command, else a new one. Raises PacelineError."""
-    if _begun and _begun[0].argv == [*command]:
+    """The one that was begun, if it is of this command and can answer, else a new one. Raises PacelineError."""
+    if _begun and _begun[0].argv == [*command] and _begun[0].usable():
         return _begun.pop()
     forget()
     return LocalAgent(command, of_script=of_script)
@@ -74,11 +77,13 @@ class LocalAgent:
         until = time.monotonic() + timeout_s
         open_streams = {stdout, stderr}
         while open_streams and parse_answer(bytes(self._outputs[stdout]), token) is None:
-            ready = select.select([*open_streams], [], [], max(0.0, until - time.monotonic()))[0]
-            if not ready:
+            ready = select.select([*open_streams], [], [], min(_LOOK_S, max(0.0, until - time.monotonic())))[0]
+            stopped = not ready and self._stopped()
+            if stopped or time.monotonic() > until:
                 self.close()
-                note = f"{self.argv[0]} was still running after {timeout_s:g} s"
-                return Output(code=None, note=note)
+                why = STOPPED if stopped else f"was still running after {timeout_s:g} s"
+                note = f"{self.argv[0]} (process {self._child.pid}) {why}"
+                return Output(code=-signal.SIGSTOP if stopped else None, note=note)
             for stream in ready:
                 data = os.read(stream, _CHUNK_BYTES)
                 self._outputs[stream] += data
@@ -86,6 +91,17 @@ class LocalAgent:
                     open_streams.discard(stream)
         told = bytes(self._outputs[stdout]), self._outputs[stderr].decode(errors="replace")
         return Output(stdout=told[0], stderr=told[1], code=0 if open_streams else self._child.wait())
+
+    def usable(self) -> bool:
+        """Whether it lives, and nobody has stopped it."""
+        return self._child.poll() is None and not self._stopped()
+
+    def _stopped(self) -> bool:
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13
+            return False
+        with contextlib.suppress(ChildProcessError):
+            return os.waitid(os.P_PID, self._child.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        return False
 
     def _send(self, data: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):  # what it has said of its end is read instead
