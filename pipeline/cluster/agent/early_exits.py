@@ -26,7 +26,7 @@ class EarlyExits:
         self._pattern = os.path.join(glob.escape(state), "ranks/*/attempt_*/*/running-*")
         self._told: set[int] = set()
         self._codes: dict[int, int] = {}
-        self._ending = False
+        self._begun: set[int] | None = None  # once the end of all has come: the ranks that had begun by then
 
     def read(self, line: str) -> None:
         """A line of torchrun's."""
@@ -43,17 +43,20 @@ class EarlyExits:
 
     def about_to_end_all(self) -> None:
         """Whoever is alive now is told to end by the agent."""
-        self._ending = True
+        if self._begun is None:
+            self._begun = {pid for _, pid in self._unfinished()}
         self._told |= {pid for _, pid in self._unfinished() if start_time(pid) is not None}
 
     def torchrun_ended(self, code: int) -> None:
         """Where a signal of somebody else's ended torchrun, the same may have ended ranks, and nobody knows."""
-        if code < 0 and not self._ending:
-            self._told |= {pid for _, pid in self._unfinished()}
+        if code < 0 and self._begun is None:
+            self._begun = {pid for _, pid in self._unfinished()}
+            self._told |= self._begun
 
     def ranks(self) -> dict[int, int]:
         """Local ranks that have ended by themselves, with their exit codes; 0 also where torchrun has told of none."""
-        ended = ((rank, pid) for rank, pid in self._unfinished() if pid not in self._told and start_time(pid) is None)
+        found = [(rank, pid) for rank, pid in self._unfinished() if self._begun is None or pid in self._begun]
+        ended = ((rank, pid) for rank, pid in found if pid not in self._told and start_time(pid) is None)
         return {rank: self._codes.get(pid, 0) for rank, pid in ended}
 
     def _unfinished(self) -> list[tuple[int, int]]:
