@@ -32,6 +32,13 @@ print(json.dumps(shown | {"pid": os.getpid(), "name": __name__, "path": sys.path
 sys.exit(3)
 """.replace("%b", MARK)
 
+PASSES_ON = """
+import os, sys; from pathlib import Path; from trainers.script.prepared import PreparedTorchrun
+child = PreparedTorchrun.found(); env = {**os.environ, "PYTHONPATH": sys.argv[1]}
+assert child.become([sys.executable, "-m", "show"], cwd=Path.cwd(), env=env)
+sys.exit(10 + child.wait(60.0))
+"""
+
 
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -72,6 +79,32 @@ def test_it_becomes_torchrun_as_a_plain_start_would_have_made_it_and_keeps_its_i
     assert child.returncode == plain.returncode == 3
 
 
+@pytest.mark.parametrize("script", [False, True])
+def test_what_the_imports_say_when_they_crash_is_in_the_log(run_dir: Path, script: bool) -> None:
+    (run_dir / "graphlib.py").write_text(
+        "import os, select; os.write(2, b'FATAL: no AVX-512\\n'); select.select([0], [], []); os.abort()"
+    )
+    (run_dir / "script.py").write_text(PASSES_ON)
+    child = Prepared({**asked(script=script), "env": {"PYTHONPATH": str(run_dir)}})
+    argv = [sys.executable, str(run_dir / "script.py"), str(run_dir / "code")]
+    with (run_dir / "log").open("wb") as output:
+        argv = argv if script else [sys.executable, "-m", "show"]
+        assert child.become(argv, environment(run_dir, PYTHONPATH=str(HOME)), str(run_dir), output)
+    wait_until(lambda: child.poll() is not None)
+    assert ((run_dir / "log").read_text(), child.returncode) == ("FATAL: no AVX-512\n", 4 if script else -6)
+
+
+def test_what_the_imports_warn_of_is_in_the_log_once(run_dir: Path) -> None:
+    (run_dir / "lib").mkdir()
+    (run_dir / "lib" / "graphlib.py").write_text("import os; os.write(2, b'an old driver\\n')")
+    child = Prepared({**asked(script=False), "env": {"PYTHONPATH": str(run_dir / "lib"), "PYTHONHASHSEED": "0"}})
+    with (run_dir / "log").open("wb") as output:
+        assert child.become([sys.executable, "-m", "show"], environment(run_dir), str(run_dir), output)
+    wait_until(lambda: child.poll() is not None)
+    said, shown = (run_dir / "log").read_text().splitlines()
+    assert (said, json.loads(shown)["ahead"]) == ("an old driver", True)
+
+
 @pytest.mark.parametrize("what", ["variable", "module", "program"])
 def test_what_was_not_foreseen_is_started_plainly_by_the_same_process(run_dir: Path, what: str) -> None:
     child, argv = Prepared(asked(script=False)), [sys.executable, "-m", "show"]
@@ -93,12 +126,7 @@ def test_another_interpreter_is_not_what_was_prepared(run_dir: Path) -> None:
 
 
 def test_a_script_has_its_own_process_between_and_that_one_gets_the_prepared_torchrun(run_dir: Path) -> None:
-    (run_dir / "script.py").write_text(
-        "import os, sys; from pathlib import Path; from trainers.script.prepared import PreparedTorchrun\n"
-        "child = PreparedTorchrun.found(); env = {**os.environ, 'PYTHONPATH': sys.argv[1]}\n"
-        "assert child.become([sys.executable, '-m', 'show'], cwd=Path.cwd(), env=env)\n"
-        "sys.exit(10 + child.wait(60.0))\n"
-    )
+    (run_dir / "script.py").write_text(PASSES_ON)
     child, code = Prepared(asked(script=True)), str(run_dir / "code")
     env = environment(run_dir, PYTHONPATH=str(HOME))
     shown = become(run_dir, child, [sys.executable, str(run_dir / "script.py"), code], env)

@@ -10,6 +10,7 @@ until they carry the run's mark with the supervisor.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import socket
@@ -94,6 +95,8 @@ class Prepared:
         self._socket, theirs = socket.socketpair()
         self._env = {**from_environment(request["env_passed"]), **request["env"], MARK: "-".ljust(_ROOM, "-")}
         self.returncode: int | None = None
+        self._said, self._log = os.memfd_create("said"), -1
+        fcntl.fcntl(self._said, fcntl.F_SETFL, os.O_APPEND)
         self._child = None if request["script"] else self._begin(theirs, leads=True)
         self.pid = self._child.pid if self._child else os.fork()
         if self.pid == 0:
@@ -113,8 +116,8 @@ class Prepared:
                 [sys.executable, f"/dev/fd/{source}", torchrun.MODULE],
                 env=self._env,
                 stdin=stdin.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stdout=self._said,
+                stderr=self._said,
                 pass_fds=[source],
                 start_new_session=leads,
             )
@@ -147,6 +150,7 @@ class Prepared:
         except OSError:
             self.kill()
             return False
+        self._log = os.dup(output.fileno())
         return True
 
     def poll(self) -> int | None:
@@ -154,6 +158,9 @@ class Prepared:
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+            if pid and self._log >= 0:  # what ended the imports is there still
+                with contextlib.suppress(OSError):
+                    os.write(self._log, os.pread(self._said, os.fstat(self._said).st_size, 0))
         return self.returncode
 
     def kill(self) -> None:

@@ -1,9 +1,10 @@
 """A Python that imports what torchrun imports while nobody knows yet what torchrun is to run, then becomes it.
 
 ``prepared`` starts this text as a program of its own, with the agent's interpreter. Its stdin is a socket: one line of
-JSON says what it becomes, the end of it that it isn't needed. Where anything of that was not to be foreseen (another
-interpreter or program, variables that its imports may have read, modules of the run in front of those that it has
-imported, an import that failed), it becomes the same command by exec, as if nothing had been prepared. It never
+JSON says what it becomes, the end of it that it isn't needed. Its stderr is a file without a name: what the imports say
+is handed on to torchrun's log, or is left to its parent where they ended it. Where anything was not to be foreseen
+(another interpreter or program, variables that its imports may have read, modules of the run in front of those that it
+has imported, an import that failed), it becomes the same command by exec, as if nothing had been prepared. It never
 outlives who started it without the run's mark, by which what is left of a run is found and ended: until it carries
 that, the system ends it with its parent. Standard library only, Python >= 3.9.
 """
@@ -52,12 +53,17 @@ def main() -> None:
     if deserted(waiting):  # asked last: whoever dies after this leaves a process with the mark
         os._exit(0)
     waiting.close()
+    said = os.dup(2)  # a file
     take(streams)
     os.chdir(told["cwd"])
     entries = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
     foreseen = imported and argv[:3] == [sys.executable, "-m", MODULE] and not differing(given, begun_with, env)
     if not foreseen or not marked or shadowed([os.getcwd(), *entries]):
+        os.ftruncate(said, 0)  # it is said again
         os.execve(argv[0], argv, env)
+    os.write(2, os.pread(said, os.fstat(said).st_size, 0))
+    os.ftruncate(said, 0)
+    os.close(said)
     added = {name: value for name, value in os.environ.items() if name not in given}  # by Python's start, by an import
     os.environ.clear()
     os.environ.update({**added, **env})
