@@ -71,7 +71,8 @@ def become(run_dir: Path, child: Prepared, argv: list[str], env: dict[str, str])
 
 
 def test_it_becomes_torchrun_as_a_plain_start_would_have_made_it_and_keeps_its_id(run_dir: Path) -> None:
-    child, env = Prepared(asked(script=False)), environment(run_dir, PACELINE_DEVICE="cpu")
+    more = {"PACELINE_DEVICE": "cpu", "API_TOKEN": "secret", "CUDA_VISIBLE_DEVICES": "1"}
+    child, env = Prepared(asked(script=False)), environment(run_dir, **more)
     shown = become(run_dir, child, [sys.executable, "-m", "show", "--nnodes=1"], env)
     plain = subprocess.run([sys.executable, "-m", "show", "--nnodes=1"], env=env, cwd=run_dir, stdout=subprocess.PIPE)
     assert shown == {**json.loads(plain.stdout), "pid": child.pid, "ahead": True}

@@ -14,6 +14,7 @@ that, the system ends it with its parent. Standard library only, Python >= 3.9.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import json
 import os
 import signal
@@ -26,8 +27,14 @@ if TYPE_CHECKING:
 
 MODULE = "torch.distributed.run"
 IMPORTS = ("torch.distributed.launcher.api", "torch.distributed.elastic.agent.server.local_elastic_agent")
-OF_RANKS = ("PACELINE_*", "PET_*", "GLOO_*", "NCCL_*", "OMP_NUM_THREADS", "PYTHONPATH")
-"""Variables that neither Python's start nor these imports read for anything that torchrun does: ranks get them."""
+OF_RANKS = (
+    *("PACELINE_*", "PET_*", "GLOO_*", "NCCL_*", "OMP_NUM_THREADS", "PYTHONPATH"),
+    "CUDA_VISIBLE_DEVICES",  # read when the first device is asked for
+    *("*_TOKEN", "*_API_KEY", "*_ACCESS_KEY", "*_ACCESS_KEY_ID", "*_SECRET", "*_PASSWORD"),
+    *("AWS_*", "HF_*", "MLFLOW_*", "WANDB_*"),
+)
+"""Variables that neither Python's start nor these imports read for anything that torchrun does: ranks get them. Torch
+reads names of all kinds (CI, IS_FBCODE, USE_LIBUV), so only those pass of which it is known."""
 MARK = "PACELINE_NODE"
 _OF_SITE = ("sitecustomize", "usercustomize")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -136,7 +143,7 @@ def differing(given: dict[str, str], begun_with: dict[str, str], wanted: dict[st
         name
         for name in sorted({*given, *wanted})
         if wanted.get(name) not in (given.get(name), begun_with.get(name))
-        and not any(name.startswith(one[:-1]) if one.endswith("*") else name == one for one in OF_RANKS)
+        and not any(fnmatch.fnmatchcase(name, one) for one in OF_RANKS)
     ]
 
 
