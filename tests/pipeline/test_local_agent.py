@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,8 @@ from pipeline.cluster.launchers import local_agent
 from pipeline.cluster.launchers.agent_launcher import Turn
 from pipeline.cluster.launchers.local import LocalLauncher
 from pipeline.core.specs import Cluster, Host
+from pipeline.runs.folder import RunFolder
+from pipeline.runs.lock import RunLock, locked
 
 ENDS = pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 
@@ -49,3 +52,17 @@ def test_one_that_is_gone_between_two_requests_is_replaced(launcher: LocalLaunch
     os.kill(begun._child.pid, number)
     assert "runs" in asked(launcher, "next")
     assert "runs" in asked(launcher, "last")
+
+
+def test_a_command_that_waits_for_another_one_holds_nothing_ready(launcher: LocalLauncher, tmp_path: Path) -> None:
+    begun, folder = local_agent._begun[0], RunFolder(tmp_path / "0123456789ab")
+    other = RunLock(folder)
+    assert other.take()
+
+    def said(line: str) -> None:
+        told.append((line, begun._child.poll()))
+        other.release()
+
+    told: list[tuple[str, int | None]] = []
+    with locked(folder, said, before_waiting=local_agent.forget):
+        assert told == [("another command is training 0123456789ab; waiting for it", -signal.SIGKILL)]

@@ -42,16 +42,25 @@ def begin(*, of_script: bool) -> None:
 
 
 def forget() -> None:
-    """Nothing will be started here: what was begun ends."""
-    while _begun:
-        _begun.pop().close()
+    """Nothing will be started here for now: what was begun ends."""
+    while (begun := _pop()) is not None:
+        begun.close()
+
+
+def _pop() -> LocalAgent | None:
+    try:
+        return _begun.pop()
+    except IndexError:  # another trial may have taken it just now
+        return None
 
 
 def taken(command: Sequence[str], *, of_script: bool) -> LocalAgent:
     """The one that was begun, if it is of this command and can answer, else a new one. Raises PacelineError."""
-    if _begun and _begun[0].argv == [*command] and _begun[0].usable():
-        return _begun.pop()
-    forget()
+    begun = _pop()
+    if begun is not None and begun.argv == [*command] and begun.usable():
+        return begun
+    if begun is not None:
+        begun.close()
     return LocalAgent(command, of_script=of_script)
 
 
