@@ -44,7 +44,8 @@ def runs() -> None:
     rows = of_state(index.rows(runs_dir), options.get("state"), index.STATES)
     in_full = bool(wanted) or len(rows) <= _MOST
     configs = {row.key: RunFolder(runs_dir / row.key).read_json("config.json") or {} for row in rows if in_full}
-    rows = [row for row in rows if matches(configs.get(row.key, {}), wanted)]
+    lost = {row.key for row in rows if row.state == index.ALTERED and not configs.get(row.key)}  # any could be meant
+    rows = [row for row in rows if row.key in lost or matches(configs.get(row.key, {}), wanted)]
     measures = as_json or by == "size" or len(rows) <= _MOST_MEASURED
     sizes = {row.key: measured(runs_dir / row.key).bytes for row in rows if measures}
     rows = _in_order(rows, by, sizes)

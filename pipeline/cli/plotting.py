@@ -15,6 +15,7 @@ from pipeline.cli.output import say
 from pipeline.cli.session import relative, session
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.files import asked_for, expanded, write_atomic
+from pipeline.runs.index import ALTERED
 
 if TYPE_CHECKING:
     from pipeline.comparing.curves import Band
@@ -51,7 +52,10 @@ def _bands(metric: str, axis: str) -> tuple[list[Band], int]:
     from pipeline.comparing.groups import grouped
 
     runs = chosen(session(), session().asked.paths)
-    rows = {run.key: curves.rows(run.folder) for run in runs}
+    rows = curves.of_runs(runs)
+    for run in runs:
+        if run.state == ALTERED:
+            say(f"left out: {run.key} is {run.reservation}")
     bands = [curves.band(group, rows, metric, axis) for group in grouped(runs)]
     found = [band for band in bands if band.points]
     if not found:

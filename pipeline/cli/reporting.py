@@ -49,10 +49,13 @@ def report() -> None:
         say(text)
         return
     target = _target(current, name, form)
+    certifies = form == "html" and any(run.state == State.FINISHED for run in runs)
+    certificate = _certificate(target, found.title, runs) if certifies else None
     _write(target, text)
     say(f"\n{found.summary}\n  report       {relative(target)}" if form == "html" else relative(target))
-    if form == "html" and any(run.state == State.FINISHED for run in runs):
-        say(f"  certificate  {relative(_certify(target, found.title, runs))}")
+    if certificate is not None:
+        _write(*certificate)
+        say(f"  certificate  {relative(certificate[0])}")
 
 
 def _is_of_sweep(current: Session) -> bool:
@@ -87,7 +90,7 @@ def _made(current: Session) -> tuple[str, Sequence[ComparedRun], Report]:
             first.command if alone else reading.command_line("report", [*current.asked.paths, *current.asked.overrides])
         )
         why = _why(current, first) if alone else []
-    rows = {run.key: curves.rows(run.folder) for run in runs}
+    rows = curves.of_runs(runs)
     made = reports.report(runs, rows, title=title, why=why, command=command, unix_time=time.time(), by=by)
     return name, runs, made
 
@@ -138,20 +141,19 @@ def _write(target: Path, text: str) -> None:
         raise PacelineError(f"{target} can't be written: {os_reason(error)}", hint=hint) from error
 
 
-def _certify(beside: Path, title: str, runs: Sequence[ComparedRun]) -> Path:
-    """The certificate's file: of one run, or of all that are finished."""
+def _certificate(beside: Path, title: str, runs: Sequence[ComparedRun]) -> tuple[Path, str]:
+    """The certificate's file and text: of one run, or of all that are finished. Raises AlteredError."""
     from pipeline.comparing import certificate
     from pipeline.runs.folder import RunFolder
 
     if len(runs) == 1:
-        text, name = certificate.of_run(RunFolder(runs[0].folder), runs[0].verdict), runs[0].key
+        text, name = certificate.of_run(RunFolder(runs[0].folder), runs[0].verdict, ROOT), runs[0].key
     else:
         finished = [RunFolder(run.folder) for run in runs if run.state == State.FINISHED]
         others = {run.key: str(run.state) for run in runs if run.state != State.FINISHED}
-        text, name = certificate.of_runs(title, finished, others), beside.stem
-    target = asked_for(beside.with_name(f"{name}.certificate.json"), "the certificate")
-    _write(target, text)
-    return target
+        text, name = certificate.of_runs(title, finished, others, ROOT), beside.stem
+    target = beside.with_name(f"{name}.certificate.json")
+    return asked_for(target, "the certificate") if beside.parent.is_dir() else target, text
 
 
 # ------------------------------------------------------------------------------------------ certificates

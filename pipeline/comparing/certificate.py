@@ -59,21 +59,22 @@ _FIELDS: Mapping[str, Callable[[object], bool]] = {
 """What a certificate must hold, whoever wrote it, so that it can be read and shown."""
 
 
-def of_run(folder: RunFolder, verdict: Mapping[str, Any] | None) -> str:
+def of_run(folder: RunFolder, verdict: Mapping[str, Any] | None, root: Path) -> str:
     """Its text.
 
     Args:
         folder: of a finished run.
         verdict: what `doit reproduce` found, or None.
+        root: the project, where what is known of sources lies.
 
     Raises:
         UsageError: the run isn't finished.
         AlteredError: a part isn't what was written.
     """
-    return documents.sealed({"kind": KIND, "version": VERSION, **_told(folder, verdict)})
+    return documents.sealed({"kind": KIND, "version": VERSION, **_told(folder, verdict, root)})
 
 
-def of_runs(title: str, finished: Sequence[RunFolder], others: Mapping[str, str]) -> str:
+def of_runs(title: str, finished: Sequence[RunFolder], others: Mapping[str, str], root: Path) -> str:
     """The text of one for several.
 
     Args:
@@ -81,14 +82,18 @@ def of_runs(title: str, finished: Sequence[RunFolder], others: Mapping[str, str]
 
     Raises what ``of_run`` does.
     """
-    runs = [_told(folder, verdict_of(folder)) for folder in finished]
+    runs = [_told(folder, verdict_of(folder), root) for folder in finished]
     return documents.sealed({"kind": OF_RUNS, "version": VERSION, "title": title, "runs": runs, "others": dict(others)})
 
 
-def _told(folder: RunFolder, verdict: Mapping[str, Any] | None) -> dict[str, Any]:
+def _told(folder: RunFolder, verdict: Mapping[str, Any] | None, root: Path) -> dict[str, Any]:
     result, key = folder.read_result(), folder.read_key()
     if result is None or key is None or result.state != State.FINISHED:
         raise UsageError(f"run {folder.key} isn't finished: there is nothing to certify", hint="doit runs")
+    check_parts(folder, key, result, root)
+    if (why := folder.stale_because(key)) is not None:
+        again = "the same doit train makes it again; or format=markdown, a report without a certificate"
+        raise AlteredError(f"run {folder.key} isn't what it was when it finished: {why}", hint=again)
     return _content(folder, result, key, verdict)
 
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.comparing.groups import Group
+from pipeline.comparing.reading import ComparedRun
 from pipeline.runs import metrics_file
+from pipeline.runs.index import ALTERED
 from pipeline.runs.metrics_file import MetricsRow
 
 AXES = ("step", "epoch", "minutes")
@@ -52,6 +54,11 @@ class Band:
     @property
     def points(self) -> list[Point]:
         return [point for part in self.parts for point in part]
+
+
+def of_runs(runs: Iterable[ComparedRun]) -> dict[str, list[MetricsRow]]:
+    """What each run logged, by key; nothing of one that was altered."""
+    return {run.key: [] if run.state == ALTERED else rows(run.folder) for run in runs}
 
 
 def rows(run_dir: Path) -> list[MetricsRow]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from pipeline.steps.lineage import PastStep
 SPEEDS = ("images_per_s", "train_s")
 """Figures of a result that are no metrics of it, and are compared with them."""
 _PARTS = ("version", "config", "code", "data", "environment", "topology")
+_CURVES = "metrics.jsonl"
 _VERDICT = Path(".reproduced")  # where `doit reproduce` leaves what it found, beside the runs
 
 
@@ -102,7 +103,7 @@ def command_line(verb: str, words: Sequence[str]) -> str:
 
 def read(folder: RunFolder) -> ComparedRun:
     """What the folder tells now. Raises OSError: there is no such folder."""
-    row = index.row(folder)
+    row = _row(folder)
     known = folder.read_json("key.json") or {}
     provenance = folder.read_json("provenance.json") or {}
     result = _result(folder) if row.state in (State.FINISHED, index.ACCEPTED) else None
@@ -129,6 +130,14 @@ def read(folder: RunFolder) -> ComparedRun:
     )
 
 
+def _row(folder: RunFolder) -> index.Row:
+    """As a list shows it; altered where its curves were."""
+    row = index.row(folder)
+    if row.state == State.FINISHED and (why := index.altered_target(folder, folder.read_result(), (_CURVES,))):
+        return replace(row, state=index.ALTERED, note=f"{why}; the same doit train makes it again", accuracy=None)
+    return row
+
+
 def _result(folder: RunFolder) -> Result | None:
     try:
         return acceptance.standing(folder)[0]
@@ -140,6 +149,8 @@ def _reservation(row: index.Row) -> str:
     """In words, for the end of a line."""
     if row.state == index.ACCEPTED:
         return row.note.strip()
+    if row.state == index.ALTERED:
+        return f"{row.state}: {row.note.strip()}"
     if row.state != State.FINISHED:
         return f"not finished ({row.state})"
     return row.note.strip()

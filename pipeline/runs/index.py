@@ -9,24 +9,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import UsageError, suggestion
+from pipeline.core.documents import DamagedError
+from pipeline.core.errors import UsageError, os_reason, suggestion
 from pipeline.core.specs import State
 from pipeline.keys.content_key import KEY_LENGTH, KEY_VERSION
 from pipeline.runs import acceptance, journal
+from pipeline.runs import result as results
 from pipeline.runs.contents import hosts_of, is_newer, ranks_of, what
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError, Result
+from pipeline.runs.stamps import Stamps
 
 NEWER = "NEWER"
 """The state that a list shows of a run which a newer Paceline wrote: nothing else is read of it."""
 ALTERED = "ALTERED"
-"""That of a run whose result.json isn't what was written: no figure of it is shown."""
+"""That of a run whose result, key or configuration isn't what was written: no figure of it is shown."""
 ACCEPTED = "ACCEPTED"
 """That of a key for which a finished run holds by a person's word."""
 STATES = (*State, NEWER, ALTERED, ACCEPTED)
 _UNPROVEN = "  unproven"
 """Of a script's run that nobody has made again yet: nothing says that it comes out the same."""
 _UNVERIFIED = "  unverified (an older Paceline wrote it)"
+_OF_A_RUN = ("key.json", "result.json")
+"""A folder with either of them is one: where a finished run has lost its key, that is said."""
+_LISTED = ("key.json", "config.json")
+"""The targets that a list chooses by."""
 _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -91,7 +98,7 @@ def finished_parts(runs_dir: Path) -> dict[str, dict[str, Any]]:
 def _keys(runs_dir: Path) -> Iterator[str]:
     if runs_dir.is_dir():
         for name in os.listdir(runs_dir):  # noqa: PTH208  (names alone: ten thousand Paths cost 50 ms)
-            if len(name) == KEY_LENGTH and os.path.isfile(f"{runs_dir}/{name}/key.json"):  # noqa: PTH113  (as above)
+            if len(name) == KEY_LENGTH and any(os.path.isfile(f"{runs_dir}/{name}/{one}") for one in _OF_A_RUN):  # noqa: PTH113
                 yield name
 
 
@@ -104,8 +111,11 @@ def row(folder: RunFolder) -> Row:
     """One run. Raises OSError: there is no such folder."""
     try:
         result, accepted = acceptance.standing(folder)
+        altered = altered_target(folder, result, _LISTED) if accepted is None else ""
     except AlteredError as error:
         return _row_in_full(folder, str(error.what))
+    if altered:
+        return _row_in_full(folder, altered)
     if result is None or _begins_newer(folder):
         return _row_in_full(folder)
     return Row(
@@ -120,6 +130,22 @@ def row(folder: RunFolder) -> Row:
         unix_time=result.unix_time,
         note=f"  {accepted}" if accepted is not None else _note(result),
     )
+
+
+def altered_target(folder: RunFolder, result: Result | None, names: Sequence[str]) -> str:
+    """The first of these targets that isn't what the result says of it, and why, or ''."""
+    if result is None or not result.sealed:
+        return ""
+    try:
+        known = [(name, expected) for name in names if (expected := result.file(name)) is not None]
+        doubted = [item for item in known if not results.is_stamped(f"{folder.path}/{item[0]}", item[1])]
+        stamps = Stamps(folder.path) if doubted else None
+        found = ((name, stamps.changed(name, expected)) for name, expected in doubted if stamps is not None)
+        return next((f"{folder.path / name} {why}" for name, why in found if why), "")
+    except DamagedError as error:
+        raise folder.altered(results.FILE, str(error)) from error
+    except OSError as error:
+        return os_reason(error)
 
 
 def _note(result: Result) -> str:

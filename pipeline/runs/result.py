@@ -67,6 +67,14 @@ class Result(NamedTuple):
         except (KeyError, TypeError) as error:
             raise DamagedError(f"names no files: {error}") from error
 
+    def file(self, name: str) -> Fingerprint | None:
+        """One of the targets, without making the others; None where it is none. Raises DamagedError."""
+        try:
+            known = self.fields["files"].get(name)
+            return None if known is None else _fingerprint(known)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise DamagedError(f"names no files: {error}") from error
+
     @property
     def summary(self) -> dict[str, Any]:
         """What of it the node half has told: summary.json."""
@@ -169,6 +177,15 @@ def stamp(path: Path) -> tuple[int, ...] | None:
         return _stamp(path.stat())
     except OSError:
         return None
+
+
+def is_stamped(path: str, expected: Fingerprint) -> bool:
+    """Whether it is as it was when its fingerprint was taken, by its stamp alone: for lists of ten thousand runs."""
+    try:
+        found = os.stat(path)  # noqa: PTH116  (a Path costs more than the question)
+    except OSError:
+        return False
+    return (found.st_size, _stamp(found)) == (expected.bytes, expected.stamp)
 
 
 def changed(path: Path, expected: Fingerprint) -> str | None:

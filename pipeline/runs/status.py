@@ -9,6 +9,7 @@ from typing import Any
 from pipeline.core import locks
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.specs import State
+from pipeline.keys.content_key import ContentKey
 from pipeline.runs import acceptance, attempts, checkpoints, journal, meeting, metrics_file, rank_beats
 from pipeline.runs.contents import nodes_of, what
 from pipeline.runs.folder import RunFolder
@@ -43,7 +44,7 @@ def status(folder: RunFolder) -> str:
             lines.append(f"  detail   {last.detail.splitlines()[0]}")
     lines.append(f"  hosts    {_hosts(plan, config)}")
     training = last is not None and last.state is State.RUNNING and locks.is_held(folder.lock)
-    lines += _metrics(folder, training=training)
+    lines += [] if any("metrics.jsonl" in line for line in altered) else _metrics(folder, training=training)
     lines += _ranks(folder, last.attempt if last is not None else 0, training=training)
     lines += list(dict.fromkeys(_altered(folder) + altered))
     lines += [f"  {name} was added after the run; it is none of its outputs" for name in added(folder)]
@@ -108,11 +109,16 @@ def _without_logs(folder: RunFolder) -> UsageError:
 
 
 def _accepted(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str]]:
-    """By whose word another run holds for this one; and what is said where that word or the result was altered."""
+    """By whose word another run holds for this one; and what is said where that word, the result or a file that it
+    names was altered."""
     try:
-        return acceptance.standing(folder)[1], []
+        result, accepted = acceptance.standing(folder)
     except AlteredError as error:
         return None, [f"  {error.what}"]
+    if result is None or accepted is not None or not result.sealed:
+        return accepted, []
+    why = folder.stale_because(ContentKey(digest=result.digest, parts={}))
+    return None, [] if why is None else [f"  {folder.path}: {why}"]
 
 
 def _hosts(plan: Mapping[str, Any], config: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from pipeline.core.specs import State
 from pipeline.keys.content_key import ContentKey
 from pipeline.runs import journal
 from pipeline.runs.folder import RunFolder
+from pipeline.runs.result import fingerprint
 from tests.pipeline.finished_folder import CODE, CONFIG, finished, key_of
 
 STEPS = range(10, 60, 10)
@@ -75,6 +76,9 @@ def write_curve(folder: RunFolder, accuracy: float, odd: Mapping[int, float] | N
         for step in STEPS
     ]
     (folder.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if (result := folder.read_result()) is not None:
+        files = {**result.fields["files"], "metrics.jsonl": fingerprint(folder.path / "metrics.jsonl")}
+        write_sealed(folder.result, {**result.fields, "files": files})
 
 
 def failed(

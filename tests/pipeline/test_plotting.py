@@ -114,3 +114,14 @@ def test_a_long_curve_is_thinned_to_its_ends_and_points_between(tmp_path: Path) 
     (part,) = band(group, of_run, "loss", "step").parts
     short = thinned(part)
     assert (len(short), short[0].x, short[-1].x) == (400, 0.0, 9_999.0)
+
+
+def test_curves_that_were_edited_are_named_and_not_drawn(tmp_path: Path, plotted: Printed) -> None:
+    altered, other = trained(tmp_path, 0), trained(tmp_path, 1)
+    lines = (altered.path / "metrics.jsonl").read_text()
+    (altered.path / "metrics.jsonl").write_text(lines.replace("0.9", "0.99"))
+    said = plotted(tmp_path, altered.key, other.key)
+    assert said.startswith(f"left out: {altered.key} is ALTERED: {altered.path}/metrics.jsonl has ")
+    assert "n 1, last 0.9000" in said
+    with pytest.raises(UsageError, match="none of these runs has such a curve"):
+        plotted(tmp_path, altered.key)

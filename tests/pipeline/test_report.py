@@ -48,8 +48,9 @@ FETCHING = {
 
 
 @pytest.fixture
-def reported(printed: Printed) -> Printed:
+def reported(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> Printed:
     """What `doit report` says."""
+    monkeypatch.setattr("pipeline.comparing.certificate.check_parts", lambda *_: None)  # no project's sources here
     return partial(printed, reporting.report)
 
 
@@ -278,6 +279,23 @@ def test_a_certificate_names_the_file_of_the_run_that_was_altered(
     (tmp_path / certified.name[:12] / "config.yaml").unlink()
     with pytest.raises(PacelineError, match=r"isn't what it says:\n  checkpoints/final.pt: its sha256 isn't \w{12}…\n"):
         verified(tmp_path, str(certified))
+
+
+def test_nothing_is_certified_that_its_check_would_refuse(tmp_path: Path, reported: Printed) -> None:
+    run = trained(tmp_path)
+    (run.path / "checkpoints" / "final.pt").write_text("some byteS")
+    with pytest.raises(
+        PacelineError, match=rf"{run.key} isn't .*: checkpoints/final\.pt was altered\n  try: the same doit"
+    ):
+        reported(tmp_path, run.key)
+    assert not (tmp_path / "reports").exists()
+
+
+def test_a_run_whose_curves_were_edited_is_reported_as_altered(tmp_path: Path, reported: Printed) -> None:
+    run = trained(tmp_path)
+    (run.path / "metrics.jsonl").write_text("")
+    assert reported(tmp_path, run.key).startswith("\nALTERED\n")
+    assert not list((tmp_path / "reports").glob("*.certificate.json"))
 
 
 @pytest.fixture

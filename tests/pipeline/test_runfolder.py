@@ -296,10 +296,36 @@ def test_what_is_set_aside_twice_is_kept_twice_and_what_belongs_there_stays(fini
 
 
 @pytest.mark.parametrize("number", ["9" * 200, "9" * 5000, "[" * 5000, '{"a":' * 5000])
-def test_a_key_file_that_nobody_can_parse_hides_no_figure_and_no_other_run(finished: RunFolder, number: str) -> None:
+def test_a_key_file_that_nobody_can_parse_is_said_and_hides_no_other_run(finished: RunFolder, number: str) -> None:
     text = (finished.path / "key.json").read_text()
     (finished.path / "key.json").write_text(text.replace(f'"version": {KEY_VERSION}', f'"version": {number}'))
     (row,) = runs.rows(finished.path.parent)
     newer = number == "9" * 200  # a number like any other
-    assert (row.state, row.accuracy) == (("NEWER", None) if newer else ("FINISHED", 0.5))
+    assert (row.state, row.accuracy) == ("NEWER" if newer else "ALTERED", None)
     assert finished.read_json("key.json") is None or newer
+
+
+@pytest.mark.parametrize("name", ["key.json", "config.json"])
+@pytest.mark.parametrize("damage", ["edited", "no text", "removed"])
+def test_a_configuration_or_a_key_that_is_not_what_was_written_is_altered_in_lists(
+    finished: RunFolder, name: str, damage: str
+) -> None:
+    path = finished.path / name
+    if damage == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(b"\xff\xfe" if damage == "no text" else path.read_bytes().replace(b'"seed": 0', b'"seed": 9'))
+    (row,) = runs.rows(finished.path.parent)
+    assert (row.state, row.accuracy) == ("ALTERED", None)
+    assert f"{path} " in row.note
+    assert "\n  state    ALTERED; the same doit train makes it again\n" in status(finished)
+
+
+def test_status_names_curves_that_were_edited_and_shows_none_of_their_figures(finished: RunFolder) -> None:
+    (finished.path / "metrics.jsonl").write_text(
+        '{"t": 1.0, "step": 5, "epoch": 1, "metrics": {"val/accuracy": 0.9999}}\n'
+    )
+    said = status(finished)
+    assert "ALTERED" in said
+    assert "metrics.jsonl has " in said
+    assert "0.9999" not in said
