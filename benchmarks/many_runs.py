@@ -22,7 +22,7 @@ from pages import DOIT, Page, browser, links, wait_for
 
 TARGET_S = 10.0
 TRAINED = ("experiment=quickstart", "trainer.epochs=3")
-TITLES, NAME = ("val/accuracy", "train/loss"), "lr=0.0"
+TITLES, NAME = ("test/accuracy", "train/loss"), "lr=0.0"
 DRAWN = "document.querySelectorAll('.js-plotly-plot .scatterlayer .trace path.js-line').length"
 
 

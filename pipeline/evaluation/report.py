@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.core import documents, unexpected
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_atomic, write_json
+from pipeline.core.process import give_way
 from pipeline.evaluation import overview
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ Report = dict[str, Any]
 
 _AVERAGES = ("macro avg", "weighted avg")
 _MAX_NUMBERED_CLASSES = 25  # with more, the cells are too small for a number in each
-_NICENESS = 10
 _MAX_LABEL = 28  # characters of a class name on an axis
 
 
@@ -221,7 +220,7 @@ def _write_counts(axes: Axes, matrix: Sequence[Sequence[int]], shares: Sequence[
 
 def serve() -> int:
     """The trials of a sweep one after another: only the first waits for the imports."""
-    os.nice(_NICENESS)  # the next trial is training meanwhile
+    give_way()  # the next trial is training meanwhile
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints is no answer
     import matplotlib.figure  # noqa: F401  (now, before the first trial has ended)
     import sklearn.metrics  # noqa: F401

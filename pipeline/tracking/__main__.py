@@ -21,6 +21,7 @@ from typing import Any, TextIO
 
 from pipeline.core import threads, unexpected
 from pipeline.core.errors import PacelineError
+from pipeline.core.process import give_way
 from pipeline.tracking.address import URI_VARIABLE, absolute_uri
 from pipeline.tracking.destinations import SETTINGS_VARIABLE
 from pipeline.tracking.failures import StoreError
@@ -28,7 +29,6 @@ from pipeline.tracking.launching import NO_SUCH_RUN
 from pipeline.tracking.recorder import record
 from pipeline.tracking.state import PENDING, Recorded
 
-_NICENESS = 10
 _NOT_NEEDED = ("numpy", "pandas", "pyarrow", "scipy")
 
 
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _give_way() -> None:
     """Let the training go first, and outlive Ctrl-C: the journal will say KILLED and that is to be recorded."""
-    os.nice(_NICENESS)
+    give_way()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
