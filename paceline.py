@@ -28,9 +28,12 @@ def log(step: int, **metrics: Any) -> None:
         step: counts finished steps.
 
     Raises:
-        TypeError: a value is no number.
+        TypeError: a value is no number. ValueError: no tracker keeps such a step.
     """
-    _write(metrics, step=int(step))
+    number = int(step)
+    if not -(1 << 63) <= number < 1 << 63:
+        raise ValueError(f"paceline: step {step} has more than 64 bits")
+    _write(metrics, step=number)
 
 
 def finish(**metrics: Any) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+_STEPS = range(-(1 << 63), 1 << 63)  # no database keeps more
+_LATEST_S = 1 << 53  # nor later milliseconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,7 @@ def parse(line: bytes) -> MetricsRow | None:
         raw = json.loads(line)
         metrics = {str(name): float(value) for name, value in raw["metrics"].items() if _is_number(value)}
         time_s, step, epoch = float(raw["t"]), raw["step"], raw["epoch"]
-        if type(step) is int and type(epoch) in (int, type(None)) and math.isfinite(time_s):
+        if type(step) is int and step in _STEPS and type(epoch) in (int, type(None)) and abs(time_s) < _LATEST_S:
             attempt, doing = str(raw.get("attempt", "")), str(raw.get("doing", "training"))
             return MetricsRow(time_s=time_s, step=step, epoch=epoch, metrics=metrics, attempt=attempt, doing=doing)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):

@@ -14,6 +14,7 @@ from pipeline.core.beats import NodeBeat, Usage
 from pipeline.runs.metrics_file import cut_torn_line
 
 FILE = "system_metrics.jsonl"
+PREFIX = "system/"
 EVERY_S = 10.0  # as MLflow itself does
 _MB = 1e6
 
@@ -72,7 +73,7 @@ def metrics(host: str, first: Usage, told: Sequence[Usage]) -> dict[str, float]:
         found[f"gpu_{number}_memory_usage_megabytes"] = fmean(gpu.memory_bytes for gpu in gpus) / _MB
         share = fmean(gpu.memory_bytes / max(1, gpu.memory_total_bytes) for gpu in gpus)
         found[f"gpu_{number}_memory_usage_percentage"] = 100 * share
-    return {f"system/{host}/{name}": round(value, 1) for name, value in found.items()}
+    return {f"{PREFIX}{host}/{name}": round(value, 1) for name, value in found.items()}
 
 
 def _samples(path: Path) -> Counter[str]:

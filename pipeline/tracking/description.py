@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -184,6 +184,15 @@ def mlflow_key(name: str) -> str:
     return (kept or "_")[:_MAX_NAME]
 
 
+def distinct(key: str, taken: Container[str]) -> str:
+    """``key``, with underscores behind it where it is taken: two names may differ only in what MLflow refuses."""
+    found, ending = key, ""
+    while found in taken:
+        ending += "_"
+        found = key[: _MAX_NAME - len(ending)] + ending
+    return found
+
+
 def _option(config: Mapping[str, Any], group: str) -> str:
     section = config.get(group)
     return str(section.get("name", group)) if isinstance(section, dict) else group
@@ -195,10 +204,7 @@ def _params(config: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, st
     ranks = {name: value for name, value in topology.items() if name != "env"} if isinstance(topology, dict) else {}
     params: dict[str, str] = {}
     for path, value in _leaves("", {**canonical_config(config), **({"topology": ranks} if ranks else {})}):
-        key = mlflow_key(path)
-        while key in params:  # two names that differ only in refused characters
-            key = key[: _MAX_NAME - 1] + "_"
-        params[key] = _cut(redact(_text(value)), _MAX_PARAM, "config.json")
+        params[distinct(mlflow_key(path), params)] = _cut(redact(_text(value)), _MAX_PARAM, "config.json")
     return params
 
 

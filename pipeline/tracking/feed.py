@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from pipeline.core.errors import PacelineError, text_of
@@ -11,7 +11,7 @@ from pipeline.tracking import state
 from pipeline.tracking.address import redact
 from pipeline.tracking.description import Progress, describe
 from pipeline.tracking.failures import StoreError
-from pipeline.tracking.points import last_figures, read_points
+from pipeline.tracking.points import Mark, Place, last_figures, read_points
 from pipeline.tracking.state import TrackingState, fingerprints
 from pipeline.tracking.trackers.base import Tracker, TrackerError
 
@@ -41,8 +41,8 @@ class Feed:
         self._succeeded, self._is_wanted = succeeded, is_wanted
         self._tracker: Tracker | None = None
         self._attempt: int | None = None  # that the tracker knows of
-        self._offset_bytes = 0
-        self._steps: dict[str, int] = {}
+        self._place = Place()
+        self._marks: dict[str, Mark] = {}
 
     def write(self, now: Progress) -> None:
         """Raises StoreError."""
@@ -75,25 +75,25 @@ class Feed:
         with self._asked():
             tracker = self._tracker = self._make()
             if tracker.live or now.ended:
-                self._steps, self._offset_bytes = dict(tracker.begin(describe(self.run_dir))), 0
+                self._marks, self._place = _marks(tracker.begin(describe(self.run_dir))), Place()
                 self._attempt = now.attempt
         return tracker
 
     def _log(self, tracker: Tracker) -> None:
         """An attempt that repeats steps from its checkpoint repeats their metrics: what is there stays."""
         while True:
-            chunk = read_points(self.run_dir / "metrics.jsonl", self._offset_bytes, _AT_ONCE)
-            points = [*chunk.points, *(last_figures(self.run_dir) if chunk.is_last else ())]
+            chunk = read_points(self.run_dir / "metrics.jsonl", self._place, _AT_ONCE)
+            points = [*chunk.points, *(last_figures(self.run_dir, chunk.place) if chunk.is_last else ())]
             new = []
             for point in points:
-                if point.step > self._steps.get(point.key, -1):
+                if point.key not in self._marks or point.mark > self._marks[point.key]:
                     new.append(point)
-                    self._steps[point.key] = point.step
+                    self._marks[point.key] = point.mark
             if new:
                 with self._asked():
                     tracker.log(new)
                 self._succeeded()
-            self._offset_bytes = chunk.end_bytes
+            self._place = chunk.place
             if chunk.is_last:
                 return
 
@@ -106,6 +106,18 @@ class Feed:
             self.forget()
             final = isinstance(error, TrackerError | PacelineError | ImportError)
             raise StoreError(redact(_reason(error)), final=final) from error
+
+
+def _marks(told: object) -> dict[str, Mark]:
+    """What begin() has returned. Raises TrackerError: it is something else."""
+    found = dict[str, Mark]()
+    for key, mark in told.items() if isinstance(told, Mapping) else [(told, None)]:
+        match key, mark:
+            case str(), (int(lap), int(step)):
+                found[key] = lap, step
+            case _:
+                raise TrackerError(f"its begin() returned {told!r:.80}, not point.mark of each metric's last point")
+    return found
 
 
 def _reason(error: Exception) -> str:

@@ -3,67 +3,129 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, replace
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from pipeline.runs import metrics_file
-from pipeline.tracking.description import mlflow_key, read_object, read_summary
+from pipeline.tracking.description import distinct, mlflow_key, read_object, read_summary
+
+Mark = tuple[int, int]
+"""A point's lap and step; from point to point of a metric they rise."""
 
 
 @dataclass(frozen=True)
 class Point:
     """One value of one metric. ``time_ms`` is the time of the measurement (unix milliseconds), never of the
-    recording: MLflow takes an equal (key, time, step, value) for the same point, so a replay adds nothing."""
+    recording: MLflow takes an equal (key, time, step, value) for the same point, so a replay adds nothing.
+
+    ``lap`` says how often the metric's steps had begun anew before: a script may count those of each epoch from 0.
+    """
 
     key: str
     value: float
     time_ms: int
     step: int
+    lap: int = 0
+
+    @property
+    def mark(self) -> Mark:
+        return self.lap, self.step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """How far metrics.jsonl was read: to the byte that follows ``line``; a file that has another line there was cut
+    since. ``marks`` has of each metric its last point, ``keys`` what each name is called, ``bad_byte`` is the place of
+    the first line that makes no sense."""
+
+    end_bytes: int = 0
+    line: bytes = b""
+    marks: Mapping[str, Mark] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    bad_byte: int | None = None
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Whole lines of metrics.jsonl: their points, where the next line begins, how many made no sense, and whether
-    there is no further one yet."""
+    """Whole lines of metrics.jsonl: their points, where the next line begins, and whether there is none yet."""
 
     points: tuple[Point, ...]
-    end_bytes: int
-    bad_lines: int
+    place: Place
     is_last: bool
 
 
-def read_points(path: Path, start_bytes: int, limit: int) -> Chunk:
-    """From ``start_bytes`` on, to the last whole line or as many as have ``limit`` points. One that shrank is read
-    anew."""
+def read_points(path: Path, place: Place, limit: int, *, tests_once: bool = False) -> Chunk:
+    """From ``place`` on, to the last whole line or as many as have ``limit`` points. One that was cut is read anew.
+
+    ``tests_once``: metrics of the test are measured once, and stand at step 0.
+    """
     points: list[Point] = []
-    bad = 0
     try:
         file = path.open("rb")
     except (FileNotFoundError, IsADirectoryError):
-        return Chunk((), 0, 0, is_last=True)
+        return Chunk((), Place(), is_last=True)
     with file:
-        end = start_bytes if start_bytes <= path.stat().st_size else 0
+        place = place if _stands(file, place) else Place()
+        end, last, bad = place.end_bytes, place.line, place.bad_byte
+        names = _Names(place.marks, place.keys)
         file.seek(end)
+        is_last = True
         while (line := file.readline()).endswith(b"\n"):  # one without it is still being written
-            found = _parse(line)
-            if points and len(points) + len(found or ()) > limit:
-                return Chunk(tuple(points), end, bad, is_last=False)
-            end += len(line)
-            bad += found is None
-            points += found or ()
-    return Chunk(tuple(points), end, bad, is_last=True)
+            row = metrics_file.parse(line)
+            if row is not None and points and len(points) + len(row.metrics) > limit:
+                is_last = False
+                break
+            if row is not None:
+                points += names.points(row.metrics, int(row.time_s * 1000), row.step, tests_once=tests_once)
+            elif bad is None:
+                bad = end
+            end, last = end + len(line), line
+    read = Place(end_bytes=end, line=last, marks=names.marks, keys=names.keys, bad_byte=bad)
+    return Chunk(tuple(points), read, is_last=is_last)
 
 
-def _parse(line: bytes) -> list[Point] | None:
-    row = metrics_file.parse(line)
-    return None if row is None else _points(row.metrics, int(row.time_s * 1000), row.step)
+def _stands(file: IO[bytes], place: Place) -> bool:
+    """Whether the last line that was read stands where it stood."""
+    file.seek(place.end_bytes - len(place.line))
+    return file.read(len(place.line)) == place.line and file.seek(0, os.SEEK_END) >= place.end_bytes
 
 
-def one_off(points: Iterable[Point]) -> list[Point]:
-    """Points of a training with those of its one test at step 0."""
-    return [replace(point, step=0) if point.key.startswith("test/") else point for point in points]
+class _Names:
+    """What the metrics are called, and of each the last point."""
+
+    def __init__(self, marks: Mapping[str, Mark], keys: Mapping[str, str]) -> None:
+        self.marks, self.keys = dict(marks), dict(keys)
+
+    def points(self, metrics: Mapping[str, float], time_ms: int, step: int, *, tests_once: bool) -> list[Point]:
+        found = []
+        for name, value in metrics.items():
+            key = self.keys.setdefault(name, key_of(name, self.keys))
+            at = 0 if tests_once and key.startswith("test/") else step
+            lap, _ = self.marks[key] = next_mark(self.marks.get(key), at)
+            found.append(Point(key, value, time_ms, at, lap))
+        return found
+
+
+def next_mark(before: Mark | None, step: int) -> Mark:
+    """That of the point that follows ``before``."""
+    lap, last = before or (0, step - 1)
+    return lap if step > last else lap + 1, step
+
+
+def key_of(name: str, keys: Mapping[str, str]) -> str:
+    """What MLflow calls a metric. Of names that differ only in what it refuses the first one has the plain key."""
+    return keys.get(name) or distinct(mlflow_key(name), set(keys.values()))
+
+
+def mark_of(steps: Iterable[int]) -> Mark:
+    """The last of the points that have these steps, in any order; there is at least one."""
+    counts = Counter(steps)
+    laps = max(counts.values())
+    return laps - 1, max(step for step, count in counts.items() if count == laps)
 
 
 def nonfinite(points: Iterable[Point]) -> dict[str, str]:
@@ -76,16 +138,9 @@ def nonfinite(points: Iterable[Point]) -> dict[str, str]:
     return found
 
 
-def _points(metrics: Mapping[str, Any], time_ms: int, step: int) -> list[Point]:
-    return [
-        Point(mlflow_key(str(name)), float(value), time_ms, step)
-        for name, value in metrics.items()
-        if isinstance(value, int | float)
-    ]
-
-
-def last_figures(run_dir: Path) -> list[Point]:
-    """The summary's metrics and speed and the report's macro F1, at the last step; empty before that."""
+def last_figures(run_dir: Path, place: Place) -> list[Point]:
+    """The summary's metrics and speed and the report's macro F1, at the last step; without those that end the curves
+    up to ``place``, and empty before there is a summary."""
     summary = read_summary(run_dir)
     metrics = dict(summary["metrics"]) if isinstance(summary.get("metrics"), dict) else {}
     for name in ("images_per_s", "train_s"):
@@ -94,13 +149,20 @@ def last_figures(run_dir: Path) -> list[Point]:
     metrics["test/macro_f1"] = average.get("f1-score") if isinstance(average, dict) else None
     try:
         time_ms = int((summary["first_step_unix_time"] + summary["train_s"]) * 1000)
-        return _points(metrics, time_ms, int(summary["steps"]))
+        step = int(summary["steps"])
     except (KeyError, TypeError, ValueError, OverflowError):
         return []
+    found = []
+    for name, value in metrics.items():
+        lap, last = place.marks.get(key := key_of(str(name), place.keys), (0, step - 1))
+        if isinstance(value, int | float) and step > last:
+            found.append(Point(key, float(value), time_ms, step, lap))
+    return found
 
 
-def final_points(run_dir: Path, curves: Container[str]) -> list[Point]:
-    """The same for MLflow: what belongs to one of ``curves`` (names of metrics) stands at the last step. Of the others
-    there is one figure: it stands at step 0, where MLflow draws it as a bar instead of a lone dot.
+def final_points(run_dir: Path, place: Place) -> list[Point]:
+    """The same for MLflow: what belongs to a curve stands at the last step. Of the others there is one figure: it
+    stands at step 0, where MLflow draws it as a bar instead of a lone dot.
     """
-    return [point if point.key in curves else replace(point, step=0) for point in last_figures(run_dir)]
+    found = [point for point in last_figures(run_dir, place) if place.marks.get(point.key) != (0, 0)]
+    return [point if point.key in place.marks else replace(point, step=0) for point in found]

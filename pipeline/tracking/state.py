@@ -56,7 +56,7 @@ class TrackingState:
 
     ``unsure``: the answer to a creation may have been lost, so there may be a run that nobody knows of.
 
-    ``last_steps`` holds, by metric, the last step that was logged: an attempt that repeats steps after a
+    ``marks`` holds, by metric, lap and step of the last point that was logged: an attempt that repeats steps after a
     resume logs only what is new. ``nonfinite`` holds the first value of a metric that was no finite number, in words.
     ``artifacts`` and ``inputs`` map names to fingerprints of files.
     """
@@ -69,9 +69,8 @@ class TrackingState:
     experiment_id: str | None = None
     unsure: bool = False
     attempt: int = 0
-    metrics_offset_bytes: int = 0
     system_offset_bytes: int = 0
-    last_steps: dict[str, int] = field(default_factory=dict)
+    marks: dict[str, list[int]] = field(default_factory=dict)
     nonfinite: dict[str, str] = field(default_factory=dict)
     artifacts: dict[str, list[int]] = field(default_factory=dict)
     inputs: dict[str, list[int]] = field(default_factory=dict)

@@ -167,6 +167,11 @@ class Store:
             last_steps={metric.key: int(metric.step) for metric in chosen.data.to_proto().metrics},
         )
 
+    def steps(self, run_id: str, key: str) -> list[int]:
+        """Of all points of a metric."""
+        with calls():
+            return [int(point.step) for point in self._client.get_metric_history(run_id, key)]
+
     def _find(self, experiment_id: str, key: str) -> list[Run]:
         quoted = key.replace("'", "")
         runs = self._client.search_runs([experiment_id], filter_string=f"tags.`paceline.run_key` = '{quoted}'")

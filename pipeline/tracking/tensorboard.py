@@ -25,7 +25,7 @@ from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from pipeline.tracking.description import Description
-from pipeline.tracking.points import Point
+from pipeline.tracking.points import Mark, Point, next_mark
 from pipeline.tracking.trackers.base import Tracker
 
 FOLDER = "tensorboard"
@@ -43,19 +43,19 @@ class TensorBoard(Tracker):
         super().__init__(settings, run_dir)
         self._file: IO[bytes] | None = None
 
-    def begin(self, run: Description) -> Mapping[str, int]:
+    def begin(self, run: Description) -> Mapping[str, Mark]:
         start_s = (run.start_ms or 0) / 1000
         (self.run_dir / FOLDER).mkdir(exist_ok=True)
         found = sorted(self.run_dir.glob(f"{FOLDER}/*/events.out.tfevents.*"))
         path = found[0] if found else self._path(run, int(start_s))
         path.parent.mkdir(exist_ok=True)
         file = self._file = path.open("r+b" if found else "x+b")
-        whole_bytes, steps = _held(file)
+        whole_bytes, marks = _held(file)
         file.truncate(whole_bytes)
         file.seek(whole_bytes)
         version = [] if whole_bytes else [Event(wall_time=start_s, file_version=_VERSION)]
-        self._write([*version, *([] if _ABOUT in steps else [_about(run, start_s)])])
-        return steps
+        self._write([*version, *([] if _ABOUT in marks else [_about(run, start_s)])])
+        return marks
 
     def _path(self, run: Description, start_s: int) -> Path:
         """In a folder that is called as the run is: TensorBoard shows folders as the names of runs."""
@@ -89,14 +89,14 @@ class TensorBoard(Tracker):
         os.fsync(self._file.fileno())
 
 
-def _held(file: IO[bytes]) -> tuple[int, dict[str, int]]:
-    """Where the last whole record ends, and the last step of each metric up to there."""
-    end, steps = 0, dict[str, int]()
+def _held(file: IO[bytes]) -> tuple[int, dict[str, Mark]]:
+    """Where the last whole record ends, and the last point of each metric up to there."""
+    end, marks = 0, dict[str, Mark]()
     while event := _record(file):
         for value in event.summary.value:
-            steps[value.tag] = max(event.step, steps.get(value.tag, -1))
+            marks[value.tag] = next_mark(marks.get(value.tag), event.step)
         end = file.tell()
-    return end, steps
+    return end, marks
 
 
 def _record(file: IO[bytes]) -> Any:

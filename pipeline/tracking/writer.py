@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.core import program as programs
 from pipeline.runs import system_metrics
 from pipeline.tracking import artifacts, state
-from pipeline.tracking.description import Description, Progress, describe
-from pipeline.tracking.points import Chunk, Point, final_points, nonfinite, one_off, read_points
+from pipeline.tracking.description import Description, Progress, describe, mlflow_key
+from pipeline.tracking.points import Chunk, Mark, Place, Point, final_points, mark_of, nonfinite, read_points
 from pipeline.tracking.state import TrackingState, fingerprint, fingerprints
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class Writer:
         self.state = state
         self._succeeded = succeeded
         self._store: Store | None = None
+        self._place = Place()  # in metrics.jsonl, which each process reads from its beginning
         self._opened: int | None = None  # the attempt that the store knows of
         self._name = ""  # the run's, in the store
         self._params: Mapping[str, str] = {}  # they and the tags go with the next points
@@ -74,16 +75,25 @@ class Writer:
         run = store.open_run(experiment_id, about.key, self.state.token, self.state.run_id, about.name, about.start_ms)
         self.state.unsure = unsure
         if run.run_id != self.state.run_id:
-            self.state.metrics_offset_bytes, self.state.last_steps, self.state.artifacts = 0, {}, {}
+            self._place, self.state.marks, self.state.artifacts = Place(), {}, {}
             self.state.system_offset_bytes, self.state.nonfinite = 0, {}
-        if now.attempt != self.state.attempt:  # the new attempt may have cut metrics.jsonl back to its checkpoint
-            self.state.metrics_offset_bytes = 0
-        # of a request whose answer was lost nothing is known here, and the new attempt has other times for its steps
-        self.state.last_steps = _later(self.state.last_steps, run.last_steps)
+        if now.attempt != self.state.attempt or not self.state.marks:
+            # of a request whose answer was lost nothing is known here, and the new attempt has other times for its
+            # steps; else MLflow itself knows its points again
+            self._learn_marks(store, run)
         self.state.run_id, self.state.experiment_id, self.state.attempt = run.run_id, experiment_id, now.attempt
         self._succeeded()  # before it writes: while the store worked, another run may have taken the folder's place
         self.state.save(self._folder)
         self._tell(store, run, about, now)
+
+    def _learn_marks(self, store: Store, run: StoredRun) -> None:
+        """What the store has of each metric, where that may be more than is known."""
+        for key, step in run.last_steps.items():
+            known = _mark(self.state.marks.get(key))
+            if known != (0, step) and not key.startswith(system_metrics.PREFIX):
+                held = mark_of(store.steps(run.run_id, key))
+                self.state.marks[key] = list(held if known is None else max(held, known))
+                self._succeeded()
 
     def _tell(self, store: Store, run: StoredRun, about: Description, now: Progress) -> None:
         """What the run is: its data and status at once, parameters and tags with the first points."""
@@ -107,7 +117,8 @@ class Writer:
 
         for number in itertools.count():
             room = max(1, ITEMS_PER_CALL - len(self._params) - len(self._tags))
-            chunk = read_points(self.run_dir / "metrics.jsonl", self.state.metrics_offset_bytes, room)
+            path = self.run_dir / "metrics.jsonl"
+            chunk = read_points(path, self._place, room, tests_once=self._tests_once)
             if number and chunk.is_last and not now.ended:
                 return
             self._send(store, chunk, ends=chunk.is_last and now.ended)
@@ -116,46 +127,38 @@ class Writer:
 
     def _send(self, store: Store, chunk: Chunk, *, ends: bool) -> None:
         """One request, with the final figures and tags where the run ``ends``; then it stands in tracking.json."""
-        points = one_off(chunk.points) if self._tests_once else list(chunk.points)
-        steps = _later(self.state.last_steps, _last_steps(points))
-        tags, found = self._tags, {**nonfinite(points), **self.state.nonfinite}
+        tags, found = self._tags, {**nonfinite(chunk.points), **self.state.nonfinite}
+        new = self._new(chunk.points)
         if ends:
-            # the last lines of the curves, in this very request, hold most of them
-            final = final_points(self.run_dir, {name for name, step in steps.items() if step > 0})
-            points += [point for point in final if point.step > steps.get(point.key, -1)]
-            steps = _later(steps, _last_steps(points))
+            new += self._new(final_points(self.run_dir, chunk.place))
             tags = {**tags, **describe(self.run_dir, found).tags}
-        new = self._new(points)
         if new or self._params or tags:
             self._note(f"MLflow refused {name}" for name in store.log(self._run_id, new, self._params, tags))
-        if chunk.bad_lines:
-            self._note([f"{chunk.bad_lines} lines of metrics.jsonl before byte {chunk.end_bytes} make no sense"])
-        moved = (self.state.metrics_offset_bytes, self.state.last_steps) != (chunk.end_bytes, steps)
-        self.state.metrics_offset_bytes, self.state.last_steps, self.state.nonfinite = chunk.end_bytes, steps, found
+        self._note(_odd(chunk.place))
+        self.state.marks |= {point.key: list(point.mark) for point in new}
+        self._place, self.state.nonfinite = chunk.place, found
         self._params, self._tags = {}, {}
         self._succeeded()
-        if moved:
+        if new:
             self.state.save(self._folder)
 
     def _log_system_metrics(self, store: Store) -> None:
-        """No attempt takes any of them back."""
+        """No attempt takes any of them back, and MLflow itself knows those again whose answer was lost."""
         from pipeline.tracking.store import ITEMS_PER_CALL
 
         path = self.run_dir / system_metrics.FILE
-        while (chunk := read_points(path, self.state.system_offset_bytes, ITEMS_PER_CALL)).points:
-            new = self._new(chunk.points)
-            if new:
-                self._note(f"MLflow refused {name}" for name in store.log(self._run_id, new, {}, {}))
-            self.state.system_offset_bytes = chunk.end_bytes
-            self.state.last_steps = _later(self.state.last_steps, _last_steps(new))
+        while (chunk := read_points(path, Place(end_bytes=self.state.system_offset_bytes), ITEMS_PER_CALL)).points:
+            self._note(f"MLflow refused {name}" for name in store.log(self._run_id, chunk.points, {}, {}))
+            self.state.system_offset_bytes = chunk.place.end_bytes
             self._succeeded()
             self.state.save(self._folder)
             if chunk.is_last:
                 return
 
     def _new(self, points: Iterable[Point]) -> list[Point]:
-        """Without those that the store has."""
-        return [point for point in points if point.step > self.state.last_steps.get(point.key, -1)]
+        """Without those that the store has: an attempt that repeats steps from its checkpoint repeats their metrics."""
+        known = {key: _mark(mark) for key, mark in self.state.marks.items()}
+        return [point for point in points if (mark := known.get(point.key)) is None or point.mark > mark]
 
     def _complete(self, store: Store, now: Progress) -> None:
         about = self._describe()
@@ -197,10 +200,18 @@ class Writer:
         self.state.notes += [note for note in notes if note not in self.state.notes]
 
 
-def _last_steps(points: Iterable[Point]) -> dict[str, int]:
-    return {point.key: point.step for point in sorted(points, key=lambda point: point.step)}
+def _mark(told: Any) -> Mark | None:
+    """None for what tracking.json has of no metric, or of a damaged one."""
+    match told:
+        case [int(lap), int(step)]:
+            return lap, step
+    return None
 
 
-def _later(steps: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
-    """Of each metric the later one of the two."""
-    return {name: max(steps.get(name, -1), others.get(name, -1)) for name in {**steps, **others}}
+def _odd(place: Place) -> Iterator[str]:
+    """What a person who compares the record with metrics.jsonl should know."""
+    if place.bad_byte is not None:
+        yield f"lines of metrics.jsonl make no sense, the first one at byte {place.bad_byte}"
+    for name, key in place.keys.items():
+        if key != mlflow_key(name):
+            yield f"metric {name} is recorded as {key}: {mlflow_key(name)} is another one"

@@ -83,8 +83,7 @@ def test_they_are_recorded_once_also_where_the_recorder_died_before_it_noted_the
     expected = [(step, int((folder.T0 + 10 * step) * 1000), 25.0) for step in range(4)]
     assert store.history(uri, number, name) == expected[:3]
     state = json.loads((run / "tracking.json").read_text())
-    steps = {key: step for key, step in state["last_steps"].items() if not key.startswith("system/")}
-    folder.write(run / "tracking.json", {**state, "system_offset_bytes": 0, "last_steps": steps})
+    folder.write(run / "tracking.json", {**state, "system_offset_bytes": 0})
     SystemMetrics(run).heard(NodeBeat(host="node1", usage=IDLE), folder.T0 + 30)
     folder.end(run)
     tracking.record(run, uri, EXPERIMENT)

@@ -36,7 +36,7 @@ def uri(tmp_path: Path, database: Path) -> str:
 def is_logged(run: Path, step: int) -> bool:
     """Whether the recorder has noted that the points up to ``step`` are in the store."""
     path = run / "tracking.json"
-    return path.exists() and f'"train/loss": {step}' in path.read_text()
+    return path.exists() and json.loads(path.read_text())["marks"].get("train/loss") == [0, step]
 
 
 def finished(tmp_path: Path, **more: Any) -> Path:
@@ -182,6 +182,46 @@ def test_points_whose_answer_was_lost_are_not_repeated_by_an_attempt_that_does_t
     folder.end(run, attempt=2)
     assert tracking.record(run, uri, EXPERIMENT).run_id == first.run_id
     assert [step for step, _, _ in store.history(uri, str(first.run_id))] == list(range(20))
+
+
+def test_a_curve_whose_steps_begin_anew_is_the_same_live_and_in_a_replay_and_also_after_a_kill(
+    tmp_path: Path, uri: str, database: Path
+) -> None:
+    run = folder.started(tmp_path)
+    for epoch in range(3):
+        folder.logged(run, *((step, {"loss": 10.0 * epoch + step}) for step in range(-1, 4)), at=folder.T0 + 10 * epoch)
+        first = tracking.record(run, uri, EXPERIMENT)  # live, with a look after each epoch
+    kept = "".join((run / "metrics.jsonl").read_text().splitlines(keepends=True)[:12])
+    (run / "metrics.jsonl").write_text(kept)  # the checkpoint's
+    folder.journal(run, "KILLED")
+    folder.journal(run, "RUNNING", attempt=2)
+    folder.logged(run, *((step, {"loss": 20.0 + step}) for step in range(1, 6)), at=folder.T0 + 100)
+    folder.journal(run, "FINISHED", attempt=2)
+    assert tracking.record(run, uri, EXPERIMENT).run_id == first.run_id
+    (tmp_path / "new").mkdir()
+    new = f"sqlite:///{shutil.copy(database, tmp_path / 'new/mlflow.db')}"
+    replayed = tracking.record(run, new, EXPERIMENT)
+    found = [store.history(*to, "loss") for to in ((uri, str(first.run_id)), (new, str(replayed.run_id)))]
+    points = sorted((step, 10.0 * epoch + step) for epoch in range(3) for step in range(-1, 6 if epoch == 2 else 4))
+    assert [[(step, value) for step, _, value in history] for history in found] == [points, points]
+    (run / "tracking.json").unlink()
+    folder.journal(run, "RUNNING", attempt=3)
+    tracking.record(run, new, EXPERIMENT)
+    assert store.history(new, str(replayed.run_id), "loss") == found[1]
+
+
+def test_metrics_whose_names_mlflow_would_make_equal_are_curves_of_their_own(tmp_path: Path, uri: str) -> None:
+    run = folder.started(tmp_path)
+    folder.logged(run, (1, {"acc@1": 0.5}), (2, {"acc_1": 7.0, "acc@1": 0.6}))
+    folder.logged(run, (1 << 63, {"acc@1": 1.0}))
+    folder.journal(run, "FINISHED")
+    run_id = str(tracking.record(run, uri, EXPERIMENT).run_id)
+    found = {key: [value for _, _, value in store.history(uri, run_id, key)] for key in ("acc_1", "acc_1_")}
+    assert found == {"acc_1": [0.5, 0.6], "acc_1_": [7.0]}
+    assert [note.partition(" at byte")[0] for note in json.loads((run / "tracking.json").read_text())["notes"]] == [
+        "lines of metrics.jsonl make no sense, the first one",
+        "metric acc_1 is recorded as acc_1_: acc_1 is another one",
+    ]
 
 
 def test_one_bad_parameter_does_not_cost_the_others(tmp_path: Path, uri: str) -> None:

@@ -85,6 +85,23 @@ def test_an_attempt_that_repeats_steps_from_its_checkpoint_adds_only_what_is_new
     assert (points[13][1], points[14][1]) == (folder.T0 + 14, folder.T0 + 115)
 
 
+def test_a_curve_whose_steps_begin_anew_is_there_whole_also_where_its_writer_was_killed(tmp_path: Path) -> None:
+    run = folder.started(tmp_path)
+    folder.logged(run, *((step, {"a|b": 1.0, "a#b": 2.0}) for step in (-1, 0, 1, 0, 1)))
+    record(run)
+    folder.logged(run, (1, {"a|b": 3.0}), (0, {"a|b": 4.0}))
+    folder.journal(run, "FINISHED")
+    record(run)
+    live = seen(run)
+    file_of(run).unlink()
+    record(run, check=True)
+    assert seen(run) == live
+    assert [(step, value) for step, _, value in live["a_b"]] == [
+        *((-1, 1.0), (0, 1.0), (1, 1.0), (0, 1.0), (1, 1.0), (1, 3.0), (0, 4.0))
+    ]
+    assert {value for _, _, value in live["a_b_"]} == {2.0}
+
+
 @pytest.mark.slow
 def test_points_appear_while_the_run_goes_on_and_a_killed_recorder_is_gone_on_with(tmp_path: Path) -> None:
     run = folder.started(tmp_path)

@@ -43,8 +43,7 @@ class Lines(Tracker):
     def begin(self, run):
         self.file = (self.run_dir / self.settings.place).open("a+")
         self.file.seek(0)
-        lines = [json.loads(line) for line in self.file]
-        return {name: max(step for known, step in lines if known == name) for name, _ in lines}
+        return {key: (lap, step) for key, lap, step in map(json.loads, self.file)}
 
     def log(self, points):
         if (self.run_dir / "faults").exists():
@@ -57,7 +56,7 @@ class Lines(Tracker):
         self.keep(points)
 
     def keep(self, points):
-        self.file.writelines(json.dumps([point.key, point.step]) + "\\n" for point in points)
+        self.file.writelines(json.dumps([point.key, *point.mark]) + "\\n" for point in points)
         self.file.flush()
 
     def end(self, run, state, end_ms):
@@ -94,7 +93,7 @@ def run_of(tmp_path: Path) -> Path:
 def kept(run: Path, name: str = "lines.txt") -> list[int]:
     """The steps of the loss."""
     told = [json.loads(line) for line in (run / name).read_text().splitlines()]
-    return [step for key, step in told if key == "train/loss"]
+    return [step for key, _, step in told if key == "train/loss"]
 
 
 def test_a_tracker_of_another_package_gets_each_point_once_with_its_own_settings(tmp_path: Path, lines: str) -> None:
@@ -110,6 +109,16 @@ def test_points_whose_answer_was_lost_are_there_once(tmp_path: Path, lines: str)
     (run / "faults").write_text("lost answer")
     assert record(run, lines).state == DONE
     assert kept(run) == list(range(1, 2501))
+
+
+def test_a_tracker_that_tells_something_else_than_points_is_named_with_what_it_told(tmp_path: Path, lines: str) -> None:
+    run = run_of(tmp_path)
+    source = tmp_path / "site/acme_lines.py"
+    source.write_text(SOURCE.replace("return {key", 'return {"loss": "3"} or {key'))
+    recorded = record(run, lines)
+    assert recorded.message == (
+        "lines took no (more) records: its begin() returned {'loss': '3'}, not point.mark of each metric's last point"
+    )
 
 
 @pytest.mark.parametrize(("fault", "most_s"), [("down", 0.3), ("refused", 60)])

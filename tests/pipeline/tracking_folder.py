@@ -31,6 +31,13 @@ def metrics(run: Path, steps: range, *, at: float = T0) -> None:
             file.write(json.dumps({"t": at + step, "step": step, "epoch": 0, "metrics": values}) + "\n")
 
 
+def logged(run: Path, *points: tuple[int, dict[str, float]], at: float = T0) -> None:
+    """Lines as a script's run has them."""
+    with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        for number, (step, values) in enumerate(points):
+            file.write(json.dumps({"t": at + number, "step": step, "epoch": None, "metrics": values}) + "\n")
+
+
 def started(tmp_path: Path, *, key: str = KEY, dataset: str = "digits", **config: Any) -> Path:
     """A run folder as it stands when training starts: config, key, provenance, plan, journal RUNNING."""
     run = tmp_path / "runs" / key

@@ -39,7 +39,8 @@ class MetricsFile:
     """Appends rows. Of an earlier attempt, rows are kept up to the first step that this one logs.
 
     ``last`` holds the newest value of each metric, ``step`` the highest step; ``left_out`` says of NaN and infinite
-    values, which are not recorded, how many each metric had, with the first and its step.
+    values, which are not recorded, how many each metric had, with the first and its step; ``too_high`` is the first
+    step that no tracker keeps, which isn't recorded either.
     """
 
     def __init__(self, path: Path, *, attempt: str = "", keep: bool = False) -> None:
@@ -48,6 +49,7 @@ class MetricsFile:
         self.last: dict[str, float] = {}
         self.step: int | None = None
         self.left_out: dict[str, LeftOut] = {}
+        self.too_high: int | None = None
         self._earlier: list[tuple[int, str]] = list(_rows_of(path)) if keep and path.exists() else []
         write_text(path, "".join(line for _, line in self._earlier))
         for _, line in self._earlier:
@@ -58,6 +60,9 @@ class MetricsFile:
 
         What no terminal shows of a name (a line's end, a colour) is written out: names stand in lines and tables.
         """
+        if not -(1 << 63) <= row.step < 1 << 63:
+            self.too_high = row.step if self.too_high is None else self.too_high
+            return
         named = {name if name.isprintable() else repr(name)[1:-1]: number for name, number in row.metrics.items()}
         for name, number in named.items():
             if not math.isfinite(number):

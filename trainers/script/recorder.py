@@ -52,6 +52,8 @@ class Recorder:
     def notes(self, *, ended_well: bool) -> list[str]:
         """What a person should know of the metrics when the script has ended."""
         left_out = _told(self.metrics.left_out)
+        if (step := self.metrics.too_high) is not None:
+            left_out.append(f"metrics of a step of more than 64 bits were not recorded: step {step:.6g}")
         nothing = ended_well and self.metrics.step is None and not left_out
         return [*([_NO_METRIC] if nothing else []), *self._json.notes, *self._events.notes, *left_out]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pipeline.tracking.description import Description
-from pipeline.tracking.points import Point
+from pipeline.tracking.points import Mark, Point
 
 
 class TrackerError(Exception):
@@ -32,10 +32,10 @@ class Tracker(ABC):
         self.run_dir = run_dir
 
     @abstractmethod
-    def begin(self, run: Description) -> Mapping[str, int]:
-        """Begin the record, or go on with it after a kill or an earlier attempt: the last step of each metric that it
-        holds already. Only what is later is logged, so each point stands in it once; one that can't tell begins anew
-        and returns nothing."""
+    def begin(self, run: Description) -> Mapping[str, Mark]:
+        """Begin the record, or go on with it after a kill or an earlier attempt: ``mark`` of the last point of each
+        metric that it holds already. Only what is later is logged, so each point stands in it once; one that can't
+        tell begins anew and returns nothing."""
 
     @abstractmethod
     def log(self, points: Sequence[Point]) -> None:

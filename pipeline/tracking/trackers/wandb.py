@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from pipeline.config.schema import TrackingConfig
 from pipeline.tracking.description import Description
-from pipeline.tracking.points import Point
+from pipeline.tracking.points import Mark, Point
 from pipeline.tracking.trackers.base import Tracker
 
 FOLDER = "wandb"
@@ -43,7 +43,7 @@ class Wandb(Tracker):
         self._folder = run_dir / FOLDER
         self._run: Any = None
 
-    def begin(self, run: Description) -> Mapping[str, int]:
+    def begin(self, run: Description) -> Mapping[str, Mark]:
         os.environ |= {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}  # it would report to its makers
         import wandb
 

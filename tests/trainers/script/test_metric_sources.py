@@ -9,6 +9,8 @@ from pathlib import Path
 
 from tests.trainers.script.test_tensorboard import WRITTEN
 from trainers.script.metrics_file import MetricsFile, Row
+from trainers.script.recorder import Recorder
+from trainers.script.settings import ScriptConfig
 from trainers.script.sources import EventFiles, JsonLines, PatternLines
 
 
@@ -77,6 +79,16 @@ def test_what_is_not_finite_is_left_out_and_noted(tmp_path: Path) -> None:
         ("b", "nan", 1, 2)
     ]
     assert (file.step, file.last) == (1, {"a": 1.0})
+
+
+def test_a_step_that_no_tracker_keeps_is_left_out_and_noted(tmp_path: Path) -> None:
+    settings = ScriptConfig(script="a.py")
+    recorder = Recorder(settings, tmp_path, logged=tmp_path / "log", log_dir=None, attempt="k-1", resumes=False)
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "outputs/x.jsonl").write_text('{"step": 1e300, "loss": 1}\n{"step": 7, "loss": 2}\n')
+    recorder.look(last=True)
+    assert (recorder.metrics.step, recorder.metrics.last) == (7, {"loss": 2.0})
+    assert recorder.notes(ended_well=True) == ["metrics of a step of more than 64 bits were not recorded: step 1e+300"]
 
 
 def test_what_no_terminal_shows_of_a_name_is_written_out(tmp_path: Path) -> None:

@@ -78,6 +78,14 @@ def test_a_metric_that_is_no_number_is_named(
     assert not (tmp_path / "log").exists()
 
 
+@pytest.mark.parametrize("step", [1 << 63, -(1 << 63) - 1])
+def test_a_step_that_no_tracker_keeps_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    monkeypatch.setenv(paceline.LOG, str(tmp_path / "log"))
+    with pytest.raises(ValueError, match=rf"^paceline: step {step} has more than 64 bits$"):
+        paceline.log(step, loss=1)
+    assert not (tmp_path / "log").exists()
+
+
 def test_what_can_not_be_written_is_said_and_ends_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
