@@ -119,13 +119,24 @@ def _own(graph: Graph) -> list[Step]:
     from pipeline.execution.dry_run import of_state
 
     states = []
-    for name in graph.order(graph.names()):
+    for name in _in_order(graph):
         state, why = _told(graph, name)
-        made = state == "up to date"
-        states.append(
-            StepState(name, made, why if state != "can't run" else f"{state}: {why}", graph.step(name).upstream)
-        )
+        if state == "can't run":
+            states.append(StepState(name, False, f"{state}: {why}", ()))
+        else:
+            states.append(StepState(name, state == "up to date", why, graph.step(name).upstream))
     return [of_state(state) for state in states]
+
+
+def _in_order(graph: Graph) -> list[str]:
+    """Every step after what it needs; one of which that can't be told keeps no other from being shown."""
+    found: dict[str, None] = {}
+    for name in graph.names():
+        try:
+            found |= dict.fromkeys(graph.order([name]))
+        except UsageError:
+            found[name] = None
+    return [*found]
 
 
 def log_of(name: str) -> Path:

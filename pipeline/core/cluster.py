@@ -45,11 +45,13 @@ _OF_LISTS = frozenset("@/#[]")  # where pssh's host file splits, and what separa
 
 def unfit_name(host: Host) -> str | None:
     """Why ssh and pssh can't be given the host's name or user, as words behind the value; None: they can."""
-    for kind, text, also in (("host", host.name, "$\\,"), ("user", host.user or "user", "")):
+    for kind, text, also, longest in (("host", host.name, "$\\,", 253), ("user", host.user or "user", "", 64)):
         bad = [mark for mark in text if mark.isspace() or mark in _OF_SHELLS | _OF_LISTS | set(also)]
         if bad or not text or text.startswith("-"):
             why = f"it holds {bad[0]!r}" if bad else "it begins with '-'" if text else "it is empty"
             return f"is not a {kind} name that ssh can be given: {why}"
+        if len(text) > longest:
+            return f"is not a {kind} name that ssh can be given: it has {len(text)} characters, of at most {longest}"
     return None
 
 

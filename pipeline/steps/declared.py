@@ -16,7 +16,7 @@ from pipeline.config.values import texts
 from pipeline.core import redact
 from pipeline.core.errors import suggestion, text_of
 from pipeline.steps.registry import REGISTERED
-from pipeline.steps.step import Step, StepError, checked, refuse_name
+from pipeline.steps.step import Step, StepError, checked, is_name, refuse_name, unfit
 
 FOLDER = "conf/step"
 SECTION = "step"
@@ -26,10 +26,9 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
 
 
 def names(root: Path) -> list[str]:
-    """All steps, sorted. Raises StepError: a file whose name no step can have, one that is told twice."""
+    """All steps, sorted, also those that can't be loaded. Raises StepError: one that is told twice."""
     files = sorted(path.stem for path in (root / FOLDER).glob("*.yaml"))
     for name in files:
-        refuse_name(name)
         if name in REGISTERED:
             raise StepError(f"step {name} is told twice: in {FOLDER}/{name}.yaml and in dodo.py; keep one of them")
     found = sorted([*files, *REGISTERED])
@@ -51,6 +50,9 @@ def load(name: str, composed: Mapping[str, Any], root: Path) -> Step:
     for told_name in own:
         _refuse_unknown(str(told_name), root)
     _refuse_unknown(name, root)
+    if not is_name(name):
+        where = "dodo.py" if name in REGISTERED else f"{FOLDER}/{name}.yaml"
+        raise StepError(f"{where}: {unfit(name)}", hint="another name")
     told = _told(name, own.get(name) or {}, root)
     whole = OmegaConf.create({**composed, SECTION: {name: told}})
     assert isinstance(whole, DictConfig)

@@ -71,8 +71,18 @@ def named(source: str) -> tuple[str, str]:
 
 def refuse_name(name: str) -> None:
     """Raises StepError: it can't be the name of a folder everywhere."""
-    if not _NAME.fullmatch(name):
-        raise StepError(f"{name!r} can't be the name of a step: letters, digits, - and _, at most 64, no dot or slash")
+    if not is_name(name):
+        raise StepError(unfit(name))
+
+
+def is_name(name: str) -> bool:
+    """Whether a step can have it."""
+    return _NAME.fullmatch(name) is not None
+
+
+def unfit(name: str) -> str:
+    """What is said of a name that none can have."""
+    return f"{name!r} can't be the name of a step: letters, digits, - and _, at most 64, no dot or slash"
 
 
 def checked(name: str, fields: Mapping[str, Any], **more: Any) -> Step:

@@ -51,6 +51,10 @@ def test_duplicate_names_both_lines() -> None:
         ("@a", "hosts:1: '@a' is not a host"),
         ("-oProxyCommand=x", "hosts:1: '-oProxyCommand=x' is not a host"),
         ("a;b", "hosts:1: 'a;b' is not a host name that ssh can be given: it holds ';'"),
+        (
+            "h" * 300,
+            f"hosts:1: '{'h' * 300}' is not a host name that ssh can be given: it has 300 characters, of at most 253",
+        ),
         ("$(id)@a", "hosts:1: '$(id)@a' is not a user name that ssh can be given: it holds '('"),
         ("", "hosts names no host"),
     ],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline.cli import steps
 from pipeline.core.errors import UsageError
-from pipeline.steps.step import StepError
+from pipeline.steps.step import StepError, unfit
 from tests.pipeline.steps.conftest import StepProject
 
 
@@ -88,8 +89,14 @@ def test_outputs_of_two_steps_never_meet(project: StepProject) -> None:
 @pytest.mark.parametrize("name", ["with space", "ä", "a.b", "-x", "x" * 65])
 def test_a_name_that_no_folder_should_have_is_refused(project: StepProject, name: str) -> None:
     project.step(name, "{command: [x], outputs: [x]}")
-    with pytest.raises(StepError, match="can't be the name of a step"):
-        project.graph().names()
+    project.step("good", "{command: [x], outputs: [x]}")
+    graph = project.graph()
+    with pytest.raises(StepError, match=rf"conf/step/{name}\.yaml: '{name}' can't be the name of a step"):
+        graph.step(name)
+    states = {told.name: told for told in steps._own(graph)}
+    assert len(states) == 2
+    assert steps._told(graph, name) == ("can't run", f"conf/step/{name}.yaml: {unfit(name)}")
+    assert steps._told(graph, "good")[0] == "would run"
 
 
 def test_names_that_differ_in_large_letters_alone_are_refused(project: StepProject) -> None:
