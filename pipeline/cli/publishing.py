@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from pipeline.tracking.registered import Published, refuse_names
 
 if TYPE_CHECKING:
     from pipeline.runs.folder import RunFolder
+_NOTICE = re.compile(r"\d{4}/\d\d/\d\d [\d:]{8} (INFO|WARNING) ")  # what MLflow prints besides
 
 
 def publish() -> None:
@@ -38,7 +40,8 @@ def publish() -> None:
             env=process.of_this_clone(tracking.recorder_env(uri)),
         )
     if done.code != 0:
-        why = done.stderr.strip() or f"exit code {done.code}"
+        lines = [line for line in done.stderr.strip().splitlines() if not _NOTICE.match(line)]
+        why = "\n".join(lines) or f"exit code {done.code}"
         raise PacelineError(f"{folder.key} is not published: {why}", hint="the same command again, once that is mended")
     _tell(json.loads(done.stdout.splitlines()[-1]), str(name), alias, model)
 

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from pipeline.core import threads, unexpected
+from pipeline.core import masking, threads, unexpected
 from pipeline.core.errors import PacelineError
 from pipeline.core.process import give_way
 from pipeline.tracking.address import URI_VARIABLE, absolute_uri
@@ -60,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
 def _track(arguments: argparse.Namespace) -> int:
     """The same for another tracker than MLflow, which may need the packages that MLflow has no use for."""
     _give_way()
+    masking.begin()  # what a tracker prints goes into a file of the run folder
     settings = os.environ.get(SETTINGS_VARIABLE, "{}")
     to = partial(
         record, uri=arguments.tracker, experiment=arguments.experiment, tracker=arguments.tracker, settings=settings

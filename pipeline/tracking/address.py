@@ -83,9 +83,10 @@ def recorder_env(uri: str) -> dict[str, str]:
     if parts.scheme not in ("http", "https") or "@" not in parts.netloc:
         return {URI_VARIABLE: uri}
     login, _, host = parts.netloc.rpartition("@")
-    user, _, password = login.partition(":")
+    user, colon, password = login.partition(":")
     bare = urlunsplit(SplitResult(parts.scheme, host, parts.path, parts.query, parts.fragment))
-    return {URI_VARIABLE: bare, _USER_VARIABLE: unquote(user), _PASSWORD_VARIABLE: unquote(password)}
+    told = {_PASSWORD_VARIABLE: unquote(password)} if colon else {}  # else the environment's own counts
+    return {URI_VARIABLE: bare, _USER_VARIABLE: unquote(user), **told}
 
 
 def database_login(uri: str, environ: Mapping[str, str], home: Path) -> str:

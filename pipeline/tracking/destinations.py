@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.files import sha256_text
+from pipeline.core.redact import without_secrets
 from pipeline.tracking import state
 from pipeline.tracking.address import absolute_uri, recorder_env, redact, sqlite_path
 from pipeline.tracking.state import Recorded
@@ -61,8 +63,12 @@ class Destination:
 
 
 def marked(experiment: str, settings: str) -> str:
-    """What a record's state calls its experiment: with other settings it is another record."""
-    return experiment if settings == "{}" else f"{experiment} {settings}"
+    """What a record's state calls its experiment: with other settings it is another record, with another login not.
+    The settings themselves stay out of the run folder."""
+    if settings == "{}":
+        return experiment
+    plain = json.dumps(without_secrets(json.loads(settings)), sort_keys=True)
+    return f"{experiment} {sha256_text(plain)[:12]}"
 
 
 def destinations(told: Mapping[str, Any], root: Path, *, enabled: bool | None = None) -> list[Destination]:

@@ -27,6 +27,11 @@ def explained(text: str) -> str | None:
         )
     if "/mlflow-artifacts/" in text and re.search(r"too many 50\d error responses|\b50\d Server Error", text):
         return "the server could not keep a file: its folder of artifacts may be full or read-only, its log says which"
+    if re.search(r"error code 401\b|\b401 Client Error", text):
+        return (
+            "the server refuses the login: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (in ASCII: MLflow "
+            "sends other characters wrongly with files), or MLFLOW_TRACKING_TOKEN, to what it knows"
+        )
     login = _LOGIN.search(text)
     if login:
         return (

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from pipeline.core import masking
 from pipeline.core.errors import PacelineError, text_of
 from pipeline.tracking import state
 from pipeline.tracking.address import redact
@@ -105,7 +106,7 @@ class Feed:
         except Exception as error:  # of many classes: it is other people's code
             self.forget()
             final = isinstance(error, TrackerError | PacelineError | ImportError)
-            raise StoreError(redact(_reason(error)), final=final) from error
+            raise StoreError(masking.shown(redact(_reason(error))), final=final) from error
 
 
 def _marks(told: object) -> dict[str, Mark]:

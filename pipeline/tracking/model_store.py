@@ -63,12 +63,18 @@ class ModelStore(Store):
             )
         return str(made.model_id)
 
-    def complete_model(self, model_id: str, run_id: str, folder: Path, step: int) -> None:
-        """Send its files; from then on it is READY, and the run's outcome after ``step`` steps."""
+    def complete_model(self, model_id: str, folder: Path) -> None:
+        """Send its files; from then on it is READY."""
         with calls():
             self._client.log_model_artifacts(model_id, str(folder))
             self._client.finalize_logged_model(model_id, "READY")
-            self._client.log_outputs(run_id, [LoggedModelOutput(model_id, step)])
+
+    def link_output(self, model_id: str, run_id: str, step: int) -> None:
+        """It is the run's outcome after ``step`` steps; again is nothing new."""
+        with calls():
+            outputs = self._client.get_run(run_id).outputs
+            if all(model_id != known.model_id for known in (outputs.model_outputs if outputs else ())):
+                self._client.log_outputs(run_id, [LoggedModelOutput(model_id, step)])
 
     def link_metric(self, model_id: str, run_id: str, name: str, data: DataInput | None) -> None:
         """The run's last value of a metric is the model's too: the same point, so the run's curve stays."""

@@ -66,6 +66,7 @@ def publish(
         is_new = version is None
         if version is None:
             version, about = _register(store, run_dir, model, experiment_id, run_id, name, pythonpath)
+        store.link_output(version.model_id, run_id, model.step)  # that call alone may have been lost before
         before = store.set_alias(name, alias, version.number) if alias is not None else None
     return Publication(
         version=version.number,
@@ -90,7 +91,7 @@ def _register(
             about = _exported(run_dir, folder, pythonpath)
             model_id = store.begin_model(experiment_id, run_id, re.sub(r"[^\w-]", "_", model.network), model.tags)
             _complete(folder, mlmodel(model, about, model_id=model_id, run_id=run_id), about)
-            store.complete_model(model_id, run_id, folder, model.step)
+            store.complete_model(model_id, folder)
     store.link_metric(model_id, run_id, METRIC, describe(run_dir, {}).data)
     number = store.register(name, model_id, run_id, model.tags, model.description)
     return Version(number, model_id), about

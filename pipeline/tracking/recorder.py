@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 import uuid
@@ -11,8 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.core import masking
 from pipeline.core.errors import PacelineError
 from pipeline.core.locks import FileLock
+from pipeline.core.redact import secret_values
 from pipeline.tracking import state
 from pipeline.tracking.address import redact, shown
 from pipeline.tracking.destinations import Destination, marked
@@ -147,6 +150,7 @@ class _Recording:
         from pipeline.tracking.feed import Feed
         from pipeline.tracking.trackers import create
 
+        masking.remember(secret_values(json.loads(to.settings)))
         make = partial(create, to.tracker, to.experiment, to.settings, self.run_dir)
         return Feed(self.run_dir, self.folder, make, self.state, self._succeeded, self._is_wanted)
 

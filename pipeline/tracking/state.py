@@ -94,7 +94,8 @@ def file_of(tracker: str | None) -> str:
 
 def trackers_of(run_dir: Path) -> list[str]:
     """The other trackers that the run was, or was to be, recorded in."""
-    return sorted(path.name.split(".")[1] for path in run_dir.glob("tracking.*.json"))
+    names = (path.name.removeprefix("tracking.").removesuffix(".json") for path in run_dir.glob("tracking.*.json"))
+    return sorted(names)
 
 
 def load(run_dir: Path, tracker: str | None = None) -> TrackingState | None:

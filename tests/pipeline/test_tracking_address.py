@@ -5,6 +5,7 @@ import pytest
 from pipeline import tracking
 from pipeline.core.errors import UsageError
 from pipeline.tracking.address import database_login, redact, shown, sqlite_path
+from pipeline.tracking.failures import explained
 
 ROOT = Path("/proj")
 
@@ -54,8 +55,16 @@ def test_credentials_go_by_the_environment_only() -> None:
         "MLFLOW_TRACKING_USERNAME": "ann",
         "MLFLOW_TRACKING_PASSWORD": "p@ss",
     }
+    assert "MLFLOW_TRACKING_PASSWORD" not in tracking.recorder_env("http://ann@host:5000")  # the environment's counts
     assert "--uri" not in tracking.prepare_command("postgresql://u:secret@h/db")
     assert tracking.recorder_env("postgresql://u:secret@h/db") == {"MLFLOW_TRACKING_URI": "postgresql://u:secret@h/db"}
+
+
+@pytest.mark.parametrize(
+    "text", ["API request to endpoint /api failed with error code 401 != 200.", "401 Client Error:"]
+)
+def test_a_refused_login_is_said_with_the_variables_that_hold_it(text: str) -> None:
+    assert "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in str(explained(text))
 
 
 def test_an_address_without_credentials_stands_in_the_command() -> None:

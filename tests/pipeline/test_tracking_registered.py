@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from pipeline import tracking
 from pipeline.cli import publishing
 from pipeline.core.errors import UsageError
 from pipeline.runs.folder import RunFolder
+from pipeline.tracking.publishing import publish
 from pipeline.tracking.registered import Published, environment, mlmodel, refuse_names
+from tests.pipeline import tracking_folder as folder
+from tests.pipeline.tracking_store import client
 
 MODEL = Published(
     key="0123456789ab",
@@ -34,6 +39,23 @@ def test_the_model_file_says_what_goes_in_and_out_and_of_which_run_it_is() -> No
     assert told["metadata"]["classes"] == ["cat", "dog"]
     assert told["metadata"]["paceline.weights_sha256"] == "ab" * 32
     assert told["metadata"]["paceline.step"] == "190"
+
+
+@pytest.mark.slow
+def test_a_model_that_is_registered_but_was_never_named_the_runs_outcome_is_that_once_published_again(
+    tmp_path: Path, database: Path
+) -> None:
+    from pipeline.tracking.model_store import ModelStore
+
+    uri = f"sqlite:///{shutil.copy(database, tmp_path / 'mlflow.db')}"
+    run_id = str(tracking.record(folder.started(tmp_path), uri, "paceline").run_id)
+    store = ModelStore(uri)
+    model_id = store.begin_model(store.experiment_of(run_id), run_id, "resnet18", MODEL.tags)
+    store.register("digits", model_id, run_id, MODEL.tags, "")
+    for _ in range(2):
+        publish(tmp_path, MODEL, uri=uri, name="digits", alias=None, run_id=run_id, pythonpath="")
+        outputs = client(uri).get_run(run_id).outputs.model_outputs
+        assert [(item.model_id, item.step) for item in outputs] == [(model_id, 190)]
 
 
 def test_a_model_of_synthetic_data_says_so_where_people_look() -> None:

@@ -20,7 +20,8 @@ from pipeline.config.schema import TrackingConfig
 from pipeline.core.errors import UsageError
 from pipeline.sweep.workers import RecordWorker
 from pipeline.tracking.client import Recorder
-from pipeline.tracking.state import DONE, PENDING
+from pipeline.tracking.destinations import marked
+from pipeline.tracking.state import DONE, PENDING, trackers_of
 from tests.pipeline import tracking_folder as folder
 from trainers.core import config as node
 
@@ -119,6 +120,29 @@ def test_a_tracker_that_tells_something_else_than_points_is_named_with_what_it_t
     assert recorded.message == (
         "lines took no (more) records: its begin() returned {'loss': '3'}, not point.mark of each metric's last point"
     )
+
+
+def test_a_secret_of_a_tracker_stands_in_no_file_of_the_run_and_another_one_makes_no_other_record(
+    tmp_path: Path, lines: str
+) -> None:
+    run = run_of(tmp_path)
+    source = tmp_path / "site/acme_lines.py"
+    text = SOURCE.replace("    place: str", "    api_token: str | None = None\n    place: str")
+    refusing = (
+        "        if 'sekret' in self.settings.api_token:\n            raise TrackerError(self.settings.api_token)\n"
+    )
+    source.write_text(text.replace("    def begin(self, run):\n", "    def begin(self, run):\n" + refusing))
+    told = record(run, lines, settings='{"api_token": "sekretvalue99"}')
+    assert told.message == "lines took no (more) records: ***"
+    assert not [path for path in run.rglob("*") if path.is_file() and b"sekretvalue" in path.read_bytes()]
+    assert record(run, lines, settings='{"api_token": "another-value"}').state == DONE
+    assert tracking.is_recorded(run, lines, marked("paceline", '{"api_token": "third-value"}'), lines)
+    assert not tracking.is_recorded(run, lines, marked("paceline", '{"place": "x"}'), lines)
+
+
+def test_a_trackers_name_may_have_a_dot(tmp_path: Path) -> None:
+    (tmp_path / "tracking.acme.lines.json").write_text("{}")
+    assert trackers_of(tmp_path) == ["acme.lines"]
 
 
 @pytest.mark.parametrize(("fault", "most_s"), [("down", 0.3), ("refused", 60)])
