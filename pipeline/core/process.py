@@ -17,8 +17,6 @@ from typing import IO, NoReturn
 from pipeline.core.errors import PacelineError
 from pipeline.core.places import HOME, IS_INSTALLED
 
-_NICENESS = 10
-
 
 @dataclass(frozen=True, kw_only=True)
 class Completed:
@@ -226,15 +224,3 @@ def background(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> sub
             env=dict(env),
             start_new_session=True,  # a Ctrl-C in the terminal must not end it before the run is recorded as KILLED
         )
-
-
-def give_way() -> None:
-    """Let others have the processor first: for a process that works beside a training.
-
-    Under Linux's autogrouping (sched(7)) niceness counts among the processes of a session alone, and sessions share the
-    processor evenly: so the session steps back too, where this process leads it.
-    """
-    os.nice(_NICENESS)
-    if os.getsid(0) == os.getpid():
-        with contextlib.suppress(OSError):  # not Linux, or without autogrouping
-            Path("/proc/self/autogroup").write_text(str(_NICENESS))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.core import documents, unexpected
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_atomic, write_json
-from pipeline.core.process import give_way
+from pipeline.core.giving_way import give_way
 from pipeline.evaluation import overview
 
 if TYPE_CHECKING:

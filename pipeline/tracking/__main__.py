@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 from pipeline.core import masking, threads, unexpected
 from pipeline.core.errors import PacelineError
-from pipeline.core.process import give_way
+from pipeline.core.giving_way import give_way
 from pipeline.tracking.address import URI_VARIABLE, absolute_uri
 from pipeline.tracking.destinations import SETTINGS_VARIABLE
 from pipeline.tracking.failures import StoreError

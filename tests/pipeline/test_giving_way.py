@@ -15,7 +15,7 @@ SEEN = f"from pathlib import Path; import os; print(os.nice(0), Path('{AUTOGROUP
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="a kernel without autogrouping")
 @pytest.mark.parametrize(("leads", "session"), [(True, "nice 10"), (False, "nice 0")])
 def test_a_process_beside_a_training_steps_back_with_its_session_and_with_no_other(leads: bool, session: str) -> None:
-    own = f"from pipeline.core.process import give_way; give_way(); {SEEN}"
+    own = f"from pipeline.core.giving_way import give_way; give_way(); {SEEN}"
     code = own if leads else f"import subprocess, sys; subprocess.run([sys.executable, '-c', {own!r}], check=True)"
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, start_new_session=True)
