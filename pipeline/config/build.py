@@ -24,7 +24,8 @@ from pipeline.core.cluster import Cluster
 from pipeline.core.errors import UsageError
 from pipeline.core.files import expanded
 from pipeline.core.program import SCRIPT, Program
-from pipeline.core.redact import HIDDEN, hide, in_word, placeholders, secret_values, without_secrets
+from pipeline.core.redact import HIDDEN, hide, placeholders, secret_values, without_secrets
+from pipeline.core.secret_words import in_word
 from pipeline.data import store
 from pipeline.keys import rank_environment
 from pipeline.keys.script_files import ScriptFiles

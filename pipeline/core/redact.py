@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 
 HIDDEN = "***"
 _LEAST = 4  # characters: a shorter value would be cut out of half of all lines
-_ANYWHERE = 8  # from this length on a value is hidden inside words too
+ANYWHERE = 8  # from this length on a value is hidden inside words too
 _TOKEN_LENGTH = 16  # a login without a password that is as long as this is a token
 _SHORTEST_FORM = 14
 _SWITCHES = ("", "true", "false", "yes", "no", "on", "off", "none", "null", "auto")  # AUTH=none is a setting
@@ -25,17 +25,12 @@ _NAME = re.compile(
     r"|(?<![A-Z])(?:AUTH|AUTHORIZATION|BEARER|COOKIE|JWT|PASS)(?![A-Z])|_PWD(?![A-Z])"
 )
 _PLACE = re.compile(r"_(?:FILE|PATH|DIR|SOCK)$")  # names of where a secret lies
-_OWN_REFERENCE = re.compile(r"(['\"]?)\$\{oc\.env:PACELINE_TOLD_\d+\}\1")
-_REFERENCE = re.compile(r"(['\"]?)\$\{oc\.env:\w+\}\1")
 _REFERENCED = re.compile(r"\$\{oc\.env:(\w+)")
-_PAIR = re.compile(  # in Hydra's {…}
-    r"([A-Za-z_][\w.-]*)(\s*:\s*)('(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|\$\{[^{}]*\}|[^,{}\[\]]+)"
-)
 
 Rule = tuple[str, str]
 """A regular expression and what takes the place of what it finds (plain data: the hosts' agents get them too)."""
 
-_ADDRESS = ("notify", "url")  # whoever knows a chat's webhook can write there: its path is the secret
+WEBHOOK = ("notify", "url")  # whoever knows a chat's webhook can write there: its path is the secret
 _LOGIN = r"(://)([^\s/?#'\"]+)(@)"  # greedy: a password may hold an unescaped @
 _QUERY = (  # the query of a signed URL opens what it names
     r"([?&](?i:[\w.-]*(?:token|password|passwd|secret|signature|credential|api[_-]?key)|sig|auth)=)([^&\s'\"#]+)"
@@ -58,7 +53,7 @@ FORMS: tuple[Rule, ...] = (
 )
 """What says secret by its form: a login in an address, signatures and tokens in its query, private keys, tokens."""
 
-_SIGNATURE = re.compile(r"(://[^\s?#'\"]*)\?[^\s'\"]*")
+SIGNATURE = re.compile(r"(://[^\s?#'\"]*)\?[^\s'\"]*")
 
 
 class Secret(str):
@@ -99,7 +94,7 @@ def hide(text: str, values: Collection[str] = ()) -> str:
 def of_environment(environment: Mapping[str, str]) -> frozenset[str]:
     """The secrets that a process has in its environment, which libraries may put into their messages."""
     named = {value for name, value in environment.items() if is_secret_name(name)}
-    return frozenset(value for value in named if len(value) >= _ANYWHERE)
+    return frozenset(value for value in named if len(value) >= ANYWHERE)
 
 
 def in_forms(value: str) -> Iterator[str]:
@@ -133,7 +128,7 @@ def _spellings(value: str) -> set[str]:
 
 def _bounded(text: str) -> str:
     """A short one counts as a whole word alone."""
-    return re.escape(text) if len(text) >= _ANYWHERE else rf"(?<![A-Za-z0-9]){re.escape(text)}(?![A-Za-z0-9])"
+    return re.escape(text) if len(text) >= ANYWHERE else rf"(?<![A-Za-z0-9]){re.escape(text)}(?![A-Za-z0-9])"
 
 
 # -------------------------------------------------------------------------------------------- configuration
@@ -151,7 +146,7 @@ def marked(resolved: Any, values: Collection[str]) -> Any:
         return [marked(inner, values) for inner in resolved]
     if not isinstance(resolved, str):
         return resolved
-    parts = {value for value in values if value == resolved or (len(value) >= _ANYWHERE and value in resolved)}
+    parts = {value for value in values if value == resolved or (len(value) >= ANYWHERE and value in resolved)}
     if not parts:
         return resolved
     secret = Secret(resolved)
@@ -183,7 +178,7 @@ def without_secrets(config: Mapping[str, Any], values: frozenset[str] | None = N
     shown: dict[str, Any] = _shown(config, (), _own_names(config), values)
     dataset = shown.get("dataset")
     if isinstance(dataset, dict) and isinstance(dataset.get("source"), str):
-        dataset["source"] = _SIGNATURE.sub(r"\1", dataset["source"])
+        dataset["source"] = SIGNATURE.sub(r"\1", dataset["source"])
     return shown
 
 
@@ -199,7 +194,7 @@ def _own_names(config: Mapping[str, Any]) -> frozenset[str]:
 
 def _is_whole(path: Sequence[str], value: str, names: Collection[str]) -> bool:
     """Whether all of the value is secret, not only a part of it."""
-    if isinstance(value, Secret) or (path and path[-1] in names) or tuple(path) == _ADDRESS:
+    if isinstance(value, Secret) or (path and path[-1] in names) or tuple(path) == WEBHOOK:
         return True
     return any(map(is_secret_name, path)) and tells(value)
 
@@ -213,7 +208,7 @@ def _shown(value: Any, path: tuple[str, ...], names: Collection[str], values: fr
         return value
     if _is_whole(path, value, names):
         return HIDDEN
-    return hide(value, [text for text in values if len(text) >= _ANYWHERE]) if len(value) >= _ANYWHERE else value
+    return hide(value, [text for text in values if len(text) >= ANYWHERE]) if len(value) >= ANYWHERE else value
 
 
 def split(
@@ -243,110 +238,3 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
             yield from _leaves(inner, path)
     else:
         yield path, value
-
-
-# ------------------------------------------------------------------------------------------- command lines
-def in_word(word: str, values: Collection[str] = (), names: Collection[str] = ()) -> str:
-    """A word of a command line as files and messages may hold it. ``${oc.env:NAME}`` is no secret, and stays
-    (unless ``by_environment`` made it: the variable is gone with its process).
-
-    Args:
-        values: secrets that are known of the configuration.
-        names: what ``cluster.secrets`` names.
-    """
-    return hide(_OWN_REFERENCE.sub(HIDDEN, _told(word, names)[0]), values)
-
-
-def in_field(field: str, value: str) -> str:
-    """``field='value'`` as messages may hold it; a secret is left out whole, whatever else it holds."""
-    whole = isinstance(value, Secret) or _told(f"{field}={value}", ())[1]
-    return f"{field}={HIDDEN if whole else hide(repr(value))}"
-
-
-def told_in(words: Iterable[str]) -> frozenset[str]:
-    """The secrets that stand in words of a command line, and parts of them that a parser's complaint may quote."""
-    listed = list(words)
-    names = {name for word in listed for name in _names_told(word)}
-    values = {value for word in listed for value in _told(word, names)[1]}
-    parts = {part for value in values for part in re.split(r"[][,{}()\s=:'\"]", value) if len(part) >= _ANYWHERE}
-    return frozenset(values | parts).union(*map(in_forms, listed))
-
-
-def told_anew(word: str, values: Mapping[str, str]) -> str:
-    """A stored word with ``values`` (by name, as Hydra writes them) for the placeholders of these variables.
-
-    ``cluster.env.API_TOKEN=***`` is told anew by API_TOKEN, ``cluster.env.PROXY=http://***@host`` by PROXY.
-    """
-    key, equals, value = word.partition("=")
-    if not equals or HIDDEN not in value:
-        return word
-    if "{" not in value:
-        return f"{key}={values.get(key.rpartition('.')[2], value)}"
-
-    def anew(pair: re.Match[str]) -> str:
-        return pair[1] + pair[2] + (values.get(pair[1], pair[3]) if HIDDEN in pair[3] else pair[3])
-
-    return f"{key}={_PAIR.sub(anew, value)}"
-
-
-def by_environment(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """Words for the command line of a child, and what its environment has to hold: process lists show the former."""
-    environment: dict[str, str] = {}
-
-    def reference(value: str) -> str:
-        name = f"PACELINE_TOLD_{len(environment)}"
-        environment[name] = _unquoted(value)
-        return f"'${{oc.env:{name}}}'"
-
-    def moved(name: str, value: str) -> str:
-        return value if in_word(f"{name}={value}") == f"{name}={value}" else reference(value)
-
-    kept = []
-    for word in words:
-        key, equals, value = word.partition("=")
-        if in_word(word) == word or not equals:
-            kept.append(word)
-        elif "{" in value:
-            kept.append(f"{key}={_PAIR.sub(lambda at: at[1] + at[2] + moved(at[1], at[3].strip()), value)}")
-        else:
-            kept.append(f"{key}={reference(value)}")
-    return kept, environment
-
-
-def _names_told(word: str) -> list[str]:
-    key, _, value = word.lstrip("+").partition("=")
-    return re.findall(r"\w+", value) if key == "cluster.secrets" else []
-
-
-def _told(word: str, names: Collection[str]) -> tuple[str, list[str]]:
-    """The word with placeholders for what its names say is secret, and what that was."""
-    key, equals, value = word.partition("=")
-    if not equals:
-        return word, []
-    field = key.lstrip("+~").partition("@")[0]
-    last = field.rpartition(".")[2]
-    if field == "dataset.source":
-        value = _SIGNATURE.sub(r"\1", value)
-    if _is_told(last, value, names) or (field == ".".join(_ADDRESS) and not _REFERENCE.fullmatch(value)):
-        return f"{key}={HIDDEN}", [_unquoted(value)]
-    found: list[str] = []
-
-    def inner(pair: re.Match[str]) -> str:
-        if not _is_told(pair[1], pair[3].strip(), names):
-            return pair[0]
-        found.append(_unquoted(pair[3].strip()))
-        return f"{pair[1]}{pair[2]}{HIDDEN}"
-
-    return f"{key}={_PAIR.sub(inner, value) if '{' in value else value}", found
-
-
-def _is_told(name: str, value: str, names: Collection[str]) -> bool:
-    if _REFERENCE.fullmatch(value):
-        return False
-    return name in names or (is_secret_name(name) and tells(_unquoted(value)))
-
-
-def _unquoted(value: str) -> str:
-    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
-        return value[1:-1].replace(f"\\{value[0]}", value[0])
-    return value

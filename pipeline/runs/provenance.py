@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.core import git
 from pipeline.core.files import sha256_bytes, sha256_file, write_atomic
-from pipeline.core.redact import in_word
+from pipeline.core.secret_words import in_word
 from pipeline.core.specs import NodeFacts
 from pipeline.runs import changes
 
