@@ -209,7 +209,7 @@ def test_the_page_is_a_server_that_goes_and_comes_back_and_has_everything_once(t
             assert tracking.record(run, uri, EXPERIMENT).state == "recording"
             follower = threads.submit(tracking.record, run, uri, EXPERIMENT, follow=True)
             folder.metrics(run, range(5, 10))
-            wait_until(lambda: '"train/loss": 9' in (run / "tracking.json").read_text())
+            wait_until(lambda: json.loads((run / "tracking.json").read_text())["marks"].get("train/loss") == [0, 9])
         folder.metrics(run, range(10, 20))
         folder.end(run)
         left = follower.result(HANG_S)
