@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.cli.options import is_on
 from pipeline.cli.output import say
 from pipeline.cli.session import relative, session
+from pipeline.config.groups import choice_of
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.printable import printable
 from pipeline.core.tables import aligned, counted, duration, file_size
@@ -132,7 +133,7 @@ def wanted_values(words: Sequence[str], resolved: Mapping[str, Any]) -> dict[str
                 raise UsageError(f"{word}: a run doesn't tell its {section}; choose by what that sets, such as model=…")
             wanted[section] = resolved[section]
         else:
-            key = "launcher" if section == "cluster" else "name"
+            key = choice_of(section)
             if key in resolved[section]:  # else there is but one option
                 wanted[f"{section}.{key}"] = resolved[section][key]
     return wanted

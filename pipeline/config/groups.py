@@ -14,7 +14,13 @@ from pathlib import Path
 from pipeline.core.places import ROOT, conf_dirs
 
 _RECIPE = "A recipe: options and fields that go together. Words on the command line win."
+_CHOICES = {"cluster": "launcher", "tracking": "tracker"}
 _DEFAULT = re.compile(r"^  - (?P<group>\w+): (?P<option>\w+)$", re.MULTILINE)
+
+
+def choice_of(group: str) -> str:
+    """The field of a group's section that says which option it is."""
+    return _CHOICES.get(group, "name")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.config import basis
 from pipeline.config.basis import Basis
-from pipeline.config.groups import config_file
+from pipeline.config.groups import choice_of, config_file
 from pipeline.core.cache import Remembered
 from pipeline.core.files import canonical_json, sha256_bytes, sha256_file, sha256_text
 from pipeline.core.places import code_of, conf_dirs
@@ -77,7 +77,7 @@ class Composition:
             self.known.keep({self.name: resolved})
 
     def _is_own(self, group: str, section: dict[str, Any]) -> bool:
-        name = section.get({"cluster": "launcher", "tracking": "tracker"}.get(group, "name"))
+        name = section.get(choice_of(group))
         place = code_of(self._root) / OPTION_FOLDERS[group] / f"{name}.py"
         return (group, name) in (("search", "none"), ("tracking", None)) or place.is_file()
 

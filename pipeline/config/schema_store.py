@@ -10,6 +10,7 @@ from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.cluster.launchers.settings import ClusterConfig
+from pipeline.config.groups import choice_of
 from pipeline.config.schema import OPTIONS, PROGRAMS, RootConfig, SearchConfig, TrackingConfig, installed_programs
 from trainers.core import config as node
 
@@ -36,8 +37,7 @@ def register() -> None:
             schemas[f"{name}.yaml"] = _OptionSchema(f"{name}.yaml", group, functools.partial(options.settings, name))
         for name in options.installed():  # conf/ has no file of them
             defaults = [{f"/schema/{group}@_here_": name}, "_self_"]
-            field = {"cluster": "launcher", "tracking": "tracker"}.get(group, "name")
-            store.store(group=group, name=name, node={"defaults": defaults, field: name})
+            store.store(group=group, name=name, node={"defaults": defaults, choice_of(group): name})
 
 
 class _OptionSchema(ConfigNode):

@@ -20,7 +20,7 @@ from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
 from pipeline.sweep.folder import SweepFolder, TrialEntry
 from pipeline.sweep.report import BY, less_is_better
-from pipeline.sweep.trial import TrialBegan, TrialEnded
+from pipeline.sweep.trial import TrialBegan, TrialEnded, label
 
 
 def is_under_way(folder: SweepFolder) -> bool:
@@ -81,12 +81,9 @@ class SweepFiles:
         """What the sweep's own terminal says of an event."""
         if isinstance(event, TrialEnded) and event.state is not State.FINISHED:
             failed = f"FAILED: {event.detail}" if event.state is State.FAILED else event.detail or event.state
-            yield f"{self._label(event.number)} {failed}"
+            yield f"{label(event.number, self._total)} {failed}"
         if isinstance(event, tuple) and isinstance(event[1], LogLine) and is_for_a_person(event[1]):
-            yield f"{self._label(event[0])} | {shown(event[1])}"
-
-    def _label(self, number: int) -> str:
-        return f"trial {number:>{len(str(max(0, self._total - 1)))}}"
+            yield f"{label(event[0], self._total)} | {shown(event[1])}"
 
     def _entries(self) -> list[TrialEntry]:
         """Those that were added; a journal that can't be read right now has none."""

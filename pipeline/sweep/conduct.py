@@ -27,7 +27,7 @@ from pipeline.sweep.leftovers import end_leftovers
 from pipeline.sweep.outcomes import cause_of, detail_of, finished, first_line, hint_of, was_pruned
 from pipeline.sweep.schedule import Ended, Schedule, Start
 from pipeline.sweep.shared import Shared
-from pipeline.sweep.trial import Outcome, Trial, TrialBegan, TrialEnded, TrialSource
+from pipeline.sweep.trial import Outcome, Trial, TrialBegan, TrialEnded, TrialSource, label
 from pipeline.sweep.workers import was_missed
 
 _LOOK_S = 0.2  # also how soon a search hears of an epoch
@@ -331,8 +331,7 @@ class _Conductor:
         return replace(services, on_event=tell, on_wait=tell if self.sweep.watched else None)
 
     def _label(self, start: Start) -> str:
-        width = len(str(max(0, self.sweep.source.total - 1)))
-        return f"trial {start.trial.number:>{width}}"
+        return label(start.trial.number, self.sweep.source.total)
 
     def _say(self, label: str, text: str) -> None:
         self.sweep.say("\n".join(f"{label} | {line}" for line in text.splitlines()))

@@ -11,6 +11,11 @@ from pipeline.core.specs import State
 from pipeline.execution.configured_run import Run
 
 
+def label(number: int, total: int) -> str:
+    """How lines name a trial: ``trial  3`` among 12, as wide as the last one's."""
+    return f"trial {number:>{len(str(max(0, total - 1)))}}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One point of a sweep: an ordinary run, and what sets it apart.

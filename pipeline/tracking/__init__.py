@@ -16,7 +16,7 @@ from pipeline.tracking.launching import (
     serve_command,
 )
 from pipeline.tracking.recorder import record
-from pipeline.tracking.state import Recorded, is_recorded, last_recorded
+from pipeline.tracking.state import Recorded
 
 __all__ = [
     "NO_SUCH_RUN",
@@ -26,8 +26,6 @@ __all__ = [
     "default_uri",
     "destinations",
     "fetch_command",
-    "is_recorded",
-    "last_recorded",
     "prepare_command",
     "publish_command",
     "record",

@@ -17,7 +17,7 @@ import pytest
 
 from pipeline import tracking
 from pipeline.core.errors import PacelineError
-from pipeline.tracking.state import DONE, PENDING, RECORDING, TrackingState
+from pipeline.tracking.state import DONE, PENDING, RECORDING, TrackingState, is_recorded
 from tests import read_only, small_disk
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
@@ -287,10 +287,10 @@ def test_later_files_are_added_to_a_finished_record(tmp_path: Path, uri: str) ->
     run = finished(tmp_path)
     first = tracking.record(run, uri, EXPERIMENT)
     folder.write(run / "evaluation" / "more.json", {})
-    assert not tracking.is_recorded(run, uri, EXPERIMENT)
+    assert not is_recorded(run, uri, EXPERIMENT)
     assert tracking.record(run, uri, EXPERIMENT).run_id == first.run_id
     assert "evaluation/more.json" in store.artifacts(uri, str(first.run_id), "evaluation")
-    assert tracking.is_recorded(run, uri, EXPERIMENT)
+    assert is_recorded(run, uri, EXPERIMENT)
 
 
 def test_no_credentials_reach_the_artifacts(tmp_path: Path, uri: str) -> None:

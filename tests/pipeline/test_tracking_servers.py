@@ -27,7 +27,7 @@ from pipeline import tracking
 from pipeline.core.errors import PacelineError
 from pipeline.tracking import client, ui
 from pipeline.tracking.inputs import DataInput
-from pipeline.tracking.state import DONE, PENDING
+from pipeline.tracking.state import DONE, PENDING, is_recorded
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
 from tests.pipeline.tracking_store import EXPERIMENT
@@ -91,7 +91,7 @@ def test_a_server_that_is_down_leaves_the_record_pending(run: Path, address: str
     assert f"127.0.0.1:{port}" in recorded.message
     assert "Connection refused" in recorded.message
     assert json.loads((run / "tracking.json").read_text())["state"] == PENDING
-    assert not tracking.is_recorded(run, uri, EXPERIMENT)
+    assert not is_recorded(run, uri, EXPERIMENT)
 
 
 def test_a_server_that_never_answers_is_given_up(

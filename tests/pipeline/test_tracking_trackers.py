@@ -21,7 +21,7 @@ from pipeline.core.errors import UsageError
 from pipeline.sweep.workers import RecordWorker
 from pipeline.tracking.client import Recorder
 from pipeline.tracking.destinations import marked
-from pipeline.tracking.state import DONE, PENDING, trackers_of
+from pipeline.tracking.state import DONE, PENDING, is_recorded, trackers_of
 from tests.pipeline import tracking_folder as folder
 from trainers.core import config as node
 
@@ -136,8 +136,8 @@ def test_a_secret_of_a_tracker_stands_in_no_file_of_the_run_and_another_one_make
     assert told.message == "lines took no (more) records: ***"
     assert not [path for path in run.rglob("*") if path.is_file() and b"sekretvalue" in path.read_bytes()]
     assert record(run, lines, settings='{"api_token": "another-value"}').state == DONE
-    assert tracking.is_recorded(run, lines, marked("paceline", '{"api_token": "third-value"}'), lines)
-    assert not tracking.is_recorded(run, lines, marked("paceline", '{"place": "x"}'), lines)
+    assert is_recorded(run, lines, marked("paceline", '{"api_token": "third-value"}'), lines)
+    assert not is_recorded(run, lines, marked("paceline", '{"place": "x"}'), lines)
 
 
 def test_a_trackers_name_may_have_a_dot(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_each_destination_gets_a_process_beside_the_run_and_one_that_fails_costs
         worker.close()
     (warning,) = said
     assert warning.startswith("WARNING: not recorded in MLflow yet: ")
-    assert tracking.is_recorded(run, "tensorboard", blocked.experiment, "tensorboard")
+    assert is_recorded(run, "tensorboard", blocked.experiment, "tensorboard")
     assert len(list(run.glob("tensorboard/*/*"))) == 1
 
 
