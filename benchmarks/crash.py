@@ -22,8 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-from measure import DOIT, ROOT, surroundings
+from measure import DOIT, ROOT, surroundings, working
 
 OVERRIDES = ["experiment=quickstart", "trainer.epochs=60"]
 SHORT = ["experiment=quickstart", "trainer.max_steps=2"]
@@ -138,21 +137,9 @@ def mlflow_states(folder: Path) -> list[str]:
 def orphans(folder: Path) -> list[str]:
     """Processes that still work for a run below ``folder`` after QUIET_S."""
     deadline = time.monotonic() + QUIET_S
-    while (left := list(working(folder))) and time.monotonic() < deadline:
+    while (left := working(folder)) and time.monotonic() < deadline:
         time.sleep(0.5)
-    return [f"left behind: {line}" for line in left]
-
-
-def working(folder: Path) -> list[str]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            words = " ".join(process.cmdline())
-        except psutil.Error:
-            continue
-        if process.pid != os.getpid() and str(folder) in words:
-            found.append(f"{process.pid} {words[:150]}")
-    return found
+    return [f"left behind: {process.pid} {' '.join(process.info['cmdline'])[:150]}" for process in left]
 
 
 if __name__ == "__main__":

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 DOIT = (sys.executable, "-m", "doit")
@@ -68,3 +72,25 @@ def checked(argv: Sequence[str], *, cwd: Path, env: dict[str, str] | None = None
     if done.returncode != 0:
         sys.exit(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stdout}")
     return done.stdout
+
+
+def working(folder: Path, word: str = "") -> list[psutil.Process]:
+    """Other processes whose command lines (``info["cmdline"]``) name the folder, and ``word``."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = " ".join(process.info["cmdline"] or ())  # None of one that has just ended
+        if process.pid != os.getpid() and str(folder) in words and word in words:
+            found.append(process)
+    return found
+
+
+def chosen(about: str | None, measured: Mapping[str, Callable[..., bool]]) -> int:
+    """Measure what the command line names, with its numbers, in a fresh folder; 0 if the target is kept, else 1."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=measured)
+    parser.add_argument("numbers", nargs="*", type=int)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="paceline-benchmark-") as name:
+        kept = measured[asked.what](Path(name), *asked.numbers)
+    print(surroundings())
+    return 0 if kept else 1

@@ -8,39 +8,27 @@ Trainings, servers, databases and kills are real.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.measure import DOIT, ROOT, spread, surroundings
-from benchmarks.recording import EXPERIMENT, STEPS, free_port, metric_rows, only_run, server, started, wait_for, working
+from benchmarks.measure import DOIT, ROOT, chosen, spread, working
+from benchmarks.recording import EXPERIMENT, STEPS, metric_rows, only_run, server, started, wait_for
 from pipeline import tracking
+from pipeline.cluster.agent.probe import free_ports
 from tests.pipeline import tracking_folder
 
 AT_ONCE = 8
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=MEASURED)
-    parser.add_argument("numbers", nargs="*", type=int)
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="paceline-recorded-") as name:
-        kept = MEASURED[asked.what](Path(name), *asked.numbers)
-    print(surroundings())
-    return 0 if kept else 1
-
-
 def outage(folder: Path, seconds: int = 60) -> bool:
     """The server goes, comes back, trainer and controller are killed: what MLflow has, after `doit record`."""
-    port, place = free_port(), folder / "training"
+    port, place = free_ports(1)[0], folder / "training"
     words = [*STEPS, "trainer.max_steps=6000", "cluster.nproc_per_node=1", f"tracking.uri=http://127.0.0.1:{port}"]
     with server(folder, port):
         child = started(place, words)
@@ -130,4 +118,4 @@ MEASURED: dict[str, Callable[..., bool]] = {"outage": outage, "first": first}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(chosen(__doc__, MEASURED))

@@ -10,7 +10,6 @@ metrics.jsonl with ``trainer.log_every_steps=1``, inside an epoch.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -21,7 +20,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
@@ -34,9 +32,11 @@ from typing import Any
 
 import psutil
 
-from benchmarks.measure import DOIT, ROOT, spread, surroundings
+from benchmarks.measure import DOIT, ROOT, chosen, spread, working
 from pipeline import tracking
+from pipeline.cluster.agent.probe import free_ports
 from pipeline.config.schema import TrackingConfig
+from pipeline.core.giving_way import give_way
 from pipeline.tracking import ui
 from pipeline.tracking.client import Recorder
 from tests.pipeline import tracking_folder
@@ -49,17 +49,6 @@ if importlib.util.find_spec("tensorboard"):
     EVERYTHING += ["tracking.tensorboard=true"]
 CHECKPOINT_BYTES = 45_000_000
 EXPERIMENT = "paceline"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=MEASURED)
-    parser.add_argument("numbers", nargs="*", type=int)
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="paceline-recording-") as name:
-        kept = MEASURED[asked.what](Path(name), *asked.numbers)
-    print(surroundings())
-    return 0 if kept else 1
 
 
 # ------------------------------------------------------------------------------------------- the step
@@ -164,7 +153,7 @@ def start(folder: Path, rounds: int = 5) -> bool:
     with unreachable() as silent:
         servers = {
             "none": "tracking=none",
-            "a port that refuses": f"tracking.uri=http://127.0.0.1:{free_port()}",
+            "a port that refuses": f"tracking.uri=http://127.0.0.1:{free_ports(1)[0]}",
             "an address that never answers": f"tracking.uri=http://127.0.0.1:{silent}",
         }
         taken: dict[str, list[float]] = {name: [] for name in servers}
@@ -217,24 +206,6 @@ def end_all(place: Path, child: subprocess.Popen[bytes] | None = None) -> None:
         time.sleep(0.05)
 
 
-def working(place: Path, word: str = "") -> list[psutil.Process]:
-    """Processes whose command lines name the folder, and ``word``."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            words = " ".join(process.cmdline())
-        except psutil.Error:
-            continue
-        if process.pid != os.getpid() and str(place) in words and word in words:
-            found.append(process)
-    return found
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def unreachable() -> Iterator[int]:
     """A port where a connection is neither taken nor refused: its queue is full."""
@@ -252,7 +223,7 @@ def unreachable() -> Iterator[int]:
 # ------------------------------------------------------------------------------------------- the checkpoint
 def upload(folder: Path, uploads: int = 6, between_s: float = 3.0) -> bool:
     """Steps of a training while the recorder of a finished one sends its checkpoint to `mlflow server`, and between."""
-    with server(folder, niceness=19) as url:  # stands for one on another computer
+    with server(folder, gives_way=True) as url:  # stands for one on another computer
         serving = subprocess.Popen(
             tracking.serve_command(url, EXPERIMENT), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -304,16 +275,16 @@ def compared(found: list[tuple[float, float]], windows: list[tuple[float, float]
 
 
 @contextmanager
-def server(folder: Path, port: int | None = None, niceness: int = 0) -> Iterator[str]:
+def server(folder: Path, port: int | None = None, *, gives_way: bool = False) -> Iterator[str]:
     """A real `mlflow server` on sqlite, as `doit server` starts it; its address."""
     uri = f"sqlite:///{folder}/server.db"
     if not (folder / "server.db").exists():
         subprocess.run(tracking.prepare_command(uri), cwd=ROOT, check=True)
-    argv, env, url = ui.server_command(uri, "127.0.0.1", port or free_port(), artifacts=f"{folder}/artifacts")
+    argv, env, url = ui.server_command(uri, "127.0.0.1", port or free_ports(1)[0], artifacts=f"{folder}/artifacts")
     with (folder / "server.log").open("ab") as log:
         child = subprocess.Popen(
             argv, cwd=folder, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True, preexec_fn=lambda: step_back(niceness),
+            start_new_session=True, preexec_fn=give_way if gives_way else None,
         )  # fmt: skip
     try:
         wait_for(lambda: answers(f"{url}/health"), child)
@@ -321,13 +292,6 @@ def server(folder: Path, port: int | None = None, niceness: int = 0) -> Iterator
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-
-
-def step_back(niceness: int) -> None:
-    """The session, too: sessions share the processor evenly under Linux's autogrouping."""
-    os.nice(niceness)
-    with suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(niceness))
 
 
 def answers(url: str) -> bool:
@@ -352,4 +316,4 @@ MEASURED: dict[str, Callable[..., bool]] = {
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(chosen(__doc__, MEASURED))
