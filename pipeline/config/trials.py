@@ -33,17 +33,6 @@ _PLAIN_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 _ABSENT = object()
 
 
-def has_sweep(words: Sequence[str]) -> bool:
-    """Whether any word stands for several values, or names a grid. A word that can't be parsed stands for none."""
-    if any(word.startswith("sweep=") for word in words):
-        return True
-    with compose.hydra_ready():
-        try:
-            return any(override.is_sweep_override() for override in _parsed(words))
-        except UsageError:
-            return False
-
-
 def jobs(words: Sequence[str]) -> list[Overrides]:
     """Every combination of the sweep values, in Hydra's order (the last word turns fastest), duplicates and all.
 
