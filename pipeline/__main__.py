@@ -21,10 +21,10 @@ from omegaconf import DictConfig  # noqa: E402
 
 from pipeline.cli import clone, commands, shadowing  # noqa: E402
 from pipeline.cli.invocation import Invocation, typed_runs_dir  # noqa: E402
-from pipeline.cli.loader import leave  # noqa: E402
+from pipeline.cli.loader import for_verb, leave  # noqa: E402
 from pipeline.cli.session import Session  # noqa: E402
 from pipeline.config import hydra_flags  # noqa: E402
-from pipeline.config.compose import CONF_DIRS, CONFIG_NAME, HYDRA_VERSION_BASE  # noqa: E402
+from pipeline.config.compose import CONF_DIRS, CONFIG_NAME, HYDRA_VERSION_BASE, compose_config  # noqa: E402
 from pipeline.config.explain import explain  # noqa: E402
 from pipeline.config.override_words import for_hydra  # noqa: E402
 from pipeline.config.schema_store import register  # noqa: E402
@@ -68,12 +68,13 @@ def checked_words() -> tuple[str, ...]:
     try:
         asked = hydra_flags.read(sys.argv[1:])
         sys.argv[1:] = for_hydra(sys.argv[1:])
-        if asked.multirun:
-            jobs(asked.words)
+        trials = jobs(asked.words) if asked.multirun else []
+        if trials and asked.composes:
+            compose_config(trials[0])  # Hydra's own error knows no other words than these
         elif asked.composes:
             Session(Invocation(verb="train", overrides=asked.words)).config  # noqa: B018  (composed and checked)
     except PacelineError as error:
-        leave(error)
+        leave(for_verb(error, "train"))
     return asked.words
 
 

@@ -6,15 +6,19 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from doit.cmd_run import Run
 from doit.cmdparse import CmdOption, CmdParse, CmdParseError
 
 from pipeline.cli.doit_commands import COMMANDS
-from pipeline.cli.invocation import Invocation, is_override
+from pipeline.cli.invocation import HELP_WORDS, Invocation, is_override
 from pipeline.cli.verbosity import taken_out
+from pipeline.cli.verbs import VERBS
 from pipeline.core import process
 from pipeline.core.errors import UsageError
 
 _OF_HYDRA = ("--cfg", "--info", "--multirun", "-m", "--resolve", "--package", "--hydra-help", "--shell-completion")
+_SHORT = {"-c": ("job", "hydra", "all"), "-i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")}
+"""Hydra's --cfg and --info in short, with what may follow: doit has a -c of its own."""
 _ELSEWHERE = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}
 
 
@@ -29,9 +33,11 @@ def check(argv: Sequence[str], asked: Invocation, loader_options: Sequence[dict[
         UsageError: an option that doit or the verb doesn't take, or one that stands after the verb.
     """
     _refuse_elsewhere(argv)
+    _refuse_dashed(argv, asked, loader_options)
     words = " ".join(shlex.quote(word) for word in asked.overrides)
-    for word in argv:
-        if word.partition("=")[0] not in _OF_HYDRA or asked.verb is None:
+    for word, after in zip(argv, [*argv[1:], ""], strict=True):
+        of_hydra = word.partition("=")[0] in _OF_HYDRA or after in _SHORT.get(word, ())
+        if not of_hydra or asked.verb is None:
             continue
         if asked.verb == "train":
             process.replace([sys.executable, "-m", "pipeline", *(item for item in argv if item != "train")])
@@ -52,6 +58,44 @@ def _refuse_elsewhere(argv: Sequence[str]) -> None:
                 hint=f"a file of your own in conf/experiment, then experiment=NAME; or python -m pipeline {word} … "
                 "(doit's own options -c -n, -c -d are written apart)",
             )
+
+
+def _refuse_dashed(argv: Sequence[str], asked: Invocation, loader_options: Sequence[dict[str, object]]) -> None:
+    """Raises UsageError: an override as most scripts take them, ``--epochs=3`` or ``--epochs 3``."""
+    if asked.verb is None:
+        return
+    known = {*_OF_HYDRA, *HELP_WORDS}
+    for option in (*Run.base_options, *Run.cmd_options, *loader_options):
+        known |= {f"--{option.get('long')}", f"--{option.get('inverse')}"}
+    for position, word in enumerate(argv):
+        name, _, value = word.partition("=")
+        if not name.startswith("--") or name in known or any(each.startswith(name) for each in known):
+            continue
+        after = argv[position + 1] if argv[position + 1 :] else ""
+        if "=" not in word and after and after not in VERBS and not after.startswith("-") and "=" not in after:
+            value = after
+        meant = _meant(name[2:].replace("-", "_"), value, asked.verb)
+        hint = f"doit {asked.verb} {meant}" if meant else f"doit help {asked.verb}"
+        raise UsageError(f"{word}: options and overrides of doit {asked.verb} have no dashes", hint=hint)
+
+
+def _meant(name: str, value: str, verb: str) -> str | None:
+    """The verb's own option of that name, or the override that was meant; None where nothing is alike."""
+    if name in VERBS[verb].options:
+        return f"{name}={value or 1}"
+    if not VERBS[verb].composes:
+        return None
+    from pipeline.config import compose  # Hydra, for this error alone
+    from pipeline.config.unknown_key import UnknownKeyError
+
+    word = f"{name}={value or 'VALUE'}"
+    try:
+        compose.compose_config([word])
+    except UnknownKeyError as error:
+        return error.meant
+    except UsageError:  # the name is right, and so the value is wrong or wasn't told
+        return word
+    return word
 
 
 def _refuse_unknown(argv: Sequence[str], verb: str | None, loader_options: Sequence[dict[str, object]]) -> None:

@@ -13,7 +13,6 @@ from pipeline.cli.clone import ROOT as ROOT
 from pipeline.cli.verbs import VERBS
 from pipeline.core import masking, unexpected
 from pipeline.core.errors import UsageError
-from pipeline.core.files import expanded
 
 if TYPE_CHECKING:  # imported in the functions: a bare `doit` needs none of it
     from omegaconf import DictConfig
@@ -109,7 +108,9 @@ class Session:
 
         resolved, words = self._resolved(), self.asked.overrides
         if self._of_named_run:
-            resolved, words = self._of_folder(resolved)
+            from pipeline.cli import named_run
+
+            resolved, words = named_run.configuration(self.asked, resolved, ROOT)
         verb = VERBS.get(self.asked.verb or "")
         config = build.build(
             resolved,
@@ -136,35 +137,6 @@ class Session:
     def _of_named_run(self) -> bool:
         """Whether ``run=KEY`` stands for the words of that run, for a verb that needs its whole configuration."""
         return self.asked.verb in ("why", "attach") and "run" in self.asked.options
-
-    def _of_folder(self, resolved: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """The configuration and the words of the run that is named; of ``resolved`` where runs and data lie, and where
-        it is recorded if a word says so.
-
-        Raises:
-            UsageError: no such run, it has no configuration, or another word would change it.
-        """
-        from pipeline.core import documents
-        from pipeline.runs import index as runs
-
-        for word in self.asked.overrides:
-            if not word.lstrip("+").startswith(("paths.", "tracking")):
-                raise UsageError(
-                    f"doit {self.asked.verb} run=… takes no {word!r}: the run has its own configuration",
-                    hint=f"doit {self.asked.verb} with all words of the run and this one, in place of run=",
-                )
-        folder = runs.find(ROOT / expanded(resolved["paths"]["runs"], "paths.runs"), self.asked.options["run"])
-        try:
-            own = documents.read(folder.path / "config.json")
-        except (documents.DamagedError, OSError) as error:
-            raise UsageError(
-                f"{folder.path / 'config.json'} can't be read, so only its words tell of run {folder.key}: {error}",
-                hint=f"doit {self.asked.verb} with the words that it was trained with, in place of run=",
-            ) from error
-        told = (folder.read_json("provenance.json") or {}).get("overrides")
-        words = tuple(map(str, told)) if isinstance(told, list) else ()
-        told_anew = {"paths"} | {"tracking" for word in self.asked.overrides if word.lstrip("+").startswith("tracking")}
-        return {**resolved, **own, **{name: resolved[name] for name in told_anew}}, words
 
     def _resolved(self) -> dict[str, Any]:
         """Composed by Hydra, or, for a training that was asked for before, remembered."""
@@ -315,22 +287,10 @@ class Session:
 
     def cluster_of(self, folder: RunFolder) -> Cluster:
         """The hosts that a run was started on, whatever cluster this command line names. Raises UsageError."""
-        from pipeline.config.cluster import build_cluster
-        from pipeline.core import documents
+        from pipeline.cli import named_run
 
-        path = folder.path / "config.json"
-        if not path.exists():
-            raise UsageError(f"run {folder.key} was never started: there is no {path}")
-        try:
-            return build_cluster(documents.read(path)["cluster"], root=ROOT, local_gpus=_local_gpus())
-        except (documents.DamagedError, OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-            if "run" not in self.asked.options:  # the words of the run are here, and they name its hosts
-                return self.config.cluster
-            why = f"has no field {error}" if isinstance(error, KeyError) else str(error)
-            raise UsageError(
-                f"{path} can't tell the hosts of run {folder.key}: it {why}",
-                hint="doit stop with the words that it was trained with, instead of run=",
-            ) from error
+        found = named_run.cluster(folder, ROOT, _local_gpus(), must_tell="run" in self.asked.options)
+        return found or self.config.cluster  # the words of the run are here, and they name its hosts
 
 
 @cache

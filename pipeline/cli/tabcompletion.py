@@ -28,6 +28,14 @@ _paceline() {
 }
 compdef _paceline doit paceline
 """
+_USES = """
+
+
+DESCRIPTION
+    for this shell:
+        eval "$(doit tabcompletion)"
+    for good, in bash:
+        doit tabcompletion > ~/.local/share/bash-completion/completions/doit"""
 _SCRIPTS = {"bash": _BASH, "zsh": _ZSH}
 
 
@@ -36,10 +44,6 @@ class TabCompletion(Command):  # type: ignore[misc]  # doit has no type hints
 
     doc_purpose = "print the script that completes verbs, options, groups and fields"
     doc_usage = "[--shell=bash|zsh]"
-    doc_description = (
-        'For this shell: eval "$(doit tabcompletion)". For good, in bash: doit tabcompletion > '
-        "~/.local/share/bash-completion/completions/doit"
-    )
     cmd_options = (
         {
             "name": "shell",
@@ -51,6 +55,10 @@ class TabCompletion(Command):  # type: ignore[misc]  # doit has no type hints
             "help": "the shell that is to run it [default: %(default)s]",
         },
     )
+
+    def help(self) -> str:
+        """doit's page, with commands that can be copied: doit would break its lines in the middle of them."""
+        return f"{super().help()}{_USES}"
 
     def execute(self, opt_values: dict[str, Any], pos_args: list[str]) -> int:
         print(_SCRIPTS[opt_values["shell"]], end="")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from hydra._internal.utils import get_args_parser
 
@@ -23,7 +23,7 @@ class Asked(NamedTuple):
     Attributes:
         words: the overrides.
         multirun: whether they stand for the trials of a sweep.
-        composes: whether they make one run, of this project's own conf/.
+        composes: whether a run, or each of the trials, is to be composed of this project's own conf/.
     """
 
     words: tuple[str, ...]
@@ -32,12 +32,14 @@ class Asked(NamedTuple):
 
 
 def read(argv: Sequence[str]) -> Asked:
-    """The words behind ``python -m pipeline``. Ends the process where a flag is none (argparse).
+    """The words behind ``python -m pipeline``.
 
     Raises:
-        UsageError: flags that Hydra doesn't take together, or not without another.
+        UsageError: a flag that Hydra doesn't have, flags that it doesn't take together, or not without another.
     """
-    args = get_args_parser().parse_args(list(argv))
+    parser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign]  # argparse would print eight lines of usage and exit with 2
+    args = parser.parse_args(list(argv))
     flags = {
         "--run": args.run,
         "--multirun": args.multirun,
@@ -61,9 +63,12 @@ def read(argv: Sequence[str]) -> Asked:
     _refuse_absent(args)
     answers = args.help or args.hydra_help or args.info or args.shell_completion
     elsewhere = args.config_path or args.config_name or args.config_dir
-    return Asked(
-        words=tuple(args.overrides), multirun=bool(args.multirun), composes=not (answers or elsewhere or args.multirun)
-    )
+    return Asked(words=tuple(args.overrides), multirun=bool(args.multirun), composes=not (answers or elsewhere))
+
+
+def _refuse(message: str) -> NoReturn:
+    """In place of argparse's own. Its flags that take a value take the next word, an override too."""
+    raise UsageError(message, hint="--cfg job, --info or --info defaults, behind the overrides")
 
 
 def _refuse_absent(args: argparse.Namespace) -> None:

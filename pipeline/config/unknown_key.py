@@ -76,6 +76,12 @@ class UnknownKeyError(UsageError):
         self.key, self._value, self._names = key, value, names
         super().__init__(_text(key, value, names))
 
+    @property
+    def meant(self) -> str | None:
+        """The word that was probably meant, with its value, as it is typed; None where nothing is alike."""
+        found = known_as(self.key, self._names) or like(self.key, self._names)
+        return _word(self.key, found, self._value) if found else None
+
     def of_verb(self, verb: str, options: tuple[str, ...], others: Mapping[str, Sequence[str]]) -> UnknownKeyError:
         """The same error for one who typed ``doit verb``."""
         told = {"verb": verb, "options": options, "other_options": others}

@@ -45,6 +45,11 @@ def test_doits_own_commands_show_doits_own_page(words: list[str]) -> None:
     assert (pages.asked(words) or "").startswith("PURPOSE")
 
 
+def test_the_commands_of_tab_completion_can_be_copied() -> None:
+    page = (pages.asked(["tabcompletion", "--help"]) or "").splitlines()
+    assert "        doit tabcompletion > ~/.local/share/bash-completion/completions/doit" in page
+
+
 @pytest.mark.parametrize("words", [["train", "seed=1"], ["help", "task"], ["info", "nope"], ["list"]])
 def test_what_asks_for_no_help_gets_none(words: list[str]) -> None:
     assert pages.asked(words) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import yaml  # type: ignore[import-untyped]
 
 from pipeline.cli import flags, invocation
 from pipeline.config import hydra_flags
+from pipeline.core import process
 from pipeline.core.errors import UsageError
 from tests.integration.commands import ROOT
 
@@ -28,6 +30,8 @@ from tests.integration.commands import ROOT
         ("-cn nowhere -cd /", "--config-name nowhere: there is no nowhere.yaml in "),
         ("-cp nowhere", "--config-path nowhere: there is no folder "),
         ("-cd /nowhere", "--config-dir /nowhere: there is no such folder"),
+        ("--info seed=1", "argument --info/-i: invalid choice: 'seed=1'"),
+        ("--cfg", "argument --cfg/-c: expected one argument\n  try: --cfg job, --info or --info defaults, behind"),
     ],
 )
 def test_flags_that_hydra_answers_with_a_traceback_are_refused(line: str, said: str) -> None:
@@ -37,9 +41,9 @@ def test_flags_that_hydra_answers_with_a_traceback_are_refused(line: str, said: 
 
 def test_the_words_behind_good_flags() -> None:
     assert hydra_flags.read(["--cfg", "job", "--resolve", "seed=1"]) == (("seed=1",), False, True)
-    assert hydra_flags.read(["-m", "seed=1,2"]) == (("seed=1,2",), True, False)
+    assert hydra_flags.read(["-m", "seed=1,2"]) == (("seed=1,2",), True, True)
     assert not hydra_flags.read(["--shell-completion", "install=bash"]).composes
-    assert not hydra_flags.read(["-cd", "/", "+mine=x"]).composes
+    assert not hydra_flags.read(["-cd", "/", "-m", "+mine=x"]).composes
 
 
 @pytest.mark.parametrize("line", ["-cn elsewhere train", "train -cd /", "train --config-path=/"])
@@ -50,8 +54,44 @@ def test_doit_says_that_it_takes_no_other_configuration(line: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("train --epochs=3", "doit train trainer.epochs=3"),
+        ("train --epochs 3 seed=1", "doit train trainer.epochs=3"),
+        ("train --batch-size=64", "doit train trainer.global_batch_size=64"),
+        ("train --optimizer.lr", "doit train optimizer.lr=VALUE"),
+        ("train --zzz=1", "doit help train"),
+        ("clean --keep-best 3", "doit clean keep_best=3"),
+        ("runs --json", "doit runs json=1"),
+        ("lab --zzz", "doit help lab"),
+    ],
+)
+def test_an_override_with_dashes_is_shown_without(line: str, hint: str) -> None:
+    argv = line.split()
+    with pytest.raises(UsageError, match=r"^--\S+: options and overrides of doit \w+ have no dashes") as refused:
+        flags.check(argv, invocation.parse(argv), [])
+    assert refused.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    "line", ["train -c job seed=1", "train seed=1 -i defaults", "train --cfg=job", "train -m seed=1"]
+)
+def test_hydras_short_flags_behind_the_verb_are_hydras(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(process, "replace", started.append)
+    argv = line.split()
+    with contextlib.suppress(UsageError):  # the process would have been replaced before
+        flags.check(argv, invocation.parse(argv), [])
+    assert started == [[sys.executable, "-m", "pipeline", *argv[1:]]]
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [
+        (
+            "-m seed=1,2 dry_run=1",
+            "ERROR: unknown key 'dry_run'; it is an option of doit sweep; valid: ",
+        ),
         ("--cfg job model.hiden=3", "ERROR: unknown key 'model.hiden'; "),
         ("--cfg job +x={a:1}", "ERROR: unknown key 'x'; "),
         ("-m seed=range(1,1)", "ERROR: seed=range(1,1) has no value in it"),
