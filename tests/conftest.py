@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["tests.shared_fixture", "tests.lab_fixture", "tests.slurm_fixture", "tests.kubernetes_fixture"]
+_FIXTURES = ("shared", "lab", "slurm", "kubernetes", "s3")
+pytest_plugins = [f"tests.{name}_fixture" for name in _FIXTURES]
 
 # a background job ignores Ctrl-C, what nohup starts ignores SIGHUP, and so would every command that a test starts
 signal.signal(signal.SIGINT, signal.default_int_handler)

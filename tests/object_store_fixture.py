@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import boto3
+import requests
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
+from tests.s3_fixture import BUCKET
 from tests.waiting import HANG_S
-
-BUCKET = "models"
 
 
 @dataclass
@@ -33,6 +33,13 @@ class ObjectStore:
     def release(self) -> None:
         self.held_end = None
         self.goes_on.set()
+
+    def refuse_all(self) -> None:
+        """As if no login were right."""
+        _demand_logins(self.url, wanted=True)
+
+    def buckets(self) -> list[str]:
+        return [bucket["Name"] for bucket in _client(self.url).list_buckets()["Buckets"]]
 
     def files(self) -> dict[str, bytes]:
         """Name → content of all that it holds."""
@@ -56,8 +63,8 @@ def running() -> Iterator[ObjectStore]:
     found: list[ObjectStore] = []
     server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=_Quiet)
     url = f"http://127.0.0.1:{server.server_port}"
-    login = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
-    found.append(ObjectStore(url, {**login, "MLFLOW_S3_ENDPOINT_URL": url}))
+    login = {"AWS_ACCESS_KEY_ID": "an-id", "AWS_SECRET_ACCESS_KEY": "a-secret-key", "AWS_DEFAULT_REGION": "us-east-1"}
+    found.append(ObjectStore(url, {**login, "MLFLOW_S3_ENDPOINT_URL": url, "AWS_ENDPOINT_URL": url}))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -65,6 +72,8 @@ def running() -> Iterator[ObjectStore]:
         yield found[0]
     finally:
         found[0].release()
+        _demand_logins(url, wanted=False)  # moto keeps this, and all files, for every server of a process
+        requests.post(f"{url}/moto-api/reset", timeout=HANG_S).raise_for_status()
         server.shutdown()
         thread.join()
         server.server_close()
@@ -73,6 +82,10 @@ def running() -> Iterator[ObjectStore]:
 class _Quiet(WSGIRequestHandler):
     def log(self, *_: object) -> None:
         """Stay quiet."""
+
+
+def _demand_logins(url: str, *, wanted: bool) -> None:
+    requests.post(f"{url}/moto-api/reset-auth", data="0" if wanted else "inf", timeout=HANG_S).raise_for_status()
 
 
 def _client(url: str) -> Any:

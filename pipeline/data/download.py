@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.data.progress import OnProgress
-from pipeline.data.source import scheme
-from pipeline.data.transports import HTTP, TIMEOUT_S, WEB, Filesystem, Part
+from pipeline.data.source import WEB, scheme
+from pipeline.data.transports import HTTP, TIMEOUT_S, Filesystem, Part
 
 if TYPE_CHECKING:
     from requests import HTTPError

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.core.errors import DataError
+from pipeline.data.filesystems import has_folders, login_hint, open_filesystem, said
 from pipeline.data.source import scheme, shown
-from pipeline.data.transports import open_filesystem
 
 
 class ObjectStore:
@@ -17,15 +17,18 @@ class ObjectStore:
     def __init__(self, address: str, setting: str) -> None:
         """Raises DataError: the protocol isn't known, or its driver isn't installed."""
         self.shown = f"{setting}={shown(address) if scheme(address) else address}"
-        self._filesystem, self._root = open_filesystem(address if scheme(address) else f"file://{address}", setting)
+        self._url = address if scheme(address) else f"file://{address}"
+        self._filesystem, self._root = open_filesystem(self._url, setting)
 
     def names(self, folder: str) -> list[str]:
-        """Of the files right in ``folder``; none where it isn't there. Raises DataError."""
+        """Of the files right in ``folder``; none where it isn't there. Raises DataError: also without its bucket."""
         with self._explained("listed"):
             self._filesystem.invalidate_cache()  # another computer may have written since
             try:
                 found = self._filesystem.ls(self._path(folder), detail=False)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if "bucket does not exist" in str(error):  # S3's words; a folder there needs nobody to make it
+                    raise
                 return []
             return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
 
@@ -33,7 +36,8 @@ class ObjectStore:
         """Write a file of this computer there, in place of what has that name. Raises DataError, FileNotFoundError."""
         source.stat()
         with self._explained("written"):
-            self._filesystem.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
+            if has_folders(self._url):
+                self._filesystem.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
             self._filesystem.put_file(str(source), self._path(name))
 
     def get(self, name: str, target: Path) -> None:
@@ -72,5 +76,7 @@ class ObjectStore:
     def _explained(self, done: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # drivers have error classes of their own (no credentials, no bucket, …)
-            raise DataError(f"{self.shown} can't be {done}: {type(error).__name__}: {error}") from error
+        except Exception as error:  # drivers have error classes of their own
+            raise DataError(
+                f"{self.shown} can't be {done}: {said(error)}", hint=login_hint(self._url, error)
+            ) from error

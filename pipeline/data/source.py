@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from pipeline.core.errors import DataError
 from pipeline.core.files import expanded
 
+WEB = ("http", "https")
 _LOCAL = ("file", "local")  # fsspec's other name for it
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 

@@ -11,8 +11,7 @@ from pipeline.data.base import Workspace
 from pipeline.data.download import Wanted, retrieve
 from pipeline.data.object_store import ObjectStore
 from pipeline.data.official import unreachable
-from pipeline.data.source import file_name, local_path, refuse_special, scheme, shown
-from pipeline.data.transports import WEB
+from pipeline.data.source import WEB, file_name, local_path, refuse_special, scheme, shown
 from trainers.core.config import DatasetConfig
 
 _AT_ONCE = 64  # files that a driver is asked for together

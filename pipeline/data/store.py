@@ -61,7 +61,7 @@ def find(dataset: DatasetConfig, data_dir: Path) -> Pack | None:
 def refuse(dataset: DatasetConfig) -> None:
     """Raises DataError for what `fetch` refuses before it reads or asks for anything: a source that is missing, of no
     use to this data set, or of a protocol that can't be read here."""
-    from pipeline.data.transports import refuse_protocol
+    from pipeline.data.filesystems import refuse_protocol
 
     with _os_errors_as_data_errors(dataset, None):
         datasets.module(dataset.name).local_inputs(dataset)

@@ -6,22 +6,19 @@ import gzip
 import json
 import shutil
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import DataError
 from pipeline.core.files import write_json
 from pipeline.data import disk
+from pipeline.data.filesystems import login_hint, open_filesystem, said
 from pipeline.data.progress import OnProgress
-from pipeline.data.source import is_local, scheme, shown
-from trainers.core.installer import install
+from pipeline.data.source import shown
 
 if TYPE_CHECKING:
     from requests import Response
 
-WEB = ("http", "https")
 TIMEOUT_S = (3.0, 10.0)  # connect; between two reads
 _ENCODED = (".gz", ".tgz")  # servers call these files gzip encoded; they are meant as they are
 _CHUNK_BYTES = 1 << 16
@@ -153,48 +150,12 @@ class Filesystem:
             total = filesystem.size(path)
             with filesystem.open(path, "rb") as source, disk.room(Path(output_file).parent, total or 0):
                 _copy(source, Path(output_file), lambda done: self.report(f"downloading {name}", done, total))
-        except (OSError, DataError):
+        except (OSError, DataError) as error:
+            if (hint := login_hint(url, error)) is not None:
+                raise DataError(f"dataset.source={shown(url)} can't be read: {said(error)}", hint=hint) from error
             raise
-        except Exception as error:  # drivers have error classes of their own (no credentials, no bucket, …)
-            raise PermissionError(f"{type(error).__name__}: {error}") from error
-
-
-def open_filesystem(url: str, setting: str = "dataset.source") -> tuple[Any, str]:
-    """The filesystem behind an address, and the path in it. Raises DataError that names the setting."""
-    import fsspec
-
-    with _explained(url, setting):
-        return fsspec.core.url_to_fs(f"{scheme(url)}://{url.partition('://')[2]}")  # type: ignore[no-any-return]
-
-
-def refuse_protocol(source: str) -> None:
-    """Raises DataError where an address can't be read here, whatever answers there."""
-    if is_local(source) or scheme(source) in WEB:
-        return
-    import fsspec
-
-    with _explained(source, "dataset.source"):
-        for protocol in scheme(source).split("::"):
-            fsspec.get_filesystem_class(protocol)
-
-
-@contextmanager
-def _explained(url: str, setting: str) -> Iterator[None]:
-    """What fsspec says of a protocol, with the fix. Raises DataError."""
-    import fsspec
-
-    protocol = scheme(url).rpartition("::")[2]  # simplecache::s3 is read by the driver of s3
-    try:
-        yield
-    except ImportError as error:
-        package = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
-        raise DataError(
-            f"{setting}={shown(url)}: the driver of {protocol}:// is not installed ({error})",
-            hint=install(package.get(protocol, f"'fsspec[{protocol}]'")),
-        ) from error
-    except ValueError as error:
-        known = ", ".join(sorted(fsspec.available_protocols()))
-        raise DataError(f"{setting}={shown(url)}: {error}; protocols: http, https, {known}") from error
+        except Exception as error:  # drivers have error classes of their own
+            raise PermissionError(said(error)) from error
 
 
 def _copy(source: Any, path: Path, report: Any) -> None:

@@ -27,7 +27,10 @@ class Mirroring:
             return
         except (DataError, OSError) as error:
             if not self._failed:
-                self._say(f"WARNING: {error}; the training goes on without the mirror, which is tried again")
+                what, hint = (error.what, error.hint) if isinstance(error, DataError) else (error, None)
+                self._say(f"WARNING: {what}; the training goes on without the mirror, which is tried again")
+                if hint is not None:
+                    self._say(f"  try: {hint}")
             self._failed = True
 
     def restore(self) -> None:
@@ -38,7 +41,7 @@ class Mirroring:
             found, warnings = self._mirror.restore(self._run_dir)
         except DataError as error:
             hint = "the same command when it can be reached, or cluster.checkpoint_mirror=null, which begins anew"
-            raise DataError(error.what, hint=hint) from error
+            raise DataError(error.what, hint=f"{error.hint}; {hint}" if error.hint else hint) from error
         for warning in warnings:
             self._say(f"WARNING: {warning}")
         if found:

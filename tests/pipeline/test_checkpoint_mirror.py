@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,6 +15,10 @@ from pipeline.core.files import canonical_json, sha256_text, write_json
 from pipeline.execution.mirroring import Mirroring
 from pipeline.runs.checkpoint_mirror import CheckpointMirror
 from pipeline.runs.checkpoints import newest_step, read_verified
+from tests.s3_fixture import BUCKET
+
+if TYPE_CHECKING:
+    from tests.object_store_fixture import ObjectStore
 
 
 def save(run_dir: Path, step: int, **shards: str) -> None:
@@ -32,11 +37,18 @@ def save(run_dir: Path, step: int, **shards: str) -> None:
     write_json(path.with_suffix(".json"), {**side, "digest": sha256_text(canonical_json(side))})
 
 
-@pytest.fixture(params=["memory", "file", "path"])
+@pytest.fixture(params=["memory", "file", "path", "s3"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A folder that isn't there yet."""
+    if request.param == "s3":
+        request.getfixturevalue("s3")
     place = tmp_path / "a mirror" / "below"
-    return {"memory": f"memory://{uuid.uuid4()}/below", "file": f"file://{place}", "path": str(place)}[request.param]
+    return {
+        "memory": f"memory://{uuid.uuid4()}/below",
+        "file": f"file://{place}",
+        "path": str(place),
+        "s3": f"s3://{BUCKET}/{uuid.uuid4()}/a mirror",
+    }[request.param]
 
 
 @pytest.fixture
@@ -129,10 +141,41 @@ def test_a_mirror_that_cannot_be_written_is_told_once_and_ends_nothing(run_dir: 
     assert (tmp_path / "mirror" / "abc" / "step-00000010.json").exists()
 
 
+def test_a_bucket_that_is_not_there_is_refused_and_not_made(s3: ObjectStore, run_dir: Path, empty: Path) -> None:
+    mirror = CheckpointMirror("s3://modells/mirror", "abc")
+    for act in (mirror.restore, mirror.push):
+        with pytest.raises(DataError, match=r"s3://modells/mirror can't be .*: The specified bucket does not exist"):
+            act(empty if act == mirror.restore else run_dir)
+    assert s3.buckets() == [BUCKET]
+
+
+def test_a_wrong_login_is_told_with_where_it_is_taken_from_and_never_shown(
+    s3: ObjectStore, run_dir: Path, empty: Path
+) -> None:
+    s3.refuse_all()
+    mirror, lines = CheckpointMirror(f"s3://{BUCKET}/x", "abc"), list[str]()
+    with pytest.raises(DataError) as caught:
+        Mirroring(mirror, empty, lines.append).restore()
+    Mirroring(mirror, run_dir, lines.append).push()
+    refused = "PermissionError: The AWS Access Key Id you provided does not exist in our records."
+    assert caught.value.what == f"cluster.checkpoint_mirror=s3://{BUCKET}/x can't be listed: {refused}"
+    assert str(caught.value.hint).startswith("AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=… (or AWS_PROFILE=…), ")
+    assert lines[0] == (
+        f"WARNING: cluster.checkpoint_mirror=s3://{BUCKET}/x can't be written: {refused}; the training goes on without "
+        "the mirror, which is tried again"
+    )
+    assert (lines[1].startswith("  try: AWS_ACCESS_KEY_ID=…"), len(lines)) == (True, 2)
+    assert s3.env["AWS_SECRET_ACCESS_KEY"] not in "".join((str(caught.value), *lines))
+
+
 @pytest.mark.parametrize(
     ("address", "why"),
     [
-        ("s3://me:secret@bucket/x", r"cluster.checkpoint_mirror=s3://bucket/x: the driver of s3:// is not installed"),
+        ("gs://bucket/x", r"cluster.checkpoint_mirror=gs://bucket/x: the driver of gs:// is not installed"),
+        (
+            "s3://me:secret@bucket/x",
+            r"cluster.checkpoint_mirror=s3://bucket/x: an address with s3:// holds no login\n  try: AWS_ACCESS_KEY_ID=",
+        ),
         ("nope://x", r"cluster.checkpoint_mirror=nope://x: .*protocols: http"),
     ],
 )

@@ -5,14 +5,20 @@ import hashlib
 import re
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import fsspec
 import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.data import download
 from pipeline.data.download import Failure, Wanted, retrieve
 from tests.pipeline.data.data_server import Server
+from tests.s3_fixture import BUCKET
 from tests.waiting import promised_s
+
+if TYPE_CHECKING:
+    from tests.object_store_fixture import ObjectStore
 
 CONTENT = bytes(range(256)) * 4000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -150,17 +156,31 @@ def test_a_full_disk_is_found_before_anything_is_written(
 
 
 def test_other_protocols_come_through_fsspec(tmp_path: Path) -> None:
-    fsspec = pytest.importorskip("fsspec")
     fsspec.filesystem("memory").pipe(f"{tmp_path}/set.bin", CONTENT)
     assert content(retrieve(wanted(f"memory://{tmp_path}/"), tmp_path, silent)) == CONTENT
     (failure,) = failures(retrieve(wanted(f"memory://{tmp_path}/absent/"), tmp_path / "other", silent))
     assert failure.absent
 
 
+def test_a_file_of_an_object_store_comes_to_who_may_read_it(tmp_path: Path, s3: ObjectStore) -> None:
+    fsspec.filesystem("s3").pipe(f"{BUCKET}/set.bin", CONTENT)
+    assert content(retrieve(wanted(f"s3://{BUCKET}/"), tmp_path, silent)) == CONTENT
+    s3.refuse_all()
+    with pytest.raises(DataError) as caught:
+        retrieve(wanted(f"s3://{BUCKET}/"), tmp_path / "other", silent)
+    assert caught.value.what == f"dataset.source=s3://{BUCKET}/set.bin can't be read: PermissionError: Forbidden"
+    assert str(caught.value.hint).startswith("AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=… (or AWS_PROFILE=…), ")
+    with pytest.raises(
+        DataError, match=r"dataset.source=s3://b/set.bin: an address with s3:// holds no login\n"
+    ) as told:
+        retrieve(wanted("s3://me:a-secret@b/"), tmp_path / "other", silent)
+    assert "a-secret" not in str(told.value)
+
+
 def test_a_missing_driver_gives_the_command_that_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
-    with pytest.raises(DataError, match=r"driver of s3:// is not installed .*\n  try: .*pip install .*s3fs"):
-        retrieve(wanted("s3://bucket/folder/"), tmp_path, silent)
+    monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
+    with pytest.raises(DataError, match=r"driver of gs:// is not installed .*\n  try: .*pip install .*gcsfs"):
+        retrieve(wanted("gs://bucket/folder/"), tmp_path, silent)
 
 
 def test_an_unknown_protocol_lists_the_known_ones(tmp_path: Path) -> None:

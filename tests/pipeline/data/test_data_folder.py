@@ -19,6 +19,7 @@ from pipeline.data.datasets.folder import FolderConfig
 from pipeline.data.store import fetch, find
 from tests.pipeline.data.data_fixtures import make_folder, read_pack
 from tests.pipeline.data.data_server import Server
+from tests.s3_fixture import BUCKET
 from trainers.core.config import ConfigError
 from trainers.data.image_files import Crop, Geometry, centre_box, pixels
 
@@ -124,23 +125,25 @@ def test_an_archive_behind_an_address(root: Path, tmp_path: Path, server: Server
         fetch(FolderConfig(source=f"{server.url}photos"), tmp_path / "one")
 
 
-@pytest.fixture
-def bucket(root: Path) -> Iterator[str]:
-    """The address of a folder that holds what ``root`` does, and a note."""
-    store = fsspec.filesystem("memory")
-    store.put(f"{root}/", "/bucket/photos/", recursive=True)
-    store.pipe("/bucket/photos/cat/README.txt", b"mine")
-    yield "memory://bucket/photos"
-    store.rm("/bucket", recursive=True)
+@pytest.fixture(params=["memory", "s3"])
+def bucket(root: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a bucket that holds what ``root`` does in ``photos``, and a note."""
+    if request.param == "s3":
+        request.getfixturevalue("s3")
+    store = fsspec.filesystem(request.param)
+    store.put(f"{root}/", f"/{BUCKET}/photos/", recursive=True)
+    store.pipe(f"/{BUCKET}/photos/cat/README.txt", b"mine")
+    yield f"{request.param}://{BUCKET}"
+    store.rm(f"/{BUCKET}/photos", recursive=True)
 
 
 def test_a_folder_behind_an_address_gives_the_digest_of_the_folder(root: Path, tmp_path: Path, bucket: str) -> None:
     made = fetch(config(root), tmp_path / "here").manifest
-    again = fetch(FolderConfig(source=bucket, holdout=4), tmp_path / "there")
+    again = fetch(FolderConfig(source=f"{bucket}/photos", holdout=4), tmp_path / "there")
     assert again.manifest.digest == made.digest
-    assert find(FolderConfig(source=bucket, holdout=4), tmp_path / "there") is not None
-    with pytest.raises(DataError, match=r"dataset.source=memory://bucket/other holds none of .jpg, "):
-        fetch(FolderConfig(source="memory://bucket/other", holdout=4), tmp_path / "there")
+    assert find(FolderConfig(source=f"{bucket}/photos", holdout=4), tmp_path / "there") is not None
+    with pytest.raises(DataError, match=rf"dataset.source={bucket}/other holds none of .jpg, "):
+        fetch(FolderConfig(source=f"{bucket}/other", holdout=4), tmp_path / "there")
     assert len(list((tmp_path / "there").glob("*folder-*"))) == 1
 
 
