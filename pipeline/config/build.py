@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from pipeline.cluster.validation import check_batch
 from pipeline.config.basis import Basis
@@ -20,6 +18,7 @@ from pipeline.config.schema import OPTIONS, NotifyConfig, RootConfig, SearchConf
 from pipeline.config.step_source import Steps, StepSource, with_step, with_words
 from pipeline.config.values import refuse_endless, refuse_unprintable, typed
 from pipeline.core import program as programs
+from pipeline.core import web_address
 from pipeline.core.cluster import Cluster
 from pipeline.core.errors import UsageError
 from pipeline.core.files import expanded
@@ -33,6 +32,7 @@ from trainers.core import config as node
 from trainers.script.settings import ScriptConfig
 
 _NOT_OF_THE_TRAINER = ("cluster", "tracking", "paths", "sweep", "search", "step", "notify")
+_LONGEST_EXPERIMENT = 500  # characters: MLflow's limit
 _LONGEST_NAME, _LONGEST_PATH = 255, 3000  # bytes; the system takes 4,096 with what lies inside
 
 
@@ -143,10 +143,16 @@ def build(
 
 
 def tracking_config(told: Mapping[str, Any]) -> TrackingConfig:
-    """With the fields that the chosen tracker alone has. Raises UsageError: no such tracker."""
+    """With the fields that the chosen tracker alone has. Raises UsageError: no such tracker, or no name."""
     tracker = told.get("tracker")
     settings = TrackingConfig if tracker is None else OPTIONS["tracking"].settings(tracker)
     found: TrackingConfig = settings(**told)
+    if found.experiment.strip() in ("", ".", "..") or len(found.experiment) > _LONGEST_EXPERIMENT:
+        raise UsageError(
+            f"tracking.experiment={found.experiment[:40]!r} is no name of an experiment: it is also that of a folder, "
+            f"and has 1 to {_LONGEST_EXPERIMENT} characters",
+            hint="tracking.experiment=paceline",
+        )
     return found
 
 
@@ -250,19 +256,11 @@ def notify_config(told: Mapping[str, Any]) -> NotifyConfig:
             raise UsageError(f"notify.command={config.command!r} can't be read: {error}") from error
         if not words:
             raise UsageError("notify.command is empty", hint="notify.command=null, or the path of a program")
-    if config.url is not None and not re.match(r"https?://(?:[^/?#]*@)?[^/?#@:]", config.url):
-        raise UsageError("notify.url must begin with http:// or https:// and name a host")
-    if config.url is not None and not _is_address(config.url):
-        raise UsageError(f"notify.url={HIDDEN} holds a space or another character that no address has, or no port")
+    if config.url is not None and not config.url.startswith(("http://", "https://")):
+        raise UsageError("notify.url must begin with http:// or https://")
+    if config.url is not None and (why := web_address.fault(config.url)) is not None:
+        raise UsageError(f"notify.url={HIDDEN} {why}")
     return config
-
-
-def _is_address(url: str) -> bool:
-    try:
-        urlsplit(url).port  # noqa: B018  (asking for it reads it)
-    except ValueError:
-        return False
-    return url.isprintable() and " " not in url
 
 
 def of_the_run(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[str, Any]:

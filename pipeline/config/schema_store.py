@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from pipeline.cluster.launchers.settings import ClusterConfig
 from pipeline.config.groups import choice_of
 from pipeline.config.schema import OPTIONS, PROGRAMS, RootConfig, SearchConfig, TrackingConfig, installed_programs
+from pipeline.core.places import ROOT, conf_dirs
 from trainers.core import config as node
 
 
@@ -29,15 +30,24 @@ def register() -> None:
     for name, settings in PROGRAMS.items():
         store.store(group="schema/program", name=name, node=settings)
     for name, file in installed_programs().items():
+        if _has_file("program", name):
+            continue
         script = {"defaults": [{"/schema/program@_here_": "script"}, "_self_"], "name": "script", "script": file}
         store.store(group="program", name=name, node=script)
     for group, options in OPTIONS.items():
         schemas = store.repo["schema"].setdefault(group, {})
         for name in options.names():
             schemas[f"{name}.yaml"] = _OptionSchema(f"{name}.yaml", group, functools.partial(options.settings, name))
-        for name in options.installed():  # conf/ has no file of them
+        for name in options.installed():
+            if _has_file(group, name):  # Hydra takes a file and a schema of one name for a defect of all commands
+                continue
             defaults = [{f"/schema/{group}@_here_": name}, "_self_"]
             store.store(group=group, name=name, node={"defaults": defaults, choice_of(group): name})
+
+
+def _has_file(group: str, name: str) -> bool:
+    """Whether conf/ has an option of that name: it goes before an installed package's."""
+    return any((folder / group / f"{name}.yaml").is_file() for folder in conf_dirs(ROOT))
 
 
 class _OptionSchema(ConfigNode):

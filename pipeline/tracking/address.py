@@ -10,6 +10,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from pipeline.core.errors import UsageError
 from pipeline.core.redact import hide, of_environment
+from pipeline.core.web_address import fault
 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
 _USER_VARIABLE = "MLFLOW_TRACKING_USERNAME"
@@ -27,7 +28,7 @@ def absolute_uri(uri: str | None, root: Path) -> str:
     """``uri`` such that it means the same store from every working directory (None: the default store).
 
     Raises:
-        UsageError: a file store, which MLflow no longer writes, or an unknown scheme.
+        UsageError: a file store, which MLflow no longer writes, an unknown scheme, or no host where one belongs.
     """
     if not uri:
         return default_uri(root)
@@ -35,12 +36,25 @@ def absolute_uri(uri: str | None, root: Path) -> str:
     if scheme.startswith("sqlite"):
         return _absolute_sqlite(uri, scheme, root)
     if scheme in ("http", "https") or scheme.partition("+")[0] in _DATABASES:
+        _refuse_malformed(uri, scheme)
         return uri
     raise UsageError(
         f"tracking.uri={redact(uri)} is not a store that MLflow can write; valid: sqlite:///FILE, "
         "http://HOST:PORT, https://HOST, postgresql://…, mysql://…, mssql://…",
         hint="tracking.uri=sqlite:///mlflow.db",
     )
+
+
+def _refuse_malformed(uri: str, scheme: str) -> None:
+    """A database's own driver judges its address, which may name no host and has rules of its own for passwords."""
+    try:
+        urlsplit(uri)
+    except ValueError:
+        why: str | None = "has a host that is none"
+    else:
+        why = fault(uri) if scheme in ("http", "https") else None
+    if why is not None:
+        raise UsageError(f"tracking.uri={redact(uri)} {why}", hint="tracking.uri=http://HOST:5000")
 
 
 def _absolute_sqlite(uri: str, scheme: str, root: Path) -> str:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from http import HTTPStatus
 
 _SCHEMA = re.compile(r"out-of-date database schema \(found version (\w+), but expected (\w+)\)")
 _LOGIN = re.compile(r"'C': '28\w+', 'M': ['\"]([^'\"]+(?:\"[^\"]*\")?)")  # class 28 of PostgreSQL's error codes
+
+_TOO_MANY = re.compile(r"too many (\d{3}) error responses")
+_WRAPPED = ("(Caused by ", "('Connection aborted.'")  # requests around urllib3 around http.client
+_INNERMOST = re.compile(r"\((?:-?\d+, )?'([^']+?)(?: \(_ssl\.c:\d+\))?'\)+$")
 
 
 class StoreError(Exception):
@@ -15,6 +20,17 @@ class StoreError(Exception):
         self.rejected = rejected
         self.final = final
         super().__init__(reason)
+
+
+def plain(text: str) -> str:
+    """The text of a failed request without the names of classes around what went wrong."""
+    many = _TOO_MANY.search(text)
+    if many:
+        return f"it answers {many[1]} ({HTTPStatus(int(many[1])).phrase})"
+    inner = _INNERMOST.search(text) if any(mark in text for mark in _WRAPPED) else None
+    if inner and "BadStatusLine(" in text:
+        return f"it speaks no HTTP: {inner[1].strip()}"
+    return inner[1] if inner else text
 
 
 def explained(text: str) -> str | None:

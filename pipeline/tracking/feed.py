@@ -64,7 +64,7 @@ class Feed:
         """The next pass begins with another object."""
         tracker, self._tracker, self._attempt = self._tracker, None, None
         if tracker is not None:
-            with contextlib.suppress(Exception):  # it has failed before
+            with contextlib.suppress(Exception, SystemExit):  # it has failed before
                 tracker.close()
 
     def _begun(self, now: Progress) -> Tracker:
@@ -103,7 +103,7 @@ class Feed:
         """Every failure of the tracker becomes a StoreError, and it is let go: what it has taken is not known."""
         try:
             yield
-        except Exception as error:  # of many classes: it is other people's code
+        except (Exception, SystemExit) as error:  # of many classes: it is other people's code
             self.forget()
             final = isinstance(error, TrackerError | PacelineError | ImportError)
             raise StoreError(masking.shown(redact(_reason(error))), final=final) from error
@@ -121,7 +121,7 @@ def _marks(told: object) -> dict[str, Mark]:
     return found
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception | SystemExit) -> str:
     if isinstance(error, PacelineError):
         return f"{error.what} ({error.hint})" if error.hint else error.what
     return text_of(error) if isinstance(error, TrackerError) else f"{type(error).__name__}: {text_of(error)}"

@@ -138,7 +138,7 @@ class _Recording:
     def _resumed_state(self, to: Destination) -> TrackingState:
         known, experiment = state.load(self.run_dir, to.tracker), marked(to.experiment, to.settings)
         if known and (known.uri, known.experiment) == (shown(to.uri), experiment):
-            known.state = state.RECORDING
+            known.state, known.refused = state.RECORDING, False
             return known
         return TrackingState(uri=shown(to.uri), experiment=experiment, token=uuid.uuid4().hex, tracker=to.tracker)
 
@@ -260,7 +260,7 @@ class _Recording:
                 return
 
     def _pending(self, reason: str) -> Recorded:
-        self.state.state = state.PENDING
+        self.state.state, self.state.refused = state.PENDING, self.refused
         where = f"MLflow at {self.state.uri}" if self.state.tracker is None else self.title
         self.state.message = redact(f"{where} took no (more) records: {reason}")
         with contextlib.suppress(FileNotFoundError):  # removed right now

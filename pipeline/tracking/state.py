@@ -38,11 +38,13 @@ _INPUTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """The outcome for the caller. ``state``: done, pending (the store failed) or recording (not over)."""
+    """The outcome for the caller. ``state``: done, pending (the store failed) or recording (not over). ``refused``: it
+    answered, and will again what ``message`` says, until a person has mended that."""
 
     state: str
     run_id: str | None
     message: str
+    refused: bool = False
 
     @property
     def complete(self) -> bool:
@@ -76,6 +78,7 @@ class TrackingState:
     inputs: dict[str, list[int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     message: str = ""
+    refused: bool = False
     tracker: str | None = None
 
     def save(self, folder: int) -> None:
@@ -84,7 +87,7 @@ class TrackingState:
         write_json_in(folder, file_of(self.tracker), asdict(self))
 
     def outcome(self) -> Recorded:
-        return Recorded(state=self.state, run_id=self.run_id, message=self.message)
+        return Recorded(state=self.state, run_id=self.run_id, message=self.message, refused=self.refused)
 
 
 def file_of(tracker: str | None) -> str:

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from pipeline.core.locks import held
 from pipeline.tracking.address import database_login, recorder_env, redact, shown, sqlite_path
-from pipeline.tracking.failures import StoreError, explained
+from pipeline.tracking.failures import StoreError, explained, plain
 from pipeline.tracking.inputs import DataInput
 from pipeline.tracking.points import Point
 
@@ -49,6 +49,7 @@ from mlflow.tracking.client import MlflowClient  # noqa: E402
 
 ITEMS_PER_CALL = 1000  # MLflow's limit: points, parameters and tags together
 _DATA_TRIES = 3
+_FOLDER = 60  # characters of the name of an experiment's folder: of up to four bytes each, and file systems take 255
 _PORTS = {"postgresql": 5432, "mysql": 3306}
 _MAKE_TIMEOUT_S = 600.0  # the tables take 3–10 s of a core, on a busy computer minutes; a lock ends with its holder
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # opens the training view, not GenAI's
@@ -81,7 +82,7 @@ def _reason(error: Exception) -> str:
     system = re.search(r"\[Errno -?\d+\] ([^'\"\n)]+)", text)
     if system:
         return system[1].rstrip(" :")
-    lines = text.strip().splitlines() or [type(error).__name__]
+    lines = plain(text.strip()).splitlines() or [type(error).__name__]
     return lines[0][:300]
 
 
@@ -133,7 +134,8 @@ class Store:
             return str(found.experiment_id)
 
     def _create_experiment(self, name: str) -> str:
-        location = (self._artifacts / re.sub(r"[^\w.-]+", "_", name)).as_uri() if self._artifacts else None
+        folder = re.sub(r"[^\w.-]+", "_", name)[:_FOLDER]
+        location = (self._artifacts / folder).as_uri() if self._artifacts else None
         try:
             return str(self._client.create_experiment(name, artifact_location=location, tags=_EXPERIMENT_TAGS))
         except MlflowException as error:

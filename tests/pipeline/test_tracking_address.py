@@ -5,7 +5,7 @@ import pytest
 from pipeline import tracking
 from pipeline.core.errors import UsageError
 from pipeline.tracking.address import database_login, redact, shown, sqlite_path
-from pipeline.tracking.failures import explained
+from pipeline.tracking.failures import explained, plain
 
 ROOT = Path("/proj")
 
@@ -32,6 +32,31 @@ def test_a_store_that_mlflow_cannot_write_is_refused(uri: str) -> None:
     with pytest.raises(UsageError, match="valid: sqlite:///FILE, http://HOST:PORT") as error:
         tracking.absolute_uri(uri, ROOT)
     assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("uri", "why"),
+    [
+        ("http://", "names no host"),
+        ("https://u:hunter2@", "names no host"),
+        ("http://h:notaport", "has a host or port that is none"),
+        ("http://h:70000", "has a host or port that is none"),
+        ("http://u:hunter2@[::1", "has a host that is none"),
+        ("http://a b", "holds a space or another character that no address has"),
+        ("postgresql://u:hunter2@[::1/db", "has a host that is none"),
+    ],
+)
+def test_an_address_that_no_request_can_go_to_is_refused_before_anything_starts(uri: str, why: str) -> None:
+    with pytest.raises(UsageError, match=rf"^tracking\.uri=\S+ (\S+ )?{why}\n") as error:
+        tracking.absolute_uri(uri, ROOT)
+    assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "uri", ["postgresql:///db?host=/run/x", "postgresql://u:a b@h/db", "http://[::1]:5000", "http://h:"]
+)
+def test_an_odd_address_that_means_a_store_stays(uri: str) -> None:
+    assert tracking.absolute_uri(uri, ROOT) == uri
 
 
 @pytest.mark.parametrize("uri", ["sqlite://", "sqlite:///:memory:"])
@@ -103,3 +128,32 @@ def test_the_password_of_postgresql_comes_from_where_its_own_programs_have_it(
     assert "pw" not in database_login(uri, {}, tmp_path).partition("@")[0]
     if uri == "postgresql://ann@db/runs":
         assert database_login(uri, {"PGPASSWORD": "é"}, tmp_path) == "postgresql+pg8000://ann:%C3%A9@db/runs"
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (
+            "ProtocolError('Connection aborted.', RemoteDisconnected('Remote end closed connection without response'))",
+            "Remote end closed connection without response",
+        ),
+        (
+            "ProtocolError('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))",
+            "Connection reset by peer",
+        ),
+        ("ResponseError('too many 502 error responses')", "it answers 502 (Bad Gateway)"),
+        (
+            "ProtocolError('Connection aborted.', BadStatusLine('SSH-2.0-OpenSSH_9\\r\\n'))",
+            r"it speaks no HTTP: SSH-2.0-OpenSSH_9\r\n",
+        ),
+        (
+            "SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
+            "self-signed certificate (_ssl.c:1006)'))",
+            "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate",
+        ),
+    ],
+)
+def test_a_request_that_failed_is_said_without_the_exceptions_around_it(cause: str, said: str) -> None:
+    at = "API request to http://h/api failed with exception HTTPConnectionPool(host='h', port=1): Max retries exceeded"
+    assert plain(f"{at} with url: /api (Caused by {cause})") == said
+    assert plain("(sqlite3.OperationalError) near 'x'") == "(sqlite3.OperationalError) near 'x'"

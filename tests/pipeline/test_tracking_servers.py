@@ -26,6 +26,8 @@ import pytest
 from pipeline import tracking
 from pipeline.core.errors import PacelineError
 from pipeline.tracking import client, ui
+from pipeline.tracking.client import Way
+from pipeline.tracking.destinations import Destination
 from pipeline.tracking.inputs import DataInput
 from pipeline.tracking.state import DONE, PENDING, is_recorded
 from tests.pipeline import tracking_folder as folder
@@ -121,7 +123,10 @@ def test_user_and_password_reach_the_server_and_nothing_else_and_a_refusal_says_
     assert recorder.returncode == 1
     assert set(seen) == {"Basic " + base64.b64encode(b"ann:hunter2").decode()}
     assert "*** is not welcome" in err
-    assert f"try: doit record run={folder.KEY}, once it answers" in err
+    assert f"try: doit record run={folder.KEY}, once that is mended" in err
+    assert (
+        Way(run, Destination(uri=uri, experiment=EXPERIMENT)).hint().endswith(f"run={folder.KEY}, once that is mended")
+    )
     assert "Traceback" not in err
     assert not [path for path in run.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
     assert "hunter2" not in out + err

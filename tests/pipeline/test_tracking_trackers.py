@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import struct
@@ -13,10 +14,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hydra.core.config_store import ConfigStore
 
 from pipeline import tracking
 from pipeline.config.build import tracking_config
+from pipeline.config.compose import compose_config
 from pipeline.config.schema import TrackingConfig
+from pipeline.config.schema_store import register
 from pipeline.core.errors import UsageError
 from pipeline.sweep.workers import RecordWorker
 from pipeline.tracking.client import Recorder
@@ -66,6 +70,9 @@ class Lines(Tracker):
     def close(self):
         self.file.close()
 """
+
+
+TAKEN = {"trackers": "mlflow", "models": "resnet18", "launchers": "two_node", "programs": "script"}
 
 
 @pytest.fixture
@@ -120,6 +127,35 @@ def test_a_tracker_that_tells_something_else_than_points_is_named_with_what_it_t
     assert recorded.message == (
         "lines took no (more) records: its begin() returned {'loss': '3'}, not point.mark of each metric's last point"
     )
+
+
+def test_a_tracker_that_ends_its_process_is_one_that_fails(tmp_path: Path, lines: str) -> None:
+    run = run_of(tmp_path)
+    source = tmp_path / "site/acme_lines.py"
+    source.write_text(SOURCE.replace("        self.file.seek(0)", "        raise SystemExit(3)"))
+    recorded = record(run, lines, give_up_s=0.1)
+    assert (recorded.state, recorded.message) == (PENDING, "lines took no (more) records: SystemExit: 3")
+
+
+def test_an_option_of_conf_goes_before_one_of_another_package(lines: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = [EntryPoint(name, "acme_lines", f"paceline.{group}") for group, name in TAKEN.items()]
+    monkeypatch.setattr(node, "_entry_points", lambda: EntryPoints(taken))
+    register()
+    store = ConfigStore.instance()
+    monkeypatch.setattr(store, "repo", copy.deepcopy(store.repo))  # it is all tests'
+    register.__wrapped__()
+    composed = compose_config([])
+    assert composed.tracking.tracker is None
+    assert composed.model.name == "resnet18"
+
+
+@pytest.mark.parametrize("name", ["", " ", ".", "..", "x" * 501])
+def test_an_experiment_that_can_have_no_folder_is_refused_before_anything_starts(name: str) -> None:
+    with pytest.raises(
+        UsageError, match=r"tracking\.experiment='.*' is no name of an experiment: it is also that of a fo"
+    ):
+        tracking_config({"experiment": name})
+    assert tracking_config({"experiment": "../a b"}).experiment == "../a b"
 
 
 def test_a_secret_of_a_tracker_stands_in_no_file_of_the_run_and_another_one_makes_no_other_record(
@@ -193,7 +229,10 @@ def test_each_destination_gets_a_process_beside_the_run_and_one_that_fails_costs
 
 def test_a_run_in_weights_and_biases_is_one_offline_record_however_often_it_was_begun(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="an extra that is not in requirements.lock: pip install wandb")
-    run = run_of(tmp_path)
+    run = folder.started(tmp_path)
+    folder.metrics(run, range(1, 2501))
+    folder.metrics(run, range(3), at=folder.T0 + 2500)  # a curve whose steps begin anew
+    folder.end(run, steps=2500)
     (run / "wandb/.making/wandb/offline-run-cut-short").mkdir(parents=True)
     for _ in range(2):
         assert record(run, "wandb", check=True).state == DONE
@@ -201,7 +240,8 @@ def test_a_run_in_weights_and_biases_is_one_offline_record_however_often_it_was_
     rows, about = _read(made)
     assert about.run_id == folder.KEY
     assert about.project == "paceline"
-    assert [int(row["_step"]) for row in rows if "train/loss" in row] == list(range(1, 2501))
+    assert [int(row["paceline/step"]) for row in rows if "train/loss" in row] == [*range(1, 2501), 0, 1, 2]
+    assert [float(row["train/loss"]) for row in rows if "train/loss" in row][-3:] == [1, 1 / 2, 1 / 3]
     assert float(rows[0]["_timestamp"]) == folder.T0 + 1
     assert float(rows[-1]["test/accuracy"]) == 0.9
 

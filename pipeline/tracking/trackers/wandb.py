@@ -21,6 +21,7 @@ from pipeline.tracking.trackers.base import Tracker
 
 FOLDER = "wandb"
 _MAKING = ".making"
+_STEP = "paceline/step"  # the axis of all charts
 
 
 @dataclass(kw_only=True)
@@ -68,13 +69,16 @@ class Wandb(Tracker):
                 x_disable_machine_info=True,
             ),
         )
+        self._run.define_metric(_STEP, hidden=True)
+        self._run.define_metric("*", step_metric=_STEP)
         return {}
 
     def log(self, points: Sequence[Point]) -> None:
-        for step, row in itertools.groupby(points, key=lambda point: point.step):
+        """wandb drops what comes with an earlier step than it has seen, so its own step is the number of the row."""
+        for (step, _), row in itertools.groupby(points, key=lambda point: (point.step, point.time_ms)):
             told = list(row)
             values = {point.key: point.value for point in told}
-            self._run.log({**values, "_timestamp": told[0].time_ms / 1000}, step=step)
+            self._run.log({**values, _STEP: step, "_timestamp": told[0].time_ms / 1000})
 
     def end(self, run: Description, state: str, end_ms: int | None) -> None:
         self._run.config.update({name: run.tags[name] for name in run.tags if name.startswith("paceline.")})
