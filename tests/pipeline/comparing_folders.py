@@ -16,6 +16,7 @@ from pipeline.runs.result import fingerprint
 from tests.pipeline.finished_folder import CODE, CONFIG, finished, key_of
 
 STEPS = range(10, 60, 10)
+HOSTILE = "<script>alert('x')</script>\"'&"
 
 
 def config_of(seed: int = 0, lr: float = 0.1, **more: Any) -> dict[str, Any]:
@@ -122,3 +123,14 @@ def swept(runs_dir: Path, folders: list[RunFolder], words: list[str], at_once: i
         "trials": trials,
     }
     write_sealed(runs_dir / "sweeps" / "tuned" / "sweep.json", about)
+
+
+def a_sweep(runs_dir: Path) -> None:
+    """Two learning rates with two seeds each, one of them failed, all names hostile."""
+    folders = [
+        trained(runs_dir, seed, lr, accuracy=0.9 - lr + seed / 100, metrics={f"m{HOSTILE}": 1.0}, note=f"{lr}{HOSTILE}")
+        for lr in (0.1, 0.2)
+        for seed in (0, 1)
+    ]
+    folders.append(failed(runs_dir, why=f"training failed on {HOSTILE}: loss is nan"))
+    swept(runs_dir, folders, ["experiment=quickstart", f"note={HOSTILE}"])

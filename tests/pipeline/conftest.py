@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli import reporting
 from pipeline.cli.session import session
 from pipeline.config import compose
 from pipeline.keys import readings
@@ -41,3 +42,16 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
     yield call
     session.cache_clear()
+
+
+@pytest.fixture
+def reported(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> Printed:
+    """What `doit report` says."""
+    monkeypatch.setattr("pipeline.comparing.certificate.check_parts", lambda *_: None)  # no project's sources here
+    return partial(printed, reporting.report)
+
+
+@pytest.fixture
+def verified(printed: Printed) -> Printed:
+    """What `doit verify` says."""
+    return partial(printed, reporting.verify)

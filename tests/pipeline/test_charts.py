@@ -1,0 +1,52 @@
+"""Charts of a report: ticks, colours, the graph."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline.comparing import charts, scales
+from pipeline.comparing.charts import Node
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "is_log", "ticks"),
+    [
+        (0.0, 1.0, False, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (3.0, 978.0, False, [200, 400, 600, 800]),
+        (0.002, 50.0, True, [0.01, 0.1, 1, 10]),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, is_log: bool, ticks: list[float]) -> None:
+    assert scales.Scale(low=low, high=high, is_log=is_log).ticks() == pytest.approx(ticks)
+
+
+def test_letters_can_be_read_on_every_colour_in_the_light_and_in_the_dark() -> None:
+    """At least 4.5 : 1, as WCAG 2 asks of text: a configuration's letter stands on its colour in that of the page."""
+    style = Path(charts.__file__).with_name("report.html.jinja").read_text().partition("</style>")[0]
+    light, dark = style.split("@media (prefers-color-scheme: dark)")
+    for told in (light, dark):
+        colours = dict(re.findall(r"--(\w+): #([0-9a-f]{3,6});", told))
+        for name in ("soft", "bad", "good", "link", *(f"c{at}" for at in range(charts.COLOURS))):
+            assert contrast(colours[name], colours["ground"]) >= 4.5, (name, colours[name])
+
+
+def contrast(one: str, other: str) -> float:
+    def light(colour: str) -> float:
+        pairs = [char * 2 for char in colour] if len(colour) == 3 else re.findall("..", colour)
+        parts = [int(pair, 16) / 255 for pair in pairs]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((light(one), light(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_a_graph_has_each_box_after_what_it_needs() -> None:
+    nodes = [Node(name="a", lines=("a<b>",)), Node(name="b", lines=("b",), needs=("a",))]
+    svg = charts.graph(nodes)
+    assert "a&lt;b&gt;" in svg
+    places = [float(x) for x in re.findall(r'<rect x="([\d.]+)"', svg)]
+    assert places == [1, 181]
