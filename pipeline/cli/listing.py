@@ -44,9 +44,11 @@ def runs() -> None:
     by, as_json = options.get("sort", "time"), is_on(options, "json")
     rows = of_state(index.rows(runs_dir), options.get("state"), index.STATES)
     in_full = bool(wanted) or len(rows) <= _MOST
-    configs = {row.key: RunFolder(runs_dir / row.key).read_json("config.json") or {} for row in rows if in_full}
-    lost = {row.key for row in rows if row.state == index.ALTERED and not configs.get(row.key)}  # any could be meant
-    rows = [row for row in rows if row.key in lost or matches(configs.get(row.key, {}), wanted)]
+    altered = {row.key: index.intact_parts(RunFolder(runs_dir / row.key)) for row in rows if row.state == index.ALTERED}
+    intact = [row.key for row in rows if in_full and row.key not in altered]
+    configs = {key: RunFolder(runs_dir / key).read_json("config.json") or {} for key in intact}
+    told = {**configs, **{key: parts.get("config", {}) for key, parts in altered.items()}}
+    rows = [row for row in rows if matches(told.get(row.key, {}), wanted, in_part=row.key in altered)]
     measures = as_json or by == "size" or len(rows) <= _MOST_MEASURED
     sizes = {row.key: measured(runs_dir / row.key).bytes for row in rows if measures}
     rows = _in_order(rows, by, sizes)
@@ -139,10 +141,10 @@ def wanted_values(words: Sequence[str], resolved: Mapping[str, Any]) -> dict[str
     return wanted
 
 
-def matches(config: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a run's configuration has all wanted values."""
+def matches(config: Mapping[str, Any], wanted: Mapping[str, Any], *, in_part: bool = False) -> bool:
+    """Whether a run's configuration has all wanted values; of one known ``in_part``, what it lacks may be meant."""
     known = dict(flat(config)) if wanted else {}
-    return all(name in known and known[name] == value for name, value in wanted.items())
+    return all(known[name] == value if name in known else in_part for name, value in wanted.items())
 
 
 def differences(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

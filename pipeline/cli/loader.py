@@ -9,6 +9,7 @@ signals.leave_on_ctrl_c()  # before the other imports: a Ctrl-C during them is t
 import atexit  # noqa: E402
 import gc  # noqa: E402
 import os  # noqa: E402
+import re  # noqa: E402
 import sys  # noqa: E402
 import traceback  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -32,6 +33,7 @@ from pipeline.core.errors import PacelineError, UsageError, suggestion, text_of 
 _YOUNG = 200_000
 """Objects made before Python looks for garbage. Its default of 700 is due twenty times in a no-op; with 20,000 a first
 start of a script took 35 ms for it, with this 13."""
+_KEY = re.compile("[0-9a-f]{3,}")  # or the beginning of one
 
 
 class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
@@ -91,6 +93,9 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             for word in pos_args:
                 if word not in names and "*" not in word and ":" not in word:
                     shown = [name for name in names if not name.startswith("_")]
+                    verb = self._invocation.verb
+                    if verb is not None and "run" in VERBS[verb].options and _KEY.fullmatch(word):
+                        raise InvalidCommand(f"{word!r} is no command; a run is named by run=: doit {verb} run={word}")
                     raise InvalidCommand(f"there is no command {word!r}; {suggestion(word, shown)}")
             if self._invocation.verb is None and self._invocation.overrides and not pos_args:
                 raise InvalidCommand(f"no command is named; doit train {self._invocation.overrides[0]}, for example")

@@ -203,13 +203,15 @@ VERBS: Mapping[str, Verb] = {
     "logs": Verb(
         module="pipeline.cli.provenance",
         answers=True,
+        takes_paths=True,
+        bare="KEY",
         summary="what the hosts of a run said",
         options={
-            "run": Option("KEY", "the run; without it and without overrides the newest"),
+            "run": Option("KEY", "the run (or its key alone); without it and without overrides the newest"),
             "host": Option("NAME", "this host alone"),
             "step": Option("NAME", "instead of a run, what this step of yours said"),
         },
-        examples=("logs", "logs run=cf0848 host=node1", "logs step=clean"),
+        examples=("logs", "logs cf0848 host=node1", "logs step=clean"),
         shows_groups=False,
     ),
     "reproduce": Verb(

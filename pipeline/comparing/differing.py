@@ -126,12 +126,18 @@ def _differing(known: Sequence[Mapping[str, Any]]) -> tuple[Row, ...]:
 
 
 def _rows(names: Sequence[str], known: Sequence[Mapping[str, Any]]) -> tuple[Row, ...]:
-    return tuple(Row(name=name, values=tuple(shown(values.get(name)) for values in known)) for name in names)
+    """Of what was altered, or tells nothing, each value is a question mark."""
+    return tuple(
+        Row(name=name, values=tuple(shown(values.get(name)) if values else "?" for values in known)) for name in names
+    )
 
 
 # ----------------------------------------------------------------------------------------------- code
 def code_changes(first: ComparedRun, second: ComparedRun) -> tuple[FileChange, ...]:
-    """The files of two runs' code that aren't the same, from the snapshots that their folders hold."""
+    """The files of two runs' code that aren't the same, from the snapshots that their folders hold; none where it isn't
+    known what code a run had."""
+    if "code" not in first.parts or "code" not in second.parts:
+        return ()
     before, after = _digests(first), _digests(second)
     same_rules = first.parts.get("version") == second.parts.get("version")
     found = []

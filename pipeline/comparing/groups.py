@@ -12,6 +12,7 @@ from pipeline.comparing.spread import Figure, figure
 from pipeline.core.printable import printable
 from pipeline.core.tables import counted
 from pipeline.keys.diff import flat
+from pipeline.runs.index import ALTERED
 from pipeline.runs.naming import short_value
 
 _SEEDS = ("seed", "program.args.seed")
@@ -47,7 +48,8 @@ class Group:
     def reservation(self) -> str:
         """Why nothing may be claimed of its figures, or ''."""
         if self.n == 0:
-            return "none of its runs is finished"
+            altered = sum(run.state == ALTERED for run in self.runs)
+            return "none of its runs is finished" + (f", {altered} {ALTERED}" if altered else "")
         doubted = [run for run in self.runs if run.counts and run.reservation]
         if not doubted:
             return ""
@@ -79,8 +81,8 @@ def flat_config(run: ComparedRun) -> dict[str, Any]:
 
 
 def differing_fields(runs: Sequence[ComparedRun]) -> list[str]:
-    """Fields of the configuration that aren't the same in all of them, without the seed."""
-    known = [flat_config(run) for run in runs]
+    """Fields of the configuration that aren't the same in all of which it is known, without the seed."""
+    known = [flat_config(run) for run in runs if run.config]
     names = sorted({name for fields in known for name in fields} - set(_SEEDS))
     return [name for name in names if len({_text(fields.get(name)) for fields in known}) > 1]
 

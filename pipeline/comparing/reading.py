@@ -35,7 +35,7 @@ class ComparedRun:
         state: as `doit runs` shows it; figures are there with FINISHED and ACCEPTED alone.
         what: the run in three words.
         reservation: why nothing may be claimed of its figures (unproven, accepted, unverified, unfinished), or ''.
-        parts: the key's parts: config (canonical), code, data, environment, topology.
+        parts: the key's parts: config (canonical), code, data, environment, topology; none where they were altered.
         figures: metrics of the result by name, NaN and infinite ones too, with ``images_per_s`` and ``train_s``.
         failure: the first line of why it ended badly, or ''.
         overrides: the words that it was started with.
@@ -104,10 +104,11 @@ def command_line(verb: str, words: Sequence[str]) -> str:
 def read(folder: RunFolder) -> ComparedRun:
     """What the folder tells now. Raises OSError: there is no such folder."""
     row = _row(folder)
-    known = folder.read_json("key.json") or {}
+    altered = row.state == index.ALTERED
+    known = index.intact_parts(folder) if altered else folder.read_json("key.json") or {}
     provenance = folder.read_json("provenance.json") or {}
     result = _result(folder) if row.state in (State.FINISHED, index.ACCEPTED) else None
-    config = folder.read_json("config.json") or {}
+    config = {} if altered else folder.read_json("config.json") or {}
     entries = journal.read(folder.journal)
     return ComparedRun(
         key=folder.key,

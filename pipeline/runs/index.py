@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,17 +161,30 @@ def _begins_newer(folder: RunFolder) -> bool:
     return version is not None and not known and is_newer(folder.read_json("key.json") or {})
 
 
+def intact_parts(folder: RunFolder) -> Mapping[str, Any]:
+    """Of what an altered run was made for certain: what key.json holds where that gives the run's key, else nothing."""
+    try:
+        key = folder.read_key()
+    except AlteredError:
+        return {}
+    return {} if key is None else key.parts
+
+
 def _row_in_full(folder: RunFolder, altered: str = "") -> Row:
-    """Of a run that has no result yet, or one that can't be believed."""
-    known, config = folder.read_json("key.json") or {}, folder.read_json("config.json") or {}
+    """Of a run that has no result yet, or one that can't be believed: of that nothing is told which was edited."""
+    known = folder.read_json("key.json") or {}
     newer = is_newer(known)
+    if altered and not newer:
+        known = intact_parts(folder)
+    config = known.get("config", {}) if altered else folder.read_json("config.json") or {}
+    unknown = altered and not known
     plan, entries = folder.read_json("plan.json") or {}, journal.read(folder.journal)
     last = entries[-1] if entries else None
     return Row(
         key=folder.key,
         state=NEWER if newer else ALTERED if altered else last.state if last else "PLANNED",
-        what="written by a newer Paceline" if newer else what(config),
-        nodes=_nodes(ranks_of(known, plan)),
+        what="written by a newer Paceline" if newer else "?" if unknown else what(config),
+        nodes="?" if unknown else _nodes(ranks_of(known, plan)),
         hosts=hosts_of(plan),
         train_s=None,
         accuracy=None,

@@ -13,7 +13,7 @@ from pipeline.keys.content_key import ContentKey
 from pipeline.runs import acceptance, attempts, checkpoints, journal, meeting, metrics_file, rank_beats
 from pipeline.runs.contents import nodes_of, what
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.index import ALTERED
+from pipeline.runs.index import ALTERED, intact_parts
 from pipeline.runs.result import AlteredError
 
 _TAIL_BYTES = 64 << 10  # enough for the last lines of metrics.jsonl
@@ -26,11 +26,14 @@ def status(folder: RunFolder) -> str:
     entries = journal.read(folder.journal)
     config, plan = folder.read_json("config.json") or {}, folder.read_json("plan.json") or {}
     last = entries[-1] if entries else None
-    lines = [f"{folder.key}  {what(config)}"]
     accepted, altered = _accepted(folder)
+    doubted = bool(altered) and not locks.is_held(folder.lock)
+    if doubted:
+        config = intact_parts(folder).get("config", {})
+    lines = [f"{folder.key}  {'?' if doubted and not config else what(config)}"]
     if accepted is not None:
         lines.append("  state    ACCEPTED")
-    elif altered and not locks.is_held(folder.lock):
+    elif doubted:
         lines.append(f"  state    {ALTERED}; the same doit train makes it again")
     elif last is None:
         begun = locks.is_held(folder.lock)

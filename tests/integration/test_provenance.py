@@ -278,7 +278,7 @@ def test_status_and_logs_tell_of_the_run_that_is_named(trained: Checkout) -> Non
     assert "state    FINISHED" in status
     assert "step     2, epoch 1" in status
     assert "is not readable and was left out: {torn" in status
-    logs = trained.doit("logs", f"run={key}", "host=localhost")
+    logs = trained.doit("logs", key[:6], "host=localhost")
     assert logs.startswith("==> attempt 1, localhost <==\n0 | small_cnn")
     assert "host=nodeX: run" in trained.doit("logs", f"run={key}", "host=nodeX", code=3)
 

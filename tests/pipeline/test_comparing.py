@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli import comparing
+from pipeline.cli import comparing, listing
 from pipeline.comparing import spread, tables
 from pipeline.comparing.groups import grouped
 from pipeline.comparing.reading import read
@@ -228,8 +228,30 @@ def test_figures_beyond_what_a_square_can_hold_are_no_error() -> None:
     assert spread.difference("x", huge[0], huge[1]).unknown == "a spread too large to be counted with"
 
 
+@pytest.mark.parametrize("name", ["config.json", "key.json"])
+def test_an_edited_value_is_not_shown_as_if_it_were_the_runs(
+    tmp_path: Path, compared: Printed, printed: Printed, reported: Printed, name: str
+) -> None:
+    good, bad = trained(tmp_path, 0), trained(tmp_path, 1, 0.2)
+    path = bad.path / name
+    path.write_text(path.read_text().replace("0.2", "0.777").replace("small_cnn", "vit"))
+    text, listed = compared(tmp_path, good.key, bad.key), printed(listing.runs, tmp_path)
+    page = reported(tmp_path, good.key, bad.key, "format=markdown")
+    for said in (text, listed, page):
+        assert "ALTERED" in said
+        assert "0.777" not in said
+        assert "vit" not in said
+    vouched = name == "config.json"  # for what the key was taken of, key.json vouches
+    assert ("\noptimizer.lr   0.1  0.2\n" in text, "\nB  ?\n" in text) == (vouched, not vouched)
+    assert ("  ?  " in listed, "code, A" in text) == (not vouched, False)
+    assert (bad.key in printed(listing.runs, tmp_path, "optimizer.lr=0.1")) == (not vouched)  # it may be meant
+    assert bad.key in printed(listing.runs, tmp_path, "optimizer.lr=0.2")
+
+
 def test_a_run_whose_result_was_altered_has_no_figures(tmp_path: Path) -> None:
     folder = trained(tmp_path)
     folder.result.write_text(folder.result.read_text().replace("0.9", "1.0"))
     (group,) = grouped([read(folder)])
-    assert (group.runs[0].state, group.figures, group.reservation) == ("ALTERED", {}, "none of its runs is finished")
+    assert (group.runs[0].state, group.figures, group.reservation) == (
+        "ALTERED", {}, "none of its runs is finished, 1 ALTERED",
+    )  # fmt: skip

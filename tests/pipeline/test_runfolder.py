@@ -319,6 +319,8 @@ def test_a_configuration_or_a_key_that_is_not_what_was_written_is_altered_in_lis
     assert (row.state, row.accuracy) == ("ALTERED", None)
     assert f"{path} " in row.note
     assert "\n  state    ALTERED; the same doit train makes it again\n" in status(finished)
+    assert row.what == ("digits small_cnn sgd" if name == "config.json" else "?")  # which the key still vouches for
+    assert status(finished).startswith(f"{finished.key}  {row.what}\n")
 
 
 def test_status_names_curves_that_were_edited_and_shows_none_of_their_figures(finished: RunFolder) -> None:
