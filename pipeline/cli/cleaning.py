@@ -26,7 +26,7 @@ from pipeline.runs.disk_usage import measured
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import Row
 from pipeline.runs.result import AlteredError
-from pipeline.sweep.report import less_is_better
+from pipeline.sweep.report import MINIMIZE, direction
 
 _MOST_KEYS = 3  # in a line that says of several runs why they stay
 
@@ -134,7 +134,12 @@ def _ranks(runs_dir: Path, rows: Sequence[Row], rules: Rules) -> dict[str, int]:
     if metrics and not values:
         names = {name for known in metrics.values() for name in known}
         raise UsageError(f"by={rules.by}: no finished run has it; {suggestion(rules.by, names)}")
-    return ranks(values, least_first=less_is_better(rules.by))
+    if (towards := direction(rules.by)) is None:  # a wrong guess would remove the best
+        raise UsageError(
+            f"by={rules.by}: its name doesn't tell whether more or less of it is better; one that ends in score, "
+            "accuracy, loss, error or time does"
+        )
+    return ranks(values, least_first=towards == MINIMIZE)
 
 
 # ------------------------------------------------------------------------------------------- what removes

@@ -70,14 +70,15 @@ def _made(current: Session) -> tuple[str, Sequence[ComparedRun], Report]:
     from pipeline.comparing import report as reports
     from pipeline.sweep.report import BY
 
-    by, why = BY, list[str]()
+    by, why, goals = BY, list[str](), dict[str, str]()
     if _is_of_sweep(current):
         sweep, folders = of_sweep(current.config.runs_dir, current.asked.options.get("sweep"))
         about, runs = sweep.about(), [reading.read(folder) for folder in folders]
         if not runs:
             raise UsageError(f"none of the trials of sweep {sweep.name} was started", hint="doit report json=1")
         name, title = f"sweep-{sweep.name}", f"Sweep {sweep.name}"
-        by, command = about.get("by") or BY, reading.command_line("sweep", [*map(str, about["words"])])
+        by, goals = about.get("by") or BY, about.get("goals", {})
+        command = reading.command_line("sweep", [*map(str, about["words"])])
         if (missing := about["total"] - len(runs)) > 0:
             why.append(f"{missing} of its {about['total']} trials were not started yet.")
     else:
@@ -91,7 +92,8 @@ def _made(current: Session) -> tuple[str, Sequence[ComparedRun], Report]:
         )
         why = _why(current, first) if alone else []
     rows = curves.of_runs(runs)
-    made = reports.report(runs, rows, title=title, why=why, command=command, unix_time=time.time(), by=by)
+    now = time.time()
+    made = reports.report(runs, rows, title=title, why=why, command=command, unix_time=now, by=by, goals=goals)
     return name, runs, made
 
 

@@ -87,6 +87,7 @@ class _Asked:
     def __init__(self, plan: SearchPlan, folder: SweepFolder, words: Sequence[str], total: int) -> None:
         from pipeline.sweep.search_rules import objectives
 
+        goals = objectives(plan.config)
         self._folder = folder
         self._trials: list[dict[str, Any]] = list(folder.about().get("trials", []))
         self._about = {
@@ -95,7 +96,8 @@ class _Asked:
             "words": list(plan.representative_trial.config.shown_words(words)),
             "total": total,
             "at_once": max(1, len(plan.slots)),
-            "by": objectives(plan.config)[0].metric,
+            "by": goals[0].metric,
+            "goals": {goal.metric: goal.direction for goal in goals},
         }
 
     def note(self, trial: Any) -> None:
@@ -122,7 +124,8 @@ def _conclude(plan: SearchPlan, study: Search, folder: SweepFolder, ended: Seque
 
     goals = objectives(plan.config)
     results = [trials.result_of(item) for item in sorted(ended, key=lambda item: item.trial.number)]
-    say(f"\n{reporting.text(results, study.total, by=goals[0].metric if len(goals) == 1 else None)}")
+    by, directions = goals[0].metric if len(goals) == 1 else None, {goal.metric: goal.direction for goal in goals}
+    say(f"\n{reporting.text(results, study.total, by, directions)}")
     if len(goals) > 1:
         say(f"\nno other trial is better in all of {', '.join(f'{goal.metric} ({goal.direction})' for goal in goals)}:")
         say(_front([item for item in results if item.number in study.best()], [goal.metric for goal in goals]))

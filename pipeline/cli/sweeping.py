@@ -97,12 +97,12 @@ def show(folder: SweepFolder, *, as_json: bool = False) -> None:
                 detail=problem or accepted or (known.detail if known is not None and state != "FINISHED" else ""),
             )
         )
-    by = about.get("by", reporting.BY)  # what a search looks at
+    by, goals = about.get("by", reporting.BY), about.get("goals", {})  # what a search looks at
     if as_json:
-        say(json.dumps({"sweep": folder.name, **reporting.as_json(results, about["total"], by)}, indent=2))
+        say(json.dumps({"sweep": folder.name, **reporting.as_json(results, about["total"], by, goals)}, indent=2))
         return
     say(f"sweep {folder.name}: {' '.join(about['words'])}")
-    say(reporting.text(results, about["total"], by))
+    say(reporting.text(results, about["total"], by, goals))
 
 
 def under_way(runs_dir: Path, newest: RunFolder) -> SweepFolder | None:

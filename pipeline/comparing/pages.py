@@ -14,7 +14,7 @@ from pipeline.comparing.curves import Point
 from pipeline.comparing.report import Report
 from pipeline.comparing.tables import RULE
 from pipeline.core.redact import hide
-from pipeline.sweep.report import less_is_better
+from pipeline.sweep.report import MINIMIZE
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -38,7 +38,7 @@ def html(found: Report) -> str:
         }
         for name, bands in found.bands.items()
     ]
-    across = charts.parallel(found.axes, found.lines, less_is_better=less_is_better(found.by)) if found.axes else ""
+    across = charts.parallel(found.axes, found.lines, less_is_better=found.towards == MINIMIZE) if found.axes else ""
     return _template().render(
         report=found,
         made=_time(found.unix_time),
@@ -139,6 +139,7 @@ def as_json(found: Report) -> dict[str, Any]:
         "command": found.command,
         "unix_time": found.unix_time,
         "by": found.by,
+        "towards": found.towards,
         **tables.as_json(found.comparison),
         "curves": {
             name: {band.label: [_point(point) for point in band.points] for band in bands}

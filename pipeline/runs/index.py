@@ -172,7 +172,7 @@ def intact_parts(folder: RunFolder) -> Mapping[str, Any]:
 
 def _row_in_full(folder: RunFolder, altered: str = "") -> Row:
     """Of a run that has no result yet, or one that can't be believed: of that nothing is told which was edited."""
-    known = folder.read_json("key.json") or {}
+    known: Mapping[str, Any] = folder.read_json("key.json") or {}
     newer = is_newer(known)
     if altered and not newer:
         known = intact_parts(folder)

@@ -6,6 +6,7 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 from pipeline.core.printable import printable, shell_line
@@ -18,8 +19,14 @@ BY = "val/accuracy"
 _QUALITY = ("val/accuracy", "test/accuracy", "val/loss")
 SHOWN = (*_QUALITY, "images_per_s", "train_s")
 _OTHERS = 4  # columns of metrics that only a script has: a terminal is narrow
-_LESS_IS_BETTER = re.compile(r"loss|duration|time|_s$|error")
-_RATE = re.compile(r"_per_s$")
+MAXIMIZE, MINIMIZE = "maximize", "minimize"
+_MORE = re.compile(
+    r"accuracy|precision|recall|auc|score|reward|bleu|rouge|_per_s$|(?<![a-z])(acc|f1|iou|miou|map|r2|psnr|ssim)(?![a-z])"
+)
+_LESS = re.compile(
+    r"loss|error|latency|duration|perplexity|time(?![a-z])|(?<!_per)_m?s$"
+    r"|(?<![a-z])(mae|mse|rmse|nll|ppl|wer|cer|fid|bpb|bpc)(?![a-z])"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,19 +103,24 @@ def statistic(values: Sequence[float]) -> Statistic:
     return Statistic(mean=statistics.fmean(values), std=std, n=len(values))
 
 
-def best(found: Sequence[Group], by: str = BY) -> tuple[Group, TrialResult] | None:
-    """The configuration with the best mean, and its best trial; None where no trial has the figure."""
+def best(
+    found: Sequence[Group], by: str = BY, goals: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Group, TrialResult] | None:
+    """The configuration with the best mean, and its best trial; None where no trial has the figure, or nobody knows
+    whether more or less of it is better."""
     candidates = [group for group in found if by in group.statistics]
-    if not candidates:
+    towards = goals.get(by) or direction(by)
+    if not candidates or towards is None:
         return None
-    sign = -1.0 if less_is_better(by) else 1.0
+    sign = -1.0 if towards == MINIMIZE else 1.0
     group = max(candidates, key=lambda item: sign * item.statistics[by].mean)
     return group, max((trial for trial in group.trials if by in trial.values), key=lambda item: sign * item.values[by])
 
 
-def less_is_better(name: str) -> bool:
-    """By the figure's name: losses, errors and durations."""
-    return _LESS_IS_BETTER.search(name) is not None and _RATE.search(name) is None
+def direction(name: str) -> str | None:
+    """``maximize`` or ``minimize`` by the figure's name, such as an accuracy or a loss; None where it doesn't tell."""
+    more, less = _MORE.search(name.lower()), _LESS.search(name.lower())
+    return None if bool(more) == bool(less) else MAXIMIZE if more else MINIMIZE
 
 
 def command(overrides: Sequence[str]) -> str:
@@ -116,18 +128,25 @@ def command(overrides: Sequence[str]) -> str:
     return shell_line(["doit", "train", *overrides])
 
 
-def table(found: Sequence[Group], columns: Sequence[str] = ()) -> str:
+def table(found: Sequence[Group], goals: Mapping[str, str] = MappingProxyType({})) -> str:
     """A line a configuration: mean ± standard deviation of each figure, and n. ``*`` marks a column's best mean.
 
-    Without ``columns``: the usual ones, and of a script, whose metrics have names of their own, the first few.
+    Its columns are the usual figures, and of a script, whose metrics have names of their own, the first few.
     """
-    shown = [name for name in columns or _columns(found) if any(name in group.statistics for group in found)]
-    top = {name: best(found, name) for name in shown}
+    shown = [name for name in _columns(found) if any(name in group.statistics for group in found)]
+    top = {name: _starred(found, name, goals) for name in shown}
     rows = [("configuration", "n", *shown)]
     for group in found:
-        cells = [_cell(group.statistics.get(name), bool(top[name]) and top[name][0] is group) for name in shown]  # type: ignore[index]
+        cells = [_cell(group.statistics.get(name), top[name] is group) for name in shown]
         rows.append((group.title or "(one configuration)", f"{group.n}/{len(group.trials)}", *cells))
     return aligned(rows)
+
+
+def _starred(found: Sequence[Group], name: str, goals: Mapping[str, str]) -> Group | None:
+    """The best of several; none where all are alike."""
+    top = best(found, name, goals)
+    means = {group.statistics[name].mean for group in found if name in group.statistics}
+    return top[0] if top is not None and len(means) > 1 else None
 
 
 def _columns(found: Sequence[Group]) -> list[str]:
@@ -158,12 +177,22 @@ def trial_table(trials: Sequence[TrialResult]) -> str:
     return aligned(rows)
 
 
-def text(trials: Sequence[TrialResult], total: int, by: str | None = BY) -> str:
-    """The whole report; ``by`` decides which trial is best (None: nobody asked for one)."""
+def text(
+    trials: Sequence[TrialResult],
+    total: int,
+    by: str | None = BY,
+    goals: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """The whole report.
+
+    Args:
+        by: decides which trial is best (None: nobody asked for one).
+        goals: of the metrics that a search aimed at whether it made them large or small.
+    """
     found = groups(trials)
     done = sum(trial.state == "FINISHED" for trial in trials)
-    lines = [f"{done} of {total} trials finished, {counted(len(found), 'configuration')}", "", table(found)]
-    if by is not None and (top := best(found, by)) is not None:
+    lines = [f"{done} of {total} trials finished, {counted(len(found), 'configuration')}", "", table(found, goals)]
+    if by is not None and (top := best(found, by, goals)) is not None:
         group, trial = top
         name = group.title or "the one configuration"
         lines += ["", f"best by {by}: {name}; trial {trial.number} ({trial.key})", f"  {command(trial.overrides)}"]
@@ -178,10 +207,12 @@ def _is_accepted(trial: TrialResult) -> bool:
     return trial.state == "FINISHED" and trial.detail.startswith("accepted")
 
 
-def as_json(trials: Sequence[TrialResult], total: int, by: str = BY) -> dict[str, Any]:
+def as_json(
+    trials: Sequence[TrialResult], total: int, by: str = BY, goals: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
     """The same as data."""
     found = groups(trials)
-    top = best(found, by)
+    top = best(found, by, goals)
     return {
         "total": total,
         "trials": [asdict(trial) for trial in trials],

@@ -179,17 +179,14 @@ def test_the_steps_that_the_data_came_of_stand_before_it(tmp_path: Path, reporte
     ):
         record = {"name": name.partition("-")[0], "files": files, "parts": {"data": data}}
         write_json(tmp_path / "steps" / name / "step.json", record)
-    run = trained(tmp_path)
-    config = json.loads((run.path / "config.json").read_text())
-    config["dataset"] = {"name": "arrays", "source": "step:clean"}
-    (run.path / "config.json").write_text(json.dumps(config))
+    run = trained(tmp_path, dataset={"name": "arrays", "source": "step:clean"})
     origin = tmp_path / "steps" / "clean-ba9876543210" / "out" / "images.npz"
     write_json(run.path / "data" / "stamps.json", {"origin": str(origin)})
     made = read(run).made_with
     assert made == PastStep(name="clean", key="ba9876543210", needs=(PastStep(name="split", key="0123456789ab"),))
     reported(tmp_path, run.key)
     page = (tmp_path / "reports" / f"{run.key}.html").read_text()
-    assert "graph: step split 0123456789ab, step clean ba9876543210, digits dddddddddddd" in page
+    assert "graph: step split 0123456789ab, step clean ba9876543210, arrays dddddddddddd" in page
     (run.path / "data" / "stamps.json").unlink()
     assert read(run).made_with == PastStep(name="clean")
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from pipeline.sweep.report import TrialResult, as_json, best, groups, less_is_better, statistic, text
+from pipeline.sweep.report import TrialResult, as_json, best, direction, groups, statistic, text
 
 
 def trial(number: int, *chosen: str, state: str = "FINISHED", detail: str = "", **values: float) -> TrialResult:
@@ -38,12 +38,20 @@ def test_the_best_is_the_best_mean_and_a_loss_is_better_when_it_is_less() -> Non
     found = groups(TRIALS)
     assert [best(found, by)[0].chosen for by in ("val/accuracy", "val/loss")] == [("optimizer.lr=0.3",)] * 2  # type: ignore[index]
     assert best(found, "no/such") is None
-    assert [less_is_better(name) for name in ("val/loss", "train_s", "images_per_s", "test/accuracy")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    assert {direction(name) for name in ("val/loss", "train_s", "latency_ms", "test/WER", "time")} == {"minimize"}
+    assert {direction(name) for name in ("test/accuracy", "images_per_s", "val/f1_macro", "mAP")} == {"maximize"}
+    assert {direction(name) for name in ("margin", "timesteps", "memory_mb", "accuracy_loss")} == {None}
+
+
+def test_a_star_stands_where_it_is_known_what_is_better_and_the_means_differ() -> None:
+    rows = [trial(n, f"optimizer.lr={n}", latency_ms=9.0 - n, margin=n, train_s=2.0) for n in range(2)]
+    said = text(rows, 2, by="margin")
+    assert "optimizer.lr=0  1/1  9.0000      0.0000  2.0000\n" in said
+    assert "optimizer.lr=1  1/1  8.0000 *    1.0000  2.0000" in said
+    assert "best by" not in said
+    aimed = text(rows, 2, by="margin", goals={"margin": "minimize"})
+    assert "9.0000      0.0000 *" in aimed
+    assert "best by margin: optimizer.lr=0; trial 0" in aimed
 
 
 def test_the_text_has_spread_and_n_the_command_and_what_failed() -> None:
@@ -60,9 +68,9 @@ def test_a_script_whose_metrics_have_names_of_their_own_has_columns_too() -> Non
         for n, (lr, loss) in enumerate([(1, 0.25), (2, 0.75)])
     ]
     said = text(rows, 2)
-    assert "configuration      n    loss      acc       a         b         train_s" in said
-    assert "program.args.lr=1  1/1  0.2500 *  0.5000 *" in said
-    assert "program.args.lr=2  1/1  0.7500    0.5000" in said
+    assert "configuration      n    loss      acc     a       b       train_s" in said
+    assert "program.args.lr=1  1/1  0.2500 *  0.5000  1.0000" in said
+    assert "program.args.lr=2  1/1  0.7500    0.5000  1.0000" in said
 
 
 def test_the_same_as_data() -> None:
