@@ -73,6 +73,11 @@ def test_no_function_is_longer_than_40_lines() -> None:
     assert long == []
 
 
+def test_no_module_has_350_lines() -> None:
+    lines = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8").count("\n") for path in SOURCES}
+    assert [f"{path}: {count}" for path, count in lines.items() if count >= 350] == []
+
+
 def test_launchers_are_asked_for_capabilities_and_not_by_name() -> None:
     """Of a comparison with one launcher's name nobody thinks who adds another."""
     compared = [
