@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pipeline.cli.options import is_on
-from pipeline.cli.output import command, say
+from pipeline.cli.output import command, say, say_usual
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.heartbeat import waiting
@@ -184,9 +184,9 @@ def _train(current: Session, *, attach: bool = False) -> None:
         result = training.train(run, argv=sys.argv, say=shown.say, services=services, attach=attach)
         told.ended(result.metrics)
     say(f"FINISHED {run.key.short}: {_figures(result)}")
-    showing.say_usual(f"  results  {relative(run.folder.result)}")
-    showing.say_usual(f"  compare  {command()} ui")
-    showing.say_usual(f"  prove    {command()} reproduce run={run.key.short}")
+    say_usual(f"  results  {relative(run.folder.result)}")
+    say_usual(f"  compare  {command()} ui")
+    say_usual(f"  prove    {command()} reproduce run={run.key.short}")
     if (lacks := run.key_lacks) is not None:
         say(f"WARNING: {lacks}; until then it does not count as finished, and the same command runs it again")
 

@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from pipeline.cli.verbosity import QUIET, is_wanted, verbosity
 from pipeline.core import unexpected
 from pipeline.core.printable import printable_lines
 
@@ -23,6 +24,12 @@ def say(text: str, *, painted: bool = False) -> None:
         painted: it has colours of ours.
     """
     print(text if painted or not sys.stdout.isatty() else printable_lines(text), flush=True)
+
+
+def say_usual(text: str) -> None:
+    """A line that -v 0 leaves out."""
+    if verbosity() != QUIET or is_wanted(text):
+        say(text)
 
 
 def command() -> str:

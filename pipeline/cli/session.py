@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.cli import invocation
 from pipeline.cli.clone import ROOT as ROOT
+from pipeline.cli.output import say_usual
 from pipeline.cli.verbs import VERBS
 from pipeline.core import masking, unexpected
 from pipeline.core.errors import UsageError
@@ -64,13 +65,15 @@ class Session:
             return self.config.basis
         from pipeline.config.remembered import BuiltBasis
         from pipeline.core.cache import remember_in
+        from pipeline.core.heartbeat import waiting
 
         remembered = BuiltBasis(self._composition, ROOT, _local_gpus())
         found = remembered.recall()
         if found is None:
             self.begin_torchrun()
-            found = self.config.basis
-            self._refuse_start()
+            with waiting(say_usual, "composing the configuration"):
+                found = self.config.basis
+                self._refuse_start()
             remembered.keep(found)
         remember_in(ROOT, found.runs_dir)
         unexpected.keep_in(found.runs_dir)

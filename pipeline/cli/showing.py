@@ -104,9 +104,3 @@ def teller(shown: Screen, hear: Callable[[Any], None]) -> Callable[[Any], None]:
             shown.say(as_line(event))
 
     return tell
-
-
-def say_usual(text: str) -> None:
-    """A line that -v 0 leaves out."""
-    if verbosity() != QUIET or is_wanted(text):
-        say(text)

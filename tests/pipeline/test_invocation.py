@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import threading
+from collections.abc import Sequence
+from typing import NoReturn
 
 import pytest
 
 from pipeline.cli.invocation import Invocation, parse
 from pipeline.cli.options import is_on
-from pipeline.cli.output import command
+from pipeline.cli.output import command, say_usual
 from pipeline.cli.session import Session
 from pipeline.cli.verbosity import QUIET, VERBOSE, is_wanted, taken_out
+from pipeline.config import compose
+from pipeline.core import heartbeat
 from pipeline.core.errors import UsageError
+from tests.waiting import HANG_S
 
 
 def test_overrides_keep_order_prefixes_and_duplicates() -> None:
@@ -78,6 +85,30 @@ def test_a_named_run_has_its_own_configuration_and_takes_no_further_words() -> N
     asked = Invocation(verb="why", overrides=("optimizer.lr=0.2",), options={"run": "cf0848"})
     with pytest.raises(UsageError, match=r"doit why run=… takes no 'optimizer.lr=0.2': the run has its own"):
         Session(asked).config  # noqa: B018
+
+
+def test_a_configuration_that_takes_long_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a busy computer the first line came after 20 s."""
+    told = threading.Event()
+
+    def hear(text: str) -> None:
+        say_usual(text)
+        told.set()
+
+    def compose_slowly(_: Sequence[str]) -> NoReturn:
+        assert told.wait(HANG_S)
+        raise UsageError("composed")
+
+    monkeypatch.setattr(heartbeat.Heartbeat.__init__, "__defaults__", (0.05,))
+    monkeypatch.setattr("pipeline.cli.session.say_usual", hear)
+    monkeypatch.setattr(compose, "compose_config", compose_slowly)
+    monkeypatch.setattr(Session, "begin_torchrun", lambda _: None)
+    asked = Invocation(verb="train", overrides=("trainer.log_every_steps=987",))  # nobody's: not remembered
+    with pytest.raises(UsageError, match="composed"):
+        Session(asked).basis  # noqa: B018
+    assert re.match(r"still composing the configuration \(\d+ s\)\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
