@@ -63,6 +63,22 @@ def test_a_job_that_can_never_start_says_so_and_a_signal_takes_it_out_of_the_que
     assert slurm.jobs() == []
 
 
+def test_a_job_whose_node_is_drained_says_so(slurm: Slurm, bench: Bench) -> None:
+    slurm.run("scontrol", "update", "nodename=node1", "state=drain", "reason=a broken fan")
+    try:
+        with settings(bench).spawn(bench.stub(SLEEP, stand_in=True)) as attempt:
+            assert attempt.stdout is not None
+            said = attempt.stdout.readline() + attempt.stdout.readline()
+            attempt.send_signal(signal.SIGINT)
+            attempt.stdout.read()
+    finally:
+        slurm.run("scontrol", "update", "nodename=node1", "state=resume")
+    # Slurm's scheduler looks first at what stands in the way of any job, later at this one's nodes
+    reason = r"(ReqNodeNotAvail,_UnavailableNodes:node1|Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved\S*)"
+    means = "a node that it needs is drained, down or reserved: sinfo -R says why"
+    assert re.search(rf"WARNING: job \d+ can't start as things are: PENDING \({reason}\), .*{means}\n", said), said
+
+
 RESUMED = """
 print('up', flush=True)
 done = pathlib.Path('went-on')

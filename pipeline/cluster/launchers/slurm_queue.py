@@ -32,6 +32,7 @@ _REFUSALS = {
 
 _NOT_CONFIGURED = r"resolve_ctls_from_dns_srv|fetch_config|Could not establish a configuration source"
 
+_NO_NODE = "a node that it needs is drained, down or reserved: sinfo -R says why"
 WAITS = {
     "PartitionTimeLimit": "its time limit is more than the partition allows: cluster.time_limit=",
     "PartitionNodeLimit": "it wants more nodes than the partition has: cluster.nnodes=",
@@ -45,7 +46,8 @@ WAITS = {
     "JobHeldUser": "it is held: scontrol release",
     "JobHeldAdmin": "an administrator holds it",
     "PartitionDown": "the partition is down",
-    "ReqNodeNotAvail": "a node that it needs is drained, down or reserved: sinfo -R says why",
+    "ReqNodeNotAvail": _NO_NODE,
+    "Nodes_required_for_job_are_DOWN": _NO_NODE,
 }
 """Reasons for which a job may wait for ever → what they mean."""
 
