@@ -14,7 +14,7 @@ from pipeline.runs import journal
 from pipeline.runs import result as results
 from pipeline.runs.folder import RunFolder
 
-_FETCH_S = 120.0
+_FETCH_S = 600.0  # mlflow alone takes seconds of a core, on a busy computer minutes
 
 
 def fetched(run_id: str, uri: str, place: Path, *, runs_dir: Path) -> RunFolder:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,10 @@ from pipeline.execution.complete import evaluate_in_child
 from pipeline.execution.configured_run import Run
 from pipeline.keys import rank_environment
 from pipeline.runs.folder import RunFolder
-from pipeline.tracking.client import Recorder, Way
+from pipeline.tracking.client import Recorder, Way, patient
 from pipeline.tracking.destinations import Destination
 
 _REPORT_S = 300.0
-_RECORD_S = 180.0  # the recorder gives up by itself; this bounds a stuck one
 _AT_ONCE = 8
 _END_S = 60.0  # what other commands' runs are still told of this sweep
 
@@ -47,6 +47,10 @@ class WorkerProcess:
         self._lock = threading.Lock()
         self._closed = False  # nothing more is read from it
         self._reader = threads.start(self._read, name="answers of a worker", on_error=self._gone)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
 
     def ask(self, **request: Any) -> queue.SimpleQueue[Answer]:
         """Send a request; its answer comes into the queue."""
@@ -106,6 +110,14 @@ def _wait(answer: queue.SimpleQueue[Answer], timeout_s: float) -> Answer:
         return answer.get(timeout=timeout_s)
     except queue.Empty:
         return None
+
+
+def _came(answer: queue.SimpleQueue[Answer], timeout_s: float) -> bool:
+    try:
+        answer.get(timeout=timeout_s)
+    except queue.Empty:
+        return False
+    return True
 
 
 class ReportWorker:
@@ -193,6 +205,6 @@ class _SharedWay(Way):
         if self._answer is None and not self.is_recorded():
             self.start()
         if self._answer is not None:
-            _wait(self._answer, _RECORD_S)
+            patient(self._worker.pid, partial(_came, self._answer))
         if self._says_nothing():
             super().settle()  # the worker is gone: a process of its own

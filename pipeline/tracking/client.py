@@ -156,17 +156,30 @@ class Recorder:
 
 def _wait(child: subprocess.Popen[bytes]) -> bool:
     """Whether it ended by itself (True) or had to be ended."""
+
+    def ended(timeout_s: float) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=timeout_s)
+            return True
+        return False
+
+    if patient(child.pid, ended):
+        return True
+    child.kill()
+    child.wait()
+    return False
+
+
+def patient(pid: int, done: Callable[[float], bool]) -> bool:
+    """Whether ``done``, which waits so many seconds for it, came true while the process ``pid`` still did something."""
     began = moved = time.monotonic()
     known = 0.0
     while (now := time.monotonic()) - moved < _PATIENCE_S and now - began < _BUSY_S:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=_LOOK_S)
+        if done(_LOOK_S):
             return True
-        used_s = _processor_s(child.pid)
+        used_s = _processor_s(pid)
         if used_s > known:
             known, moved = used_s, time.monotonic()
-    child.kill()
-    child.wait()
     return False
 
 

@@ -27,7 +27,7 @@ from pipeline.tracking.address import database_login, has_credentials, recorder_
 from pipeline.tracking.rest import Server
 
 _START_TIMEOUT_S = 120.0
-_PREPARE_TIMEOUT_S = 120.0
+_PREPARE_TIMEOUT_S = 600.0  # as for the tables in store.py
 _POLL_S = 0.2
 _ANSWER_TIMEOUT_S = 5.0
 _USUAL_PORT = 5000
