@@ -210,7 +210,7 @@ def _threads(given: str | None) -> tuple[int, ...]:
 
 
 def evaluate() -> None:
-    from pipeline.evaluation.report import format_report
+    from pipeline.evaluation.table import format_report
     from pipeline.execution import complete as training
 
     folder = holder(session().folder())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.cli import trials
 from pipeline.cli.options import at_once
-from pipeline.cli.output import say
+from pipeline.cli.output import say, width
 from pipeline.cli.session import ROOT, relative
 from pipeline.core.errors import DECIDED, PacelineError, UsageError
 from pipeline.core.specs import State
@@ -63,7 +63,7 @@ def run(space: Space, words: Sequence[str], *, fork: bool = False, retry_failed:
         folder.begin(folders.describe(space, space.trials[0].config.shown_words(words)))
         ended = trials.conducted(space, Grid(space.trials), folder, _headline(space, folder), retry_failed=retry_failed)
     results = [trials.result_of(item) for item in sorted(ended, key=lambda item: item.trial.number)]
-    say(f"\n{reporting.text(results, len(results))}")
+    say(f"\n{reporting.text(results, len(results), width=width())}")
     trials.conclude(folder, results, ended)
 
 

@@ -9,12 +9,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.options import is_on
-from pipeline.cli.output import say
+from pipeline.cli.output import say, width
 from pipeline.cli.session import relative, session
 from pipeline.config.groups import choice_of
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.printable import printable
-from pipeline.core.tables import aligned, counted, duration, file_size
+from pipeline.core.tables import aligned, counted, duration, file_size, wrapped
 
 if TYPE_CHECKING:
     from pipeline.runs.index import Row
@@ -62,7 +62,8 @@ def runs() -> None:
     elif not rows:
         say(f"no runs under {relative(runs_dir)} yet; start one: doit train experiment=quickstart")
     else:
-        say(_table(rows, sizes, differing))
+        lines = _table(rows, sizes, differing).splitlines()
+        say("\n".join(part for line in lines for part in wrapped(line, width())))
 
 
 def _table(rows: Sequence[Row], sizes: Mapping[str, int], differing: Mapping[str, Mapping[str, Any]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from pipeline.cli.verbosity import QUIET, is_wanted, verbosity
 from pipeline.core import unexpected
 from pipeline.core.printable import printable_lines
+from pipeline.core.tables import ENDLESS
 
 _UNREAD = (
     "nobody reads this command's output any more; it goes on without: doit status watch=1 shows how far it is, "
@@ -30,6 +32,11 @@ def say_usual(text: str) -> None:
     """A line that -v 0 leaves out."""
     if verbosity() != QUIET or is_wanted(text):
         say(text)
+
+
+def width() -> int:
+    """Columns of the terminal that shows stdout; where a file or another command reads it, no line is folded."""
+    return shutil.get_terminal_size((ENDLESS, 24)).columns if sys.stdout.isatty() else ENDLESS
 
 
 def command() -> str:

@@ -15,6 +15,7 @@ from pipeline.cli.output import say
 from pipeline.cli.session import relative, session
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.files import asked_for, expanded, write_atomic
+from pipeline.core.tables import wrapped
 from pipeline.runs.index import ALTERED
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def plot() -> None:
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     drawn = terminal_plot.plot(bands, metric=metric, axis=axis, width=columns, height=_HEIGHT, log=log, colour=colour)
     say(drawn, painted=colour)
-    say(f"± one standard deviation over seeds as dots{f'; {more} more configurations: name fewer' if more else ''}")
+    more_of_them = f"; {more} more configurations: name fewer" if more else ""
+    say("\n".join(wrapped(f"± one standard deviation over seeds as dots{more_of_them}", columns)))
 
 
 def _bands(metric: str, axis: str) -> tuple[list[Band], int]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli import trials
-from pipeline.cli.output import say
+from pipeline.cli.output import say, width
 from pipeline.cli.session import ROOT, Session
 from pipeline.core.errors import UsageError
 
@@ -125,7 +125,7 @@ def _conclude(plan: SearchPlan, study: Search, folder: SweepFolder, ended: Seque
     goals = objectives(plan.config)
     results = [trials.result_of(item) for item in sorted(ended, key=lambda item: item.trial.number)]
     by, directions = goals[0].metric if len(goals) == 1 else None, {goal.metric: goal.direction for goal in goals}
-    say(f"\n{reporting.text(results, study.total, by, directions)}")
+    say(f"\n{reporting.text(results, study.total, by, directions, width=width())}")
     if len(goals) > 1:
         say(f"\nno other trial is better in all of {', '.join(f'{goal.metric} ({goal.direction})' for goal in goals)}:")
         say(_front([item for item in results if item.number in study.best()], [goal.metric for goal in goals]))

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from pipeline.cli import grids, trials
 from pipeline.cli.options import is_on
-from pipeline.cli.output import say
+from pipeline.cli.output import say, width
 from pipeline.cli.session import ROOT, session
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import State
+from pipeline.core.tables import wrapped
 from pipeline.runs.index import ALTERED
 from pipeline.runs.result import AlteredError
 
@@ -101,8 +102,8 @@ def show(folder: SweepFolder, *, as_json: bool = False) -> None:
     if as_json:
         say(json.dumps({"sweep": folder.name, **reporting.as_json(results, about["total"], by, goals)}, indent=2))
         return
-    say(f"sweep {folder.name}: {' '.join(about['words'])}")
-    say(reporting.text(results, about["total"], by, goals))
+    say("\n".join(wrapped(f"sweep {folder.name}: {' '.join(about['words'])}", width())))
+    say(reporting.text(results, about["total"], by, goals, width=width()))
 
 
 def under_way(runs_dir: Path, newest: RunFolder) -> SweepFolder | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.comparing.curves import Band
+from pipeline.evaluation import fonts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +28,8 @@ def picture(bands: Sequence[Band], *, metric: str, axis: str, form: str, log: bo
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with mpl.rc_context({"svg.hashsalt": "paceline", "svg.fonttype": "none"}):
+    families, _ = fonts.drawable([metric, *(band.title for band in bands)])
+    with mpl.rc_context({"svg.hashsalt": "paceline", "svg.fonttype": "none", "font.family": families}):
         figure = Figure(figsize=_INCHES, dpi=200, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()

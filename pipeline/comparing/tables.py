@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline.comparing.differing import PARTS, Against, Comparison
 from pipeline.comparing.groups import Group
 from pipeline.comparing.spread import CONFIDENCE, Difference, Figure
-from pipeline.core.tables import aligned, counted
+from pipeline.core.tables import counted, in_width, wrapped
 
 _MOST_LINES = 60  # of a diff in a terminal
 RULE = (
@@ -67,28 +66,28 @@ def text(found: Comparison, width: int) -> str:
     for part in PARTS:
         if rows := found.parts.get(part):
             table = [(part, *(group.label for group in found.groups)), *((row.name, *row.values) for row in rows)]
-            lines += ["", *_in_width(table, width)]
+            lines += ["", *in_width(table, width)]
     same = [part for part in PARTS if not found.parts.get(part)]
     same += [] if any(against.code for against in found.against) else ["code"]
     if len(found.groups) > 1 and same:
-        lines += ["", *_wrapped(f"the same in all: {', '.join(same)}", width)]
+        lines += ["", *wrapped(f"the same in all: {', '.join(same)}", width)]
     for against in found.against:
         lines += _code(found.groups[0].label, against)
     lines += ["", *_metrics(found, width)]
     for against in found.against:
         lines += ["", *_differences(found.groups[0].label, against, width)]
     if any(larger(against) for against in found.against):
-        lines += ["", *_wrapped(RULE, width)]
+        lines += ["", *wrapped(RULE, width)]
     return "\n".join(lines)
 
 
 def _about(group: Group, width: int) -> Iterator[str]:
     """Its label and what sets it apart, then its runs, each with what is to be known of it."""
-    yield from _wrapped(f"{group.label}  {group.title}", width)
+    yield from wrapped(f"{group.label}  {group.title}", width)
     for run in group.runs:
         seed = "" if run.seed is None else f"seed {run.seed}"
         notes = [part for part in (seed, run.reservation, run.failure) if part]
-        yield from _wrapped(f"   {run.key}  {'; '.join(notes)}".rstrip(), width)
+        yield from wrapped(f"   {run.key}  {'; '.join(notes)}".rstrip(), width)
 
 
 def _metrics(found: Comparison, width: int) -> list[str]:
@@ -96,13 +95,13 @@ def _metrics(found: Comparison, width: int) -> list[str]:
     rows = [(name, *(cell(group.figures.get(name), group.n) for group in found.groups)) for name in found.metrics]
     if not rows:
         return ["no figures: none of these runs is finished"]
-    return [*_in_width([head, *rows], width), *_wrapped("mean ± sample standard deviation over seeds", width)]
+    return [*in_width([head, *rows], width), *wrapped("mean ± sample standard deviation over seeds", width)]
 
 
 def _differences(first: str, against: Against, width: int) -> Iterator[str]:
-    yield from _wrapped(f"{against.label} against {first}: {claim(against)}", width)
+    yield from wrapped(f"{against.label} against {first}: {claim(against)}", width)
     for item in larger(against):
-        yield from _wrapped(f"{_INDENT}{item.metric}  {interval(item)}", width)
+        yield from wrapped(f"{_INDENT}{item.metric}  {interval(item)}", width)
 
 
 def claim(against: Against) -> str:
@@ -140,32 +139,6 @@ def _code(first: str, against: Against) -> list[str]:
     diff = [line for item in against.code for line in item.diff]
     more = len(diff) - _MOST_LINES
     return lines + diff[:_MOST_LINES] + ([f"… {more:,} more lines; json=1 has them all"] if more > 0 else [])
-
-
-def _in_width(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """As many columns as fit, then the next ones below, each time with the first column."""
-    columns = [*zip(*rows, strict=True)]
-    widths = [max(map(len, column)) for column in columns]
-    lines: list[str] = []
-    at = 1
-    while at < len(columns):
-        end, used = at + 1, widths[0] + 2 + widths[at]
-        while end < len(columns) and used + 2 + widths[end] <= width:
-            used += 2 + widths[end]
-            end += 1
-        part = zip(columns[0], *columns[at:end], strict=True)
-        lines += ([""] if lines else []) + aligned([*part]).splitlines()
-        at = end
-    return lines
-
-
-def _wrapped(line: str, width: int) -> list[str]:
-    """Long words (a path, a key) are never broken: they can be copied."""
-    start = line[: len(line) - len(line.lstrip())]
-    return textwrap.wrap(
-        line.strip(), width, initial_indent=start, subsequent_indent=start + _INDENT * 2,
-        break_long_words=False, break_on_hyphens=False,
-    ) or [line]  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------- Markdown

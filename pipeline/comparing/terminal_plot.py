@@ -8,6 +8,7 @@ from pipeline.comparing import scales
 from pipeline.comparing.curves import Band, Point, thinned
 from pipeline.comparing.scales import Scale
 from pipeline.core.printable import printable
+from pipeline.core.tables import wrapped
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character, by row and column
 _COLOURS = (34, 33, 32, 35, 36, 31)  # ANSI: blue, yellow, green, magenta, cyan, red
@@ -35,17 +36,19 @@ def plot(
     lines.append(f"{'':>10}└{'─' * canvas.columns}")
     left, right = scales.text(across.low), f"{scales.text(across.high)} {axis}"
     lines.append(f"{'':>11}{left}{right:>{canvas.columns - len(left)}}")
-    return "\n".join([*lines, *(legend(band, number, colour=colour) for number, band in enumerate(bands))])
+    legends = [line for number, band in enumerate(bands) for line in legend(band, number, width, colour=colour)]
+    return "\n".join([*lines, *legends])
 
 
-def legend(band: Band, number: int, *, colour: bool) -> str:
+def legend(band: Band, number: int, width: int, *, colour: bool) -> list[str]:
     """``A  optimizer.lr=0.1  n 3, last 0.9830 ± 0.0042``, and how many values are no number."""
     from pipeline.comparing.tables import with_spread
 
     gaps = f", {band.gaps} values are no number: gaps" if band.gaps else ""
     last = band.points[-1] if band.points else None
     said = "no points" if last is None else f"last {with_spread(last.mean, last.std)}"
-    return f"{_painted(band.label, number, colour=colour)}  {band.title}  n {band.n}, {said}{gaps}"
+    first, *others = wrapped(f"{band.label}  {band.title}  n {band.n}, {said}{gaps}", width)
+    return [_painted(band.label, number, colour=colour) + first.removeprefix(band.label), *others]
 
 
 def _reach(point: Point) -> tuple[float, ...]:

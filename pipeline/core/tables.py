@@ -1,16 +1,79 @@
-"""Text in columns, and numbers with their nouns and units."""
+"""Text in columns, and numbers with their nouns and units. A character that takes two columns counts two."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
+
+ENDLESS = 100_000
+"""Columns of what isn't a terminal: nothing wraps."""
+_FILLER = "\0"  # the second column of a wide character, while lines are measured
+
+
+def columns(text: str) -> int:
+    """How many columns of a terminal it takes: a Chinese character two, a combining accent none."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # here: many a command shows nothing but ASCII
+
+    return cell_len(text)
+
+
+def padded(text: str, width: int) -> str:
+    """With spaces up to so many columns."""
+    return text + " " * (width - columns(text))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
     """Cells in columns, two spaces between. ``rows`` holds at least one row, and all are of one length."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def in_width(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Lines of a table whose first row is its head, in a terminal of ``width`` columns.
+
+    As many columns as fit, then the next ones below, each time with the first; where not even two fit, a block a row.
+    """
+    all_columns = [*zip(*rows, strict=True)]
+    widths = [max(map(columns, column)) for column in all_columns]
+    if widths[0] + 2 + max(widths[1:]) > width:
+        return [*_blocks(rows, width)]
+    lines: list[str] = []
+    at = 1
+    while at < len(all_columns):
+        end, used = at + 1, widths[0] + 2 + widths[at]
+        while end < len(all_columns) and used + 2 + widths[end] <= width:
+            used += 2 + widths[end]
+            end += 1
+        part = zip(all_columns[0], *all_columns[at:end], strict=True)
+        lines += ([""] if lines else []) + aligned([*part]).splitlines()
+        at = end
+    return lines
+
+
+def _blocks(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    for row in rows[1:]:
+        yield from wrapped(row[0], width)
+        for line in aligned([("", name, value) for name, value in zip(rows[0][1:], row[1:], strict=True)]).splitlines():
+            yield from wrapped(line, width)
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """In lines of so many columns. Long words (a path, a key) are never broken: they can be copied."""
+    start = line[: len(line) - len(line.lstrip())]
+    lines = textwrap.wrap(
+        _filled(line.strip()), width, initial_indent=start, subsequent_indent=f"{start}    ",
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return [part.replace(_FILLER, "") for part in lines] or [line]
+
+
+def _filled(text: str) -> str:
+    """As many characters as it takes columns."""
+    return text if text.isascii() else "".join(char + _FILLER * (columns(char) - 1) for char in text)
 
 
 def counted(number: int, noun: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core import documents
+from pipeline.evaluation import fonts
 from pipeline.runs import metrics_file
 
 if TYPE_CHECKING:
@@ -82,25 +83,27 @@ def images(data: Path, split: str, mistakes: Sequence[Mistake]) -> list[Image]:
 
 def picture(report: Mapping[str, Any], run_dir: Path, targets: Sequence[int], predictions: Sequence[int]) -> bytes:
     """A PNG; equal runs give equal bytes. Raises OSError: a file of the run can't be read."""
+    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     mistakes = worst(targets, predictions, _COLUMNS * _ROWS)
     shown = images(run_dir / "data", str(report["split"]), mistakes)
-    figure = Figure(figsize=(11, 7.5 if shown else 4), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(
-        1 + (_ROWS if shown else 0), _COLUMNS, height_ratios=[3, *([1.2] * _ROWS if shown else [])]
-    )
-    _draw_curves(figure.add_subplot(grid[0, : _COLUMNS // 2]), curves(run_dir / "metrics.jsonl"))
-    _draw_bars(figure.add_subplot(grid[0, _COLUMNS // 2 :]), report)
-    for number, (mistake, image) in enumerate(zip(mistakes, shown, strict=False)):
-        axes = figure.add_subplot(grid[1 + number // _COLUMNS, number % _COLUMNS])
-        _draw_mistake(axes, mistake, image, report["classes"])
-    title = f"{report['split']} accuracy {report['accuracy']:.2%}  ·  n = {report['n']:,}"
-    figure.suptitle(f"SYNTHETIC DATA, means nothing: {title}" if report["synthetic"] else title, parse_math=False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
+    families, names = fonts.drawable(report["classes"])
+    with mpl.rc_context({"font.family": families}):
+        figure = Figure(figsize=(11, 7.5 if shown else 4), dpi=100, layout="constrained")
+        FigureCanvasAgg(figure)
+        ratios = [3, *([1.2] * _ROWS if shown else [])]
+        grid = figure.add_gridspec(len(ratios), _COLUMNS, height_ratios=ratios)
+        _draw_curves(figure.add_subplot(grid[0, : _COLUMNS // 2]), curves(run_dir / "metrics.jsonl"))
+        _draw_bars(figure.add_subplot(grid[0, _COLUMNS // 2 :]), report, names)
+        for number, (mistake, image) in enumerate(zip(mistakes, shown, strict=False)):
+            axes = figure.add_subplot(grid[1 + number // _COLUMNS, number % _COLUMNS])
+            _draw_mistake(axes, mistake, image, names)
+        title = f"{report['split']} accuracy {report['accuracy']:.2%}  ·  n = {report['n']:,}"
+        figure.suptitle(f"SYNTHETIC DATA, means nothing: {title}" if report["synthetic"] else title, parse_math=False)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
 
@@ -118,15 +121,14 @@ def _draw_curves(axes: Axes, found: Mapping[str, Sequence[tuple[int, float]]]) -
         axes.figure.legend(loc="outside lower left", ncols=3, fontsize=8, frameon=False)
 
 
-def _draw_bars(axes: Axes, report: Mapping[str, Any]) -> None:
-    """The worst classes first, where there are too many for all."""
-    scores = {name: row["f1-score"] for name, row in report["per_class"].items()}
+def _draw_bars(axes: Axes, report: Mapping[str, Any], names: Sequence[str]) -> None:
+    """The worst classes first, where there are too many for all. ``names`` are those of the classes, in their order."""
+    scores = [(name, row["f1-score"]) for name, row in zip(names, report["per_class"].values(), strict=True)]
     if len(scores) > _MAX_BARS:
-        scores = dict(sorted(scores.items(), key=lambda item: item[1])[:_MAX_BARS])
-    names = [_short(name) for name in scores]
-    places = list(range(len(names)))
-    axes.bar(places, list(scores.values()), color="#3b76af")
-    axes.set_xticks(places, names, rotation=40, ha="right", fontsize=8, parse_math=False)
+        scores = sorted(scores, key=lambda item: item[1])[:_MAX_BARS]
+    places = list(range(len(scores)))
+    axes.bar(places, [score for _, score in scores], color="#3b76af")
+    axes.set_xticks(places, [_short(name) for name, _ in scores], rotation=40, ha="right", fontsize=8, parse_math=False)
     axes.set_ylim(0.0, 1.0)
     axes.set_ylabel("F1" if len(scores) == len(report["per_class"]) else f"F1 of the {_MAX_BARS} worst classes")
 

@@ -19,7 +19,7 @@ from pipeline.core import documents, unexpected
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import write_atomic, write_json
 from pipeline.core.giving_way import give_way
-from pipeline.evaluation import overview
+from pipeline.evaluation import fonts, overview
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,22 +60,6 @@ def evaluate(run_dir: Path, made_of: Mapping[str, Any]) -> Report:
     write_atomic(run_dir / overview.FILE, overview.picture(report, run_dir, outcome.targets, outcome.predictions))
     write_json(run_dir / "evaluation" / "report.json", report)  # last: whoever finds it finds the picture too
     return report
-
-
-def format_report(report: Mapping[str, Any]) -> str:
-    """The report as a compact table for a terminal."""
-    rows = [*report["per_class"].items(), *((name, report[name]) for name in _AVERAGES)]
-    width = max(len(name) for name, _ in rows)
-    lines = [
-        f"{report['split']} accuracy {report['accuracy']:.4f} on {report['n']:,} images",
-        f"{'':{width}}  precision  recall      f1  support",
-    ]
-    if report["synthetic"]:
-        lines.insert(0, "SYNTHETIC DATA: this accuracy means nothing")
-    for name, row in rows:
-        figures = f"{row['precision']:9.4f}  {row['recall']:6.4f}  {row['f1-score']:6.4f}  {row['support']:7,.0f}"
-        lines.append(f"{name:{width}}  {figures}")
-    return "\n".join(lines)
 
 
 # --------------------------------------------------------------------------------------- reading
@@ -151,16 +135,18 @@ def _unique(classes: Sequence[str], number: int) -> str:
 # --------------------------------------------------------------------------------------- picture
 def _picture(report: Report) -> bytes:
     """A PNG: shades are shares of the true class, numbers are counts. Equal reports give equal bytes."""
+    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    count = len(report["classes"])
-    side = min(max(2.6 + 0.52 * count, 4.6), 16.0)  # inches
-    figure = Figure(figsize=(side + 0.9, side), dpi=150)
-    FigureCanvasAgg(figure)
-    _draw(figure.add_subplot(), report)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", bbox_inches="tight", pad_inches=0.2, metadata={"Software": None})
+    families, names = fonts.drawable(report["classes"])
+    side = min(max(2.6 + 0.52 * len(names), 4.6), 16.0)  # inches
+    with mpl.rc_context({"font.family": families}):
+        figure = Figure(figsize=(side + 0.9, side), dpi=150)
+        FigureCanvasAgg(figure)
+        _draw(figure.add_subplot(), {**report, "classes": names})
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", bbox_inches="tight", pad_inches=0.2, metadata={"Software": None})
     return buffer.getvalue()
 
 

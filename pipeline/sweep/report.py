@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pipeline.core.printable import printable, shell_line
-from pipeline.core.tables import aligned, counted
+from pipeline.core.tables import ENDLESS, aligned, counted, in_width, wrapped
 from pipeline.runs.naming import short_value
 
 SEED = "seed"
@@ -128,7 +128,7 @@ def command(overrides: Sequence[str]) -> str:
     return shell_line(["doit", "train", *overrides])
 
 
-def table(found: Sequence[Group], goals: Mapping[str, str] = MappingProxyType({})) -> str:
+def table(found: Sequence[Group], goals: Mapping[str, str], width: int) -> list[str]:
     """A line a configuration: mean ± standard deviation of each figure, and n. ``*`` marks a column's best mean.
 
     Its columns are the usual figures, and of a script, whose metrics have names of their own, the first few.
@@ -139,7 +139,7 @@ def table(found: Sequence[Group], goals: Mapping[str, str] = MappingProxyType({}
     for group in found:
         cells = [_cell(group.statistics.get(name), top[name] is group) for name in shown]
         rows.append((group.title or "(one configuration)", f"{group.n}/{len(group.trials)}", *cells))
-    return aligned(rows)
+    return in_width(rows, width)
 
 
 def _starred(found: Sequence[Group], name: str, goals: Mapping[str, str]) -> Group | None:
@@ -182,8 +182,10 @@ def text(
     total: int,
     by: str | None = BY,
     goals: Mapping[str, str] = MappingProxyType({}),
+    *,
+    width: int = ENDLESS,
 ) -> str:
-    """The whole report.
+    """The whole report, in lines of ``width`` columns but for the command, which can be copied.
 
     Args:
         by: decides which trial is best (None: nobody asked for one).
@@ -191,15 +193,21 @@ def text(
     """
     found = groups(trials)
     done = sum(trial.state == "FINISHED" for trial in trials)
-    lines = [f"{done} of {total} trials finished, {counted(len(found), 'configuration')}", "", table(found, goals)]
+    lines = [
+        f"{done} of {total} trials finished, {counted(len(found), 'configuration')}",
+        "",
+        *table(found, goals, width),
+    ]
     if by is not None and (top := best(found, by, goals)) is not None:
         group, trial = top
         name = group.title or "the one configuration"
-        lines += ["", f"best by {by}: {name}; trial {trial.number} ({trial.key})", f"  {command(trial.overrides)}"]
-    lines += [f"trial {item.number} ({item.key}) is {item.detail}" for item in trials if _is_accepted(item)]
+        lines += ["", *wrapped(f"best by {by}: {name}; trial {trial.number} ({trial.key})", width)]
+        lines += [f"  {command(trial.overrides)}"]
+    for item in filter(_is_accepted, trials):
+        lines += wrapped(f"trial {item.number} ({item.key}) is {item.detail}", width)
     failed = [trial for trial in trials if trial.state not in ("FINISHED", "PRUNED")]
     if failed:
-        lines += ["", trial_table(failed)]
+        lines += ["", *(part for line in trial_table(failed).splitlines() for part in wrapped(line, width))]
     return "\n".join(lines)
 
 

@@ -173,14 +173,15 @@ def test_what_can_not_be_compared_is_said(tmp_path: Path, compared: Printed, wor
         compared(tmp_path, *words)
 
 
-def test_no_line_of_a_table_is_wider_than_60_columns(
-    tmp_path: Path, compared: Printed, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("width", "tables_of_metrics"), [(60, 2), (40, 3)])
+def test_no_line_of_a_table_is_wider_than_the_terminal(
+    tmp_path: Path, compared: Printed, monkeypatch: pytest.MonkeyPatch, width: int, tables_of_metrics: int
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("COLUMNS", str(width))
     folders = [*grid(tmp_path), failed(tmp_path), trained(tmp_path, 0, 0.001)]
     text = compared(tmp_path, *(folder.key for folder in folders))
-    assert max(map(len, text.splitlines())) <= 60
-    assert text.count("\nmetric  ") == 2  # the columns that don't fit stand below
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("\nmetric  ") == tables_of_metrics  # the columns that don't fit stand below
 
 
 def test_scripts_are_compared_by_what_they_are_told(tmp_path: Path, compared: Printed) -> None:

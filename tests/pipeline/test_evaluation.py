@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import PacelineError
-from pipeline.evaluation.report import evaluate, format_report, serve
+from pipeline.evaluation import fonts
+from pipeline.evaluation.report import evaluate, serve
+from pipeline.evaluation.table import format_report
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +40,21 @@ def test_the_report_holds_the_figures_of_each_class(tmp_path: Path) -> None:
     assert report["weighted avg"]["recall"] == pytest.approx(0.8)
     assert (report["classes"], report["synthetic"]) == (["cat", "dog", "frog"], False)
     assert (report["weights_sha256"], report["dataset_digest"]) == ("ab", "cd")
+
+
+def test_chinese_names_keep_the_columns_of_the_table(tmp_path: Path) -> None:
+    lines = format_report(evaluate(run_folder(tmp_path, classes=["猫", "dog", "青蛙"]), {})).splitlines()
+    assert lines[2].startswith("猫               1.0000")
+    assert lines[3].startswith("dog              0.6667")
+    assert lines[4].startswith("青蛙             1.0000")
+
+
+def test_a_name_that_no_font_here_has_is_a_number_in_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    faces = {"DejaVu Sans": set(map(ord, "düog")), "Some": {ord("猫")}, "Other": set[int]()}
+    monkeypatch.setattr(fonts, "characters", faces.__getitem__)
+    monkeypatch.setattr(fonts, "installed", faces.keys)
+    assert fonts.drawable(["dog", "ü"]) == (["DejaVu Sans"], ["dog", "ü"])
+    assert fonts.drawable(["ü", "猫", "猫蛙"]) == (["DejaVu Sans", "Some"], ["ü", "猫", "#2"])
 
 
 def test_a_class_that_never_occurs_has_zero_support(tmp_path: Path) -> None:

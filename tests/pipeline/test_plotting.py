@@ -50,6 +50,16 @@ def test_a_terminal_shows_curves_within_its_width_with_n_and_spread(tmp_path: Pa
     assert "\x1b" not in text  # nobody looks at it in colours
 
 
+def test_no_line_is_wider_than_40_columns(tmp_path: Path, plotted: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    keys = [
+        trained(tmp_path, 0, lr, model={"name": "small_cnn", "width": width}).key for lr, width in ((1, 8), (2, 16))
+    ]
+    lines = plotted(tmp_path, *keys).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert "B  model.width=16 optimizer.lr=2  n 1," in lines
+
+
 @pytest.mark.parametrize("form", ["svg", "png", "pdf"])
 def test_a_picture_of_the_same_curves_is_the_same_file(tmp_path: Path, plotted: Printed, form: str) -> None:
     keys = [folder.key for folder in three_seeds(tmp_path)]
@@ -67,7 +77,8 @@ def test_a_picture_of_the_same_curves_is_the_same_file(tmp_path: Path, plotted: 
 def test_a_value_that_is_no_number_is_a_gap_that_is_said(tmp_path: Path, plotted: Printed) -> None:
     run = trained(tmp_path)
     write_curve(run, 0.9, {30: float("nan")})
-    assert "n 1, last 0.2000, 1 values are no number: gaps" in plotted(tmp_path, run.key, "metric=train/loss", "log=1")
+    said = " ".join(plotted(tmp_path, run.key, "metric=train/loss", "log=1").split())
+    assert "n 1, last 0.2000, 1 values are no number: gaps" in said
 
 
 @pytest.mark.parametrize(

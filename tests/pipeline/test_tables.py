@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.core.tables import duration, file_size
+from pipeline.core.tables import aligned, columns, duration, file_size, in_width, wrapped
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,16 @@ def test_a_size_has_the_unit_in_which_it_is_short(count_bytes: int, shown: str) 
 )
 def test_a_duration_has_the_unit_in_which_it_is_short(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
+
+
+def test_a_wide_character_counts_two_columns_and_a_combining_one_none() -> None:
+    assert aligned([("猫", "1"), ("a", "2"), ("e\u0301", "3")]).splitlines() == ["猫  1", "a   2", "e\u0301   3"]
+    assert wrapped("  model.name=青蛙 lr=0.1", 20) == ["  model.name=青蛙", "      lr=0.1"]
+    assert max(map(columns, wrapped("青蛙 " * 20, 11))) <= 11
+
+
+def test_a_table_goes_on_below_and_is_a_block_a_row_where_not_two_columns_fit() -> None:
+    rows = [("name", "n", "accuracy"), ("a", "1", "0.5"), ("b", "2", "0.6")]
+    assert in_width(rows, 18) == ["name  n  accuracy", "a     1  0.5", "b     2  0.6"]
+    assert in_width(rows, 14) == ["name  n", "a     1", "b     2", "", "name  accuracy", "a     0.5", "b     0.6"]
+    assert in_width([rows[0], ("a long one", "1", "0.5")], 18) == ["a long one", "  n         1", "  accuracy  0.5"]

@@ -73,6 +73,14 @@ def test_a_script_whose_metrics_have_names_of_their_own_has_columns_too() -> Non
     assert "program.args.lr=2  1/1  0.7500    0.5000  1.0000" in said
 
 
+def test_only_the_command_is_wider_than_a_terminal_of_40_columns() -> None:
+    lines = text(TRIALS, 5, width=40).splitlines()
+    assert [line for line in lines if len(line) > 40] == ["  doit train experiment=x optimizer.lr=0.3 seed=0"]
+    assert [line for line in lines if line.startswith("configuration")] == [
+        "configuration     n    val/accuracy", "configuration     val/loss",
+    ]  # fmt: skip
+
+
 def test_the_same_as_data() -> None:
     data = as_json(TRIALS, 5)
     assert data["best"]["key"] == "key3"
