@@ -61,12 +61,13 @@ def _all(runs_dir: Path) -> list[RunFolder]:
 
 def of_sweep(runs_dir: Path, name: str | None) -> tuple[SweepFolder, list[RunFolder]]:
     """The sweep whose name begins so (None: the newest), and its trials that have a run folder. Raises UsageError."""
+    from pipeline.runs import index
     from pipeline.runs.folder import RunFolder
     from pipeline.sweep import folder as folders
 
     sweep = folders.find(runs_dir, name)
     found = [RunFolder(runs_dir / item["key"]) for item in sweep.about()["trials"]]
-    return sweep, [folder for folder in found if (folder.path / "key.json").is_file()]
+    return sweep, [folder for folder in found if index.is_run(folder)]
 
 
 def _having(current: Session, words: Sequence[str], folders: Sequence[RunFolder]) -> list[RunFolder]:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,14 @@ from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.files import asked_for, expanded, write_atomic, write_hint
+from pipeline.core.redact import hide
 from pipeline.core.specs import State
 from pipeline.core.tables import counted
 
 if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
     from pipeline.comparing.reading import ComparedRun
-    from pipeline.comparing.report import Report
+    from pipeline.comparing.report import Absent, Report
+    from pipeline.sweep.folder import SweepFolder
 
 _FOLDER = "reports"
 _SUFFIXES = {"html": ".html", "markdown": ".md", "json": ".json"}
@@ -50,7 +52,7 @@ def report() -> None:
         return
     target = _target(current, name, form)
     certifies = form == "html" and any(run.state == State.FINISHED for run in runs)
-    certificate = _certificate(target, found.title, runs) if certifies else None
+    certificate = _certificate(target, found, runs) if certifies else None
     _write(target, text)
     say(f"\n{found.summary}\n  report       {relative(target)}" if form == "html" else relative(target))
     if certificate is not None:
@@ -71,6 +73,7 @@ def _made(current: Session) -> tuple[str, Sequence[ComparedRun], Report]:
     from pipeline.sweep.report import BY
 
     by, why, goals = BY, list[str](), dict[str, str]()
+    absent: list[Absent] = []
     if _is_of_sweep(current):
         sweep, folders = of_sweep(current.config.runs_dir, current.asked.options.get("sweep"))
         about, runs = sweep.about(), [reading.read(folder) for folder in folders]
@@ -79,7 +82,8 @@ def _made(current: Session) -> tuple[str, Sequence[ComparedRun], Report]:
         name, title = f"sweep-{sweep.name}", f"Sweep {sweep.name}"
         by, goals = about.get("by") or BY, about.get("goals", {})
         command = reading.command_line("sweep", [*map(str, about["words"])])
-        if (missing := about["total"] - len(runs)) > 0:
+        absent = _absent(sweep, {run.key for run in runs})
+        if (missing := about["total"] - len(runs) - len(absent)) > 0:
             why.append(f"{missing} of its {about['total']} trials were not started yet.")
     else:
         runs = chosen(current, current.asked.paths)
@@ -91,10 +95,28 @@ def _made(current: Session) -> tuple[str, Sequence[ComparedRun], Report]:
             first.command if alone else reading.command_line("report", [*current.asked.paths, *current.asked.overrides])
         )
         why = _why(current, first) if alone else []
-    rows = curves.of_runs(runs)
-    now = time.time()
-    made = reports.report(runs, rows, title=title, why=why, command=command, unix_time=now, by=by, goals=goals)
+    made = reports.report(
+        runs, curves.of_runs(runs), title=title, why=why, command=command, unix_time=time.time(),
+        by=by, goals=goals, absent=absent,
+    )  # fmt: skip
     return name, runs, made
+
+
+def _absent(sweep: SweepFolder, present: Set[str]) -> list[Absent]:
+    """The trials that were started and have no run folder."""
+    from pipeline.comparing.report import Absent
+
+    gone = "its run folder isn't here any more"
+    return [
+        Absent(
+            key=trial.key,
+            what=" ".join(trial.chosen),
+            state=trial.state,
+            why=gone if trial.state == State.FINISHED else hide(trial.detail) or "it has no run folder",
+        )
+        for trial in sweeping.results_of(sweep)
+        if trial.key not in present and trial.state != State.PLANNED
+    ]
 
 
 def _selection(runs: Sequence[ComparedRun]) -> str:
@@ -143,17 +165,18 @@ def _write(target: Path, text: str) -> None:
         raise PacelineError(f"{target} can't be written: {os_reason(error)}", hint=hint) from error
 
 
-def _certificate(beside: Path, title: str, runs: Sequence[ComparedRun]) -> tuple[Path, str]:
+def _certificate(beside: Path, found: Report, runs: Sequence[ComparedRun]) -> tuple[Path, str]:
     """The certificate's file and text: of one run, or of all that are finished. Raises AlteredError."""
     from pipeline.comparing import certificate
     from pipeline.runs.folder import RunFolder
 
-    if len(runs) == 1:
+    if len(runs) == 1 and not found.absent:
         text, name = certificate.of_run(RunFolder(runs[0].folder), runs[0].verdict, ROOT), runs[0].key
     else:
         finished = [RunFolder(run.folder) for run in runs if run.state == State.FINISHED]
-        others = {run.key: str(run.state) for run in runs if run.state != State.FINISHED}
-        text, name = certificate.of_runs(title, finished, others, ROOT), beside.stem
+        states = {run.key: run.state for run in runs} | {trial.key: trial.state for trial in found.absent}
+        others = {key: str(state) for key, state in states.items() if state != State.FINISHED}
+        text, name = certificate.of_runs(found.title, finished, others, ROOT), beside.stem
     target = beside.with_name(f"{name}.certificate.json")
     return asked_for(target, "the certificate") if beside.parent.is_dir() else target, text
 

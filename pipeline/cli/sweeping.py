@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
 
     from pipeline.runs.folder import RunFolder
     from pipeline.sweep.folder import SweepFolder
+    from pipeline.sweep.report import TrialResult
 
 
 def sweep() -> None:
@@ -75,9 +76,22 @@ def report() -> None:
 
 def show(folder: SweepFolder, *, as_json: bool = False) -> None:
     """Its table, on stdout."""
+    from pipeline.sweep import report as reporting
+
+    about, results = folder.about(), results_of(folder)
+    by, goals = about.get("by", reporting.BY), about.get("goals", {})  # what a search looks at
+    if as_json:
+        say(json.dumps({"sweep": folder.name, **reporting.as_json(results, about["total"], by, goals)}, indent=2))
+        return
+    say("\n".join(wrapped(f"sweep {folder.name}: {' '.join(about['words'])}", width())))
+    say(reporting.text(results, about["total"], by, goals, width=width()))
+
+
+def results_of(folder: SweepFolder) -> list[TrialResult]:
+    """What its trials have come to so far, those that were not started too."""
     from pipeline.runs.folder import RunFolder
     from pipeline.sweep import folder as folders
-    from pipeline.sweep import report as reporting
+    from pipeline.sweep.report import TrialResult
 
     about, runs_dir = folder.about(), folder.path.parent.parent
     entries = folders.latest(folder.entries()[0])
@@ -88,7 +102,7 @@ def show(folder: SweepFolder, *, as_json: bool = False) -> None:
         accepted = trials.accepted(RunFolder(runs_dir / item["key"])) if figures else ""
         state = "FINISHED" if figures else ALTERED if problem else str(known.state) if known is not None else "PLANNED"
         results.append(
-            reporting.TrialResult(
+            TrialResult(
                 number=item["number"],
                 key=item["key"],
                 state=state,
@@ -98,12 +112,7 @@ def show(folder: SweepFolder, *, as_json: bool = False) -> None:
                 detail=problem or accepted or (known.detail if known is not None and state != "FINISHED" else ""),
             )
         )
-    by, goals = about.get("by", reporting.BY), about.get("goals", {})  # what a search looks at
-    if as_json:
-        say(json.dumps({"sweep": folder.name, **reporting.as_json(results, about["total"], by, goals)}, indent=2))
-        return
-    say("\n".join(wrapped(f"sweep {folder.name}: {' '.join(about['words'])}", width())))
-    say(reporting.text(results, about["total"], by, goals, width=width()))
+    return results
 
 
 def under_way(runs_dir: Path, newest: RunFolder) -> SweepFolder | None:

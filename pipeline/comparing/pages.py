@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,16 +119,18 @@ def _verdict(verdict: Mapping[str, Any] | None) -> str:
 def markdown(found: Report) -> str:
     """The same without pictures."""
     lines = [f"# {tables.escaped(found.title)}", "", f"{found.summary}; made {_time(found.unix_time)}.", ""]
-    lines += ["```", hide(found.command), "```", "", *(f"- {tables.escaped(line)}" for line in found.why)]
+    lines += [*tables.fenced([hide(found.command)]), "", *(f"- {tables.escaped(line)}" for line in found.why)]
     lines += ["", tables.markdown(found.comparison)]
-    if found.failures:
-        lines += ["", "## What failed", ""]
+    if found.failures or found.absent:
+        lines += ["", "## Not finished", ""]
         lines += [f"- `{run.key}` {run.state}: {tables.escaped(run.failure)}" for run in found.failures]
-    lines += ["", "## Provenance", "", "| run | commit | reproduced | command |", "| --- | --- | --- | --- |"]
+        lines += [f"- {tables.escaped(f'{one.key} {one.what} {one.state}: {one.why}')}" for one in found.absent]
+    lines += ["", "## Provenance", "", "| run | commit | reproduced |", "| --- | --- | --- |"]
     for run in found.runs:
         commit = str(run.provenance.get("git_commit") or "-")[:10]
         dirty = " with changes" if run.provenance.get("git_dirty") else ""
-        lines.append(tables.row((run.key, f"{commit}{dirty}", _verdict(run.verdict), run.command)))
+        lines.append(tables.row((run.key, f"{commit}{dirty}", _verdict(run.verdict))))
+    lines += ["", *tables.fenced([f"{run.command}  # {run.key}" for run in found.runs], "sh")]
     return "\n".join(lines)
 
 
@@ -146,6 +149,7 @@ def as_json(found: Report) -> dict[str, Any]:
             for name, bands in found.bands.items()
         },
         "hosts": hosts(found),
+        "absent": [asdict(one) for one in found.absent],
         "verdicts": {run.key: _verdict(run.verdict) for run in found.runs},
     }
 

@@ -29,6 +29,16 @@ _FIRST = ("val/accuracy", "train/loss", "val/loss")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Absent:
+    """A trial of a sweep that has no run folder: what its sweep's journal tells of it."""
+
+    key: str
+    what: str
+    state: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """A report.
 
@@ -43,6 +53,7 @@ class Report:
         bands: metric → a curve for each configuration.
         nodes: the graph of what was made of what.
         axes, lines: parallel coordinates; no axes where there is nothing to show.
+        absent: trials that were started and have no run folder.
     """
 
     title: str
@@ -57,6 +68,7 @@ class Report:
     nodes: tuple[Node, ...]
     axes: tuple[str, ...]
     lines: tuple[Line, ...]
+    absent: tuple[Absent, ...] = ()
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -79,10 +91,10 @@ class Report:
     @property
     def summary(self) -> str:
         """``6 of 9 runs finished, 3 configurations``; of one run its state."""
-        if len(self.runs) == 1:
+        count, done = len(self.runs) + len(self.absent), sum(run.counts for run in self.runs)
+        if count == 1:
             return self.runs[0].state
-        done = sum(run.counts for run in self.runs)
-        return f"{done} of {counted(len(self.runs), 'run')} finished, {counted(len(self.groups), 'configuration')}"
+        return f"{done} of {counted(count, 'run')} finished, {counted(len(self.groups), 'configuration')}"
 
 
 def report(
@@ -95,6 +107,7 @@ def report(
     unix_time: float,
     by: str = BY,
     goals: Mapping[str, str] = MappingProxyType({}),
+    absent: Sequence[Absent] = (),
 ) -> Report:
     """Put it together. ``rows`` are those of metrics.jsonl by key; ``runs`` has at least one.
 
@@ -120,6 +133,7 @@ def report(
         nodes=tuple(_graph(groups)),
         axes=axes,
         lines=lines,
+        absent=tuple(absent),
     )
 
 

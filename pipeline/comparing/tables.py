@@ -161,8 +161,7 @@ def markdown(found: Comparison) -> str:
         lines += [""] if larger(against) else []
         lines += [f"- {escaped(item.metric)}: {interval(item)}" for item in larger(against)]
         diff = [line for item in against.code for line in item.diff]
-        fence = "`" * max(3, 1 + max((_ticks(line) for line in diff), default=0))
-        lines += ["", f"{fence}diff", *diff, fence] if diff else []
+        lines += ["", *fenced(diff, "diff")] if diff else []
     lines += ["", RULE] if found.against else []
     return "\n".join(lines)
 
@@ -176,10 +175,16 @@ def row(cells: Sequence[str]) -> str:
 
 
 def escaped(cell: str) -> str:
-    """So that no name ends a cell, or is taken for a tag or a mark."""
-    for mark in "\\|`*_[]":
+    """So that no name ends a cell, or is taken for a tag, a mark or a formula."""
+    for mark in "\\|`*_[]~$^":
         cell = cell.replace(mark, f"\\{mark}")
     return " ".join(cell.replace("&", "&amp;").replace("<", "&lt;").split())
+
+
+def fenced(lines: Sequence[str], language: str = "") -> list[str]:
+    """As they are, whatever stands in them."""
+    fence = "`" * max(3, 1 + max(map(_ticks, lines), default=0))
+    return [f"{fence}{language}", *lines, fence]
 
 
 def _ticks(line: str) -> int:

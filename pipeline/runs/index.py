@@ -95,6 +95,11 @@ def finished_parts(runs_dir: Path) -> dict[str, dict[str, Any]]:
     return parts
 
 
+def is_run(folder: RunFolder) -> bool:
+    """Whether a list shows it."""
+    return any((folder.path / name).is_file() for name in _OF_A_RUN)
+
+
 def _keys(runs_dir: Path) -> Iterator[str]:
     if runs_dir.is_dir():
         for name in os.listdir(runs_dir):  # noqa: PTH208  (names alone: ten thousand Paths cost 50 ms)

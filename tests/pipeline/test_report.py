@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
+from pipeline.comparing import tables
 from pipeline.comparing.reading import read
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_json
 from pipeline.runs.naming import short_value
 from pipeline.steps.lineage import PastStep
-from tests.pipeline.comparing_folders import HOSTILE, a_sweep, failed, trained, write_curve
+from tests.pipeline.comparing_folders import HOSTILE, a_sweep, failed, swept, trained, write_curve
 from tests.pipeline.conftest import Printed
 
 FETCHING = {
@@ -125,12 +129,58 @@ def test_a_report_is_also_markdown_and_json_at_a_place_of_ones_own(tmp_path: Pat
     a_sweep(tmp_path)
     markdown = reported(tmp_path, "sweep=tuned", "format=markdown")
     assert markdown.startswith("# Sweep tuned\n")
-    assert "## What failed" in markdown
+    assert "## Not finished" in markdown
     assert "<script>" not in re.sub(r"```.*?```", "", markdown, flags=re.DOTALL).replace("&lt;script>", "")
     assert reported(tmp_path, "seed=0", "format=json", f"file={tmp_path}/r.json") == f"{tmp_path}/r.json\n"
     found = json.loads((tmp_path / "r.json").read_text())
     assert found["curves"]["val/accuracy"]["A"][-1] == [50.0, 0.8, None, 1]
     assert json.loads(reported(tmp_path, "json=1"))["total"] == 5  # what scripts read of a sweep stays
+
+
+def test_a_trial_without_a_run_folder_is_shown_with_its_state(tmp_path: Path, reported: Printed) -> None:
+    folders = [trained(tmp_path, seed) for seed in range(4)]
+    swept(tmp_path, folders, ["seed=range(4)"])
+    entries = [
+        {"number": number, "key": folders[number].key, "state": state, "time": 1.0, "detail": detail}
+        for number, state, detail in ((1, "FAILED", "no|data https://me:hunter22hunter@host"), (2, "FINISHED", ""))
+    ]
+    journal = tmp_path / "sweeps" / "tuned" / "journal.jsonl"
+    journal.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    for folder in folders[1:3]:
+        shutil.rmtree(folder.path)
+    (folders[3].path / "key.json").unlink()
+    markdown = reported(tmp_path, "format=markdown")
+    assert "1 of 4 runs finished" in markdown
+    assert f"- {folders[1].key} optimizer.lr=0.1 seed=1 FAILED: no\\|data https://***@host" in markdown
+    assert f"- {folders[2].key} optimizer.lr=0.1 seed=2 FINISHED: its run folder isn't here any more" in markdown
+    assert f"{folders[3].key} | none of its runs is finished, 1 ALTERED |" in markdown
+    reported(tmp_path)
+    page = Page((tmp_path / "reports" / "sweep-tuned.html").read_text()).text
+    assert f"{folders[1].key} optimizer.lr=0.1 seed=1 FAILED no|data" in page
+    said = json.loads((tmp_path / "reports" / "sweep-tuned.certificate.json").read_text())["others"]
+    assert said == {folders[1].key: "FAILED", folders[3].key: "ALTERED"}
+
+
+@pytest.mark.parametrize(
+    "text", [r"a|b", r"a\|b", "a\\", r"\|", "`a|b`", "~~x~~", "*b* _i_", "<b>&amp;", "[x](y)", "$x$ $y$"]
+)
+def test_a_cell_of_markdown_says_what_stands_in_it(text: str) -> None:
+    rendered = (
+        MarkdownIt("commonmark")
+        .enable(["table", "strikethrough"])
+        .render("| a | b |\n| - | - |\n" + tables.row((text, "x")))
+    )
+    (cells,) = re.findall(r"<td>(.*)</td>\n<td>(.*)</td>", rendered)
+    assert [html.unescape(cell) for cell in cells] == [text, "x"]
+    assert "$" not in tables.row((text,)).replace(r"\$", "")  # a formula, to GitHub and to pandoc
+
+
+def test_a_command_of_markdown_can_be_copied(tmp_path: Path, reported: Printed) -> None:
+    words = ["model.name=`a|b`_c_", "note=```"]
+    run = trained(tmp_path, provenance={"overrides": words})
+    said = reported(tmp_path, run.key, "format=markdown")
+    assert f"\n````sh\ndoit train 'model.name=`a|b`_c_' 'note=```'  # {run.key}\n````" in said
+    assert said.count("````\ndoit train") == 1
 
 
 def test_secrets_in_words_and_failures_are_hidden(tmp_path: Path, reported: Printed) -> None:
