@@ -164,7 +164,8 @@ def _train(current: Session, *, attach: bool = False) -> None:
     from pipeline.execution import complete as training
 
     _bring_weights(current)
-    run = current.run
+    with waiting(say_usual, "looking up the run"):
+        run = current.run
     if run is None:
         raise PacelineError("the data set vanished after it was fetched", hint="the same command again")
     if is_on(current.asked.options, "preflight.deep"):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Sequence
 from typing import NoReturn
 
 import pytest
 
+from pipeline.cli import commands
 from pipeline.cli.invocation import Invocation, parse
 from pipeline.cli.options import is_on
 from pipeline.cli.output import command, say_usual
@@ -87,7 +87,7 @@ def test_a_named_run_has_its_own_configuration_and_takes_no_further_words() -> N
         Session(asked).config  # noqa: B018
 
 
-def test_a_configuration_that_takes_long_says_so(
+def test_a_configuration_or_a_key_that_takes_long_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On a busy computer the first line came after 20 s."""
@@ -97,18 +97,27 @@ def test_a_configuration_that_takes_long_says_so(
         say_usual(text)
         told.set()
 
-    def compose_slowly(_: Sequence[str]) -> NoReturn:
+    def slowly(*_: object) -> NoReturn:
+        told.clear()
         assert told.wait(HANG_S)
-        raise UsageError("composed")
+        raise UsageError("it took long")
 
     monkeypatch.setattr(heartbeat.Heartbeat.__init__, "__defaults__", (0.05,))
+    monkeypatch.setattr(commands, "say_usual", hear)
     monkeypatch.setattr("pipeline.cli.session.say_usual", hear)
-    monkeypatch.setattr(compose, "compose_config", compose_slowly)
+    monkeypatch.setattr(compose, "compose_config", slowly)
     monkeypatch.setattr(Session, "begin_torchrun", lambda _: None)
-    asked = Invocation(verb="train", overrides=("trainer.log_every_steps=987",))  # nobody's: not remembered
-    with pytest.raises(UsageError, match="composed"):
-        Session(asked).basis  # noqa: B018
+    current = Session(Invocation(verb="train", overrides=("trainer.log_every_steps=987",)))  # nobody's: not remembered
+    with pytest.raises(UsageError, match="it took long"):
+        current.basis  # noqa: B018
     assert re.match(r"still composing the configuration \(\d+ s\)\n", capsys.readouterr().out)
+    monkeypatch.setattr(Session, "pack", object())
+    monkeypatch.setattr(Session, "located", None)
+    monkeypatch.setattr(Session, "run", property(slowly))
+    monkeypatch.setattr(commands, "_bring_weights", lambda _: None)
+    with pytest.raises(UsageError, match="it took long"):
+        commands.train_all(current)
+    assert re.match(r"still looking up the run \(\d+ s\)\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
