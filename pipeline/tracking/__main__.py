@@ -43,12 +43,13 @@ def main(argv: list[str] | None = None) -> int:
     uri = absolute_uri(arguments.uri or os.environ.get(URI_VARIABLE), Path.cwd())
     if arguments.do == "publish":  # somebody waits for it, and may end it
         return _publish(uri, arguments.run_dir)
-    _step_back()
+    _leave_out_data_frames()
     try:
-        if arguments.do == "prepare":
+        if arguments.do == "prepare":  # somebody waits for these two as well, and no ranks work meanwhile
             return _prepare(uri)
         if arguments.do == "fetch":
             return _fetch(uri, arguments.run_id, arguments.place)
+        _step_back(arguments)
         if arguments.do == "serve":
             return _serve(partial(record, uri=uri, experiment=arguments.experiment))
         return _record_one(arguments, partial(record, uri=uri, experiment=arguments.experiment))
@@ -59,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _track(arguments: argparse.Namespace) -> int:
     """The same for another tracker than MLflow, which may need the packages that MLflow has no use for."""
-    _give_way()
+    _step_back(arguments)
     masking.begin()  # what a tracker prints goes into a file of the run folder
     settings = os.environ.get(SETTINGS_VARIABLE, "{}")
     to = partial(
@@ -103,19 +104,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _give_way() -> None:
-    """Let the training go first, and outlive Ctrl-C: the journal will say KILLED and that is to be recorded."""
-    give_way()
+def _step_back(arguments: argparse.Namespace) -> None:
+    """Outlive Ctrl-C: the journal will say KILLED and that is to be recorded. Beside a training its ranks go first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if arguments.do == "serve" or arguments.follow:
+        give_way()
 
 
-def _step_back() -> None:
-    """The same for what imports mlflow.
-
-    mlflow works without the data-frame packages (mlflow-skinny has none of them) and takes 80 MB and half
-    of its import time less when it doesn't find them.
-    """
-    _give_way()
+def _leave_out_data_frames() -> None:
+    """mlflow works without the data-frame packages (mlflow-skinny has none of them) and takes 80 MB and half
+    of its import time less when it doesn't find them."""
     sys.modules.update(dict.fromkeys(_NOT_NEEDED))  # type: ignore[arg-type]  # None: "not there"
 
 

@@ -38,6 +38,8 @@ class Way:
 
     def settle(self) -> None:
         """Until the recorder is done; once more where it died."""
+        if self._child is not None:
+            _come_forward(self._child.pid)
         died = self._child is not None and _wait(self._child) and self._says_nothing()
         if died or (self._child is None and not self.is_recorded()):
             _wait(self._spawn())
@@ -152,6 +154,17 @@ class Recorder:
 
     def _missing(self) -> list[Way]:
         return [way for way in self._ways if not way.is_recorded()]
+
+
+def _come_forward(pid: int) -> None:
+    """Undo ``give_way`` of a recorder whose training is over: beside other work of the computer it took minutes.
+
+    The system lets root do that, and everybody under autogrouping.
+    """
+    with contextlib.suppress(OSError):  # it is gone, too
+        Path(f"/proc/{pid}/autogroup").write_text("0", encoding="ascii")
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, 0)
 
 
 def _wait(child: subprocess.Popen[bytes]) -> bool:

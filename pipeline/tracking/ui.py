@@ -26,7 +26,7 @@ from pipeline.tracking import pages
 from pipeline.tracking.address import database_login, has_credentials, recorder_env, shown, sqlite_path
 from pipeline.tracking.rest import Server
 
-_START_TIMEOUT_S = 120.0
+_START_TIMEOUT_S = 600.0
 _PREPARE_TIMEOUT_S = 600.0  # as for the tables in store.py
 _POLL_S = 0.2
 _ANSWER_TIMEOUT_S = 5.0

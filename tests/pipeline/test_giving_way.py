@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from pipeline.tracking import __main__ as tracking
+from pipeline.tracking import client
 
 AUTOGROUP = Path("/proc/self/autogroup")
 SEEN = f"from pathlib import Path; import os; print(os.nice(0), Path('{AUTOGROUP}').read_text())"
@@ -21,3 +26,47 @@ def test_a_process_beside_a_training_steps_back_with_its_session_and_with_no_oth
     done = subprocess.run(argv, capture_output=True, text=True, check=True, start_new_session=True)
     assert done.stdout.startswith("10 ")
     assert session in done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the system lets root alone raise a priority again")
+def test_a_recorder_whose_training_is_over_comes_forward_again() -> None:
+    code = "from pipeline.core.giving_way import give_way; give_way(); print('gave way', flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes, start_new_session=True) as child:  # type: ignore[call-overload]
+        assert child.stdout.readline() == b"gave way\n"
+        assert os.getpriority(os.PRIO_PROCESS, child.pid) == 10
+        client._come_forward(child.pid)
+        assert os.getpriority(os.PRIO_PROCESS, child.pid) == 0
+        if AUTOGROUP.exists():
+            assert "nice 0" in Path(f"/proc/{child.pid}/autogroup").read_text()
+    client._come_forward(child.pid)  # it is gone: nothing happens
+
+
+@pytest.mark.parametrize(
+    ("line", "gives_way"),
+    [
+        ("record RUN --experiment x --follow", True),
+        ("serve --experiment x", True),
+        ("record RUN --experiment x --follow --tracker tensorboard", True),
+        ("record RUN --experiment x --check", False),
+        ("record RUN --experiment x --tracker tensorboard", False),
+        ("fetch ID PLACE", False),
+        ("prepare", False),
+    ],
+)
+def test_only_what_works_beside_a_training_gives_way(
+    monkeypatch: pytest.MonkeyPatch, line: str, gives_way: bool
+) -> None:
+    """Beside six busy loops doit ui was refused after two minutes: its store was made with the least priority."""
+    given: list[bool] = []
+    monkeypatch.setattr(tracking, "give_way", lambda: given.append(True))
+    for work in ("_record_one", "_serve", "_fetch", "_prepare"):
+        monkeypatch.setattr(tracking, work, lambda *_: 0)
+    for of_a_process in ("_leave_out_data_frames", "masking.begin", "unexpected.install", "unexpected.keep_in"):
+        monkeypatch.setattr(f"{tracking.__name__}.{of_a_process}", lambda *_: None)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert tracking.main([*line.split(), "--uri", "sqlite:////nowhere/mlflow.db"]) == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert bool(given) == gives_way

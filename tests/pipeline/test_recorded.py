@@ -54,7 +54,7 @@ def in_this_process(argv: Sequence[str], *, env: Mapping[str, str], **_: object)
     """Stands for ``process.run``: the command that fetches a record, without the import of mlflow."""
     stderr = io.StringIO()
     with contextlib.ExitStack() as stack:
-        for of_a_process in ("pipeline.tracking.__main__._step_back", "pipeline.core.unexpected.install"):
+        for of_a_process in ("pipeline.tracking.__main__._leave_out_data_frames", "pipeline.core.unexpected.install"):
             stack.enter_context(patch(of_a_process))
         stack.enter_context(patch.dict(os.environ, env))
         stack.enter_context(contextlib.redirect_stderr(stderr))

@@ -25,6 +25,7 @@ import pytest
 
 from pipeline import tracking
 from pipeline.core.errors import PacelineError
+from pipeline.sweep import workers
 from pipeline.tracking import client, ui
 from pipeline.tracking.client import Way
 from pipeline.tracking.destinations import Destination
@@ -274,6 +275,24 @@ def test_a_recorder_is_waited_for_as_long_as_it_does_something(
     child = subprocess.Popen([sys.executable, "-c", program])
     assert client._wait(child) == ends
     assert (child.returncode == 0) == ends
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_sweeps_recorder_is_waited_for_as_long_as_it_does_something(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, works: bool
+) -> None:
+    """It was given three minutes, then a second one began beside it: on a busy computer both came too late."""
+    monkeypatch.setattr(client, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(client, "_LOOK_S", 0.05)
+    monkeypatch.setattr(client, "_processor_s", lambda _: time.monotonic() if works else 0.0)
+    answer = "import sys, time; sys.stdin.readline(); time.sleep(2); print('{\"id\": 0}', flush=True); time.sleep(600)"
+    worker = workers.WorkerProcess([sys.executable, "-c", answer], os.environ, tmp_path / "worker.log")
+    came = worker.ask(run_dir="x")
+    try:
+        assert client.patient(worker.pid, lambda within_s: workers._came(came, within_s)) == works
+    finally:
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.close()
 
 
 def test_the_processor_time_of_a_process_is_known() -> None:

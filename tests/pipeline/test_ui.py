@@ -14,7 +14,7 @@ from pipeline.core.errors import PacelineError
 from pipeline.tracking import pages, ui
 from pipeline.tracking.pages import Shown
 from tests.pipeline import tracking_store as store
-from tests.waiting import HANG_S, wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -58,8 +58,7 @@ def test_other_hosts_are_answered_when_the_server_listens_on_one() -> None:
     assert url.split("//")[1].split(":")[0] in names
 
 
-def test_a_store_that_cannot_be_opened_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ui, "_PREPARE_TIMEOUT_S", HANG_S)
+def test_a_store_that_cannot_be_opened_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_text("this is no database" * 100)
     with pytest.raises(PacelineError, match=r"mlflow\.db cannot be opened"):
         ui.serve(f"sqlite:///{tmp_path}/mlflow.db", "paceline")
