@@ -1,11 +1,12 @@
 """Packing and reading image files against the loops that people write, in interleaved pairs.
 
-    python benchmarks/image_data.py [pack|read] [images] [pairs] [workers]
+    python benchmarks/image_data.py [pack|read|train] [images] [pairs] [workers]
 
 pack: `dataset=folder` with JPEGs of 500×375 to 224×224, against a multiprocessing.Pool of Pillow (open, convert, resize
 and centre crop) that fills a numpy.memmap on the same cores; each in a new process, whole. read: an epoch of an encoded
 pack in batches of 64 with random-resized crops, against torchvision's ImageFolder, RandomResizedCrop and PILToTensor in
-a DataLoader with the same number of workers; both ready before their clocks start, nothing trains.
+a DataLoader with the same number of workers; both ready before their clocks start, nothing trains. train: the same with
+a step of a small network on each batch, in this process, whose interpreter our threads share and their processes don't.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from PIL import Image
 sys.path.insert(0, str(ROOT))
 
 SIZE, CLASSES, BATCH, SMALLEST = 224, 10, 64, 0.08
-TARGETS = {"pack": 1 / 0.9, "read": 1.0}  # our seconds in one of theirs
+TARGETS = {"pack": 1 / 0.9, "read": 1.0, "train": 1.0}  # our seconds in one of theirs
 
 
 def main() -> int:
@@ -35,9 +36,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         write_images(root / "photos", given.images)
-        first, second = (packing if given.what == "pack" else reading)(root, given.images, given.workers)
+        if given.what == "pack":
+            first, second = packing(root, given.images, given.workers)
+        else:
+            first, second = reading(root, given.workers, training_step() if given.what == "train" else nothing)
         a, b = interleaved(first, second, given.pairs)
-    print(f"{given.images} images, {given.workers} workers; {surroundings()}")
+    print(f"{given.what}: {given.images} images, {given.workers} workers; {surroundings()}")
     return verdict(
         ("paceline", "Pillow in a pool" if given.what == "pack" else "DataLoader"), a, b, TARGETS[given.what]
     )
@@ -45,7 +49,7 @@ def main() -> int:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=["pack", "read"], default="pack")
+    parser.add_argument("what", nargs="?", choices=["pack", "read", "train"], default="pack")
     parser.add_argument("images", nargs="?", type=int, default=10_000)
     parser.add_argument("pairs", nargs="?", type=int, default=5)
     parser.add_argument("workers", nargs="?", type=int, default=len(os.sched_getaffinity(0)))
@@ -116,7 +120,29 @@ def decoded(path: Path) -> np.ndarray:
     return np.asarray(image.crop((left, upper, left + SIZE, upper + SIZE)))
 
 
-def reading(root: Path, count: int, workers: int):  # type: ignore[no-untyped-def]
+def nothing(images, labels) -> None:  # type: ignore[no-untyped-def]
+    pass
+
+
+def training_step():  # type: ignore[no-untyped-def]
+    """A step of a network of 10 million multiply-adds an image, with one thread."""
+    import torch
+    from torch import nn
+
+    torch.set_num_threads(1)
+    layers = nn.Conv2d(3, 16, 7, 4), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(4)
+    network = nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, CLASSES))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+
+    def step(images: torch.Tensor, labels: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(images.float().div_(255)), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def reading(root: Path, workers: int, step):  # type: ignore[no-untyped-def]
     import torch
     from torchvision import datasets, transforms
 
@@ -148,7 +174,7 @@ def reading(root: Path, count: int, workers: int):  # type: ignore[no-untyped-de
         parts = [plan.batch(number * BATCH, BATCH).wanted for number in range(batches)]
         reader.expect(parts)
         for part in parts:
-            reader.take(part)
+            step(*reader.take(part))
         return time.perf_counter() - began
 
     crops = transforms.Compose([transforms.RandomResizedCrop(SIZE, scale=(SMALLEST, 1)), transforms.PILToTensor()])
@@ -162,7 +188,9 @@ def reading(root: Path, count: int, workers: int):  # type: ignore[no-untyped-de
 
     def theirs(pair: int) -> float:
         began = time.perf_counter()
-        for number, _ in enumerate(loader, 1):
+        for number, (images, labels) in enumerate(loader, 1):
+            if number <= batches:
+                step(images, labels)
             if number == batches:
                 seconds = time.perf_counter() - began
         return seconds

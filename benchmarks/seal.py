@@ -5,7 +5,9 @@
 Planted are files of a project that a run's key doesn't hold, each read by one line of a script in one of four ways: by
 an absolute path, by one in a folder with an odd name, relative to the working directory, relative to the script. The
 last two aren't there when the script runs from its snapshot. Four more are read in ways that the seal isn't told of;
-they count among the 100. False alarms: a script that trains with torch and reads and writes what a run may.
+they count among the 100. False alarms: a script that trains with torch and reads and writes what a run may. Both run
+under `paceline train`, in a rank of a torchrun that was begun ahead where the system can (Linux); its cost is measured
+under the script's own process alone.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from measure import ROOT, surroundings
+from measure import ROOT, checked, surroundings
 from seal_kinds import HELPER, SEEN, UNSEEN
 
 PLANTS, TARGET = 100, 95
 HEAD = """
 import importlib, importlib.util, os, shlex, sys
+print("PARENT", open(f"/proc/{os.getppid()}/cmdline").read().replace(chr(0), " "))
 import reading_helper
 from reading_helper import quietly
 """
@@ -84,6 +87,27 @@ print("COST", per_open(sys.argv[1]), per_open(__file__), min(start() for _ in ra
 """
 
 
+def new_project(top: Path) -> None:
+    """What `paceline init` makes, with a data folder."""
+    paceline(top.parent, "init", top.name)
+    (top / "data").mkdir()
+
+
+def paceline(folder: Path, *words: str) -> str:
+    """What the command printed."""
+    return checked([sys.executable, "-m", "pipeline.cli.main", *words], cwd=folder, env={"PYTHONPATH": str(ROOT)})
+
+
+def train(project: Path, script: str, *words: str) -> tuple[list[str], str]:
+    """Run the script by `paceline train`. Returns the files that aren't in its key, and what was printed."""
+    (project / "train.py").write_text(script)
+    (project / "reading_helper.py").write_text(HELPER)
+    fixed = ["program.script=train.py", "program.data=data", "program.args=['{data}/x']", "cluster.nproc_per_node=1"]
+    printed = paceline(project, "train", *fixed, "tracking=none", *words)
+    (summary,) = project.glob("runs/*/summary.json")
+    return list(json.loads(summary.read_text())["unkeyed"]), printed
+
+
 class Project:
     """A checkout with a script and its run folder, made as the controller makes it."""
 
@@ -124,8 +148,8 @@ def planted() -> dict[str, tuple[str, str, str]]:
     return plants
 
 
-def hidden(top: Path) -> tuple[int, int, list[str]]:
-    """(found, planted, kinds that were missed)."""
+def hidden(top: Path) -> tuple[int, int, list[str], bool]:
+    """(found, planted, kinds that were missed, whether torchrun was begun ahead)."""
     plants = planted()
     seen = sorted(path for path in plants if plants[path][0] in SEEN)[: PLANTS - len(UNSEEN)]  # all kinds in a way
     chosen = [*seen, *(path for path in plants if plants[path][0] in UNSEEN)]
@@ -134,24 +158,23 @@ def hidden(top: Path) -> tuple[int, int, list[str]]:
         _, expression, line = plants[path]
         body = "\n".join(f"        {part}" for part in line.splitlines())
         lines += [f"    PATH = {expression}", "    try:", body, "    except Exception: pass"]
-    project = Project(top, "\n".join(lines), {})
-    for path in chosen:
+    new_project(top)
+    for path in ("data/x", *chosen):
         (top / path).parent.mkdir(exist_ok=True)
         (top / path).write_text("x = 1\n")
-    (top / "data").mkdir()
-    found, _ = project.start(top / "data")
+    found, printed = train(top, "\n".join(lines))
     missed = sorted({plants[path][0] for path in chosen if path not in found})
-    return len([path for path in chosen if path in found]), len(chosen), missed
+    return len([path for path in chosen if path in found]), len(chosen), missed, "/dev/fd/" in printed
 
 
 def false_alarms(top: Path) -> list[str]:
     """What an honest script is told."""
     import numpy
 
-    project = Project(top, HONEST, {"config.json": "{}"})
-    (top / "data").mkdir()
+    new_project(top)
     numpy.save(top / "data" / "x.npy", numpy.zeros((64, 4), numpy.float32))
-    return project.start(top / "data")[0]
+    (top / "config.json").write_text("{}")
+    return train(top, HONEST, "program.inputs=[config.json]")[0]
 
 
 def costs(top: Path, seal: str) -> tuple[float, float, float, float]:
@@ -171,8 +194,9 @@ def main() -> int:
     print(surroundings())
     with tempfile.TemporaryDirectory() as temporary:
         top = Path(temporary).resolve()
-        found, count, missed = hidden(top / "hidden")
+        found, count, missed, ahead = hidden(top / "hidden")
         print(f"hidden inputs: {found} of {count} found; {len(SEEN) + len(UNSEEN)} kinds; missed: {', '.join(missed)}")
+        print(f"torchrun was {'' if ahead else 'not '}begun ahead")
         alarms = false_alarms(top / "honest")
         print(f"false alarms: {len(alarms)} {alarms}")
         rows = [(costs(top / f"off{n}", "off"), costs(top / f"on{n}", "warn")) for n in range(repeats)]
