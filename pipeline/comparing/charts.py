@@ -10,12 +10,14 @@ from html import escape
 from pipeline.comparing import scales
 from pipeline.comparing.curves import Band, Point, thinned
 from pipeline.comparing.scales import Scale
+from pipeline.core.tables import counted
 
 COLOURS = 8
 """Curves beyond these are grey: more colours nobody tells apart."""
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 40
-_BOX, _PITCH, _BOX_CHARS = 154, 180, 20  # of a graph: a box's width, that of a column, the characters it has room for
+_BOX, _PITCH, _BOX_CHARS = 190, 214, 26  # of a graph: a box's width, that of a column, the characters it has room for
+_NAME_CHAR = 6.8  # the width of a character, about
 _FEW = 150  # points of a curve
 _MANY = 60  # where there are more curves than colours
 
@@ -55,7 +57,8 @@ def curves(bands: Sequence[Band], *, title: str, axis: str, log: bool = False, c
     parts = [*_frame(across, up, axis)]
     for band in drawn:
         parts += _band(band, across, up, _class(band.label, colours), most)
-    said = f"{title} over {axis}: {len(bands)} curve{'s' if len(bands) > 1 else ''}"
+    ends = [f"{band.label} ends at {band.points[-1].mean:.4g}" for band in bands if band.points]
+    said = f"{title} over {axis}: {counted(len(ends), 'curve')}; {', '.join(ends[:COLOURS])}"
     return _svg(_WIDTH, _HEIGHT, said, parts)
 
 
@@ -130,16 +133,16 @@ def parallel(axes: Sequence[str], lines: Sequence[Line], *, less_is_better: bool
         colour = "rest" if quality is None else f"q{min(4, int(quality * 5))}"
         parts.append(f'<g class="{colour}"><title>{escape(line.title)}</title><polyline points="{points}"/></g>')
     for name, x, end in zip(axes, places, ends, strict=True):
-        parts += _upright(name, x, end)
+        parts += _upright(name, x, end, int(_WIDTH / len(axes) / _NAME_CHAR))
     return _svg(_WIDTH, _HEIGHT, f"parallel coordinates of {len(lines)} trials: {', '.join(axes)}", parts)
 
 
 def _axis(values: Sequence[float | str | None]) -> Scale | dict[str, float] | None:
-    """Of numbers a scale (logarithmic from one power of a hundred on), of anything else evenly spaced names."""
+    """Of numbers a scale (logarithmic where they span a power of ten), of anything else evenly spaced names."""
     told = [value for value in values if value is not None]
     numbers = [value for value in told if isinstance(value, int | float) and math.isfinite(value)]
     if len(numbers) == len(told) and numbers:
-        return scales.around(numbers, log=min(numbers) > 0 and max(numbers) / min(numbers) >= 100)
+        return scales.around(numbers, log=min(numbers) > 0 and max(numbers) / min(numbers) >= 9.99)
     return scales.positions(sorted(map(str, told))) if told else None
 
 
@@ -155,9 +158,10 @@ def _level(share: float) -> str:
     return _short(_HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - 20 - _BOTTOM))
 
 
-def _upright(name: str, x: float, end: Scale | dict[str, float] | None) -> Iterator[str]:
+def _upright(name: str, x: float, end: Scale | dict[str, float] | None, room: int) -> Iterator[str]:
+    """``room``: for how many characters of its name, of which the last ones tell most."""
     yield f'<line class="axis" x1="{_short(x)}" x2="{_short(x)}" y1="{_level(0)}" y2="{_level(1)}"/>'
-    shown = name if len(name) <= 22 else f"…{name[-21:]}"
+    shown = name if len(name) <= room else f"…{name[1 - room :]}"
     yield f'<text x="{_short(x)}" y="{_HEIGHT - 14}" text-anchor="middle">{escape(shown)}</text>'
     if isinstance(end, dict):
         marks = [(key if len(key) <= 14 else f"{key[:13]}…", share) for key, share in [*end.items()][:12]]

@@ -39,6 +39,8 @@ def _label(name: str, word: str, config: Mapping[str, Any], *, full: bool) -> st
     value = short_value(word.partition("=")[2])
     if isinstance(config.get(name), Mapping) or name.startswith("~"):
         return value or name
+    if name.endswith(".name") and isinstance(config.get(name.removesuffix(".name")), Mapping):
+        return value  # of the option, which says as much
     return f"{'.'.join(name.split('.')[-2:]) if full else name.rpartition('.')[2]}={value}"
 
 

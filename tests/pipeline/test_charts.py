@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.comparing import charts, scales
-from pipeline.comparing.charts import Node
+from pipeline.comparing.charts import Line, Node
 
 
 @pytest.mark.parametrize(
@@ -49,4 +49,14 @@ def test_a_graph_has_each_box_after_what_it_needs() -> None:
     svg = charts.graph(nodes)
     assert "a&lt;b&gt;" in svg
     places = [float(x) for x in re.findall(r'<rect x="([\d.]+)"', svg)]
-    assert places == [1, 181]
+    assert places == [1, 215]
+
+
+def test_axes_of_parallel_coordinates_have_room_for_their_names_and_powers_of_ten_are_evenly_apart() -> None:
+    axes = [f"optimizer.settings.name_{at}" for at in range(6)]
+    lines = [Line(title="t", values=(*[value] * 5, 1.0)) for value in (0.01, 0.1, 1.0)]
+    svg = charts.parallel(axes, lines)
+    names = re.findall(r'text-anchor="middle">([^<]*)<', svg)
+    assert names == [f"…ettings.name_{at}" for at in range(6)]
+    ends = [float(y) for y in re.findall(r'points="62,([\d.]+) ', svg)]
+    assert ends[1] - ends[0] == pytest.approx(ends[2] - ends[1], abs=0.2)

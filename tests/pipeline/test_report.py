@@ -93,6 +93,7 @@ def test_the_page_tells_what_was_run_what_came_out_and_what_failed(tmp_path: Pat
     assert [label.partition(":")[0] for label in labels] == [
         "graph", "val/accuracy over step", "train/loss over step", "parallel coordinates of 5 trials",
     ]  # fmt: skip
+    assert labels[1].startswith("val/accuracy over step: 2 curves; A ends at 0.805, B ends at 0.705")
     assert 'class="c0"><title>A ' in text
     assert 'class="band"' in text
     assert all(item.get("scope") in ("col", "row") for item in page.all("th"))

@@ -29,7 +29,9 @@ def test_chromium_shows_the_page_at_every_width_and_asks_nobody(tmp_path: Path, 
     script = (
         "onload = () => { document.title = [...document.querySelectorAll('iframe')].map(frame => { const page = "
         "frame.contentDocument; return [page.documentElement.scrollWidth <= frame.clientWidth, "
-        "page.querySelectorAll('svg').length, page.scripts.length].join() }).join(' ') }"
+        "page.querySelectorAll('svg').length, page.scripts.length, [...page.querySelectorAll('*')].filter(item => "
+        "item.scrollWidth > item.clientWidth && frame.contentWindow.getComputedStyle(item).overflowX === 'auto' && "
+        "item.tabIndex < 0).length].join() }).join(' ') }"
     )
     (tmp_path / "all.html").write_text(
         f"<!DOCTYPE html><title></title><img src='http://probe.invalid/'>{frames}<script>{script}</script>"
@@ -46,7 +48,7 @@ def test_chromium_shows_the_page_at_every_width_and_asks_nobody(tmp_path: Path, 
             ],
             capture_output=True, text=True, timeout=HANG_S, check=False,
         )  # fmt: skip
-    assert "<title>true,4,0 true,4,0 true,4,0</title>" in done.stdout, done.stdout[:300] + done.stderr[-2000:]
+    assert "<title>true,4,0,0 true,4,0,0 true,4,0,0</title>" in done.stdout, done.stdout[:300] + done.stderr[-2000:]
     others = [line for line in asked if b"google" not in line]  # Chromium asks its maker for the time
     assert [line.split()[1] for line in others] == [b"http://probe.invalid/"], "the frame around the page alone asks"
 
