@@ -16,11 +16,10 @@ from pipeline.cluster.running import Progress, Watchers, nothing
 from pipeline.core.beats import NodeBeat
 from pipeline.core.errors import HostError, TrainingError, UsageError
 from pipeline.core.files import write_json
-from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.specs import SCRIPT_OUTPUTS, TRAINING_OUTPUTS, Cluster, LaunchPlan, LogLine, NodeFacts, State
 from pipeline.execution.configured_run import Run
 from pipeline.execution.restarts import Restarts
-from pipeline.execution.work import RunServices, Work, note
+from pipeline.execution.work import Work, note
 from pipeline.runs import checkpoints, journal, provenance, rank_beats
 from pipeline.runs import status as progress
 from pipeline.runs.system_metrics import SystemMetrics
@@ -166,7 +165,7 @@ def _watchers(work: Work, number: int, *, notes: bool) -> Watchers:
         on_facts=partial(_on_facts, work),
         on_launch=say.doing,
         on_start=partial(_on_start, work, number),
-        on_end=partial(_on_end, say, work.services),
+        on_end=partial(_on_end, work),
         on_event=_on_event(work),
         on_checkpoint=work.mirror.push if work.mirror is not None else None,
     )
@@ -193,10 +192,11 @@ def _on_start(work: Work, number: int) -> None:
     work.say.doing(partial(progress.under_way, work.run.folder))
 
 
-def _on_end(say: Heartbeat, services: RunServices) -> None:
-    say.doing("bringing the results here")
-    if services.on_trained is not None:
-        services.on_trained()
+def _on_end(work: Work) -> None:
+    work.recorder.come_forward()
+    work.say.doing("bringing the results here")
+    if work.services.on_trained is not None:
+        work.services.on_trained()
 
 
 def _on_facts(work: Work, facts: Sequence[NodeFacts]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from pipeline import tracking
 from pipeline.config.build import RunConfig
 from pipeline.core import process
+from pipeline.tracking import priority
 from pipeline.tracking.destinations import Destination
 
 _PATIENCE_S = 120.0  # the recorder gives up by itself, sooner (recorder.py); this bounds one that does nothing
@@ -36,10 +37,14 @@ class Way:
         """Record while the run goes on."""
         self._child = self._spawn(follow=True)
 
+    def come_forward(self) -> None:
+        """The training is over: nobody else wants the processors as much any more."""
+        if self._child is not None:
+            priority.come_forward(self._child.pid)
+
     def settle(self) -> None:
         """Until the recorder is done; once more where it died."""
-        if self._child is not None:
-            _come_forward(self._child.pid)
+        self.come_forward()
         died = self._child is not None and _wait(self._child) and self._says_nothing()
         if died or (self._child is None and not self.is_recorded()):
             _wait(self._spawn())
@@ -106,6 +111,11 @@ class Recorder:
         for way in self._ways:
             way.start()
 
+    def come_forward(self) -> None:
+        """The training is over, the report isn't yet: what there is may be recorded meanwhile."""
+        for way in self._ways:
+            way.come_forward()
+
     def finish(self, say: Callable[[str], None]) -> str | None:
         """Wait until everything is recorded and return the MLflow run's id; None while the server doesn't answer.
 
@@ -154,17 +164,6 @@ class Recorder:
 
     def _missing(self) -> list[Way]:
         return [way for way in self._ways if not way.is_recorded()]
-
-
-def _come_forward(pid: int) -> None:
-    """Undo ``give_way`` of a recorder whose training is over: beside other work of the computer it took minutes.
-
-    The system lets root do that, and everybody under autogrouping.
-    """
-    with contextlib.suppress(OSError):  # it is gone, too
-        Path(f"/proc/{pid}/autogroup").write_text("0", encoding="ascii")
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, pid, 0)
 
 
 def _wait(child: subprocess.Popen[bytes]) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.tracking import __main__ as tracking
-from pipeline.tracking import client
+from pipeline.tracking import priority
 
 AUTOGROUP = Path("/proc/self/autogroup")
 SEEN = f"from pathlib import Path; import os; print(os.nice(0), Path('{AUTOGROUP}').read_text())"
@@ -26,20 +26,6 @@ def test_a_process_beside_a_training_steps_back_with_its_session_and_with_no_oth
     done = subprocess.run(argv, capture_output=True, text=True, check=True, start_new_session=True)
     assert done.stdout.startswith("10 ")
     assert session in done.stdout
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="the system lets root alone raise a priority again")
-def test_a_recorder_whose_training_is_over_comes_forward_again() -> None:
-    code = "from pipeline.core.giving_way import give_way; give_way(); print('gave way', flush=True); input()"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", code], **pipes, start_new_session=True) as child:  # type: ignore[call-overload]
-        assert child.stdout.readline() == b"gave way\n"
-        assert os.getpriority(os.PRIO_PROCESS, child.pid) == 10
-        client._come_forward(child.pid)
-        assert os.getpriority(os.PRIO_PROCESS, child.pid) == 0
-        if AUTOGROUP.exists():
-            assert "nice 0" in Path(f"/proc/{child.pid}/autogroup").read_text()
-    client._come_forward(child.pid)  # it is gone: nothing happens
 
 
 @pytest.mark.parametrize(
@@ -59,7 +45,8 @@ def test_only_what_works_beside_a_training_gives_way(
 ) -> None:
     """Beside six busy loops doit ui was refused after two minutes: its store was made with the least priority."""
     given: list[bool] = []
-    monkeypatch.setattr(tracking, "give_way", lambda: given.append(True))
+    for way in ("give_way", "stand_back"):
+        monkeypatch.setattr(tracking, way, lambda: given.append(True))
     for work in ("_record_one", "_serve", "_fetch", "_prepare"):
         monkeypatch.setattr(tracking, work, lambda *_: 0)
     for of_a_process in ("_leave_out_data_frames", "masking.begin", "unexpected.install", "unexpected.keep_in"):
@@ -70,3 +57,24 @@ def test_only_what_works_beside_a_training_gives_way(
     finally:
         signal.signal(signal.SIGINT, before)
     assert bool(given) == gives_way
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_the_recorder_of_a_run_under_way_gets_hardly_anything_and_comes_forward_afterwards(leads: bool) -> None:
+    code = "from pipeline.tracking.priority import stand_back; stand_back(); print(flush=True); input()"
+    argv = [sys.executable, "-c", code if leads else f"import os; os.fork() and os._exit(os.wait()[1]); {code}"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(argv, **pipes, start_new_session=True) as child:  # type: ignore[call-overload]
+        assert child.stdout.readline() == b"\n"
+        before = _niceness(child.pid)
+        priority.come_forward(child.pid)
+        after = _niceness(child.pid)
+    assert before == ((19, 19) if leads else (0, 0))  # else it is of a child that leads no session
+    assert after == (0 if os.geteuid() == 0 or not leads else 19, 0)
+    priority.come_forward(child.pid)  # it is gone: nothing happens
+
+
+def _niceness(pid: int) -> tuple[int, int]:
+    """The process's, and its session's where the kernel has that."""
+    own, session = os.getpriority(os.PRIO_PROCESS, pid), Path(f"/proc/{pid}/autogroup")
+    return own, int(session.read_text().split()[-1]) if session.exists() else own

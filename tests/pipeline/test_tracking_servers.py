@@ -166,6 +166,7 @@ class _Forwarding(socketserver.ThreadingTCPServer):
         super().__init__(("127.0.0.1", port), _Forward)
         self.to = to
         self.open: list[socket.socket] = []
+        self.asked: list[bytes] = []  # the first line of each request
 
 
 class _Forward(socketserver.BaseRequestHandler):
@@ -176,23 +177,26 @@ class _Forward(socketserver.BaseRequestHandler):
             self.server.open += [self.request, there]
             back = threading.Thread(target=_pump, args=(there, self.request), daemon=True)
             back.start()
-            _pump(self.request, there)
+            _pump(self.request, there, self.server.asked)
             back.join()
 
 
-def _pump(source: socket.socket, sink: socket.socket) -> None:
+def _pump(source: socket.socket, sink: socket.socket, asked: list[bytes] | None = None) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
+            if asked is not None:
+                asked += re.findall(rb"[A-Z]+ \S+ HTTP/1\.1\r\n", data)
             sink.sendall(data)
         sink.shutdown(socket.SHUT_WR)
 
 
 @contextlib.contextmanager
-def forwarded(port: int, to: int) -> Iterator[None]:
-    """Connections to ``port`` go on to the server at ``to``; afterwards they are cut and nobody listens there."""
+def forwarded(port: int, to: int) -> Iterator[list[bytes]]:
+    """Connections to ``port`` go on to the server at ``to``; afterwards they are cut and nobody listens there. What is
+    asked meanwhile."""
     with _Forwarding(port, to) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield
+        yield server.asked
         server.shutdown()
     for connection in server.open:
         with contextlib.suppress(OSError):
@@ -222,16 +226,24 @@ def test_the_page_is_a_server_that_goes_and_comes_back_and_has_everything_once(t
         assert left.state == PENDING
         assert "Connection refused" in left.message
 
+        long = folder.started(tmp_path, key="1" * 12)
+        folder.logged(
+            long, *((step, {f"train/m{number}": float(step) for number in range(10)}) for step in range(1000))
+        )
+        folder.end(long)
+        with forwarded(port, served) as asked:
+            assert tracking.record(long, uri, EXPERIMENT).state == DONE
+        assert 10 <= len([line for line in asked if b"mlflow-artifacts" not in line]) <= 20
         with forwarded(port, served):
             recorded = tracking.record(run, uri, EXPERIMENT)
             assert recorded.state == DONE
-            (only,) = store.runs(uri)
+            (only,) = (found for found in store.runs(uri) if found.data.tags["paceline.run_key"] == folder.KEY)
             assert (only.info.run_id, only.info.status) == (recorded.run_id, "FINISHED")
             assert len(store.history(uri, only.info.run_id)) == 20
             assert "checkpoints/final.pt" in store.artifacts(uri, only.info.run_id, "checkpoints")
             (run / "tracking.json").unlink()
             assert tracking.record(run, uri, EXPERIMENT).run_id == recorded.run_id
-            assert len(store.runs(uri)) == 1
+            assert len(store.runs(uri)) == 2
             assert len(store.history(uri, only.info.run_id)) == 20
             lines = ui.addresses(uri, EXPERIMENT, ui.Wanted(keys=(folder.KEY[:6],)))
             assert (len(lines), f"/runs/{recorded.run_id}?" in lines[-1]) == (3, True)
