@@ -5,8 +5,8 @@
 pack: `dataset=folder` with JPEGs of 500×375 to 224×224, against a multiprocessing.Pool of Pillow (open, convert, resize
 and centre crop) that fills a numpy.memmap on the same cores; each in a new process, whole. read: an epoch of an encoded
 pack in batches of 64 with random-resized crops, against torchvision's ImageFolder, RandomResizedCrop and PILToTensor in
-a DataLoader with the same number of workers; both ready before their clocks start, nothing trains. train: the same with
-a step of a small network on each batch, in this process, whose interpreter our threads share and their processes don't.
+a DataLoader, with as many images and workers; both ready before their clocks start, nothing trains. train: the same
+with a step of a small network on each batch, in this process, whose interpreter our threads share.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-from measure import ROOT, interleaved, surroundings, verdict
+import psutil
+from measure import ROOT, interleaved, spread, surroundings, verdict
 from PIL import Image
 
 sys.path.insert(0, str(ROOT))
 
 SIZE, CLASSES, BATCH, SMALLEST = 224, 10, 64, 0.08
 TARGETS = {"pack": 1 / 0.9, "read": 1.0, "train": 1.0}  # our seconds in one of theirs
+SPENT: dict[str, list[float]] = {"paceline": [], "DataLoader": []}  # processor time of epochs, with all processes
 
 
 def main() -> int:
@@ -42,6 +44,10 @@ def main() -> int:
             first, second = reading(root, given.workers, training_step() if given.what == "train" else nothing)
         a, b = interleaved(first, second, given.pairs)
     print(f"{given.what}: {given.images} images, {given.workers} workers; {surroundings()}")
+    if SPENT["paceline"]:
+        ratios = [ours / theirs for ours, theirs in zip(SPENT["paceline"], SPENT["DataLoader"], strict=True)]
+        ours, theirs = (spread(SPENT[side], "s") for side in SPENT)
+        print(f"processor time: {ours}, {theirs}; ratio {spread(ratios)}")
     return verdict(
         ("paceline", "Pillow in a pool" if given.what == "pack" else "DataLoader"), a, b, TARGETS[given.what]
     )
@@ -142,6 +148,12 @@ def training_step():  # type: ignore[no-untyped-def]
     return step
 
 
+def processor_seconds() -> float:
+    """Of this process and its children."""
+    this = psutil.Process()
+    return sum(sum(one.cpu_times()[:2]) for one in (this, *this.children(recursive=True)))
+
+
 def reading(root: Path, workers: int, step):  # type: ignore[no-untyped-def]
     import torch
     from torchvision import datasets, transforms
@@ -170,16 +182,17 @@ def reading(root: Path, workers: int, step):  # type: ignore[no-untyped-def]
 
     def ours(pair: int) -> float:
         plan = plan_epoch(settings, opened, seed=0, epoch=pair)
-        began = time.perf_counter()
+        began, spent = time.perf_counter(), processor_seconds()
         parts = [plan.batch(number * BATCH, BATCH).wanted for number in range(batches)]
         reader.expect(parts)
         for part in parts:
             step(*reader.take(part))
+        SPENT["paceline"].append(processor_seconds() - spent)
         return time.perf_counter() - began
 
     crops = transforms.Compose([transforms.RandomResizedCrop(SIZE, scale=(SMALLEST, 1)), transforms.PILToTensor()])
     loader = torch.utils.data.DataLoader(
-        datasets.ImageFolder(str(root / "photos"), crops),
+        torch.utils.data.Subset(datasets.ImageFolder(str(root / "photos"), crops), range(batches * BATCH)),
         BATCH,
         shuffle=True,
         num_workers=workers,
@@ -187,15 +200,14 @@ def reading(root: Path, workers: int, step):  # type: ignore[no-untyped-def]
     )
 
     def theirs(pair: int) -> float:
-        began = time.perf_counter()
-        for number, (images, labels) in enumerate(loader, 1):
-            if number <= batches:
-                step(images, labels)
-            if number == batches:
-                seconds = time.perf_counter() - began
-        return seconds
+        began, spent = time.perf_counter(), processor_seconds()
+        for images, labels in loader:
+            step(images, labels)
+        SPENT["DataLoader"].append(processor_seconds() - spent)
+        return time.perf_counter() - began
 
     theirs(0)  # starts its workers
+    SPENT["DataLoader"].clear()
     return ours, theirs
 
 
