@@ -39,6 +39,10 @@ assert child.become([sys.executable, "-m", "show"], cwd=Path.cwd(), env=env)
 sys.exit(10 + child.wait(60.0))
 """
 
+DECLINES = PASSES_ON.replace("assert child", "assert not child").replace(
+    "sys.exit(10 + child.wait(60.0))", "child.close(); sys.exit(7)"
+)
+
 
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -126,6 +130,31 @@ def test_another_interpreter_is_not_what_was_prepared(run_dir: Path) -> None:
     assert child.returncode == -9
 
 
+@pytest.mark.parametrize("script", [False, True])
+def test_one_that_somebody_has_stopped_is_not_waited_for(run_dir: Path, script: bool) -> None:
+    child = Prepared(asked(script=script))
+    wait_until(lambda: waits(child.pid, script=script))
+    os.kill(child.pid, signal.SIGSTOP)
+    wait_until(lambda: Path(f"/proc/{child.pid}/stat").read_text().split()[2] == "T")
+    with (run_dir / "log").open("wb") as output:
+        assert not child.become([sys.executable, "-m", "show"], environment(run_dir), str(run_dir), output)
+    assert child.returncode == -9
+
+
+def test_a_script_whose_torchrun_was_stopped_starts_another(run_dir: Path) -> None:
+    (run_dir / "script.py").write_text(DECLINES)
+    child, code = Prepared(asked(script=True)), str(run_dir / "code")
+    wait_until(lambda: waits(child.pid, script=True))
+    (below,) = map(int, Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split())
+    os.kill(below, signal.SIGSTOP)
+    wait_until(lambda: Path(f"/proc/{below}/stat").read_text().split()[2] == "T")
+    with (run_dir / "log").open("wb") as output:
+        argv, env = [sys.executable, str(run_dir / "script.py"), code], environment(run_dir, PYTHONPATH=str(HOME))
+        assert child.become(argv, env, str(run_dir), output)
+    wait_until(lambda: child.poll() is not None)
+    assert ((run_dir / "log").read_text(), child.returncode) == ("", 7)
+
+
 def test_a_script_has_its_own_process_between_and_that_one_gets_the_prepared_torchrun(run_dir: Path) -> None:
     (run_dir / "script.py").write_text(PASSES_ON)
     child, code = Prepared(asked(script=True)), str(run_dir / "code")
@@ -153,6 +182,7 @@ def test_no_order_is_followed_once_the_supervisor_is_dead(
         text = prepared.program().replace(b"_PDEATHSIG = 1", b"_PDEATHSIG = -1")
         monkeypatch.setattr(prepared, "program", lambda: text)
         monkeypatch.setattr(torchrun, "_PR_SET_PDEATHSIG", -1)
+    monkeypatch.setattr(Prepared, "_stopped", lambda _: False)
     told, tell = os.pipe()
     supervisor = os.fork()
     if supervisor == 0:

@@ -40,7 +40,9 @@ class PreparedTorchrun:
         return cls(int(pid), int(descriptor))
 
     def become(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> bool:
-        """Run ``argv``, with the outputs of this process. False: it is gone."""
+        """Run ``argv``, with the outputs of this process. False: it is gone, or somebody has stopped it (SIGSTOP)."""
+        if os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
+            return False
         told = json.dumps({"argv": [*argv], "cwd": str(cwd), "env": {**env}}).encode() + b"\n"
         try:
             sent = socket.send_fds(self._socket, [told], [1, 2])

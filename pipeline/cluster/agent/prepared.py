@@ -142,7 +142,8 @@ class Prepared:
 
     def become(self, argv: list[str], env: dict[str, str], cwd: str, output: IO[bytes]) -> bool:
         """False: it can't, and is gone."""
-        if argv[0] != sys.executable or len(env.get(MARK, "").encode()) > _ROOM or self.poll() is not None:
+        other = argv[0] != sys.executable or len(env.get(MARK, "").encode()) > _ROOM
+        if other or self.poll() is not None or self._stopped():
             self.kill()
             return False
         try:
@@ -152,6 +153,10 @@ class Prepared:
             return False
         self._log = os.dup(output.fileno())
         return True
+
+    def _stopped(self) -> bool:
+        """Whether somebody has stopped it (SIGSTOP): the run would wait for it without end."""
+        return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
 
     def poll(self) -> int | None:
         """Its exit code once it has ended (negative: the signal)."""
