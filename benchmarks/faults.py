@@ -69,6 +69,7 @@ def cases(count: int, seed: int, only: str = "") -> list[Case]:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its hosts are taken down
     signal.signal(signal.SIGINT, signal.default_int_handler)  # or commands inherit that a background job ignores it
     words = [*sys.argv[1:], *["200", "0", "2", ""][len(sys.argv) - 1 :]]
     count, seed, jobs = int(words[0]), int(words[1]), int(words[2])

@@ -48,6 +48,7 @@ class Struck(Trial):
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its hosts are taken down
     times = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     chance = random.Random(0)
     print(f"noticed and gone after a fault; {surroundings()}")

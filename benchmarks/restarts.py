@@ -73,6 +73,7 @@ def _rows(path: Path) -> list[dict[str, object]]:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its hosts are taken down
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     chance = random.Random(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
     print(f"kills under cluster.max_restarts; {surroundings()}")

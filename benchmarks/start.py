@@ -64,6 +64,7 @@ def _private_mb(process: psutil.Process) -> float:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its hosts are taken down
     parser = argparse.ArgumentParser()
     parser.add_argument("pairs", nargs="?", type=int, default=5)
     parser.add_argument("--hosts", nargs="+", type=int, default=[2, 8, 16])
