@@ -36,7 +36,7 @@ def with_spread(mean: float, std: float | None) -> str:
         return number(mean)
     if std == 0 or not math.isfinite(std) or abs(mean) >= 1e9 or 0 < abs(mean) < 1e-3:
         return f"{number(mean)} ± {number(std) if std else '0'}"
-    digits = min(6, max(0, 1 - math.floor(math.log10(std))))
+    digits = min(6, max(0, 1 - int(f"{std:.1e}".partition("e")[2])))  # 0.00999… is 0.010 too
     return f"{mean:,.{digits}f} ± {std:,.{digits}f}"
 
 
@@ -143,16 +143,18 @@ def _code(first: str, against: Against) -> list[str]:
 
 # -------------------------------------------------------------------------------------------- Markdown
 def markdown(found: Comparison) -> str:
-    """Tables for a paper's source, a pull request or a note."""
+    """Tables for a paper's source, a pull request or a note: the first one has a line a configuration."""
     labels = [group.label for group in found.groups]
-    shown = [
-        (group.label, group.title, ", ".join(run.key for run in group.runs), group.reservation or "")
+    figures = [
+        (
+            f"{group.label} {group.title}",
+            str(group.n),
+            *(cell(group.figures.get(name), group.n) for name in found.metrics),
+        )
         for group in found.groups
     ]
-    lines = ["| | configuration | runs | |", "| --- | --- | --- | --- |", *map(row, shown)]
-    figures = [(name, *(cell(group.figures.get(name), group.n) for group in found.groups)) for name in found.metrics]
-    head = ("metric", *(f"{group.label} (n {group.n})" for group in found.groups))
-    lines += ["", *_markdown_table(head, figures), "", "Mean ± sample standard deviation over seeds."]
+    lines = [*_markdown_table(("configuration", "n", *found.metrics), figures), ""]
+    lines += ["Mean ± sample standard deviation over seeds.", "", *map(_runs_of, found.groups)]
     for part in PARTS:
         if rows := found.parts.get(part):
             lines += ["", *_markdown_table((part, *labels), [(row.name, *row.values) for row in rows])]
@@ -164,6 +166,11 @@ def markdown(found: Comparison) -> str:
         lines += ["", *fenced(diff, "diff")] if diff else []
     lines += ["", RULE] if found.against else []
     return "\n".join(lines)
+
+
+def _runs_of(group: Group) -> str:
+    doubt = f" ({escaped(group.reservation)})" if group.reservation else ""
+    return f"- {group.label}: {', '.join(run.key for run in group.runs)}{doubt}"
 
 
 def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

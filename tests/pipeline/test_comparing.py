@@ -199,7 +199,25 @@ def test_scripts_are_compared_by_what_they_are_told(tmp_path: Path, compared: Pr
 
 def test_names_of_metrics_end_no_cell_of_markdown(tmp_path: Path, compared: Printed) -> None:
     folder = trained(tmp_path, metrics={"a|b<script>`": 1.0})
-    assert r"| a\|b&lt;script>\` | 1.0000 |" in compared(tmp_path, folder.key, "markdown=1")
+    said = compared(tmp_path, folder.key, "markdown=1", r"metric=a|b<script>`")
+    assert said.startswith("| configuration | n | a\\|b&lt;script>\\` |\n| --- | ---: | ---: |\n")
+
+
+def test_a_table_for_a_paper_has_a_line_a_configuration_and_a_column_a_metric(
+    tmp_path: Path, compared: Printed
+) -> None:
+    keys = [folder.key for folder in grid(tmp_path, metrics={"val/accuracy": 0.5})]
+    assert compared(tmp_path, *keys, "markdown=1", "metric=val/accuracy,test/accuracy").splitlines()[:9] == [
+        "| configuration | n | val/accuracy | test/accuracy |",
+        "| --- | ---: | ---: | ---: |",
+        "| A optimizer.lr=0.1 | 3 | 0.5000 ± 0 | 0.910 ± 0.010 |",
+        "| B optimizer.lr=0.01 | 3 | 0.5000 ± 0 | 0.810 ± 0.010 |",
+        "",
+        "Mean ± sample standard deviation over seeds.",
+        "",
+        f"- A: {', '.join(keys[:3])}",
+        f"- B: {', '.join(keys[3:])}",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -208,6 +226,7 @@ def test_names_of_metrics_end_no_cell_of_markdown(tmp_path: Path, compared: Prin
         (0.98833, 0.00421, "0.9883 ± 0.0042"),
         (1234.5, 21.2, "1,234 ± 21"),
         (3e-5, 1e-6, "3e-05 ± 1e-06"),
+        (0.81, 0.00999999999, "0.810 ± 0.010"),
         (0.5, None, "0.5000"),
         (0.5, 0.0, "0.5000 ± 0"),
     ],

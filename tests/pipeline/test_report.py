@@ -154,7 +154,7 @@ def test_a_trial_without_a_run_folder_is_shown_with_its_state(tmp_path: Path, re
     assert "1 of 4 runs finished" in markdown
     assert f"- {folders[1].key} optimizer.lr=0.1 seed=1 FAILED: no\\|data https://***@host" in markdown
     assert f"- {folders[2].key} optimizer.lr=0.1 seed=2 FINISHED: its run folder isn't here any more" in markdown
-    assert f"{folders[3].key} | none of its runs is finished, 1 ALTERED |" in markdown
+    assert f"{folders[3].key} (none of its runs is finished, 1 ALTERED)" in markdown
     reported(tmp_path)
     page = Page((tmp_path / "reports" / "sweep-tuned.html").read_text()).text
     assert f"{folders[1].key} optimizer.lr=0.1 seed=1 FAILED no|data" in page
