@@ -7,12 +7,14 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pipeline.core import unexpected
 from pipeline.core.errors import text_of
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -22,6 +24,8 @@ _AHEAD = 2  # items for each worker: one under way, one that waits
 def in_order(function: Callable[[_Item], _Result], items: Iterable[_Item], *, workers: int) -> Iterator[_Result]:
     """``map``, with the function called by ``workers`` threads for a bounded number of items ahead. What it raises is
     raised here, in the place of its result; items that nobody has begun with are dropped then."""
+    from concurrent.futures import ThreadPoolExecutor  # each `doit train` loads this module
+
     waiting: deque[Future[_Result]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="in-order")
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from http import HTTPStatus
 
 _SCHEMA = re.compile(r"out-of-date database schema \(found version (\w+), but expected (\w+)\)")
 _LOGIN = re.compile(r"'C': '28\w+', 'M': ['\"]([^'\"]+(?:\"[^\"]*\")?)")  # class 28 of PostgreSQL's error codes
@@ -26,6 +25,8 @@ def plain(text: str) -> str:
     """The text of a failed request without the names of classes around what went wrong."""
     many = _TOO_MANY.search(text)
     if many:
+        from http import HTTPStatus  # each `doit train` loads this module
+
         return f"it answers {many[1]} ({HTTPStatus(int(many[1])).phrase})"
     inner = _INNERMOST.search(text) if any(mark in text for mark in _WRAPPED) else None
     if inner and "BadStatusLine(" in text:

@@ -58,7 +58,8 @@ def test_the_quickstart_reaches_its_accuracy_and_is_not_run_twice(tmp_path: Path
 
 
 NEEDLESS = (
-    "email.parser", "filelock", "hydra", "mlflow", "numpy", "omegaconf", "optuna", "pipeline.config.compose",
+    "concurrent.futures", "email.parser", "filelock", "http", "hydra", "mlflow", "numpy", "omegaconf", "optuna",
+    "pipeline.config.compose",
     "pipeline.cluster.hostfile", "pipeline.runs.journal", "pipeline.cluster.attempt",
     "pipeline.cluster.launchers.base", "pipeline.cluster.validation", "pipeline.execution.dry_run",
     "pipeline.execution.configured_run",
