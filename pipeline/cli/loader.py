@@ -175,10 +175,17 @@ def _is_of_doit(error: BaseException) -> bool:
     return not any(file.is_relative_to(part) for file in seen for part in parts)
 
 
+class Left(SystemExit):
+    """Keeps its exit code in ``doit -n``, which makes it anew of its text: that printed "3" and ended with 1."""
+
+    def __init__(self, code: int | str) -> None:
+        super().__init__(int(code))
+
+
 def leave(error: BaseException) -> NoReturn:
     """End with one message and the exit code that stands for it."""
     if unexpected.nobody_reads(error):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what still waits to be written, too
-        raise SystemExit(unexpected.EXIT_UNREAD)
+        raise Left(unexpected.EXIT_UNREAD)
     sys.stderr.write(f"ERROR: {unexpected.told(error)}\n")
-    raise SystemExit(unexpected.exit_code(error))
+    raise Left(unexpected.exit_code(error))

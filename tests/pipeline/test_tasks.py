@@ -10,7 +10,9 @@ import pytest
 from doit.exceptions import TaskError
 
 from pipeline.cli import tasks
+from pipeline.cli.loader import leave
 from pipeline.core import unexpected
+from pipeline.core.errors import UsageError
 
 
 @pytest.mark.parametrize("end", ["raise SystemExit(0)", "raise Mute"])
@@ -27,3 +29,10 @@ def test_a_verb_whose_code_ends_the_process_or_says_nothing_has_failed(
     assert isinstance(told, TaskError)
     what = "SystemExit: 0" if "Exit" in end else "Mute: (its text could not be made: ValueError)"
     assert told.message.startswith(f"unexpected {what} at a_verb.py:5 ")
+
+
+def test_a_wrong_word_keeps_its_exit_code_where_tasks_run_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        leave(UsageError("there is no step 'b'"))
+    handed_over = type(left.value)(str(left.value))  # what doit -n makes of it in its own process
+    assert (handed_over.code, capsys.readouterr().err) == (3, "ERROR: there is no step 'b'\n")
