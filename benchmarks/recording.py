@@ -36,14 +36,14 @@ from benchmarks.measure import DOIT, ROOT, chosen, spread, working
 from pipeline import tracking
 from pipeline.cluster.agent.probe import free_ports
 from pipeline.config.schema import TrackingConfig
-from pipeline.core.giving_way import give_way
 from pipeline.tracking import ui
 from pipeline.tracking.client import Recorder
+from pipeline.tracking.priority import stand_back
 from tests.pipeline import tracking_folder
 
 TARGET_STEP_MS, TARGET_START_S = 1.0, 0.2
-STEPS = ["experiment=quickstart", "trainer.epochs=1000", "trainer.log_every_steps=1", "trainer.eval_every_epochs=1000",
-         "trainer.checkpoint_every_epochs=1000"]  # fmt: skip
+STEPS = ["experiment=quickstart", "trainer.epochs=4000", "trainer.log_every_steps=1", "trainer.eval_every_epochs=4000",
+         "trainer.checkpoint_every_epochs=4000"]  # fmt: skip
 EVERYTHING = ["tracking.system_metrics=true"]
 if importlib.util.find_spec("tensorboard"):
     EVERYTHING += ["tracking.tensorboard=true"]
@@ -284,7 +284,7 @@ def server(folder: Path, port: int | None = None, *, gives_way: bool = False) ->
     with (folder / "server.log").open("ab") as log:
         child = subprocess.Popen(
             argv, cwd=folder, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True, preexec_fn=give_way if gives_way else None,
+            start_new_session=True, preexec_fn=stand_back if gives_way else None,
         )  # fmt: skip
     try:
         wait_for(lambda: answers(f"{url}/health"), child)
