@@ -29,7 +29,9 @@ AT_ONCE = 8
 def outage(folder: Path, seconds: int = 60) -> bool:
     """The server goes, comes back, trainer and controller are killed: what MLflow has, after `doit record`."""
     port, place = free_ports(1)[0], folder / "training"
-    words = [*STEPS, "trainer.max_steps=6000", "cluster.nproc_per_node=1", f"tracking.uri=http://127.0.0.1:{port}"]
+    steps = 400 * (20 + seconds)  # a fast computer does so many a second, and the kill must come before the last one
+    one_core = ["cluster.nproc_per_node=1", "++cluster.env.OMP_NUM_THREADS=1"]  # with all of them it is recorded later
+    words = [*STEPS, *one_core, f"trainer.max_steps={steps}", f"tracking.uri=http://127.0.0.1:{port}"]
     with server(folder, port):
         child = started(place, words)
         wait_for(lambda: recorded_steps(folder))
