@@ -84,6 +84,23 @@ def test_a_host_tells_and_removes_what_nothing_there_uses_and_nothing_else(
     ]
 
 
+@pytest.mark.parametrize(
+    ("file", "wanted"),
+    [
+        ("checkpoints/step-00000010.pt", True),
+        ("checkpoints/last.ckpt", True),
+        ("checkpoints/checkpoint-6/model.safetensors", True),  # as transformers does
+        ("logs/a.pt", False),
+    ],
+)
+def test_checkpoints_are_wanted_whatever_a_script_calls_them(tmp_path: Path, file: str, wanted: bool) -> None:
+    made = folder(tmp_path, "k-f00000-1-aa", idle_s=2 * HOUR_S, code=137)
+    (made / "checkpoints" / "half").mkdir(parents=True)
+    (made / file).parent.mkdir(exist_ok=True)
+    (made / file).write_text("weights")
+    assert left.holds_outputs(str(made)) == wanted
+
+
 def one(run_dir: Path, attempt: int, *, idle_s: float, holds_outputs: bool = True, nonce: str = "aa") -> Left:
     name = f"{attempts.new_id(KEY, run_dir, attempt, nonce)}/node0"
     return Left(host="node0", name=name, idle_s=idle_s, holds_outputs=holds_outputs, bytes=1)

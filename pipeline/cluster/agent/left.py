@@ -33,7 +33,7 @@ def left(workdir: str, me: str) -> list[Json]:
     """A row for each folder of an attempt that nothing here uses.
 
     ``idle_s``: since the last write or the last beat of a controller. ``holds_outputs``: a controller may want to fetch
-    something, as there are checkpoints, or this node's part has ended well.
+    something, as there is a file among the checkpoints, or this node's part has ended well.
     """
     folders = sorted(glob.glob(os.path.join(glob.escape(workdir), "runs", "*", "node*")))
     unused = [folder for folder in folders if is_name(name_of(folder)) and not is_in_use(folder, me)]
@@ -74,8 +74,10 @@ def is_in_use(folder: str, me: str) -> bool:
 
 def holds_outputs(folder: str) -> bool:
     ended = read_json(os.path.join(folder, "agent", "exit.json"))
-    well = isinstance(ended, dict) and ended.get("code") == 0
-    return well or bool(glob.glob(os.path.join(glob.escape(folder), "checkpoints", "*.pt")))
+    if isinstance(ended, dict) and ended.get("code") == 0:
+        return True
+    # whatever its name and depth: a script calls its checkpoints as it likes
+    return any(names for _, _, names in os.walk(os.path.join(folder, "checkpoints")))
 
 
 def size_bytes(folder: str) -> int:
