@@ -77,6 +77,17 @@ def test_a_script_outside_of_the_project_is_in_the_key_with_all_that_it_imports_
     assert files.closure().digests != closure.digests
 
 
+def test_an_input_counts_byte_for_byte_also_where_it_is_imported(folder: Path) -> None:
+    def digests(*inputs: str, comment: str) -> tuple[str, str]:
+        (folder / "utils.py").write_text(f"# lr: {comment}\nimport torch\n")
+        known = found(ROOT, str(folder / "train.py"), inputs=inputs).closure().digests
+        return known["_script/utils.py"], known["_script/train.py"]
+
+    read, script = digests("utils.py", comment="0.1")
+    assert read != digests("utils.py", comment="0.5")[0]
+    assert digests(comment="0.1") == digests(comment="0.5") == (digests(comment="")[0], script)
+
+
 def test_a_script_in_the_project_keeps_its_path_and_sees_its_folder_before_the_project(folder: Path) -> None:
     for name in ("trainers", "paceline.py"):
         (folder / name).symlink_to(ROOT / name)
