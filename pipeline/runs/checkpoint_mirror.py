@@ -62,15 +62,19 @@ class CheckpointMirror:
             for name in (*best, *_files(path, side), f"{path.stem}.json"):
                 self._store.put(folder / name, f"{self._key}/{name}")
             self._pushed = step
-            self._forget_old()
+            self._forget_old(step)
             return step
         return 0
 
-    def _forget_old(self) -> None:
-        """First the file by which a checkpoint counts."""
+    def _forget_old(self, newest: int) -> None:
+        """First the file by which a checkpoint counts.
+
+        Those of higher steps than ``newest`` are no reason to let it go: the run, which takes the newest that is whole,
+        has begun below them, so they may be damaged. They go once it has passed them.
+        """
         names = self._store.names(self._key)
         steps = sorted((match[1] for name in names if (match := _STEP.fullmatch(name))), key=int)
-        for step in steps[:-_KEPT]:
+        for step in [step for step in steps if int(step) <= newest][:-_KEPT]:
             for name in (f"step-{step}.json", f"step-{step}.pt", f"shards-{step}"):
                 if name in names:
                     self._store.remove(f"{self._key}/{name}")

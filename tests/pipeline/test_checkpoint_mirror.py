@@ -102,6 +102,20 @@ def test_a_copy_that_is_torn_or_has_no_end_yet_is_not_taken(run_dir: Path, empty
     assert names(empty / "checkpoints") == ["step-00000010.json", "step-00000010.pt"]
 
 
+def test_damaged_copies_of_higher_steps_push_no_new_one_out(tmp_path: Path) -> None:
+    there, run_dir, mirror = tmp_path / "m" / "abc", tmp_path / "run", CheckpointMirror(f"{tmp_path}/m", "abc")
+    there.mkdir(parents=True)
+    for stem in ("step-00000080", "step-00000090"):
+        (there / f"{stem}.json").write_text('{"step": 1}')
+        (there / f"{stem}.pt").write_text("junk")
+    kept = []
+    for step in (10, 20, 30, 100, 110):
+        save(run_dir, step)
+        mirror.push(run_dir)
+        kept.append([int(path.stem[5:]) for path in sorted(there.glob("*.json"))])
+    assert kept == [[10, 80, 90], [10, 20, 80, 90], [20, 30, 80, 90], [90, 100], [100, 110]]
+
+
 def test_a_name_that_leads_elsewhere_is_not_followed(run_dir: Path, empty: Path, tmp_path: Path) -> None:
     side = {"sha256": "0", "step": 20, "metrics": "", "shards": {"../../evil": "0"}}
     (tmp_path / "mirror" / "abc").mkdir(parents=True)
