@@ -189,6 +189,9 @@ def test_a_script_without_torchrun_is_named_where_it_fails(project: Project) -> 
     done = project.doit("train", "program.torchrun=false")
     assert "train.py ended with exit code 2" in done.stdout
     assert "torchrun ended" not in done.stdout
+    (project.folder / "my scripts/train.py").write_text("raise RuntimeError('one\\n\\n# two')")
+    raised = project.doit("train", "program.torchrun=false").stdout
+    assert "training failed on localhost, rank 0: RuntimeError: one\n\n# two\n" in raised
 
 
 @pytest.mark.lab

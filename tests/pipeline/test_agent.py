@@ -259,6 +259,28 @@ def test_printed_error_is_the_last_traceback_of_a_rank_that_ended_by_it(tmp_path
     assert marked["traceback"] == trace.rstrip()
 
 
+@pytest.mark.parametrize("mark", ["", "[rank0]: "])
+def test_all_lines_of_an_exception_are_its_message_and_none_of_what_is_said_afterwards(
+    tmp_path: Path, mark: str
+) -> None:
+    path, message = tmp_path / "stderr.log", "RuntimeError: one\n\n# head\n| a |"
+    lines = ["Traceback (most recent call last):", '  File "x.py", line 1', "    f()", *message.split("\n")]
+    told = "\n".join(f"{mark}{line}" if line else "" for line in lines)
+    path.write_text(f"before\n{told}\n[W1123 a.cpp:1] Warning: destroy_process_group() was not called\nmore\n")
+    failed = rank_errors.printed_error(str(path), {"code": 1, "pid": 1, "unix_time": 5.0})
+    assert failed is not None
+    assert (failed["message"], failed["traceback"]) == (message, "\n".join(lines))
+    assert rank_errors.printed_error(str(path), None, raised=True) == failed
+
+
+def test_an_exception_with_a_very_long_line_is_found(tmp_path: Path) -> None:
+    path, message = tmp_path / "stderr.log", f"RuntimeError: {'x' * 200_000}"
+    path.write_text(f'Traceback (most recent call last):\n  File "x.py", line 1\n{message}\n')
+    failed = rank_errors.printed_error(str(path), None)
+    assert failed is not None
+    assert failed["message"] == message
+
+
 def test_of_a_traceback_that_breaks_off_no_frame_is_taken_for_the_error(tmp_path: Path) -> None:
     path = tmp_path / "stderr.log"
     path.write_text('Traceback (most recent call last):\n  File "x.py", line 1, in f\n    f()\n  File "lo')

@@ -15,7 +15,12 @@ from .wire import Json, read_json
 
 LONGEST_MESSAGE, LONGEST_TRACEBACK = 2000, 20_000  # characters of what is told; the rank's log has all of it
 FIRST_LINES, LAST_LINES = 8, 4  # of a message
-
+_READ_BYTES = 1 << 20  # from the end of what a rank said: a message may be as long as the tensor that it shows
+_HEAD = "Traceback (most recent call last):\n"
+_MARK = r"\[rank\d+\]: "  # torch's, before every line of an uncaught exception that isn't empty
+_AFTERWARDS = re.compile(  # what torch, Python and wandb say on stderr once the exception is told
+    r"^(?:\[[WIEF]\d|\[rank\d+\]:|Exception ignored |\S+:\d+: \w*Warning: |terminate called |wandb: )", re.MULTILINE
+)
 
 FATAL = {
     "Aborted": signal.SIGABRT,
@@ -56,25 +61,23 @@ def recorded_error(path: str) -> Json | None:
     return {"unix_time": os.path.getmtime(path), "message": text, "traceback": extra.get("py_callstack", "")}
 
 
-def printed_error(path: str, failed: Json | None) -> Json | None:
-    """The last traceback on a rank's stderr, or how it ended; None for a rank that did nothing wrong."""
+def printed_error(path: str, failed: Json | None, *, raised: bool = False) -> Json | None:
+    """The last traceback on a rank's stderr, or how it ended; None for a rank that did nothing wrong.
+
+    ``raised``: it ended by exit code 1, though torchrun, which wasn't there, has told nothing of it.
+    """
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _READ_BYTES))
             text = file.read().decode("utf-8", "replace").replace("\r\n", "\n")
-        text = re.sub(r"^\[rank\d+\]: ", "", text, flags=re.MULTILINE)
         printed = os.path.getmtime(path)
     except FileNotFoundError:
         text, printed = "", time.time()
-    _, head, rest = text.rpartition("Traceback (most recent call last):\n")
-    body = re.match(r"(?:[ \t].*\n|\n)*(?:.*\n?)", rest) if head else None
-    # a traceback in the middle of the output was handled by the program, unless the rank ended by exit code 1
-    if body and ((failed and failed["code"] == 1) or not rest[body.end() :].strip()):
-        shown = body.group(0).rstrip()
-        last = shown.splitlines()[-1] if shown else " "
-        if re.match(r"\s+(?![+|])", last):  # of a frame; those marks are of an exception group
-            last = "its traceback breaks off: is the disk full, or ulimit -f too low?"
-        return {"unix_time": printed, "message": last, "traceback": head + shown}
+    by_exception = raised or (failed is not None and failed["code"] == 1)
+    found = last_traceback(text, by_exception)
+    if found is not None:
+        return {"unix_time": printed, "message": found[0], "traceback": found[1]}
+    text = re.sub(f"^{_MARK}", "", text, flags=re.MULTILINE)
     if failed is None:
         return None
     code = failed["code"] or fatal_signal(text)
@@ -83,6 +86,28 @@ def printed_error(path: str, failed: Json | None) -> Json | None:
     message = f"{crash[0].rstrip()} ({how})" if crash else f"ended with {how}"
     last = crash_stack(text) or "\n".join(text.rstrip().splitlines()[-10:])
     return {"unix_time": failed["unix_time"], "message": message, "traceback": last}
+
+
+def last_traceback(text: str, by_exception: bool) -> tuple[str, str] | None:
+    """Message and traceback; a message's lines are all told where the process ended by it (``by_exception``).
+
+    A traceback in the middle of the output was handled by the program, unless the rank ended by an exception.
+    """
+    before, head, rest = text.rpartition(_HEAD)
+    if marked := re.fullmatch(_MARK, before.rpartition("\n")[2]):
+        whole = re.match(rf"(?:{_MARK}.*\n?|\n)*", rest)
+        rest = re.sub(f"^{_MARK}", "", whole.group(0) if whole else "", flags=re.MULTILINE)
+    body = re.match(r"(?:[ \t].*\n|\n)*(?:.*\n?)", rest) if head else None
+    ended_by_it = by_exception or marked
+    if body is None or not (ended_by_it or not rest[body.end() :].strip()):
+        return None
+    shown = body.group(0).rstrip()
+    last = shown.splitlines()[-1] if shown else " "
+    if re.match(r"\s+(?![+|])", last):  # of a frame; those marks are of an exception group
+        return "its traceback breaks off: is the disk full, or ulimit -f too low?", head + shown
+    after = rest[body.end() :] if ended_by_it else ""
+    more = (after if marked else _AFTERWARDS.split(after, maxsplit=1)[0]).rstrip()
+    return (last, head + shown) if not more else (f"{last}\n{more}", f"{head}{shown}\n{more}")
 
 
 def fatal_signal(text: str) -> int:
