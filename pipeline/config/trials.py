@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from pipeline.config import compose
 from pipeline.config.explain import explain
 from pipeline.config.grid_size import refuse_impossible
-from pipeline.config.override_words import for_hydra
+from pipeline.config.override_words import NAME_A_SCRIPT, for_hydra
 from pipeline.config.values import texts
 from pipeline.core.errors import UsageError
 
@@ -156,8 +156,11 @@ class TrialComposer:
 
 
 def _chooses_an_option(override: Override) -> bool:
-    """Of a group. Hydra puts the values of fields into what was chosen, in whatever order the words stand."""
+    """Of a group, as who names a script means program=script. Hydra puts the values of fields into what was chosen,
+    in whatever order the words stand."""
     group = override.key_or_group
+    if group in NAME_A_SCRIPT:
+        return True
     chooses = override.type is OverrideType.CHANGE and override.package is None and isinstance(override.value(), str)
     return chooses and any((folder / group).is_dir() for folder in compose.CONF_DIRS)
 

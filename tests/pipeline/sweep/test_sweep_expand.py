@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +82,14 @@ def test_a_trial_with_a_value_that_no_key_holds_is_refused_as_a_run_is(tmp_path:
     (tmp_path / "train.py").write_text("")
     with pytest.raises(UsageError, match=rf"program\.args\.lr={value}: .* in quotes it reaches the script"):
         space("program.script=train.py", "program.torchrun=false", f"program.args.lr=1,{value}", root=tmp_path)
+
+
+def test_the_words_of_a_swept_script_stand_in_any_order(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    words = ["program.torchrun=false", "program.args.lr=1,2", "program.script=train.py"]
+    found = [space(*order, root=tmp_path) for order in itertools.permutations(words)]
+    assert {len(one.trials) for one in found} == {2}
+    assert len({one.configurations for one in found}) == 1
 
 
 def test_equal_configurations_are_one_trial_however_they_are_spelled(tmp_path: Path) -> None:
