@@ -25,7 +25,7 @@ from pipeline.core.redact import hide
 LIMIT_S = 8.0  # of one notice; a command of several seconds may well start another one that lasts
 _LONGEST = 100_000  # bytes of a variable: Linux starts no program with one of 128 KiB
 STALLED = "STALLED"
-_FIGURES = ("test/accuracy", "val/accuracy")
+_FIGURES = ("test/accuracy", "val/accuracy")  # of a script that has neither: as many of its first ones
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,8 @@ class Notice:
     @property
     def text(self) -> str:
         """One line for people."""
-        figures = [f"{name} {self.metrics[name]:.4f}" for name in _FIGURES if name in self.metrics]
+        named = [name for name in _FIGURES if name in self.metrics] or [*self.metrics][: len(_FIGURES)]
+        figures = [f"{name} {self.metrics[name]:.4g}" for name in named]
         said = ": ".join([f"{self.state} {self.kind} {self.key} ({self.name})", *([self.error] if self.error else [])])
         return ", ".join([said, *figures, f"{self.minutes:.1f} min"])
 
@@ -113,7 +114,7 @@ class Notices:
     def _call(self, notice: Notice) -> None:
         argv = shlex.split(self._config.command or "")
         env = {**os.environ, **as_environment(notice)}
-        done = process.run(argv, input=f"{as_json(notice)}\n".encode(), env=env, timeout_s=LIMIT_S)
+        done = process.run_group(argv, input=f"{as_json(notice)}\n".encode(), env=env, timeout_s=LIMIT_S)
         if done.code != 0:
             last = (done.stderr.strip().splitlines() or [""])[-1]
             raise PacelineError(f"{argv[0]} ended with exit code {done.code}{': ' if last else ''}{last}")
@@ -133,7 +134,8 @@ class Notices:
         except urllib.error.HTTPError as error:
             with suppress(OSError):
                 error.close()
-            raise PacelineError(f"{_host(url)} answers {error.code} {error.reason}") from None
+            words = http.client.responses.get(error.code, "")  # the server's own may name the path
+            raise PacelineError(f"{_host(url)} answers {error.code} {words}") from None
         except (ValueError, http.client.HTTPException) as error:  # whose texts quote the address, or what came back
             raise PacelineError(f"{_host(url)}: {type(error).__name__}") from None
 

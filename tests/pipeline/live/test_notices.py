@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import sys
 import threading
@@ -11,6 +13,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipeline.cli.telling import Told
@@ -24,6 +27,7 @@ from pipeline.core.secret_words import in_word
 from pipeline.live import notices
 from pipeline.live.notices import Notice, Notices, as_json
 from tests.pipeline.live.test_run_state import plan
+from tests.waiting import wait_until
 
 NOTICE = Notice(
     kind="run", state="FAILED", key="cf08486f7c19", name="digits small_cnn sgd", error="node1, rank 1: it's \"full\"",
@@ -37,6 +41,7 @@ class Server(HTTPServer):
     def __init__(self) -> None:
         self.got: list[tuple[str, dict[str, str], bytes]] = []
         self.status, self.delay_s, self.location = 204, 0.0, ""
+        self.words: str | None = None
         super().__init__(("127.0.0.1", 0), _Handler)
 
     @property
@@ -51,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.got.append((self.path, dict(self.headers), body))
         time.sleep(self.server.delay_s)
-        self.send_response(self.server.status)
+        self.send_response(self.server.status, self.server.words)
         if self.server.location:
             self.send_header("Location", self.server.location)
         self.end_headers()
@@ -111,13 +116,38 @@ def test_an_address_gets_one_post_with_its_login_as_basic_authentication(server:
 
 
 def test_what_fails_is_told_once_and_without_the_address(server: Server) -> None:
-    server.status = 403
+    server.status, server.words = 403, "\x1b[31m POST /T0PSECRET"
     config = NotifyConfig(url=f"http://{server.address}/T0PSECRET", command=f"{sys.executable} -c 'exit(7)'")
     said = told(config, NOTICE, NOTICE)
     assert len(said) == 2
     assert "WARNING: notify.url could not be told: 127.0.0.1 answers 403 Forbidden" in said
     assert any(line.endswith("ended with exit code 7") for line in said)
     assert "SECRET" not in "".join(said)
+
+
+def test_the_line_of_a_script_has_its_figures() -> None:
+    notice = Notice(
+        kind="run", state="FINISHED", key="k", name="script a.py", metrics={"loss": 0.04, "x": 1e-5, "y": 1}
+    )
+    assert notice.text == "FINISHED run k (script a.py), loss 0.04, x 1e-05, 0.0 min"
+
+
+def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "LIMIT_S", 1.0)
+    said = told(NotifyConfig(command=f"sh -c 'sleep 100 & echo $! > {tmp_path}/slow; wait'"))
+    assert said == ["WARNING: notify.command could not be told: sh was still running after 1 s"]
+    wait_until(lambda: not is_alive(tmp_path / "slow"))
+    assert told(NotifyConfig(command=f"sh -c 'sleep 100 & echo $! > {tmp_path}/lasts'")) == []
+    assert is_alive(tmp_path / "lasts"), "its command had ended in time"
+    os.kill(int((tmp_path / "lasts").read_text()), signal.SIGKILL)
+
+
+def is_alive(pid_file: Path) -> bool:
+    """Whether the process is there, and no zombie that nobody reaps."""
+    pid = int(pid_file.read_text())
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_a_redirect_is_told_and_gives_the_login_to_nobody(server: Server) -> None:
