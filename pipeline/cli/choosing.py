@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.cli.listing import matches, wanted_values
 from pipeline.cli.session import Session, relative
+from pipeline.cli.wanted import PLACE, matches, told, wanted_values
 from pipeline.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
     from pipeline.comparing import reading
 
     runs_dir, sweep = current.config.runs_dir, current.asked.options.get("sweep")
-    words = [word for word in current.asked.overrides if not word.lstrip("+").startswith(("paths.", "tracking"))]
+    words = [word for word in current.asked.overrides if not word.lstrip("+").startswith(f"{PLACE}=")]
     folders = [_named(runs_dir, key) for key in named]
     folders += of_sweep(runs_dir, sweep)[1] if sweep is not None else []
     if words:
@@ -72,11 +72,11 @@ def of_sweep(runs_dir: Path, name: str | None) -> tuple[SweepFolder, list[RunFol
 
 def _having(current: Session, words: Sequence[str], folders: Sequence[RunFolder]) -> list[RunFolder]:
     """``experiment=NAME`` is looked for among the words that a run was started with: nothing else tells it."""
-    told = {word for word in words if word.startswith(_EXPERIMENT)}
-    wanted = wanted_values([word for word in words if word not in told], current.config.resolved)
+    experiments = {word for word in words if word.startswith(_EXPERIMENT)}
+    wanted = wanted_values([word for word in words if word not in experiments], current.config.resolved)
     found = []
     for folder in folders:
-        started = (folder.read_json("provenance.json") or {}).get("overrides") if told else []
-        if told <= set(started or ()) and matches(folder.read_json("config.json") or {}, wanted):
+        started = (folder.read_json("provenance.json") or {}).get("overrides") if experiments else []
+        if experiments <= set(started or ()) and matches(told(folder, wanted), wanted):
             found.append(folder)
     return found

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from pipeline.cli import clean_guards as guards
 from pipeline.cli.clean_rules import Rules, ranks, rules_of, superseded, why_chosen
-from pipeline.cli.listing import day, matches, of_state, wanted_values
+from pipeline.cli.listing import day, of_state
 from pipeline.cli.options import is_on
 from pipeline.cli.output import say
 from pipeline.cli.session import relative, session
+from pipeline.cli.wanted import matches, told, wanted_values
 from pipeline.core import leftovers
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.heartbeat import Heartbeat
@@ -92,7 +93,7 @@ def _chosen(runs_dir: Path, rules: Rules) -> list[Item]:
     wanted = wanted_values(session().asked.overrides, session().config.resolved)
     rows = of_state(rows, rules.state, index.STATES)
     if wanted:
-        rows = [row for row in rows if matches(RunFolder(runs_dir / row.key).read_json("config.json") or {}, wanted)]
+        rows = [row for row in rows if matches(told(RunFolder(runs_dir / row.key), wanted), wanted)]
     if rules.checkpoints:
         rows = [row for row in rows if row.state == State.FINISHED]
     rank = _ranks(runs_dir, rows, rules) if rules.keep_best is not None else {}

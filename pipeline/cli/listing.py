@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.options import is_on
 from pipeline.cli.output import say, width
 from pipeline.cli.session import relative, session
-from pipeline.config.groups import choice_of
+from pipeline.cli.wanted import flat, matches, told, wanted_values
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.printable import printable
 from pipeline.core.tables import aligned, counted, duration, file_size, wrapped
@@ -46,9 +46,10 @@ def runs() -> None:
     in_full = bool(wanted) or len(rows) <= _MOST
     altered = {row.key: index.intact_parts(RunFolder(runs_dir / row.key)) for row in rows if row.state == index.ALTERED}
     intact = [row.key for row in rows if in_full and row.key not in altered]
-    configs = {key: RunFolder(runs_dir / key).read_json("config.json") or {} for key in intact}
-    told = {**configs, **{key: parts.get("config", {}) for key, parts in altered.items()}}
-    rows = [row for row in rows if matches(told.get(row.key, {}), wanted, in_part=row.key in altered)]
+    configs = {key: told(RunFolder(runs_dir / key), wanted) for key in intact}
+    known = {**configs, **{key: parts.get("config", {}) for key, parts in altered.items()}}
+    is_empty = not rows and "state" not in options
+    rows = [row for row in rows if matches(known.get(row.key, {}), wanted, in_part=row.key in altered)]
     measures = as_json or by == "size" or len(rows) <= _MOST_MEASURED
     sizes = {row.key: measured(runs_dir / row.key).bytes for row in rows if measures}
     rows = _in_order(rows, by, sizes)
@@ -57,10 +58,10 @@ def runs() -> None:
         about = [{**asdict(row), "bytes": sizes[row.key], "differs": differing[row.key]} for row in rows]
         say(json.dumps(about, indent=2))
         return
-    if not rows and (wanted or "state" in options):
-        say(f"no run under {relative(runs_dir)} has these values")
-    elif not rows:
+    if is_empty:
         say(f"no runs under {relative(runs_dir)} yet; start one: doit train experiment=quickstart")
+    elif not rows:
+        say(f"no run under {relative(runs_dir)} has these values")
     else:
         lines = _table(rows, sizes, differing).splitlines()
         say("\n".join(part for line in lines for part in wrapped(line, width())))
@@ -121,33 +122,6 @@ def _in_order(rows: Sequence[Row], by: str, sizes: Mapping[str, int]) -> list[Ro
 
 
 # ------------------------------------------------------------------------------------------------ pure
-def wanted_values(words: Sequence[str], resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields and the values that the words give them; of a group the option's name. Raises UsageError."""
-    wanted: dict[str, Any] = {}
-    for word in words:
-        name = word.lstrip("+~").partition("=")[0]
-        section, _, field = name.partition(".")
-        if section in ("paths", "tracking"):  # where runs and records lie
-            continue
-        if field:
-            wanted[name] = dict(flat(resolved)).get(name)
-        elif not isinstance(resolved.get(section), Mapping):
-            if section not in resolved:
-                raise UsageError(f"{word}: a run doesn't tell its {section}; choose by what that sets, such as model=…")
-            wanted[section] = resolved[section]
-        else:
-            key = choice_of(section)
-            if key in resolved[section]:  # else there is but one option
-                wanted[f"{section}.{key}"] = resolved[section][key]
-    return wanted
-
-
-def matches(config: Mapping[str, Any], wanted: Mapping[str, Any], *, in_part: bool = False) -> bool:
-    """Whether a run's configuration has all wanted values; of one known ``in_part``, what it lacks may be meant."""
-    known = dict(flat(config)) if wanted else {}
-    return all(known[name] == value if name in known else in_part for name, value in wanted.items())
-
-
 def differences(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Key → the fields in which the runs differ, but for where they ran and what each line begins with.
 
@@ -171,12 +145,3 @@ def _having(name: str, configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def _is_untold(name: str, value: Any) -> bool:
     return name.startswith("program.") and value in (None, "", [], {})
-
-
-def flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """``optimizer.lr`` and its value, of every field."""
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value

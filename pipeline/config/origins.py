@@ -12,6 +12,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config import compose
+from pipeline.config.groups import choice_of
+from pipeline.config.override_words import for_hydra
 from pipeline.config.trials import overrides
 from pipeline.core.redact import without_secrets
 
@@ -38,6 +40,29 @@ def values(words: Sequence[str]) -> list[Value]:
         found = _origins(words)
         resolved = without_secrets(compose.resolve(config))
     return [Value(keys, value, found.get(keys) or _default(config, keys)) for keys, value in _leaves(resolved)]
+
+
+def stands_for(group: str, words: Sequence[str]) -> list[str]:
+    """The fields by which a run tells that it has the option that these words choose: ``model.name`` where the option
+    is known by that name, whatever its other fields are; of a file of another name (``trainer=fast``) all that it sets.
+    """
+    with compose.hydra_ready():
+        loader = GlobalHydra.instance().config_loader()
+        merged = loader.compute_defaults_list(compose.CONFIG_NAME, for_hydra(words), RunMode.RUN).defaults
+    found: dict[str, None] = {}
+    for item in merged:
+        package, folder = item.package or "", _folder_of(f"{item.config_path}.yaml")
+        if package.partition(".")[0] != group or folder is None:  # None: a schema
+            continue
+        told = OmegaConf.to_container(OmegaConf.load(folder / f"{item.config_path}.yaml"))
+        assert isinstance(told, dict)  # Hydra takes no other
+        name = choice_of(group)
+        if told.get(name) == item.config_path.rpartition("/")[2]:
+            found[f"{group}.{name}"] = None
+        else:
+            leaves = (".".join((package, *keys)) for keys, _ in _leaves(told) if keys[0] != "defaults")
+            found |= dict.fromkeys(leaves)
+    return list(found)
 
 
 def text(fields: Sequence[Value]) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from pipeline.cli import listing
-from pipeline.cli.listing import differences, matches
+from pipeline.cli.listing import differences
+from pipeline.cli.wanted import matches
 from pipeline.config import compose
 from pipeline.core.specs import State
 from pipeline.runs import journal
@@ -58,7 +59,7 @@ def typed(runs_dir: Path, *words: str) -> tuple[int, str]:
         (("state=failed",), "ca"),
         (("model=resnet18", "trainer=default"), "ba"),
         (("model=resnet18", "state=FAILED"), "a"),
-        (("seed=1", "tracking=none", "tracking.experiment=other"), "b"),
+        (("seed=1", "tracking=mlflow"), "b"),
         (("cluster=local", "optimizer.lr=0.1"), "ca"),
     ],
 )

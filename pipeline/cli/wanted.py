@@ -1,0 +1,85 @@
+"""The values that words ask a run for: what those that trained it were composed to, of these fields alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core.errors import UsageError
+from pipeline.core.redact import placeholders
+from pipeline.runs.contents import ranks_of
+
+if TYPE_CHECKING:
+    from pipeline.runs.folder import RunFolder
+
+PLACE = "paths.runs"
+"""Whose folders are looked through; where it lies isn't asked of a run."""
+_RANK = "nproc_per_node"
+_RANKS = f"cluster.{_RANK}"
+
+
+def wanted_values(words: Sequence[str], resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields and the values that the words give them; of a group those that its option stands for.
+
+    Raises:
+        UsageError: a word of which a run tells nothing.
+    """
+    from pipeline.config.override_words import for_hydra
+
+    wanted: dict[str, Any] = {}
+    for word in for_hydra(words):
+        name = word.lstrip("+~").partition("=")[0]
+        of_group = "." not in name and isinstance(resolved.get(name), Mapping)
+        for field in _set_by(name, words) if of_group else [name]:
+            found = dict(_below(field, resolved))
+            if not found:
+                raise UsageError(
+                    f"{word.lstrip('+')}: a run doesn't tell its {field}; choose by what that sets, such as model=…"
+                )
+            wanted |= found
+    for name in placeholders(wanted):
+        raise UsageError(f"{name} is secret, which no file of a run tells; leave it out")
+    return {name: value for name, value in wanted.items() if name != PLACE}
+
+
+def _set_by(group: str, words: Sequence[str]) -> Sequence[str]:
+    """The fields that the option of a group stands for; all of its section where no option was chosen."""
+    from pipeline.config.origins import stands_for  # imports Hydra
+
+    return stands_for(group, words) or [group]
+
+
+def _below(name: str, resolved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The field, or all that a mapping of this name holds."""
+    found: Any = resolved
+    for part in name.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return
+        found = found[part]
+    above, _, last = name.rpartition(".")
+    yield from flat({last: found}, f"{above}." if above else "")
+
+
+def told(folder: RunFolder, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json, {} where there is none. Where a number of ranks is wanted, ``auto`` is the one that the run had."""
+    config: dict[str, Any] = folder.read_json("config.json") or {}
+    cluster = config.get("cluster")
+    if not isinstance(wanted.get(_RANKS), int) or not isinstance(cluster, Mapping) or cluster.get(_RANK) != "auto":
+        return config
+    counts = {*ranks_of(folder.read_json("key.json") or {}, folder.read_json("plan.json") or {})}
+    return {**config, "cluster": {**cluster, _RANK: counts.pop()}} if len(counts) == 1 else config
+
+
+def matches(config: Mapping[str, Any], wanted: Mapping[str, Any], *, in_part: bool = False) -> bool:
+    """Whether a run's configuration has all wanted values; of one known ``in_part``, what it lacks may be meant."""
+    known = dict(flat(config)) if wanted else {}
+    return all(known[name] == value if name in known else in_part for name, value in wanted.items())
+
+
+def flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """``optimizer.lr`` and its value, of every field."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
