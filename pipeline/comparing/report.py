@@ -14,6 +14,7 @@ from pipeline.comparing.curves import Band
 from pipeline.comparing.differing import Comparison, compare
 from pipeline.comparing.groups import Group, differing_fields, flat_config, grouped, letters, metrics_of, shown
 from pipeline.comparing.reading import ComparedRun
+from pipeline.core import program
 from pipeline.core.redact import hide
 from pipeline.core.tables import counted
 from pipeline.keys.diff import Difference
@@ -198,37 +199,44 @@ def _graph(groups: Sequence[Group]) -> list[Node]:
         runs = group.first.key if len(group.runs) == 1 else f"{group.n} of {counted(len(group.runs), 'run')}"
         brief = " ".join(set_apart(group.words, group.first.config)) or group.title
         train = Node(name=f"train {group.label}", lines=(f"{group.label} {brief}", runs), state=state, needs=needs)
-        made = Node(
-            name=f"evaluate {group.label}",
-            lines=("evaluate", "done" if group.n else "to do"),
-            state="done" if group.n else "todo",
-            needs=(train.name,),
-        )
-        nodes |= {train.name: train, made.name: made}
-        ends.append(made.name)
+        nodes[train.name] = train
+        ends.append(_evaluated(train, group, nodes))
     if rest := groups[_MOST_BOXES:]:
         sources = dict.fromkeys(name for group in rest for name in _sources(group.first, nodes))
-        more = Node(name="more", lines=(f"{len(rest)} more", "configurations"), needs=tuple(sources))
         done = sum(group.n > 0 for group in rest)
-        evaluated = Node(name="more evaluated", lines=("evaluate", f"{done} done"), needs=(more.name,))
-        nodes |= {more.name: more, evaluated.name: evaluated}
-        ends.append(evaluated.name)
+        lines = (f"{len(rest)} more", f"configurations, {done} done")
+        nodes["more"] = Node(name="more", lines=lines, needs=tuple(sources))
+        ends.append("more")
     return [*nodes.values(), Node(name="report", lines=("report", "this page"), state="done", needs=tuple(ends))]
 
 
+def _evaluated(train: Node, group: Group, nodes: dict[str, Node]) -> str:
+    """The name of the last box of these runs: nothing evaluates a script's."""
+    if not program.of(group.first.config).evaluated:
+        return train.name
+    state = ("done", "done") if group.n else ("to do", "todo")
+    made = Node(name=f"evaluate {group.label}", lines=("evaluate", state[0]), state=state[1], needs=(train.name,))
+    nodes[made.name] = made
+    return made.name
+
+
 def _sources(run: ComparedRun, nodes: dict[str, Node]) -> tuple[str, ...]:
-    """The boxes of its data, the steps that made it, and the weights that it starts from; shared by all runs."""
+    """The boxes of its data (a script may have none), the steps that made it, and the weights that it starts from;
+    shared by all runs."""
     dataset, digest = run.config.get("dataset"), str(run.parts.get("data") or "")[:12]
     name = dataset.get("name", "data") if isinstance(dataset, Mapping) else "data"
     made = () if run.made_with is None else (_step(run.made_with, nodes),)
-    found = Node(name=f"data {digest}", lines=(f"{name}", digest), state="done" if digest else "todo", needs=made)
+    needs: tuple[str, ...] = ()
+    if digest or program.of(run.config).is_ours:
+        found = Node(name=f"data {digest}", lines=(f"{name}", digest), state="done" if digest else "todo", needs=made)
+        nodes.setdefault(found.name, found)
+        needs = (found.name,)
     init = run.config.get("init")
-    nodes.setdefault(found.name, found)
     if not isinstance(init, Mapping) or not init:
-        return (found.name,)
+        return needs
     said = str(next(iter(init.values())))[:12]
     nodes.setdefault(f"init {said}", Node(name=f"init {said}", lines=("initial weights", said), state="done"))
-    return (found.name, f"init {said}")
+    return (*needs, f"init {said}")
 
 
 def _step(step: PastStep, nodes: dict[str, Node]) -> str:

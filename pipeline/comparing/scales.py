@@ -33,8 +33,12 @@ class Scale:
 
 
 def around(values: Iterable[float], *, log: bool = False) -> Scale | None:
-    """A scale that shows all of them (on a log axis: all above 0). None: there is nothing to show."""
-    kept = [value for value in values if math.isfinite(value) and abs(value) < 1e300 and (value > 0 or not log)]
+    """A scale that shows all of them (on a log axis: all above 0). None: there is nothing to show.
+
+    A value beyond 1e300 is left out, one nearer to 0 than its inverse is 0: no step between ticks would be a number.
+    """
+    known = [value if abs(value) > 1e-300 else 0.0 for value in values if math.isfinite(value) and abs(value) < 1e300]
+    kept = [value for value in known if value > 0 or not log]
     if not kept:
         return None
     low, high = min(kept), max(kept)

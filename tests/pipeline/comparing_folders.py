@@ -36,6 +36,7 @@ def trained(
     provenance: Mapping[str, Any] | None = None,
     code: bytes = CODE,
     torch: str = "2.14.0",
+    data: str = "d" * 64,
     **more: Any,
 ) -> RunFolder:
     """A finished run with five points of each curve; ``more`` are sections of its configuration."""
@@ -45,7 +46,7 @@ def trained(
     words = {"overrides": ["experiment=quickstart", f"optimizer.lr={lr}", f"seed={seed}"]}
     folder = finished(
         runs_dir,
-        key_of(config, code=code, torch=torch),
+        key_of(config, code=code, torch=torch, data=data),
         config=config,
         code=code,
         summary={"weights_sha256": "ab" * 32, **told, **(summary or {})},
@@ -60,7 +61,7 @@ def trained(
     )
     journal.append(folder.journal, journal.Entry(state=State.FINISHED, attempt=1, time=1.7e9 + 60))
     (folder.path / "outputs.json").write_text("{}")  # of a script
-    key = key_of(config, code=code, torch=torch)
+    key = key_of(config, code=code, torch=torch, data=data)
     folder.write_result(key=key, summary=raw, hosts=["a"], attempts=1, duration_s=3.0, mlflow_run_id=None)
     return folder
 

@@ -60,3 +60,11 @@ def test_axes_of_parallel_coordinates_have_room_for_their_names_and_powers_of_te
     assert names == [f"…ettings.name_{at}" for at in range(6)]
     ends = [float(y) for y in re.findall(r'points="62,([\d.]+) ', svg)]
     assert ends[1] - ends[0] == pytest.approx(ends[2] - ends[1], abs=0.2)
+
+
+def test_values_that_differ_from_nothing_by_less_than_a_float_can_halve_are_drawn() -> None:
+    found = scales.around([5e-324] * 3)
+    assert found is not None
+    assert found.share(5e-324) == 0.5
+    assert 0.0 in found.ticks()
+    assert scales.around([5e-324], log=True) is None

@@ -242,6 +242,15 @@ def test_the_steps_that_the_data_came_of_stand_before_it(tmp_path: Path, reporte
     assert read(run).made_with == PastStep(name="clean")
 
 
+def test_a_script_has_no_evaluation_and_without_data_no_box_of_it(tmp_path: Path, reported: Printed) -> None:
+    for data, graph in (("", "graph: A "), ("d" * 64, " dddddddddddd, A ")):
+        run = trained(tmp_path, data=data, program={"name": "script", "script": "a.py"})
+        reported(tmp_path, run.key)
+        page = (tmp_path / "reports" / f"{run.key}.html").read_text()
+        assert graph in page
+        assert "evaluate" not in page
+
+
 def test_a_run_is_read_with_its_words_and_hosts(tmp_path: Path) -> None:
     run = read(trained(tmp_path))
     assert run.command == "doit train experiment=quickstart optimizer.lr=0.1 seed=0"
