@@ -82,7 +82,18 @@ def is_mlflow_id(named: str) -> bool:
 
 def rows(runs_dir: Path) -> list[Row]:
     """All runs, oldest first. Of a finished run one file is read, so that ten thousand are listed in a second."""
-    return sorted((row(RunFolder(runs_dir / key)) for key in _keys(runs_dir)), key=lambda item: item.unix_time)
+    found = (_row_if_there(RunFolder(runs_dir / key)) for key in _keys(runs_dir))
+    return sorted((item for item in found if item is not None), key=lambda item: item.unix_time)
+
+
+def _row_if_there(folder: RunFolder) -> Row | None:
+    """None: another command has removed it since its name was read."""
+    try:
+        return row(folder)
+    except FileNotFoundError:
+        if folder.path.is_dir():
+            raise
+        return None
 
 
 def finished_parts(runs_dir: Path) -> dict[str, dict[str, Any]]:

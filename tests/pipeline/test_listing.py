@@ -15,7 +15,7 @@ from pipeline.cli.listing import differences
 from pipeline.cli.wanted import matches
 from pipeline.config import compose
 from pipeline.core.specs import State
-from pipeline.runs import journal
+from pipeline.runs import index, journal
 from tests.integration import preloaded
 from tests.pipeline.conftest import Printed
 from tests.pipeline.finished_folder import finished
@@ -74,6 +74,13 @@ def test_a_line_has_the_fields_in_which_the_listed_runs_differ(runs_dir: Path, l
     assert second.endswith("optimizer.lr=0.2  seed=1")
     read = json.loads(listed(runs_dir, "model=resnet18", "json=1"))
     assert [(row["state"], row["differs"]["seed"]) for row in read] == [("KILLED", 1), ("FAILED", 0)]
+
+
+def test_a_run_that_goes_while_runs_are_listed_is_left_out(
+    runs_dir: Path, listed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "_keys", lambda _: iter([*RUNS, "d" * 12]))  # as its name was read
+    assert [line[0] for line in listed(runs_dir).splitlines()] == ["c", "b", "a"]
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,13 @@ def test_a_skipped_update_leaves_torchs_optimizers_as_they_were(config: Optimize
         ({"class_name": "Muon"}, "it takes matrices only; optimizer=muon gives it those"),
         ({"arguments": {"bets": 1}}, r"arguments.bets is no argument of torch.optim.AdamW: amsgrad, betas, "),
         ({"arguments": {"lr": 1}}, "optimizer.arguments.lr is said by optimizer.lr; set that"),
+        ({"arguments": {"params": 1}}, "optimizer.arguments.params are the model's; leave it out"),
+        ({"arguments": {"betas": [0.9]}}, r"torch.optim.AdamW refuses {'betas': \[0.9\]}: IndexError \(tuple index"),
+        ({"arguments": {"betas": {"a": 1}}}, r"torch.optim.AdamW refuses .*: KeyError \(0\)"),
+        (
+            {"class_name": "RAdam", "arguments": {"capturable": True}},
+            "refuses {'capturable': True}: If capturable=True, ",
+        ),
         ({"arguments": {"betas": [0.9, 2]}}, r"torch.optim.AdamW refuses .*: Invalid beta parameter at index 1: 2"),
         (
             {"class_name": "Rprop", "weight_decay": 0.1},

@@ -13,7 +13,7 @@ from torch import Tensor
 from trainers.core.config import ConfigError, OptimizerConfig
 from trainers.optimizers.torch_classes import TorchOptimizer, from_class
 
-_OWN = ("params", "lr", "weight_decay")  # said by other fields
+_OWN = ("lr", "weight_decay")  # said by other fields
 _UNFIT = {
     "LBFGS": "it evaluates the loss several times in a step",
     "SparseAdam": "it takes sparse gradients only",
@@ -50,6 +50,8 @@ class TorchConfig(OptimizerConfig):
         if self.class_name in _UNFIT:
             raise ConfigError(f"optimizer.class_name={self.class_name} can't be used: {_UNFIT[self.class_name]}")
         for name in self.arguments:
+            if name == "params":
+                raise ConfigError("optimizer.arguments.params are the model's; leave it out")
             if name in _OWN:
                 raise ConfigError(f"optimizer.arguments.{name} is said by optimizer.{name}; set that")
 
@@ -58,10 +60,11 @@ def build(config: TorchConfig, parameters: Sequence[Tensor]) -> TorchOptimizer:
     """See trainers.optimizers. Raises ConfigError: torch has no such class, or the class no such argument."""
     try:
         return from_class(_class(config.class_name), config, parameters, config.arguments)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, LookupError, AssertionError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"torch.optim.{config.class_name} refuses {config.arguments}: {error}") from error
+        said = f"{type(error).__name__} ({error})" if isinstance(error, LookupError) else error  # KeyError says: 0
+        raise ConfigError(f"torch.optim.{config.class_name} refuses {config.arguments}: {said}") from error
 
 
 def _class(name: str) -> Callable[..., torch.optim.Optimizer]:
