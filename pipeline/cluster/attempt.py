@@ -104,6 +104,9 @@ def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: 
         earlier.bring(hosts.launcher, facts, spec.run_dir)
         for note in leftover.clear(hosts.launcher, facts, spec.run_dir.parent):
             watchers.on_note(note)
+    if spec.outputs.resume and not spec.is_restart:  # else this command knows who is gone
+        for note in earlier.bring_from_other_hosts(hosts.cluster, facts, spec.run_dir, watchers.on_launch):
+            watchers.on_note(note)
     spec = _with_threads(spec, hosts.cluster)
     for port in hosts.ports():
         signals.check()

@@ -7,25 +7,30 @@ import os
 import re
 import threading
 from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from pipeline import lab as labs
 from pipeline.cluster import launchers
-from pipeline.cluster.attempt import run_attempt
+from pipeline.cluster.attempt import _planned, run_attempt
+from pipeline.cluster.earlier import bring_from_other_hosts
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers import packs
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import TrainingError
+from pipeline.core.files import write_json
 from pipeline.core.specs import Cluster, Host, LogLine
 from pipeline.data.trees import tree
 from pipeline.lab import Lab
 from pipeline.lab.state import uplink
+from pipeline.runs import attempts
 from tests.contract.stub import make
 from tests.lab_fixture import firewall, on
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.lab
 
@@ -55,7 +60,8 @@ else:
 
 def cluster(lab: Lab, **change: object) -> Cluster:
     hosts = tuple(Host(name=host.name, env={"OMP_NUM_THREADS": "1"}) for host in lab.hosts)
-    return Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), **change)  # type: ignore[arg-type]
+    whole = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config))
+    return replace(whole, **change)  # type: ignore[arg-type]
 
 
 def test_second_attempt_goes_on_from_the_first_ones_checkpoint(lab: Lab, tmp_path: Path) -> None:
@@ -77,6 +83,38 @@ def test_second_attempt_goes_on_from_the_first_ones_checkpoint(lab: Lab, tmp_pat
     steps = [json.loads(line)["step"] for line in (stub.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2]
     assert on(lab, "node0", "ls ~/.cache/paceline/runs").stdout == ""
+
+
+LEFT = """
+found = sorted(path.name for path in (run / "checkpoints").glob("*"))
+print("found", found, flush=True)
+if not found:
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "step-00000001.pt").write_bytes(b"one")
+    globals()["seal"](run / "checkpoints" / "step-00000001.pt")
+    time.sleep(600)
+globals()["finish"](rank, run)
+"""
+
+
+def test_what_an_attempt_left_on_another_host_is_ended_there_and_gone_on_with(lab: Lab, tmp_path: Path) -> None:
+    stub, lines, notes = make(tmp_path, LEFT, stand_in=True), list[LogLine](), list[str]()
+    one, other = (cluster(lab, hosts=(Host(name=host.name),)) for host in lab.hosts)
+    with closing(Hosts(one)) as hosts:  # and no more: the controller is killed
+        facts = hosts.facts(stub.spec().pack)
+        plan = _planned(stub.spec(), hosts, facts, hosts.ports()[0])
+        hosts.launcher.start(plan, stub.spec().pack, facts, stub.run_dir)
+    wait_until(lambda: on(lab, "node0", f"ls {plan.nodes[0].run_dir}/checkpoints/*.json").returncode == 0)
+    run_attempt(stub.spec(2), closing(Hosts(other)), Watchers(on_line=lines.append, on_note=notes.append))
+    assert notes[:1] == ["attempt 1 was left on node0: it is ended there, and what it had saved is here"]
+    assert "found ['step-00000001.json', 'step-00000001.pt']" in [line.text for line in lines]
+    assert on(lab, "node0", "ls ~/.cache/paceline/runs").stdout == ""
+
+    gone = replace(plan, nodes=(replace(plan.nodes[0], host="127.0.0.1:9", identity="gone"),))
+    write_json(stub.run_dir / "plan.json", asdict(gone))
+    write_json(stub.run_dir / attempts.FILE, {"attempts": [plan.run_id]})
+    (said,) = bring_from_other_hosts(other, [], stub.run_dir, lambda _: None)
+    assert said.startswith("WARNING: attempt 1 was left on 127.0.0.1:9, which can't be asked: unreachable: ")
 
 
 def large_pack(folder: Path, count: int) -> PackSource:
