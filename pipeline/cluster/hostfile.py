@@ -11,8 +11,10 @@ from pipeline.core.errors import UsageError
 from pipeline.core.specs import Host
 
 _LINE = re.compile(
-    r"(?:(?P<user>[^@\s\[\]]+)@)?(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^\s@:\[\]]+))(?::(?P<port>[^\s:]*))?$"
+    r"(?:(?P<user>[^@\s\[\]]+)@)?(?:\[(?P<v6>[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?)\]|(?P<name>[^\s@:\[\]]+))"
+    r"(?::(?P<port>[^\s:]*))?$"
 )
+_UNSEEN = {"Cc": "control", "Cf": "invisible"}  # Unicode's categories
 _FORM = "a line is [user@]host[:port] [slots=N], an IPv6 address stands in brackets"
 
 
@@ -43,12 +45,13 @@ def parse(text: str, source: str, *, default_slots: int = 1) -> tuple[Host, ...]
 
 
 def _lines(text: str, source: str) -> Iterator[tuple[int, list[str]]]:
-    """Number and words of each line that has some. Raises UsageError: a character that no name can hold, or YAML."""
+    """Number and words of each line that has some. Raises UsageError: a character that nobody sees, or YAML."""
     for number, raw in enumerate(text.split("\n"), start=1):  # splitlines() ends a line at control characters too
         told = raw.partition("#")[0].rstrip("\r")
-        bad = next((mark for mark in told if unicodedata.category(mark) == "Cc" and mark != "\t"), None)
+        bad = next((mark for mark in told if unicodedata.category(mark) in _UNSEEN and mark != "\t"), None)
         if bad is not None:
-            raise UsageError(f"{source}:{number}: {told!r} holds the control character {bad!r}; take it out")
+            kind = _UNSEEN[unicodedata.category(bad)]
+            raise UsageError(f"{source}:{number}: {told!r} holds the {kind} character {bad!r}; take it out")
         words = told.split()
         if words and words[0].endswith(":"):  # of YAML: hosts: [node0, node1]
             raise UsageError(

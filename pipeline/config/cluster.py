@@ -205,7 +205,7 @@ def _text_of(path: Path, told: str) -> str:
     try:
         if not path.is_file() and path.exists() and not path.is_dir():
             raise UsageError(f"{told} is no ordinary file; write its lines into one and name that")
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:  # editors of Windows put a byte order mark first
             text = file.read(HOSTFILE_CHARACTERS + 1)
     except OSError as error:
         raise UsageError(f"{told} can't be read: {os_reason(error)}") from error

@@ -46,7 +46,8 @@ _OF_LISTS = frozenset("@/#[]")  # where pssh's host file splits, and what separa
 def unfit_name(host: Host) -> str | None:
     """Why ssh and pssh can't be given the host's name or user, as words behind the value; None: they can."""
     for kind, text, also, longest in (("host", host.name, "$\\,", 253), ("user", host.user or "user", "", 64)):
-        bad = [mark for mark in text if mark.isspace() or mark in _OF_SHELLS | _OF_LISTS | set(also)]
+        unfit = _OF_SHELLS | _OF_LISTS | {" ", *also}
+        bad = [mark for mark in text if mark in unfit or not mark.isprintable()]
         if bad or not text or text.startswith("-"):
             why = f"it holds {bad[0]!r}" if bad else "it begins with '-'" if text else "it is empty"
             return f"is not a {kind} name that ssh can be given: {why}"

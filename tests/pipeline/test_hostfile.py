@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pipeline.cluster.hostfile import parse
+from pipeline.config.cluster import _entries
+from pipeline.core.cluster import unfit_name
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Host
 
 
 def test_lines_comments_and_blank_lines() -> None:
-    text = "# my lab\n\nnode0 slots=4\nme@node1:2222   slots=2  # the old one\n[fd00::7]:22\nfe@[fd00::8]\n"
+    text = "# my lab\n\nnode0 slots=4\nme@node1:2222   slots=2  # the old one\n[fd00::7]:22\nfe@[fd00::8%eth0]\n"
     assert parse(text, "hosts") == (
         Host(name="node0", nproc_per_node=4),
         Host(name="node1", user="me", port=2222, nproc_per_node=2),
         Host(name="fd00::7", port=22),
-        Host(name="fd00::8", user="fe"),
+        Host(name="fd00::8%eth0", user="fe"),
     )
 
 
@@ -47,7 +51,9 @@ def test_duplicate_names_both_lines() -> None:
         ("a slots=2 max_slots=1", "hosts:1: slots=2 is more than max_slots=1"),
         ("a\0b", "hosts:1: 'a\\x00b' holds the control character '\\x00'; take it out"),
         ("a\x1cb", "hosts:1: 'a\\x1cb' holds the control character '\\x1c'; take it out"),
+        ("no\u200bde0", "hosts:1: 'no\\u200bde0' holds the invisible character '\\u200b'; take it out"),
         ("fd00::7", "hosts:1: 'fd00::7' is not a host"),
+        ("[gpu]", "hosts:1: '[gpu]' is not a host; a line is [user@]host[:port] [slots=N], an IPv6 address stands in"),
         ("@a", "hosts:1: '@a' is not a host"),
         ("-oProxyCommand=x", "hosts:1: '-oProxyCommand=x' is not a host"),
         ("a;b", "hosts:1: 'a;b' is not a host name that ssh can be given: it holds ';'"),
@@ -63,3 +69,14 @@ def test_bad_lines_are_refused_with_file_line_and_value(line: str, message: str)
     with pytest.raises(UsageError) as caught:
         parse(line + "\n", "hosts")
     assert caught.value.what.startswith(message)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfnode0 slots=1\r\nnode1\r\n")
+    raw = {"launcher": "pssh", "hostfile": "hosts", "hosts": []}
+    assert [entry["name"] for entry in _entries(raw, tmp_path, 1)] == ["node0", "node1"]
+
+
+def test_a_name_in_the_configuration_holds_nothing_that_nobody_sees() -> None:
+    assert unfit_name(Host(name="node0\u200b")) == "is not a host name that ssh can be given: it holds '\\u200b'"
+    assert unfit_name(Host(name="knoten-ä0")) is None
