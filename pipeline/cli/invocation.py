@@ -7,6 +7,7 @@ are read from the command line itself.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from pipeline.cli.verbosity import taken_out
 from pipeline.cli.verbs import VERBS
 from pipeline.core.errors import UsageError, nearest
 
-_AGAIN = frozenset({"-a", "--always-execute"})
+_AGAIN = re.compile(r"-[csk]*a[acsk]*|--always-execute")  # short ones may stand together
 HELP_WORDS = frozenset({"-h", "--help", "help", "info", "--version"})
 """A command line without any of these asks for no help (``pipeline.cli.help``, which only help imports)."""
 
@@ -75,7 +76,7 @@ def parse(argv: Sequence[str]) -> Invocation:
         meant = f"did you mean {close}={value}? " if close else ""
         raise UsageError(f"doit {verb} takes no {name!r}; {meant}valid: {', '.join(own)}")
     paths = tuple(words[words.index(verb) + 1 :]) if VERBS[verb].takes_paths else ()
-    again = not _AGAIN.isdisjoint(argv)
+    again = any(map(_AGAIN.fullmatch, argv))
     return Invocation(verb=verb, overrides=overrides, options=options, again=again, paths=paths)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -333,4 +334,8 @@ def _folder(root: Path, field: str, value: str) -> Path:
         raise UsageError(f"{field} is empty; is a shell variable unset?")
     if any(len(part.encode()) > _LONGEST_NAME for part in Path(value).parts) or len(value.encode()) > _LONGEST_PATH:
         raise UsageError(f"{field}={value[:40]}… ({len(value)} characters) is too long for a folder's name")
-    return root / expanded(value, f"{field}={value}")
+    path = root / expanded(value, f"{field}={value}")
+    there = next(place for place in (path, *path.parents) if os.path.exists(place))  # noqa: PTH110  (Path's raises)
+    if not os.path.isdir(there):  # noqa: PTH112
+        raise UsageError(f"{field}={value}: {there} is no folder; name one, or one that isn't there yet")
+    return path

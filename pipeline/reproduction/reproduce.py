@@ -98,7 +98,7 @@ def _say_other_topology(recipe: Recipe, words: Sequence[str], root: Path, say: S
 
 def _train(words: Sequence[str], secrets: Mapping[str, str], *, project: Path, database: Path) -> int:
     """`doit train` by the run's own code, in its checkout; the exit code."""
-    command = [sys.executable, "-m", "doit", "--db-file", str(database), "train"]
+    command = [sys.executable, "-m", "doit", f"--db-file={database}", "train"]  # doit takes a bare a=b for a variable
     environment = {**git.environment(), **secrets, "PYTHONPATH": str(project)}
     with Interruptible():
         return process.attached([*command, *words, "tracking=none"], cwd=project, env=environment)

@@ -19,7 +19,7 @@ def test_help_lists_every_verb_with_what_it_does(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["train", "--help"], ["-h", "train", "seed=1"], ["help", "train"], ["info", "train"]]
+    "words", [["train", "--help"], ["-h", "train", "seed=1"], ["help", "train"], ["train", "help"], ["info", "train"]]
 )
 def test_help_of_a_verb_has_its_options_the_groups_with_a_line_each_and_examples(words: list[str]) -> None:
     page = pages.asked(words) or ""
@@ -50,7 +50,7 @@ def test_the_commands_of_tab_completion_can_be_copied() -> None:
     assert "        doit tabcompletion > ~/.local/share/bash-completion/completions/doit" in page
 
 
-@pytest.mark.parametrize("words", [["train", "seed=1"], ["help", "task"], ["info", "nope"], ["list"]])
+@pytest.mark.parametrize("words", [["train", "seed=1"], ["help", "task"], ["info", "nope"], ["list"], ["step", "help"]])
 def test_what_asks_for_no_help_gets_none(words: list[str]) -> None:
     assert pages.asked(words) is None
 

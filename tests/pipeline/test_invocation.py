@@ -43,6 +43,12 @@ def test_doits_own_options_are_not_overrides() -> None:
     assert parse(["list", "seed=1"]).verb is None
 
 
+@pytest.mark.parametrize("words", [["-a"], ["-ka"], ["-ak"], ["--always-execute"]])
+def test_what_is_finished_is_asked_for_again_also_beside_another_option(words: list[str]) -> None:
+    assert parse([*words, "train", "seed=1"]).again
+    assert not parse(["-k", "-n", "1", "train", "seed=a"]).again
+
+
 def test_a_verb_takes_its_own_options_apart() -> None:
     asked = parse(["evaluate", "run=abc", "seed=1"])
     assert (asked.options, asked.overrides) == ({"run": "abc"}, ("seed=1",))

@@ -280,6 +280,24 @@ def test_a_repository_without_a_commit_says_that_nothing_is_kept(tmp_path: Path)
     assert (found.git_commit, found.left_out) == (None, ("everything: the repository has no commit yet",))
 
 
+def test_a_repository_that_git_refuses_says_why_and_what_mends_it(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def left_out() -> str:
+        found, _ = of(repository)
+        assert found.git_commit is None
+        return " ".join(found.left_out)
+
+    with monkeypatch.context() as patch:
+        patch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # as root in a container finds a mounted clone
+        patch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "none"))
+        said = "everything: git refuses the repository: detected dubious ownership in repository at "
+        assert left_out().startswith(said)
+        assert f"; try: git config --global --add safe.directory '{repository}'" in left_out()
+    (repository / ".git/HEAD").write_text("garbage\n")
+    assert left_out().startswith("everything: git refuses the repository: not a git repository")
+
+
 def test_a_file_with_a_secret_of_the_run_stays_out_of_the_patch(repository: Path) -> None:
     (repository / "mine.yaml").write_text("env: {API_TOKEN: abc-123-def}\n")
     (repository / "code.py").write_text("token = 'abc-123-def'\n")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doit.doit_cmd import DoitMain
 
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import PacelineError
@@ -40,6 +41,16 @@ def test_equal_weights_and_metrics_are_reproduced(tmp_path: Path) -> None:
         f"REPRODUCED {KEY.short}: weights_sha256, metrics and steps are equal",
         "its key is the same",
     ]
+
+
+def test_a_project_whose_path_holds_an_equals_sign_is_trained_again_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[list[str]] = []
+    monkeypatch.setattr("pipeline.core.process.attached", lambda argv, **_: given.append(argv) or 0)
+    reproduce._train(["seed=1"], {}, project=tmp_path, database=tmp_path / "a=b" / "db")
+    words = DoitMain().process_args(given[0][3:])  # without what doit takes for variables
+    assert words == [f"--db-file={tmp_path}/a=b/db", "train"]
 
 
 def test_what_differs_is_named_field_by_field_with_the_reason_in_the_key(tmp_path: Path) -> None:
