@@ -60,6 +60,10 @@ def explained(text: str) -> str | None:
             f"its database is of another MLflow (schema {schema[1]}, this one has {schema[2]}): make a copy of it, "
             "then mlflow db upgrade ADDRESS, with the address as tracking.uri has it"
         )
+    if "file is not a database" in text or "database disk image is malformed" in text:
+        return "its database is damaged: move the file away (a new one is made) or bring a copy of it back"
+    if "unable to open database file" in text:
+        return "its database can't be opened: a file is meant, and one that this account may write to"
     if "Can't locate revision" in text:
         return "its database is of a newer MLflow than this one: install that one"
     if re.search(r"No module named '?(?:pg8000|psycopg2?|boto3|pymysql)", text):

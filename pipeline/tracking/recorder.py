@@ -131,6 +131,7 @@ class _Recording:
         self.ended_at: float | None = None
         self.counting = False
         self.refused = False  # the last time, for a reason that waiting does not fix
+        self.failure: str | None = None  # of the last pass that the store ended
         self.title = to.title
         self.state = self._resumed_state(to)
         self.writer = self._writer(to)
@@ -187,8 +188,8 @@ class _Recording:
         try:
             self.writer.write(now)
         except StoreError as error:
-            self.refused = error.final
-            return str(error)
+            self.refused, self.failure = error.final, str(error)
+            return self.failure
         except _RemovedError:
             return None  # the caller asks again
         except FileNotFoundError:
@@ -196,7 +197,8 @@ class _Recording:
                 raise
             return None
         except _SlowError:
-            return f"too slow: not everything was taken within {_TAIL_S:g} s"
+            return self.failure or f"too slow: not everything was taken within {_TAIL_S:g} s"
+        self.failure = None
         return None
 
     def _begin_counting(self) -> None:

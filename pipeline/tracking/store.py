@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import socket
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,7 @@ _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # open
 _TOKEN_TAG = "paceline.recorder"
 _REJECTIONS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 _FULL = re.compile(rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS}|{errno.EACCES})\]")  # of the artifacts
+_NO_FOLDER = re.compile(rf"\[Errno (?:{errno.ENOTDIR}|{errno.EEXIST})\] [^:]+: '([^']+)'")
 _REFUSALS = ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED")
 
 Item = TypeVar("Item")
@@ -70,9 +72,17 @@ def calls() -> Iterator[None]:
         raise
     except Exception as error:
         code = error.error_code if isinstance(error, MlflowException) else None
-        known = explained(str(error))
+        known = explained(str(error)) or _in_the_way(str(error))
         final = code in _REFUSALS or known is not None or _FULL.search(str(error)) is not None
         raise StoreError(known or _reason(error), rejected=code in _REJECTIONS, final=final) from error
+
+
+def _in_the_way(text: str) -> str | None:
+    """Of a failure to make a folder of artifacts: the file that stands in its place, or in that of one above it."""
+    named = _NO_FOLDER.search(text)
+    path = Path(named[1]) if named else None
+    found = next((place for place in (path, *path.parents) if place.is_file()), None) if path else None
+    return f"{found} is a file, where a folder of artifacts should be: move it away" if found else None
 
 
 def _reason(error: Exception) -> str:
@@ -113,6 +123,7 @@ class Store:
         with calls():
             if database:
                 _make_tables(database.resolve())
+                _refuse_damaged(database)
             address = database_login(environment["MLFLOW_TRACKING_URI"], os.environ, Path.home())
             if not database and not address.startswith("http"):
                 _connect(address)
@@ -291,6 +302,16 @@ def _connect(address: str) -> None:
         engine.connect().close()
     finally:
         engine.dispose()
+
+
+def _refuse_damaged(database: Path) -> None:
+    """MLflow tries for 101 s to open a folder or a file of something else, too."""
+    with contextlib.closing(sqlite3.connect(database, timeout=0.0)) as opened:
+        try:
+            opened.execute("PRAGMA schema_version")
+        except sqlite3.Error as error:
+            if explained(str(error)) is not None:  # else it is locked for a moment
+                raise
 
 
 def _make_tables(database: Path) -> None:

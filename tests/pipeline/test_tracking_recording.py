@@ -9,6 +9,8 @@ import os
 import shutil
 import subprocess
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -281,6 +283,35 @@ def test_an_artifact_folder_that_nobody_may_write_to_is_said_at_once(tmp_path: P
         assert "Read-only file system" in recorded.message
         assert len(store.history(uri, str(recorded.run_id))) == 20
     assert tracking.record(run, uri, EXPERIMENT).state == DONE
+
+
+@pytest.mark.parametrize("place", ["mlartifacts", f"mlartifacts/{EXPERIMENT}"])
+def test_a_file_where_artifacts_should_be_is_named_at_once(tmp_path: Path, uri: str, place: str) -> None:
+    run, file = finished(tmp_path), tmp_path / place
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    recorded = tracking.record(run, uri, EXPERIMENT, give_up_s=HANG_S)
+    assert recorded.state == PENDING
+    assert f"records: {file} is a file, where a folder of artifacts should be: move it away" in recorded.message
+    file.unlink()
+    assert tracking.record(run, uri, EXPERIMENT).run_id == recorded.run_id
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda database: database.write_bytes(b"no database " * 500), "its database is damaged: move the file away"),
+        (lambda database: (database / "one").mkdir(parents=True), "its database can't be opened: a file is meant"),
+    ],
+)
+def test_a_database_that_is_none_is_said_at_once(tmp_path: Path, damage: Callable[[Path], object], why: str) -> None:
+    run = finished(tmp_path)
+    damage(tmp_path / "mlflow.db")
+    began = time.monotonic()
+    recorded = tracking.record(run, f"sqlite:///{tmp_path}/mlflow.db", EXPERIMENT, give_up_s=HANG_S)
+    assert recorded.state == PENDING
+    assert why in recorded.message
+    assert time.monotonic() - began < 10  # MLflow itself tries for 101 s
 
 
 def test_later_files_are_added_to_a_finished_record(tmp_path: Path, uri: str) -> None:
