@@ -15,6 +15,8 @@ _PLACEHOLDERS = "Last Resort"  # has a box for each character
 def drawable(names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Families, in the order in which they are asked for a character, and the names as these can draw them: a name that
     they can't is ``#`` and its number."""
+    if all(name.isascii() for name in names):
+        return [_FIRST], [*names]
     families = {_FIRST: characters(_FIRST)}
     missing = {char for name in names for char in name if ord(char) not in families[_FIRST]}
     if missing and (more := _covering(frozenset(missing))) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -58,7 +59,7 @@ class Figure:
 _MODULES: dict[str, dict[str, object]] = {
     "sklearn": {},
     "sklearn.metrics": {"classification_report": classification_report, "confusion_matrix": confusion_matrix},
-    "matplotlib": {},
+    "matplotlib": {"rc_context": lambda _: contextlib.nullcontext()},
     "matplotlib.figure": {"Figure": Figure},
     "matplotlib.backends": {},
     "matplotlib.backends.backend_agg": {"FigureCanvasAgg": Figure},
