@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from pipeline.cluster import earlier, launchers
 from pipeline.cluster.attempt import attach_attempt, run_attempt
@@ -63,7 +64,7 @@ def run_attempts(work: Work) -> None:
     first = journal.attempts(run.folder.journal) + 1
     last = first + run.config.cluster.max_restarts
     if first > 1 and run.config.script is not None:  # our trainer's ranks say it themselves
-        say(f"attempt {first} starts {_from(run)}")
+        say(f"attempt {first} starts {_from_hosts(run) or _from(run)}")
     keeps = work.services.hosts is not None
     restarts = Restarts(run.config.cluster, shards=run.config.train.trainer.shards, keeps_hosts=keeps)
     for number in range(first, last + 1):
@@ -111,6 +112,17 @@ def _from(run: Run) -> str:
         return "from its newest checkpoint" if kept else "from the beginning: there is no checkpoint yet"
     step = checkpoints.newest_step(run.folder.path)
     return f"from the checkpoint of step {step}" if step else "from the beginning: there is no checkpoint yet"
+
+
+def _from_hosts(run: Run) -> str:
+    """Where a script may find checkpoints that aren't here yet: no host was asked so far. '' where it won't."""
+    path, plan = run.folder.path, earlier.left(run.folder.path)
+    resumes = checkpoints.resumes(run.config.resolved["program"])
+    if plan is None or not resumes or any((path / "checkpoints").glob("*")):
+        return ""
+    if Path(plan.nodes[0].run_dir) == path.resolve():  # its ranks wrote here
+        return ""
+    return f"from the newest checkpoint that attempt {plan.attempt} has left on {plan.nodes[0].host}, if there is one"
 
 
 def _last_step(run: Run, number: int) -> int:
