@@ -22,6 +22,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
+from pipeline import tracking
 from pipeline.config.schema import OPTIONS, SearchConfig
 from pipeline.config.space import Choice, Dimension, SearchSpace
 from pipeline.core.errors import UsageError
@@ -158,7 +159,7 @@ def open_search(
 def _study(config: SearchConfig, folder: Path, epochs: int) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.simplefilter("ignore", ExperimentalWarning)
-    database = f"sqlite:///{folder / FILE}"
+    database = tracking.sqlite_uri(folder / FILE)
     return optuna.create_study(
         study_name=_STUDY,
         storage=optuna.storages.RDBStorage(database, engine_kwargs={"connect_args": {"timeout": 60}}),

@@ -5,7 +5,7 @@ Only the process of ``recorder_command`` imports mlflow; what stands here is for
 
 from __future__ import annotations
 
-from pipeline.tracking.address import absolute_uri, default_uri, recorder_env, redact, shown, sqlite_path
+from pipeline.tracking.address import absolute_uri, default_uri, recorder_env, redact, shown, sqlite_path, sqlite_uri
 from pipeline.tracking.destinations import Destination, destinations
 from pipeline.tracking.launching import (
     NO_SUCH_RUN,
@@ -35,4 +35,5 @@ __all__ = [
     "serve_command",
     "shown",
     "sqlite_path",
+    "sqlite_uri",
 ]

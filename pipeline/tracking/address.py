@@ -21,7 +21,16 @@ _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 def default_uri(root: Path) -> str:
     """The project's own store, a sqlite database: ``sqlite:////abs/mlflow.db``."""
-    return f"sqlite:///{root.resolve() / 'mlflow.db'}"
+    return sqlite_uri(root.resolve() / "mlflow.db")
+
+
+def sqlite_uri(database: Path) -> str:
+    """The address of a database file by its absolute path, as SQLAlchemy reads it: it ends at ?, and %20 is a space."""
+    return f"sqlite:///{_quoted(database)}"
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("%", "%25").replace("?", "%3F")
 
 
 def absolute_uri(uri: str | None, root: Path) -> str:
@@ -61,14 +70,14 @@ def _absolute_sqlite(uri: str, scheme: str, root: Path) -> str:
     path, mark, query = uri.removeprefix(f"{scheme}://").removeprefix("/").partition("?")
     if path in ("", ":memory:"):
         raise UsageError(f"tracking.uri={uri} names no file", hint="tracking.uri=sqlite:///mlflow.db")
-    return f"{scheme}:///{root.resolve() / path}{mark}{query}"
+    return f"{scheme}:///{Path(_quoted(root.resolve())) / path}{mark}{query}"
 
 
 def sqlite_path(uri: str) -> Path | None:
     """The database file of an absolute sqlite URI; None for every other store."""
     if not uri.startswith("sqlite"):
         return None
-    return Path("/" + uri.partition("://")[2].partition("?")[0].lstrip("/"))
+    return Path("/" + unquote(uri.partition("://")[2].partition("?")[0]).lstrip("/"))
 
 
 def redact(text: str) -> str:

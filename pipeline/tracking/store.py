@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipeline.core.locks import held
-from pipeline.tracking.address import database_login, recorder_env, redact, shown, sqlite_path
+from pipeline.tracking.address import database_login, recorder_env, redact, shown, sqlite_path, sqlite_uri
 from pipeline.tracking.failures import StoreError, explained, plain
 from pipeline.tracking.inputs import DataInput
 from pipeline.tracking.points import Point
@@ -329,7 +329,7 @@ def _make_tables(database: Path) -> None:
         if _has_tables(database):
             return
         made = database.with_name(f"{database.name}.{os.getpid()}.new")
-        MlflowClient(tracking_uri=f"sqlite:///{made}").get_experiment("0")
+        MlflowClient(tracking_uri=sqlite_uri(made)).get_experiment("0")
         made.replace(database)
 
 

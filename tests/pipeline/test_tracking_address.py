@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from sqlalchemy.engine import make_url
 
 from pipeline import tracking
 from pipeline.core.errors import UsageError
@@ -68,6 +69,15 @@ def test_a_database_without_a_file_is_refused(uri: str) -> None:
 def test_the_default_store_lies_in_the_project(tmp_path: Path) -> None:
     assert sqlite_path(tracking.default_uri(tmp_path)) == tmp_path.resolve() / "mlflow.db"
     assert sqlite_path("http://host") is None
+
+
+@pytest.mark.parametrize("name", ["a?b", "a%20b", "a%b?c#d", "a b"])
+def test_a_database_lies_in_the_project_whatever_its_path_holds(tmp_path: Path, name: str) -> None:
+    root = tmp_path / name
+    for uri in (None, "sqlite:///mlflow.db", "sqlite:///mlflow.db?timeout=9"):
+        absolute = tracking.absolute_uri(uri, root)
+        assert make_url(absolute).database == str(root / "mlflow.db")  # what MLflow opens
+        assert sqlite_path(absolute) == root / "mlflow.db"
 
 
 def test_credentials_go_by_the_environment_only() -> None:
