@@ -71,12 +71,17 @@ def of_sweep(runs_dir: Path, name: str | None) -> tuple[SweepFolder, list[RunFol
 
 
 def _having(current: Session, words: Sequence[str], folders: Sequence[RunFolder]) -> list[RunFolder]:
-    """``experiment=NAME`` is looked for among the words that a run was started with: nothing else tells it."""
+    """``experiment=NAME`` is looked for among the words that a run was started with: nothing else tells it. An
+    altered run is one of them where nothing that its key vouches for says otherwise."""
+    from pipeline.runs import index
+
     experiments = {word for word in words if word.startswith(_EXPERIMENT)}
     wanted = wanted_values([word for word in words if word not in experiments], current.config.resolved)
     found = []
     for folder in folders:
         started = (folder.read_json("provenance.json") or {}).get("overrides") if experiments else []
-        if experiments <= set(started or ()) and matches(told(folder, wanted), wanted):
+        altered = index.row(folder).state == index.ALTERED
+        config = told(folder, wanted, altered=altered)
+        if experiments <= set(started or ()) and matches(config, wanted, in_part=altered):
             found.append(folder)
     return found

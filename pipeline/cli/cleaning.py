@@ -93,7 +93,10 @@ def _chosen(runs_dir: Path, rules: Rules) -> list[Item]:
     wanted = wanted_values(session().asked.overrides, session().config.resolved)
     rows = of_state(rows, rules.state, index.STATES)
     if wanted:
-        rows = [row for row in rows if matches(told(RunFolder(runs_dir / row.key), wanted), wanted)]
+        configs = {
+            row.key: told(RunFolder(runs_dir / row.key), wanted, altered=row.state == index.ALTERED) for row in rows
+        }
+        rows = [row for row in rows if matches(configs[row.key], wanted)]
     if rules.checkpoints:
         rows = [row for row in rows if row.state == State.FINISHED]
     rank = _ranks(runs_dir, rows, rules) if rules.keep_best is not None else {}

@@ -44,10 +44,12 @@ def runs() -> None:
     by, as_json = options.get("sort", "time"), is_on(options, "json")
     rows = of_state(index.rows(runs_dir), options.get("state"), index.STATES)
     in_full = bool(wanted) or len(rows) <= _MOST
-    altered = {row.key: index.intact_parts(RunFolder(runs_dir / row.key)) for row in rows if row.state == index.ALTERED}
+    altered = {
+        row.key: told(RunFolder(runs_dir / row.key), {}, altered=True) for row in rows if row.state == index.ALTERED
+    }
     intact = [row.key for row in rows if in_full and row.key not in altered]
     configs = {key: told(RunFolder(runs_dir / key), wanted) for key in intact}
-    known = {**configs, **{key: parts.get("config", {}) for key, parts in altered.items()}}
+    known = {**configs, **altered}
     is_empty = not rows and "state" not in options
     rows = [row for row in rows if matches(known.get(row.key, {}), wanted, in_part=row.key in altered)]
     measures = as_json or by == "size" or len(rows) <= _MOST_MEASURED

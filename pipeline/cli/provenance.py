@@ -65,14 +65,14 @@ def why() -> None:
 
 def _why_run(current: Session) -> None:
     from pipeline.execution import dry_run
-    from pipeline.keys import diff as compare
+    from pipeline.runs import index as runs
 
     current.refuse_data()
     run = current.run
     steps = dry_run.steps(current.config, current.pack, run, root=ROOT)
     reason = run.reason if run else current.why_no_key
     finished = _finished_parts(current) if run and reason else {}
-    found = compare.nearest(finished, run.key.parts) if run else None
+    found = runs.nearest(current.config.runs_dir, finished, run.key.parts) if run else None
     accepted = run.accepted if run and not reason else None
     damage = _damage(run) if run and not (reason or accepted) else None
     if is_on(session().asked.options, "json"):

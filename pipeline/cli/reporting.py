@@ -128,12 +128,11 @@ def _selection(runs: Sequence[ComparedRun]) -> str:
 
 def _why(current: Session, run: ComparedRun) -> list[str]:
     from pipeline.comparing.report import of_nearest
-    from pipeline.keys.diff import nearest
     from pipeline.runs import index
 
     others = index.finished_parts(current.config.runs_dir)
     others.pop(run.key, None)
-    return of_nearest(nearest(others, run.parts))
+    return of_nearest(index.nearest(current.config.runs_dir, others, run.parts))
 
 
 def _written(found: Report, form: str) -> str:

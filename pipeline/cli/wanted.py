@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.core.errors import UsageError
 from pipeline.core.redact import placeholders
 from pipeline.runs.contents import ranks_of
+from pipeline.runs.index import intact_parts
 
 if TYPE_CHECKING:
     from pipeline.runs.folder import RunFolder
@@ -60,8 +61,13 @@ def _below(name: str, resolved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from flat({last: found}, f"{above}." if above else "")
 
 
-def told(folder: RunFolder, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json, {} where there is none. Where a number of ranks is wanted, ``auto`` is the one that the run had."""
+def told(folder: RunFolder, wanted: Mapping[str, Any], *, altered: bool = False) -> dict[str, Any]:
+    """config.json, {} where there is none. Where a number of ranks is wanted, ``auto`` is the one that the run had.
+
+    Of an ``altered`` run only what its key vouches for: config.json may have been edited.
+    """
+    if altered:
+        return dict(intact_parts(folder).get("config", {}))
     config: dict[str, Any] = folder.read_json("config.json") or {}
     cluster = config.get("cluster")
     if not isinstance(wanted.get(_RANKS), int) or not isinstance(cluster, Mapping) or cluster.get(_RANK) != "auto":

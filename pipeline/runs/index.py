@@ -12,7 +12,9 @@ from typing import Any
 from pipeline.core.documents import DamagedError
 from pipeline.core.errors import UsageError, os_reason, suggestion
 from pipeline.core.specs import State
+from pipeline.keys import diff
 from pipeline.keys.content_key import KEY_LENGTH, KEY_VERSION
+from pipeline.keys.diff import Difference
 from pipeline.runs import acceptance, journal
 from pipeline.runs import result as results
 from pipeline.runs.contents import hosts_of, is_newer, ranks_of, what
@@ -104,6 +106,20 @@ def finished_parts(runs_dir: Path) -> dict[str, dict[str, Any]]:
         if known is not None and not is_newer(known) and (runs_dir / key / "result.json").is_file():
             parts[key] = known
     return parts
+
+
+def nearest(
+    runs_dir: Path, finished: Mapping[str, Mapping[str, Any]], new: Mapping[str, Any]
+) -> tuple[str, list[Difference]] | None:
+    """Of ``finished_parts`` the run with the fewest differing fields, and these. One that is altered may differ in what
+    was edited afterwards, and is passed over."""
+    left = dict(finished)
+    while (found := diff.nearest(left, new)) is not None:
+        key, differing = found
+        if not differing or row(RunFolder(runs_dir / key)).state != ALTERED:
+            return found
+        del left[key]
+    return None
 
 
 def is_run(folder: RunFolder) -> bool:

@@ -137,6 +137,22 @@ def test_all_but_the_best_go(tmp_path: Path, clean: Printed) -> None:
         clean("keep_best=1", "by=val/los")
 
 
+def test_no_run_goes_by_a_metric_whose_name_does_not_tell_what_is_better(tmp_path: Path, clean: Printed) -> None:
+    config = {**CONFIG, "seed": 5}
+    folder = finished(tmp_path, key_of(config), config=config, summary={"metrics": {"width": 1.0}})
+    with pytest.raises(UsageError, match="by=width: its name doesn't tell whether more or less of it is better"):
+        clean("keep_best=1", "by=width", "yes=1")
+    assert folder.result.exists()
+
+
+def test_no_run_is_chosen_by_an_edited_value(tmp_path: Path, clean: Printed) -> None:
+    folder = seeded(tmp_path, 3)
+    path = folder.path / "config.json"
+    path.write_text(path.read_text().replace('"seed": 3', '"seed": 4'))
+    assert folder.key not in clean("seed=4", "state=altered")
+    assert folder.key in clean("seed=3", "state=altered")
+
+
 def test_a_result_that_something_relies_on_stays(tmp_path: Path, clean: Printed) -> None:
     swept, held, pending, recorded, plain = (seeded(tmp_path, seed, days=9) for seed in range(5))
     SweepFolder(tmp_path / "sweeps" / "grid").begin(

@@ -16,7 +16,7 @@ from pipeline.comparing import spread, tables
 from pipeline.comparing.groups import grouped
 from pipeline.comparing.reading import read
 from pipeline.core.errors import UsageError
-from pipeline.runs import acceptance
+from pipeline.runs import acceptance, index
 from pipeline.runs.folder import RunFolder
 from tests.pipeline.comparing_folders import config_of, failed, swept, trained
 from tests.pipeline.conftest import Printed
@@ -266,6 +266,14 @@ def test_an_edited_value_is_not_shown_as_if_it_were_the_runs(
     assert ("  ?  " in listed, "code, A" in text) == (not vouched, False)
     assert (bad.key in printed(listing.runs, tmp_path, "optimizer.lr=0.1")) == (not vouched)  # it may be meant
     assert bad.key in printed(listing.runs, tmp_path, "optimizer.lr=0.2")
+    assert bad.key in compared(tmp_path, "optimizer.lr=0.2")
+    assert (bad.key in compared(tmp_path, "optimizer.lr=0.1")) == (not vouched)
+    found = index.nearest(tmp_path, index.finished_parts(tmp_path), {**read(good).parts, "data": "e" * 64})
+    assert found is not None
+    assert found[0] == good.key
+    near = index.nearest(tmp_path, index.finished_parts(tmp_path), {**read(bad).parts, "data": "e" * 64})
+    assert near is not None
+    assert near[0] == good.key, "the other one is nearer, and was edited"
 
 
 def test_a_run_whose_result_was_altered_has_no_figures(tmp_path: Path) -> None:
