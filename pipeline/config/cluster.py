@@ -108,12 +108,20 @@ def _tls(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _checkpoints(raw: Mapping[str, Any]) -> dict[str, Any]:
     """How often new ones come here, and where copies go. Raises UsageError: that is no address to write to."""
     address = raw.get("checkpoint_mirror")
-    if address is not None and (("://" not in address and not address.startswith("/")) or address.startswith("http")):
+    if address is not None and not _can_be_written(address):
         raise UsageError(
             f"cluster.checkpoint_mirror={hide(address)} must be an address that can be written to, such as "
             "s3://bucket/folder, or an absolute path"
         )
     return {"checkpoint_fetch_s": raw["checkpoint_fetch_s"], "checkpoint_mirror": address}
+
+
+def _can_be_written(address: str) -> bool:
+    """Whether an address says where copies would last: s3:// has no bucket, and memory:// ends with its process."""
+    scheme, has_scheme, place = address.partition("://")
+    if not has_scheme:
+        return address.startswith("/")
+    return bool(place.strip("/")) and scheme not in ("http", "https", "memory")
 
 
 def _check_rendezvous(kind: str, folder: str | None) -> None:

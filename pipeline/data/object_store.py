@@ -32,12 +32,18 @@ class ObjectStore:
                 return []
             return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
 
+    def try_writing(self, name: str) -> None:
+        """Write a small file of that name there and remove it. Raises DataError: that isn't possible."""
+        with self._explained("written"):
+            self._make_folder_of(name)
+            self._filesystem.pipe_file(self._path(name), b"tried")
+            self._filesystem.rm(self._path(name))
+
     def put(self, source: Path, name: str) -> None:
         """Write a file of this computer there, in place of what has that name. Raises DataError, FileNotFoundError."""
         source.stat()
         with self._explained("written"):
-            if has_folders(self._url):
-                self._filesystem.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
+            self._make_folder_of(name)
             self._filesystem.put_file(str(source), self._path(name))
 
     def get(self, name: str, target: Path) -> None:
@@ -68,6 +74,10 @@ class ObjectStore:
         """A file or a whole folder. Raises DataError: also where it isn't there."""
         with self._explained("removed"):
             self._filesystem.rm(self._path(name), recursive=True)
+
+    def _make_folder_of(self, name: str) -> None:
+        if has_folders(self._url):
+            self._filesystem.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"

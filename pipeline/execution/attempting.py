@@ -61,6 +61,7 @@ def run_attempts(work: Work) -> None:
     if work.mirror is not None:
         say.doing("looking into the mirror of checkpoints")
         work.mirror.restore()
+        work.mirror.try_writing()
     first = journal.attempts(run.folder.journal) + 1
     last = first + run.config.cluster.max_restarts
     if first > 1 and run.config.script is not None:  # our trainer's ranks say it themselves

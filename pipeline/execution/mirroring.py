@@ -18,6 +18,13 @@ class Mirroring:
         self._mirror, self._run_dir, self._say = mirror, run_dir, say
         self._failed = False
 
+    def try_writing(self) -> None:
+        """At the start, so that nobody relies on copies for hours which can't be made; told as ``push`` tells it."""
+        try:
+            self._mirror.try_writing()
+        except DataError as error:
+            self._tell(error)
+
     def push(self) -> None:
         """Copy the newest checkpoint; a mirror that fails doesn't end the training, and is told once."""
         try:
@@ -26,12 +33,15 @@ class Mirroring:
         except FileNotFoundError:  # a newer one came
             return
         except (DataError, OSError) as error:
-            if not self._failed:
-                what, hint = (error.what, error.hint) if isinstance(error, DataError) else (error, None)
-                self._say(f"WARNING: {what}; the training goes on without the mirror, which is tried again")
-                if hint is not None:
-                    self._say(f"  try: {hint}")
-            self._failed = True
+            self._tell(error)
+
+    def _tell(self, error: DataError | OSError) -> None:
+        if not self._failed:
+            what, hint = (error.what, error.hint) if isinstance(error, DataError) else (error, None)
+            self._say(f"WARNING: {what}; the training goes on without the mirror, which is tried again")
+            if hint is not None:
+                self._say(f"  try: {hint}")
+        self._failed = True
 
     def restore(self) -> None:
         """Where the run folder has no checkpoint. Raises DataError: whether the mirror has one can't be told."""

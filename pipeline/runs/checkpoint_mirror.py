@@ -43,6 +43,10 @@ class CheckpointMirror:
         """Whether the run folder has no checkpoint."""
         return not newest_step(run_dir)
 
+    def try_writing(self) -> None:
+        """Raises DataError: nothing can be written there."""
+        self._store.try_writing(f"{self._key}/.try")
+
     def push(self, run_dir: Path) -> int:
         """Copy the newest checkpoint of the run folder unless that was done; its step, 0 where nothing was copied.
 

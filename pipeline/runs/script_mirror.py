@@ -48,6 +48,10 @@ class ScriptMirror:
         """Whether the run folder has no checkpoint."""
         return not _files(run_dir).keys() - {_METRICS}
 
+    def try_writing(self) -> None:
+        """Raises DataError: nothing can be written there."""
+        self._store.try_writing(f"{self._key}/.try")
+
     def push(self, run_dir: Path) -> int:
         """Copy what is new, and the list; how many files it names, 0 where nothing has changed.
 

@@ -72,6 +72,8 @@ def names(folder: Path) -> list[str]:
 
 def test_a_run_without_checkpoints_goes_on_from_the_newest_copy(address: str, run_dir: Path, empty: Path) -> None:
     mirror = CheckpointMirror(address, "abc")
+    mirror.try_writing()
+    assert mirror._store.names("abc") == []
     assert (mirror.push(run_dir), mirror.push(run_dir)) == (10, 0)
     for step in (20, 30):
         save(run_dir, step, **{f"shards-{step:08d}_0.distcp": "slice"})
@@ -146,7 +148,7 @@ def test_a_mirror_that_cannot_be_written_is_told_once_and_ends_nothing(run_dir: 
     (tmp_path / "mirror").write_text("a file")
     lines: list[str] = []
     mirroring = Mirroring(CheckpointMirror(str(tmp_path / "mirror"), "abc"), run_dir, lines.append)
-    mirroring.push()
+    mirroring.try_writing()
     mirroring.push()
     (line,) = lines
     assert line.startswith(f"WARNING: cluster.checkpoint_mirror={tmp_path}/mirror can't be written: ")
@@ -199,7 +201,7 @@ def test_an_address_that_cannot_be_used_here_is_told_in_one_message(address: str
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("address", ["relative/path", "https://host/x"])
+@pytest.mark.parametrize("address", ["relative/path", "https://host/x", "s3://", "s3:///", "memory://x"])
 def test_what_is_no_address_to_write_to_is_refused_with_the_configuration(address: str) -> None:
     with pytest.raises(UsageError, match=f"cluster.checkpoint_mirror={address} must be an address"):
         cluster._checkpoints({"checkpoint_fetch_s": 60.0, "checkpoint_mirror": address})

@@ -202,7 +202,7 @@ def test_the_data_of_a_script_counts_by_names_and_contents(tmp_path: Path) -> No
             "cluster.rendezvous=c10d: only static gives a script's rank 0 to the first host",
         ),
         (
-            ["program.script=dodo.py", "cluster.checkpoint_mirror=memory://x"],
+            ["program.script=dodo.py", "cluster.checkpoint_mirror=s3://x"],
             "cluster.checkpoint_mirror keeps copies of what a script goes on from, and no argument of it has {resume}",
         ),
         (
