@@ -182,12 +182,24 @@ def _certificate(beside: Path, found: Report, runs: Sequence[ComparedRun]) -> tu
 
 # ------------------------------------------------------------------------------------------ certificates
 def verify() -> None:
-    """Raises UsageError: a file that is no certificate; PacelineError: one that was altered, or its run was."""
+    """Each file is checked, whatever the others are.
+
+    Raises UsageError: a file that is no certificate; PacelineError, which goes before: one was altered, or its run.
+    """
     current = session()
     if not current.asked.paths:
         raise UsageError("which file? doit verify takes certificates", hint="doit report KEY writes one")
+    wrong: list[PacelineError] = []
     for word in current.asked.paths:
-        _verify(current, Path(os.path.abspath(clone.started_in() / expanded(word, word))))  # noqa: PTH100
+        try:
+            _verify(current, Path(os.path.abspath(clone.started_in() / expanded(word, word))))  # noqa: PTH100
+        except PacelineError as error:
+            wrong.append(error)
+    if wrong:
+        first, *others = sorted(wrong, key=lambda item: isinstance(item, UsageError))
+        for other in others:
+            say(f"ERROR: {other}")
+        raise first
 
 
 def _verify(current: Session, path: Path) -> None:
@@ -241,4 +253,4 @@ def _say_standing(found: Sequence[Mapping[str, Any]]) -> None:
     counts = [
         verdict if len(found) == 1 else f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)
     ]
-    say(f"  made again   {', '.join(counts)}\n  proves that nothing was changed since, not who wrote it")
+    say(f"  made again   {', '.join(counts)}\n  proves that nothing of this was changed since, not who wrote it")

@@ -43,13 +43,14 @@ class Point:
 @dataclass(frozen=True, kw_only=True)
 class Band:
     """A group's curve. ``parts`` are its pieces between gaps; ``gaps`` counts values that are no number, of all runs;
-    ``n`` is the number of runs."""
+    ``n`` is the number of runs, and ``unfinished`` says in words how many of them have not ended well, or ''."""
 
     label: str
     title: str
     parts: tuple[tuple[Point, ...], ...]
     gaps: int
     n: int
+    unfinished: str = ""
 
     @property
     def points(self) -> list[Point]:
@@ -121,7 +122,13 @@ def band(group: Group, of_runs: Mapping[str, Sequence[MetricsRow]], metric: str,
         parts=tuple(tuple(part) for part in parts if part),
         gaps=sum(item.gaps for item in curves),
         n=len(curves),
+        unfinished=_unfinished([run.state for run in group.runs if not run.counts and run.state != ALTERED]),
     )
+
+
+def _unfinished(states: Sequence[str]) -> str:
+    """``1 FAILED``."""
+    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
 
 
 def _point(x: float, values: Sequence[float]) -> Point:

@@ -48,7 +48,8 @@ def picture(bands: Sequence[Band], *, metric: str, axis: str, form: str, log: bo
 
 def _draw(axes: Axes, band: Band, colour: str) -> None:
     """Its pieces between gaps; the first has the name."""
-    name = f"{_plain(band.title)} (n={band.n}{f', {band.gaps} gaps' if band.gaps else ''})"
+    told = [f"n={band.n}", band.unfinished, f"{band.gaps} gaps" if band.gaps else ""]
+    name = f"{_plain(band.title)} ({', '.join(filter(None, told))})"
     for part in band.parts:
         across = [point.x for point in part]
         axes.plot(

@@ -47,7 +47,8 @@ def legend(band: Band, number: int, width: int, *, colour: bool) -> list[str]:
     gaps = f", {band.gaps} values are no number: gaps" if band.gaps else ""
     last = band.points[-1] if band.points else None
     said = "no points" if last is None else f"last {with_spread(last.mean, last.std)}"
-    first, *others = wrapped(f"{band.label}  {band.title}  n {band.n}, {said}{gaps}", width)
+    count = f"n {band.n}{f' ({band.unfinished})' if band.unfinished else ''}"
+    first, *others = wrapped(f"{band.label}  {band.title}  {count}, {said}{gaps}", width)
     return [_painted(band.label, number, colour=colour) + first.removeprefix(band.label), *others]
 
 

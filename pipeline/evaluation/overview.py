@@ -48,7 +48,7 @@ def worst(targets: Sequence[int], predictions: Sequence[int], limit: int) -> lis
 
 
 def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) of the curves in metrics.jsonl that have more than one finite point."""
+    """(step, value) of the finite points of the curves in metrics.jsonl."""
     found: dict[str, list[tuple[int, float]]] = {}
     lines = path.read_bytes().splitlines() if path.is_file() else []
     for row in filter(None, map(metrics_file.parse, lines)):
@@ -56,7 +56,7 @@ def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
             value = row.metrics.get(name)
             if value is not None and math.isfinite(value):
                 found.setdefault(name, []).append((row.step, value))
-    return {name: points for name, points in found.items() if len(points) > 1}
+    return found
 
 
 def images(data: Path, split: str, mistakes: Sequence[Mistake]) -> list[Image]:
@@ -113,7 +113,8 @@ def _draw_curves(axes: Axes, found: Mapping[str, Sequence[tuple[int, float]]]) -
     right = axes.twinx() if "val/accuracy" in found else axes
     for number, (name, points) in enumerate(found.items()):
         where = right if name == "val/accuracy" else axes
-        where.plot([step for step, _ in points], [value for _, value in points], label=name, color=f"C{number}")
+        at, values = [step for step, _ in points], [value for _, value in points]
+        where.plot(at, values, label=name, color=f"C{number}", marker="o" if len(points) == 1 else "")
     if right is not axes:
         right.set_ylabel("val/accuracy")
         right.set_ylim(0.0, 1.0)

@@ -285,9 +285,10 @@ def _topology_changes(recipe: Recipe, words: Sequence[str], root: Path) -> list[
     from pipeline.cluster.local_gpus import usable_gpus
     from pipeline.config import compose
     from pipeline.config.cluster import build_cluster
+    from pipeline.config.program_section import with_ranks
 
     try:
-        resolved = compose.resolve(compose.compose_config(words))
+        resolved = with_ranks(compose.resolve(compose.compose_config(words)))
         cluster = build_cluster(resolved["cluster"], root=root, local_gpus=usable_gpus())
     except PacelineError:
         return []  # another version's words: the run's own code checks them

@@ -201,6 +201,19 @@ def test_a_damaged_an_edited_and_a_foreign_file_are_told_apart(
     assert type(caught.value) is error
 
 
+def test_of_several_files_each_is_checked(
+    tmp_path: Path, certified: Path, verified: Printed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edited = tmp_path / "edited.json"
+    edited.write_bytes(certified.read_bytes().replace(b"0.9", b"0.8"))
+    with pytest.raises(PacelineError, match=r"edited\.json was edited or damaged") as caught:
+        verified(tmp_path, str(tmp_path / "x.json"), str(edited), str(certified))
+    assert not isinstance(caught.value, UsageError)
+    said = capsys.readouterr().out
+    assert "x.json can't be read: No such file" in said
+    assert "certificate.json: whole, and run" in said
+
+
 def test_a_file_that_is_not_there_is_said(tmp_path: Path, verified: Printed) -> None:
     trained(tmp_path)
     with pytest.raises(UsageError, match=r"x\.json can't be read: No such file"):

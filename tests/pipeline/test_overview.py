@@ -41,9 +41,11 @@ def test_the_images_of_the_mistakes_are_those_of_the_split(tmp_path: Path) -> No
     assert images(data, "test", [Mistake(1, 0, 1)]) == []
 
 
-def test_a_curve_has_more_than_one_finite_point(tmp_path: Path) -> None:
+def test_a_curve_has_the_finite_points_and_may_be_one(tmp_path: Path) -> None:
     found = curves(run_folder(tmp_path) / "metrics.jsonl")
-    assert found == {"train/loss": [(1, 1.0), (2, 0.5)], "val/accuracy": [(1, 0.5), (2, 0.5)]}
+    assert found == {
+        "train/loss": [(1, 1.0), (2, 0.5)], "val/accuracy": [(1, 0.5), (2, 0.5)], "val/loss": [(3, 1.0)],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("without", ["", "metrics.jsonl", "data/images.bin"])

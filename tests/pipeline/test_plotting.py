@@ -14,7 +14,7 @@ from pipeline.comparing.reading import read
 from pipeline.core.errors import UsageError
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.metrics_file import MetricsRow
-from tests.pipeline.comparing_folders import trained, write_curve
+from tests.pipeline.comparing_folders import failed, trained, write_curve
 from tests.pipeline.conftest import Printed
 
 
@@ -79,6 +79,12 @@ def test_a_value_that_is_no_number_is_a_gap_that_is_said(tmp_path: Path, plotted
     write_curve(run, 0.9, {30: float("nan")})
     said = " ".join(plotted(tmp_path, run.key, "metric=train/loss", "log=1").split())
     assert "n 1, last 0.2000, 1 values are no number: gaps" in said
+
+
+def test_a_run_that_failed_is_not_drawn_as_if_it_had_finished(tmp_path: Path, plotted: Printed) -> None:
+    run = failed(tmp_path)
+    write_curve(run, 0.9)
+    assert "n 1 (1 FAILED), last 0.9000" in " ".join(plotted(tmp_path, run.key, trained(tmp_path).key).split())
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,17 @@ def test_equal_weights_and_metrics_are_reproduced(tmp_path: Path) -> None:
     ]
 
 
+def test_a_script_that_is_started_without_torchrun_has_the_one_rank_that_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.cluster.local_gpus.usable_gpus", lambda: 0)
+    words = ["program.script=a.py", "program.torchrun=false"]
+    alone = {"topology": {**KEY.parts["topology"], "nproc_per_node": [1]}}
+    made = replace(recipe(tmp_path), parts={**KEY.parts, **alone})
+    fields = [item.field for item in reproduce._topology_changes(made, words, tmp_path)]
+    assert "nproc_per_node" not in fields
+
+
 def test_a_project_whose_path_holds_an_equals_sign_is_trained_again_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
