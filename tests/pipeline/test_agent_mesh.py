@@ -101,6 +101,17 @@ def test_what_stands_where_the_folder_is_to_be_is_named(ssh: Path, kind: str, se
     assert command == "ssh node1 -t 'mv ~/.ssh ~/.ssh.old'"
 
 
+@pytest.mark.parametrize("name", ["authorized_keys", "known_hosts"])
+def test_a_folder_where_lines_are_to_be_added_is_named_before_anything_is(ssh: Path, name: str) -> None:
+    (ssh / name).mkdir(parents=True)
+    with pytest.raises(SystemExit) as hit:
+        mesh.mesh_offer(OFFER)
+    what, command = told(reason(hit.value), "ssh node1")
+    assert f"~/.ssh/{name} there is a folder" in what
+    assert command == f"ssh node1 -t 'mv ~/.ssh/{name} ~/.ssh/{name}.old'"
+    assert [path.name for path in ssh.iterdir()] == [name]
+
+
 def test_a_key_that_ssh_would_not_use_has_its_own_words(ssh: Path) -> None:
     ssh.mkdir()
     key = ssh / "id_ed25519"

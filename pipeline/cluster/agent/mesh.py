@@ -67,13 +67,16 @@ def mesh_offer(request: Json) -> None:
 
 
 def make_folder() -> None:
-    """~/.ssh for its owner alone. Raises SystemExit: something else is in its place."""
+    """~/.ssh for its owner alone. Raises SystemExit: something else is in its place, or of a file that is added to."""
     place = path()
     if os.path.lexists(place) and not os.path.isdir(place):
         kind = f"a link to {os.readlink(place)}, where no folder is" if os.path.islink(place) else "no folder"
         raise SystemExit(f"~/.ssh there is {kind}; move it away{THERE}mv ~/.ssh ~/.ssh.old")
     os.makedirs(place, mode=0o700, exist_ok=True)
     os.chmod(place, 0o700)
+    for name in (AUTHORIZED, KNOWN):  # before a host has added anything
+        if os.path.isdir(path(name)):
+            raise SystemExit(f"~/.ssh/{name} there is a folder; move it away{THERE}mv ~/.ssh/{name} ~/.ssh/{name}.old")
 
 
 def make_key() -> bool:
