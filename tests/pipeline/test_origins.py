@@ -60,7 +60,7 @@ def test_what_is_printed_is_the_composition_as_yaml(found: list[origins.Value]) 
             "ERROR: --multirun is an option of Hydra's command line, which doit plan",
         ),
         (["why", "--cfg", "job", "seed=1"], 3, "ERROR: --cfg is an option of Hydra's command line, which doit why"),
-        (["--nope", "train"], 3, "ERROR: doit run: option --nope not recognized\n  try: doit help run\n"),
+        (["-Z", "train"], 3, "ERROR: doit run: option -Z not recognized\n  try: doit help run\n"),
         (["-n", "x", "train"], 3, "ERROR: doit run: Error parsing parameter 'num_process' <class 'int'>. invalid"),
     ],
 )
