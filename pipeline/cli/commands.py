@@ -335,9 +335,11 @@ def _figures(result: Result) -> str:
 
 def _figures_of_script(result: Result) -> str:
     """The last value of its first metrics, and whether another run has ever come out the same."""
-    most = 4
+    from pipeline.runs.result import nonfinite_note
+
+    most, odd = 4, [note] if (note := nonfinite_note(result.fields)) else []
     shown = [f"{name} {value:.6g}" for name, value in sorted(result.metrics.items())]
     more = [f"{len(shown) - most} more metrics"] if len(shown) > most else []
     proven = [] if result.fields.get("proven") else ["unproven (doit reproduce makes it again and compares)"]
     ranks = counted(sum(result.nproc_per_node), "rank")
-    return ", ".join([*(shown[:most] or ["no metric was logged"]), *more, ranks, *proven])
+    return ", ".join([*(shown[:most] or ["no metric was logged"]), *more, *odd, ranks, *proven])

@@ -93,7 +93,8 @@ def _cells(row: Row, size: int | None) -> Sequence[str]:
 
 def _words(row: Row, differing: Mapping[str, Any]) -> str:
     words = "  ".join(f"{name}={_shown(value)}" for name, value in differing.items())
-    return f"{words}{'  SYNTHETIC DATA' if row.synthetic else ''}{row.note}".lstrip()
+    odd = f"  {row.nonfinite}" if row.nonfinite else ""
+    return f"{words}{'  SYNTHETIC DATA' if row.synthetic else ''}{row.note}{odd}".lstrip()
 
 
 def day(unix_time: float) -> str:

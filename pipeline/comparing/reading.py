@@ -44,6 +44,7 @@ class ComparedRun:
         verdict: what `doit reproduce` found last, or None.
         weights_sha256: of the final weights, or None.
         made_with: the step of one's own that its data comes from, or None.
+        nonfinite: a script's metric that was NaN or infinite, and how often, or ''.
     """
 
     key: str
@@ -63,6 +64,7 @@ class ComparedRun:
     weights_sha256: str | None = None
     synthetic: bool = False
     made_with: PastStep | None = None
+    nonfinite: str = ""
 
     @property
     def counts(self) -> bool:
@@ -128,6 +130,7 @@ def read(folder: RunFolder) -> ComparedRun:
         weights_sha256=None if result is None else result.fields.get("weights_sha256"),
         synthetic=row.synthetic,
         made_with=lineage.of_run(folder, config),
+        nonfinite=row.nonfinite,
     )
 
 

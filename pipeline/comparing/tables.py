@@ -86,7 +86,7 @@ def _about(group: Group, width: int) -> Iterator[str]:
     yield from wrapped(f"{group.label}  {group.title}", width)
     for run in group.runs:
         seed = "" if run.seed is None else f"seed {run.seed}"
-        notes = [part for part in (seed, run.reservation, run.failure) if part]
+        notes = [part for part in (seed, run.reservation, run.nonfinite, run.failure) if part]
         yield from wrapped(f"   {run.key}  {'; '.join(notes)}".rstrip(), width)
 
 
@@ -238,6 +238,7 @@ def _group(group: Group) -> dict[str, Any]:
                 "seed": run.seed,
                 "reservation": run.reservation,
                 "failure": run.failure,
+                "nonfinite": run.nonfinite,
                 "command": run.command,
                 "metrics": {name: json_number(value) for name, value in run.figures.items()},
             }

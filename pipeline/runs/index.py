@@ -44,7 +44,8 @@ class Row:
     """One run as a list shows it; ``accuracy`` is test/accuracy in 0..1 once the run is finished.
 
     ``nodes`` are the ranks of each node in words, ``hosts`` the names of the nodes; ``train_s`` is how long the
-    training took, once the run is finished. ``note`` is what a reader has to know of it, for the end of its line.
+    training took, once the run is finished. ``note`` is what a reader has to know of it, for the end of its line;
+    ``nonfinite`` names a script's metric that was NaN or infinite.
     """
 
     key: str
@@ -57,6 +58,7 @@ class Row:
     synthetic: bool
     unix_time: float
     note: str = ""
+    nonfinite: str = ""
 
 
 def find(runs_dir: Path, named: str) -> RunFolder:
@@ -161,6 +163,7 @@ def row(folder: RunFolder) -> Row:
         synthetic=result.synthetic,
         unix_time=result.unix_time,
         note=f"  {accepted}" if accepted is not None else _note(result),
+        nonfinite=results.nonfinite_note(result.fields),
     )
 
 

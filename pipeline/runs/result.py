@@ -12,6 +12,7 @@ from pipeline.core import documents
 from pipeline.core.documents import DamagedError, UnsealedError
 from pipeline.core.errors import PacelineError
 from pipeline.core.files import sha256_file
+from pipeline.core.tables import counted
 
 FILE = "result.json"
 _OF_THE_CONTROLLER = (
@@ -148,6 +149,25 @@ def _a(kind: type[_T], value: Any) -> _T:
     if type(value) is not kind:
         raise TypeError(f"{str(value)[:40]!r} is no {kind.__name__}")
     return value
+
+
+def nonfinite(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Metric → ``NaN at step 4, 37 times``: the values of a script that were no finite numbers, which no curve has."""
+    found = {}
+    told = summary.get("nonfinite")
+    for name, value in told.items() if isinstance(told, Mapping) else ():
+        match value:
+            case {"first": str(first), "step": int(step), "count": int(count)}:
+                times = f", {count:,} times" if count > 1 else ""
+                found[str(name)] = f"{'NaN' if first == 'nan' else 'infinite'} at step {step}{times}"
+    return found
+
+
+def nonfinite_note(summary: Mapping[str, Any]) -> str:
+    """The first of them for a line, and how many more metrics have some; '' where all was finite."""
+    told = nonfinite(summary)
+    more = f" (and {counted(len(told) - 1, 'more metric')})" if len(told) > 1 else ""
+    return next((f"{name} was {what}{more}" for name, what in told.items()), "")
 
 
 def number(value: Any) -> float:

@@ -15,6 +15,7 @@ from pipeline.core.redact import without_secrets
 from pipeline.core.specs import State
 from pipeline.keys.content_key import canonical_config
 from pipeline.runs import journal
+from pipeline.runs import result as results
 from pipeline.runs.acceptance import accepted_for
 from pipeline.runs.contents import ranks_of, what
 from pipeline.runs.naming import decides, run_name
@@ -75,7 +76,7 @@ def describe(run_dir: Path, nonfinite: Mapping[str, str] | None = None) -> Descr
     entries = journal.read(run_dir / "journal.jsonl")
     swept = [str(word) for word in (told.sweeps[-1].get("overrides") or ())] if told.sweeps else []
     name = run_name(told.config, told.words, told.key, swept=swept)
-    story = _story(run_dir, told, entries, synthetic, nonfinite or {})
+    story = _story(run_dir, told, entries, synthetic, {**results.nonfinite(told.summary), **(nonfinite or {})})
     return Description(
         key=told.key,
         name=redact(name) + (" (synthetic data)" if synthetic else ""),

@@ -84,6 +84,17 @@ def test_one_seed_says_that_no_spread_is_known(tmp_path: Path, compared: Printed
     assert "B against A: nothing is claimed: no spread known (n = 1)" in compared(tmp_path, *keys)
 
 
+def test_a_metric_of_a_script_that_was_nan_is_told_and_claims_stay(tmp_path: Path, compared: Printed) -> None:
+    told = {
+        "nonfinite": {"loss": {"first": "nan", "step": 2, "count": 7}, "lr": {"first": "inf", "step": 1, "count": 1}}
+    }
+    key = trained(tmp_path, 0, 0.1, accuracy=0.5, summary=told).key
+    text = compared(tmp_path, key, trained(tmp_path, 0, 0.9, accuracy=0.9).key)
+    assert "loss was NaN at step 2, 7 times (and 1 more metric)" in text
+    assert index.row(RunFolder(tmp_path / key)).nonfinite.startswith("loss was NaN")
+    assert "runs loss" not in text
+
+
 @pytest.mark.parametrize(
     ("doubt", "said"),
     [

@@ -82,6 +82,15 @@ def test_tags_tell_commit_hosts_overrides_and_key(tmp_path: Path) -> None:
     assert tags["paceline.weights_sha256"] == "ab" * 32
 
 
+def test_a_scripts_values_that_were_no_finite_numbers_are_told(tmp_path: Path) -> None:
+    run = folder.started(tmp_path)
+    folder.end(run)
+    folder.summary(run, nonfinite={"loss": {"first": "nan", "step": 2, "count": 1200}, "bad": 3})
+    tags = describe(run).tags
+    assert tags["paceline.nonfinite"] == "loss: NaN at step 2, 1,200 times"
+    assert "**Not finite:** `loss` was NaN at step 2, 1,200 times." in tags["mlflow.note.content"]
+
+
 def test_the_source_holds_no_slash_of_which_mlflow_would_show_only_what_follows(tmp_path: Path) -> None:
     run = folder.started(tmp_path)
     words = ["seed=2", "dataset.source=/data/c10.tar.gz", "paths.runs=/tmp/runs", "cluster=two_node", "optimizer=adam"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from trainers.script.metrics_file import LeftOut, MetricsFile, Row
 from trainers.script.settings import ScriptConfig
@@ -48,6 +48,13 @@ class Recorder:
         for source in self._sources:
             for row in source.rows(last=last):
                 self.metrics.append(row)
+
+    def left_out(self) -> dict[str, dict[str, Any]]:
+        """What of each metric was no finite number, as the summary has it; ``first`` in words, as JSON has none."""
+        return {
+            name: {"first": str(some.first), "step": some.step, "count": some.count}
+            for name, some in self.metrics.left_out.items()
+        }
 
     def notes(self, *, ended_well: bool) -> list[str]:
         """What a person should know of the metrics when the script has ended."""

@@ -258,6 +258,7 @@ class Attempt:
         summary = {
             "steps": metrics.step,
             "metrics": metrics.last,
+            **({"nonfinite": nonfinite} if (nonfinite := recorder.left_out()) else {}),
             "unkeyed": unkeyed,
             "duration_s": round(time.time() - self.begun, 3),
             "outputs_sha256": left(self.run_dir),

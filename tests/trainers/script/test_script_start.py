@@ -64,6 +64,7 @@ def test_the_script_gets_its_environment_and_can_not_alter_the_snapshot(run: Scr
 def test_a_script_that_logs_nothing_finishes_and_that_is_said(run: ScriptRun) -> None:
     assert "paceline: WARNING: the script logged no metric; what is recorded: paceline.log" in run.write("").start()
     assert (run.read("summary.json")["steps"], run.read("summary.json")["metrics"]) == (None, {})
+    assert "nonfinite" not in run.read("summary.json")
 
 
 def test_nan_is_told_once_with_how_often_it_came(run: ScriptRun) -> None:
@@ -75,6 +76,10 @@ def test_nan_is_told_once_with_how_often_it_came(run: ScriptRun) -> None:
         "paceline: WARNING: values that are no finite numbers were not recorded: loss 1,200 times (first nan at step "
         "1), acc once (inf at step 9)\n"
     )
+    assert run.read("summary.json")["nonfinite"] == {
+        "loss": {"first": "nan", "step": 1, "count": 1200},
+        "acc": {"first": "inf", "step": 9, "count": 1},
+    }
     said = run.write("import paceline\nfor i in range(10): paceline.log(1, **{f'm{i}': float('nan')})").start()
     assert said.endswith(" m7 once (nan at step 1) and 2 more metrics\n")
     assert "no metric" not in said
