@@ -65,6 +65,28 @@ def top_of(folder: Path) -> Path:
     return Path(told.removesuffix("\n")) if told else folder
 
 
+def refusal(folder: Path) -> str | None:
+    """Why git reads no repository here although a ``.git`` stands in ``folder`` or above it, and what mends that.
+
+    None: it does, or there is none. Another owner's clone is refused, and one whose HEAD is damaged.
+    """
+    if not any(_is_git_folder(place / ".git") for place in (folder, *folder.parents)):
+        return None
+    done = git(folder, "rev-parse", "--is-inside-work-tree")
+    if done is None:
+        return "git is not installed"
+    if done.code == 0:
+        return None
+    said = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no reason"]
+    mends = next((f"; try: {line}" for line in said if line.startswith("git config ")), "")
+    return f"git refuses the repository: {said[0].removeprefix('fatal: ')}{mends}"
+
+
+def _is_git_folder(path: Path) -> bool:
+    """Of a repository, a worktree or a submodule; an empty folder of that name is none to git either."""
+    return path.is_file() or (path / "HEAD").exists()
+
+
 def without_checkout(repository: Path) -> dict[str, str]:
     """The variables by which git works in the git folder alone: that of a submodule names a work tree, which may be
     gone."""

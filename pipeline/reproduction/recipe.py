@@ -49,6 +49,15 @@ def _unreadable(folder: RunFolder, parts: Mapping[str, object]) -> PacelineError
     )
 
 
+def _without_commit(folder: RunFolder, provenance: Mapping[str, Any]) -> PacelineError:
+    told = "".join(f" (not kept: {item})" for item in provenance.get("left_out", ()))
+    return PacelineError(
+        f"run {folder.key} was not made from a commit of a git repository, so its code can't be brought back as a "
+        f"whole{told}",
+        hint=f"the trainer's own files are in {folder.path / 'code'}",
+    )
+
+
 def read(folder: RunFolder, root: Path) -> Recipe:
     """What the folder says, after its parts were compared with each other and with the key.
 
@@ -69,10 +78,7 @@ def read(folder: RunFolder, root: Path) -> Recipe:
     if provenance is None or key is None or config is None:
         raise _unreadable(folder, {"provenance.json": provenance, "key.json": key, "config.json": config})
     if provenance.get("git_commit") is None:
-        raise PacelineError(
-            f"run {folder.key} was not made from a git repository, so its code can't be brought back as a whole",
-            hint=f"the trainer's own files are in {folder.path / 'code'}",
-        )
+        raise _without_commit(folder, provenance)
     check_parts(folder, key, result if result.key == folder.key else None, root)
     path = folder.path / "changes.patch"
     patch = path.read_bytes() if path.is_file() else b""
@@ -101,6 +107,8 @@ def checkout(
         elif (recipe.folder.path / SOURCE).is_file():
             with tarfile.open(recipe.folder.path / SOURCE) as archive:
                 archive.extractall(place, filter="data")
+        elif (why := git.refusal(root)) is not None:
+            raise PacelineError(f"commit {recipe.commit} of run {recipe.folder.key} can't be read: {why}")
         else:
             raise PacelineError(
                 f"commit {recipe.commit} of run {recipe.folder.key} is not in this clone ({root})",

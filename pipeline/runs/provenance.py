@@ -97,15 +97,10 @@ def collect(
 def _without_commit(root: Path) -> changes.Changes:
     """Outside of a repository nothing is promised; one before its first commit, or that git refuses to read, looks as
     if it could be kept."""
-    asked = git.git(root, "rev-parse", "--is-inside-work-tree")
-    left_out: tuple[str, ...] = ()
-    if asked is not None and asked.code == 0:
-        left_out = ("everything: the repository has no commit yet",) if asked.stdout == "true\n" else ()
-    elif asked is not None and any((folder / ".git").exists() for folder in (root, *root.parents)):
-        said = [line.strip() for line in asked.stderr.splitlines() if line.strip()] or ["no reason"]
-        mends = next((f"; try: {line}" for line in said if line.startswith("git config ")), "")
-        left_out = (f"everything: git refuses the repository: {said[0].removeprefix('fatal: ')}{mends}",)
-    return changes.Changes(patch=b"", left_out=left_out)
+    why = git.refusal(root)
+    if why is None and git.answer(root, "rev-parse", "--is-inside-work-tree") == "true\n":
+        why = "the repository has no commit yet"
+    return changes.Changes(patch=b"", left_out=(f"everything: {why}",) if why else ())
 
 
 def of_another(origin: Provenance, run: RunDetails) -> Provenance:

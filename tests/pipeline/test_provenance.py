@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core.errors import PacelineError
 from pipeline.reproduction import archive
 from pipeline.reproduction.recipe import Recipe, checkout
 from pipeline.runs.folder import RunFolder
@@ -52,15 +53,18 @@ def changed_in(patch: bytes) -> list[str]:
 
 def brought_back(repository: Path, patch: bytes, place: Path, say: Callable[[str], None] = print) -> Path:
     """A clone of the commit with the patch, as `doit reproduce` lays it out."""
+    made = recipe(place, patch, git(repository, "rev-parse", "HEAD").strip())
+    with checkout(made, root=repository, place=place / "again", keep=True, say=say) as project:
+        return project
+
+
+def recipe(place: Path, patch: bytes, commit: str) -> Recipe:
     root = place / "run" / "0123456789ab"
     root.mkdir(parents=True)
     (root / "changes.patch").write_bytes(patch)
-    commit = git(repository, "rev-parse", "HEAD").strip()
-    made = Recipe(
+    return Recipe(
         folder=RunFolder(root), result={}, parts={"code": {}}, config={}, provenance={"git_commit": commit}, patch=patch
     )
-    with checkout(made, root=repository, place=place / "again", keep=True, say=say) as project:
-        return project
 
 
 def test_a_clean_tree_has_its_commit_and_no_patch(repository: Path) -> None:
@@ -296,6 +300,26 @@ def test_a_repository_that_git_refuses_says_why_and_what_mends_it(
         assert f"; try: git config --global --add safe.directory '{repository}'" in left_out()
     (repository / ".git/HEAD").write_text("garbage\n")
     assert left_out().startswith("everything: git refuses the repository: not a git repository")
+
+
+def test_a_repository_without_git_says_that_nothing_is_kept(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(repository))
+    found, _ = of(repository)
+    assert (found.git_commit, found.left_out) == (None, ("everything: git is not installed",))
+
+
+def test_outside_of_a_repository_nothing_is_said(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()  # empty, so no repository to git either
+    found, _ = of(tmp_path)
+    assert (found.git_commit, found.left_out) == (None, ())
+
+
+def test_a_reproduction_in_a_clone_that_git_refuses_says_what_mends_it(repository: Path, tmp_path: Path) -> None:
+    made = recipe(tmp_path, b"", "f" * 40)
+    (repository / ".git/HEAD").write_text("garbage\n")
+    refused = pytest.raises(PacelineError, match=r"^commit f+ of run \S+ can't be read: git refuses the repository: ")
+    with refused, checkout(made, root=repository, place=tmp_path / "again", keep=False):
+        pass
 
 
 def test_a_file_with_a_secret_of_the_run_stays_out_of_the_patch(repository: Path) -> None:
