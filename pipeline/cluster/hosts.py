@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from pipeline.cluster import encryption, launchers, preflight, rank_threads
 from pipeline.cluster.connecting import connected
@@ -93,9 +93,8 @@ class Hosts:
 
     def notes(self, plan: LaunchPlan, facts: Sequence[NodeFacts]) -> list[str]:
         """What the person should know of the hosts' shells and cores; each line once."""
-        mine = {"PYTHONPATH": str(places.HOME)}  # how a checkout that isn't installed is run
         whose = "this shell" if self.launcher.capabilities.shares_run_dir else "the login shell there"
-        seen = {fact.host: dict(fact.extra.get("left_behind", {}).items() - mine.items()) for fact in facts}
+        seen = {fact.host: _not_ours(fact.extra.get("left_behind", {})) for fact in facts}
         lines = [
             *filter(None, [self._note]),
             *rank_environment.left_behind(seen, whose=whose),
@@ -114,3 +113,10 @@ class Hosts:
     def close(self) -> None:
         if self._launcher is not None:
             self._launcher.close()
+
+
+def _not_ours(variables: Mapping[str, str]) -> dict[str, str]:
+    """Without the PYTHONPATH by which a checkout that isn't installed is run, and a run's code that is made again: of
+    the project and of Paceline a run has copies."""
+    ours = {("PYTHONPATH", str(folder)) for folder in (places.HOME, places.ROOT)}
+    return dict(variables.items() - ours)

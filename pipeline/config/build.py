@@ -257,6 +257,9 @@ def notify_config(told: Mapping[str, Any]) -> NotifyConfig:
             raise UsageError(f"notify.command={config.command!r} can't be read: {error}") from error
         if not words:
             raise UsageError("notify.command is empty", hint="notify.command=null, or the path of a program")
+        if config.command in ("True", "False"):  # what Hydra makes of the words true and false
+            word = config.command.lower()
+            raise UsageError(f"notify.command={word} is a truth value", hint=f"notify.command=/bin/{word}, or null")
     if config.url is not None and not config.url.startswith(("http://", "https://")):
         raise UsageError("notify.url must begin with http:// or https://")
     if config.url is not None and (why := web_address.fault(config.url)) is not None:

@@ -80,6 +80,10 @@ class Notices:
         self._config, self._say = config, say
         self._threads: list[threading.Thread] = []
         self._failed: set[str] = set()
+        if config.command and process.find(program := shlex.split(config.command)[0]) is None:
+            self._tell(
+                "notify.command", f"{program} is not there, or not executable"
+            )  # now, not after hours of training
 
     def send(self, notice: Notice) -> None:
         """Doesn't wait."""

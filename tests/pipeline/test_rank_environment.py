@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from pipeline.cluster import hosts
 from pipeline.cluster.launchers.agent_requests import ENV_NAMES
 from pipeline.config.compose import compose_config, resolve
+from pipeline.core import places
 from pipeline.keys.rank_environment import FAMILIES, PASSED, decides, left_behind, matches, of_report, passed
 
 SHELL = "this shell"
@@ -113,3 +115,12 @@ def test_the_word_that_takes_it_along_is_one_word_of_a_shell_and_the_value_in_hy
 def test_a_pattern_that_is_sent_to_hosts_is_a_name_or_the_beginning_of_names(pattern: str) -> None:
     """The agent looks no further than at a star at the end (pipeline/cluster/agent/probe.py)."""
     assert not {*pattern.removesuffix("*")} & {*"*?[]!"}
+
+
+def test_the_pythonpath_of_the_project_itself_is_nothing_to_take_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "ROOT", tmp_path)
+    for folder in (tmp_path, places.HOME):
+        assert hosts._not_ours({"PYTHONPATH": str(folder), "NCCL_ALGO": "Tree"}) == {"NCCL_ALGO": "Tree"}
+    assert hosts._not_ours({"PYTHONPATH": "/else"}) == {"PYTHONPATH": "/else"}

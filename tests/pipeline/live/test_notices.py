@@ -186,7 +186,7 @@ def test_an_address_that_nobody_listens_at_and_a_program_that_is_not_there() -> 
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/"
         said = told(NotifyConfig(url=url, command="no-such-program-here --x"))
-    assert "WARNING: notify.command could not be told: program not found: no-such-program-here" in said
+    assert "WARNING: notify.command could not be told: no-such-program-here is not there, or not executable" in said
     assert any("notify.url" in line and "refused" in line for line in said)
 
 
@@ -228,7 +228,16 @@ def test_a_port_that_there_is_none_of_is_refused_before_a_run() -> None:
         notify_config({"url": "http://127.0.0.1:99999/x"})
 
 
-@pytest.mark.parametrize("command", ["", "  ", "say 'x"])
+def test_a_program_that_is_not_there_is_told_before_the_training_and_once() -> None:
+    said: list[str] = []
+    notes = Notices(NotifyConfig(command="no-such-program-here --x"), said.append)
+    assert said == ["WARNING: notify.command could not be told: no-such-program-here is not there, or not executable"]
+    notes.send(NOTICE)
+    notes.wait()
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("command", ["", "  ", "say 'x", "True", "False"])
 def test_a_command_that_is_none_is_refused(command: str) -> None:
     with pytest.raises(UsageError, match=r"notify\.command"):
         notify_config({"command": command})
