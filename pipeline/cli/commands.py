@@ -340,6 +340,6 @@ def _figures_of_script(result: Result) -> str:
     most, odd = 4, [note] if (note := nonfinite_note(result.fields)) else []
     shown = [f"{name} {value:.6g}" for name, value in sorted(result.metrics.items())]
     more = [f"{len(shown) - most} more metrics"] if len(shown) > most else []
-    proven = [] if result.fields.get("proven") else ["unproven (doit reproduce makes it again and compares)"]
+    proven = [] if result.fields.get("proven") else [f"unproven ({command()} reproduce makes it again and compares)"]
     ranks = counted(sum(result.nproc_per_node), "rank")
     return ", ".join([*(shown[:most] or ["no metric was logged"]), *more, *odd, ranks, *proven])

@@ -25,6 +25,7 @@ class Verb(NamedTuple):
         composes: whether it takes Hydra overrides.
         shows_groups: whether its help lists the groups that overrides choose from.
         shares_batch: whether the ranks must be able to share the global batch.
+        chooses: whether its overrides choose among the runs that there are.
         sweeps: whether overrides may stand for several values.
         module: where the function of the verb's name is; it is imported when the verb runs.
         is_done: a function there that says whether there is nothing to do; '': there always is.
@@ -41,6 +42,7 @@ class Verb(NamedTuple):
     composes: bool = True
     shows_groups: bool = True
     shares_batch: bool = True
+    chooses: bool = False
     sweeps: bool = False
     module: str = "pipeline.cli.commands"
     is_done: str = ""

@@ -157,6 +157,7 @@ VERBS: Mapping[str, Verb] = {
         examples=("runs", "runs model=resnet18 state=FAILED", "runs dataset=digits sort=accuracy", "runs sort=size"),
         shows_groups=False,
         shares_batch=False,
+        chooses=True,
     ),
     "clean": Verb(
         module="pipeline.cli.cleaning",
@@ -186,6 +187,7 @@ VERBS: Mapping[str, Verb] = {
         ),
         shows_groups=False,
         shares_batch=False,
+        chooses=True,
     ),
     "status": Verb(
         module="pipeline.cli.provenance",

@@ -32,6 +32,7 @@ COMPARING: Mapping[str, Verb] = {
         ),
         shows_groups=False,
         shares_batch=False,
+        chooses=True,
     ),
     "verify": Verb(
         module="pipeline.cli.reporting",
@@ -63,6 +64,7 @@ COMPARING: Mapping[str, Verb] = {
         examples=("compare 495e1d cf0848", "compare experiment=quickstart markdown=1", "compare sweep=5bb242"),
         shows_groups=False,
         shares_batch=False,
+        chooses=True,
     ),
     "plot": Verb(
         module="pipeline.cli.plotting",
@@ -81,5 +83,6 @@ COMPARING: Mapping[str, Verb] = {
         examples=("plot 495e1d cf0848 metric=train/loss log=1", "plot experiment=quickstart file=curves.pdf"),
         shows_groups=False,
         shares_batch=False,
+        chooses=True,
     ),
 }

@@ -108,26 +108,26 @@ def build(
     root: Path,
     local_gpus: int,
     shares_batch: bool = True,
+    are_there: bool = True,
     steps: Steps | None = None,
     above: tuple[str, ...] = (),
 ) -> RunConfig:
-    """Type and check a resolved configuration.
+    """Type and check a resolved configuration: plain containers, as ``compose.resolve`` returns them.
 
     Args:
-        resolved: plain containers, as ``compose.resolve`` returns them.
         root: what relative paths are relative to.
         local_gpus: GPUs of this computer, for ``cluster.nproc_per_node=auto``.
         shares_batch: refuse a global batch that the ranks can't share (what doesn't train has none).
+        are_there: refuse a script whose files aren't (who looks for its runs may have moved them).
         steps: finds the step that is named as the source of the data.
 
     Raises UsageError: a field that no code reads, or a value that cannot work.
     """
-    resolved, train, script, step = _what_is_run(resolved, overrides, root, steps)
-    cluster = _cluster(resolved, train, root, local_gpus, shares_batch=shares_batch)
+    resolved, train, script, step = _what_is_run(resolved, overrides, root, steps, are_there=are_there)
     paths, secrets = resolved["paths"], secret_values(resolved)
     return RunConfig(
         train=train,
-        cluster=cluster,
+        cluster=_cluster(resolved, train, root, local_gpus, shares_batch=shares_batch),
         tracking=tracking_config(resolved["tracking"]),
         runs_dir=_folder(root, "paths.runs", paths["runs"]),
         data_dir=_folder(root, "paths.data", paths["data"]),
@@ -166,12 +166,12 @@ def _cluster(
 
 
 def _what_is_run(
-    resolved: Mapping[str, Any], words: tuple[str, ...], root: Path, steps: Steps | None
+    resolved: Mapping[str, Any], words: tuple[str, ...], root: Path, steps: Steps | None, *, are_there: bool
 ) -> tuple[dict[str, Any], node.TrainConfig, ScriptFiles | None, StepSource | None]:
     """The configuration as config.json has it, the trainer's part, a script's files, the step of the data."""
     _refuse_unread(resolved, words)
     placed, step = with_step(with_ranks(resolved), steps)
-    run, script = with_script(placed, words, root)
+    run, script = with_script(placed, words, root, are_there=are_there)
     return with_words(run, resolved), train_config(placed), script, step
 
 

@@ -27,9 +27,11 @@ def with_ranks(resolved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_script(
-    resolved: Mapping[str, Any], words: Iterable[str], root: Path
+    resolved: Mapping[str, Any], words: Iterable[str], root: Path, *, are_there: bool = True
 ) -> tuple[dict[str, Any], ScriptFiles | None]:
     """The configuration with the script's section as config.json has it, and its files; of the classifier neither.
+
+    ``are_there``: refuse files that aren't, as what only looks at earlier runs need not.
 
     Raises:
         UsageError: the script isn't there or is told what can't work; a word that says something of the classifier.
@@ -39,14 +41,7 @@ def with_script(
         if others := [name for name in section if name != "name"]:
             raise UsageError(f"program.{others[0]} says something of a script, and none is named: program.script=…")
         return {name: value for name, value in resolved.items() if name != programs.SECTION}, None
-    for word in words:
-        name = word.lstrip("+~").partition("=")[0]
-        if name.partition(".")[0].partition("@")[0] in _OF_THE_CLASSIFIER:
-            field = name.partition(".")[2] or "NAME"
-            raise UsageError(
-                f"{word}: {name} is a setting of Paceline's own trainer, and program=script runs a script of yours; "
-                f"what that is told are its arguments: program.args.{field}=…"
-            )
+    _refuse_words_of_the_classifier(words)
     try:
         told = ScriptConfig(**section)
     except (ConfigError, TypeError) as error:
@@ -59,11 +54,23 @@ def with_script(
         inputs=told.inputs,
         outputs=told.outputs,
         data=told.data,
+        are_there=are_there,
     )
     where = {"script": found.shown or None} if told.script else {}
     data = {"data": script_files.shown(found.data, root) if found.data is not None else None}
     run = {name: value for name, value in resolved.items() if name not in _OF_THE_CLASSIFIER}
     return {**run, programs.SECTION: {**section, **where, **data, "workdir": found.workdir}}, found
+
+
+def _refuse_words_of_the_classifier(words: Iterable[str]) -> None:
+    for word in words:
+        name = word.lstrip("+~").partition("=")[0]
+        if name.partition(".")[0].partition("@")[0] in _OF_THE_CLASSIFIER:
+            field = name.partition(".")[2] or "NAME"
+            raise UsageError(
+                f"{word}: {name} is a setting of Paceline's own trainer, and program=script runs a script of yours; "
+                f"what that is told are its arguments: program.args.{field}=…"
+            )
 
 
 def check_script(told: ScriptConfig, cluster: Cluster) -> None:

@@ -16,6 +16,7 @@ from pipeline.core import threads
 from pipeline.core.errors import DECIDED, Killed, PacelineError, Pruned, UsageError, os_reason
 from pipeline.core.files import write_hint
 from pipeline.core.heartbeat import Waiting, waiting
+from pipeline.core.printable import printable
 from pipeline.core.signals import Interruptible, Stop
 from pipeline.core.specs import Cluster, State
 from pipeline.execution import complete as training
@@ -149,7 +150,7 @@ class _Conductor:
         self._tell_end(start.trial, outcome, again=again)
         if outcome.state is State.FAILED:
             more = "; it is tried again" if again else ""
-            self.sweep.say(f"{self._label(start)} FAILED: {outcome.detail}{more}")
+            self.sweep.say(f"{self._label(start)} FAILED: {printable(outcome.detail)}{more}")
         if event.cause == "host":
             self._after_host_trouble(start, outcome, last=slots == self.schedule.slots_left and not again)
         if event.cause == "disk":

@@ -287,6 +287,17 @@ def test_an_edited_value_is_not_shown_as_if_it_were_the_runs(
     assert near[0] == good.key, "the other one is nearer, and was edited"
 
 
+def test_runs_of_a_script_that_was_moved_are_found_by_its_name(
+    tmp_path: Path, compared: Printed, printed: Printed
+) -> None:
+    run, other = (trained(tmp_path, program={"name": "script", "script": name}) for name in ("gone/a.py", "gone/b.py"))
+    for said in (
+        compared(tmp_path, "program.script=gone/a.py"),
+        printed(listing.runs, tmp_path, "program.script=gone/a.py"),
+    ):
+        assert (run.key in said, other.key in said) == (True, False)
+
+
 def test_a_run_whose_result_was_altered_has_no_figures(tmp_path: Path) -> None:
     folder = trained(tmp_path)
     folder.result.write_text(folder.result.read_text().replace("0.9", "1.0"))
