@@ -28,7 +28,7 @@ def test_the_example_of_the_page_leads_to_a_table_a_picture_and_a_page_as_printe
     assert "2 configurations, 4 runs" in done.stdout
     assert "B against A: " in done.stdout
     table = (checkout.root / "table.md").read_text()
-    assert re.search(r"\| test/accuracy \| [\d.]+ ± [\d.]+ \| [\d.]+ ± [\d.]+ \|", table), table
+    assert re.search(r"\| A optimizer.lr=0.1 \| 2 \| [\d.]+ ± [\d.]+ \| [\d.]+ ± [\d.]+ \|", table), table
     assert (checkout.root / "curves.pdf").read_bytes().startswith(b"%PDF")
     done = typed(checkout, lines[-1], "")
     assert "4 of 4 runs finished, 2 configurations\n  report       runs/reports/sweep-" in done.stdout
