@@ -272,10 +272,10 @@ def stop() -> None:
         return
     cluster = session().cluster_of(folder)
     with waiting(say, "ending what runs there"):
-        stop_run(cluster, folder.path, folder.key)
+        asked = stop_run(cluster, folder.path, folder.key)
     if note_stopped(folder):
         say(f"{folder.key} is stopped; no command was attached, and the same doit train goes on with it")
-    say(f"nothing of {folder.key} runs on {', '.join(host.label for host in cluster.hosts)}")
+    say(f"nothing of {folder.key} runs on {', '.join(asked)}")
 
 
 def _names_no_run() -> bool:

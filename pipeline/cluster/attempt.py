@@ -10,7 +10,17 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster import earlier, host_versions, launchers, leftover, lost_hosts, occupancy, preflight, rank_threads
+from pipeline.cluster import (
+    earlier,
+    host_versions,
+    launchers,
+    leftover,
+    lost_hosts,
+    occupancy,
+    preflight,
+    rank_threads,
+    starts,
+)
 from pipeline.cluster.failures import cause, failure_text, first_error, is_echo, port_was_taken
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec, Outcome
@@ -100,12 +110,10 @@ def _run_on_hosts(spec: AttemptSpec, hosts: Hosts, watchers: Watchers, signals: 
     """The same, on hosts that this run may have."""
     facts = _fit_hosts(spec, hosts)
     watchers.on_facts(facts)
+    if spec.outputs.resume:
+        earlier.bring(hosts.launcher, facts, spec.run_dir, watchers.on_note, is_restart=spec.is_restart)
     if spec.outputs.resume and not hosts.launcher.capabilities.shares_run_dir:
-        earlier.bring(hosts.launcher, facts, spec.run_dir)
         for note in leftover.clear(hosts.launcher, facts, spec.run_dir.parent):
-            watchers.on_note(note)
-    if spec.outputs.resume and not spec.is_restart:  # else this command knows who is gone
-        for note in earlier.bring_from_other_hosts(hosts.cluster, facts, spec.run_dir, watchers.on_launch):
             watchers.on_note(note)
     spec = _with_threads(spec, hosts.cluster)
     for port in hosts.ports():
@@ -185,13 +193,16 @@ def _planned(spec: AttemptSpec, hosts: Hosts, facts: Sequence[NodeFacts], port: 
     run_id = attempts.new_id(spec.run_key, spec.run_dir, spec.attempt, secrets.token_hex(3))
     plan = render(hosts.cluster, facts, spec, run_id=run_id, master_port=port, place=hosts.launcher.place)
     plan = dataclasses.replace(plan, submission=hosts.launcher.submission(spec))
+    if not hosts.launcher.capabilities.shares_run_dir:  # else its ranks see that a later attempt began
+        starts.note(plan, hosts.cluster, spec.run_dir)
     write_json(spec.run_dir / "plan.json", dataclasses.asdict(plan))
     attempts.register(spec.run_dir, run_id)
     return plan
 
 
-def stop_run(cluster: Cluster, run_dir: Path, run_key: str) -> None:
-    """End whatever runs for this key on the cluster's hosts, and on spares that the newest attempt has taken.
+def stop_run(cluster: Cluster, run_dir: Path, run_key: str) -> list[str]:
+    """End whatever runs for this key on the cluster's hosts, on spares that the newest attempt has taken, and on hosts
+    of attempts before that nobody has seen the end of; the hosts that were asked.
 
     Raises HostError that lists hosts that failed.
     """
@@ -201,6 +212,8 @@ def stop_run(cluster: Cluster, run_dir: Path, run_key: str) -> None:
     cluster = dataclasses.replace(cluster, hosts=(*cluster.hosts, *spares))
     with closing(launchers.create(cluster)) as launcher:
         failures = launcher.stop(run_key, run_dir.resolve())
-    if failures:
-        rows = [f"  {host}: {why}" for host, why in failures.items()]
+    others, failed = earlier.stop_elsewhere(cluster, run_dir)
+    if failures | failed:
+        rows = [f"  {host}: {why}" for host, why in (failures | failed).items()]
         raise HostError("\n".join([f"run {run_key} could not be stopped on every host:", *rows]))
+    return [host.label for host in cluster.hosts] + others

@@ -1,71 +1,70 @@
-"""What an attempt whose controller was killed, or whose connection broke, has left on its hosts: its checkpoints."""
+"""What attempts whose controller was killed, or whose connection broke, have left on hosts: ranks and checkpoints."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
+import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pipeline.cluster import launchers
-from pipeline.cluster.launchers.base import Launcher
+from pipeline.cluster import launchers, starts
+from pipeline.cluster.launchers.base import NOT_ENDED, Launcher
+from pipeline.cluster.starts import Start
+from pipeline.core import leftovers
 from pipeline.core.errors import PacelineError
-from pipeline.core.specs import Cluster, Host, LaunchPlan, NodeFacts, NodePlan, Outputs
+from pipeline.core.specs import Cluster, LaunchPlan, NodeFacts
 from pipeline.runs import attempts
+from pipeline.runs.checkpoints import newest_step
 
 _DONE = "collected"
 
 
-def bring(launcher: Launcher, facts: Sequence[NodeFacts], run_dir: Path) -> None:
-    """End the attempt before on every host, take its checkpoints into ``run_dir``, and clear the hosts of it.
+@dataclass(frozen=True, kw_only=True)
+class _Way:
+    """A launcher that reaches some hosts of a start, whose labels in ``plan`` are those that it knows."""
 
-    Does nothing where they came already, or where its first host isn't one of these any more.
-    """
-    plan = left(run_dir)
-    first = next((fact for fact in facts if plan is not None and fact.identity == plan.nodes[0].identity), None)
-    if plan is None or first is None:
-        return
-    nodes = (dataclasses.replace(plan.nodes[0], host=first.host), *plan.nodes[1:])  # it may have another name by now
-    plan = dataclasses.replace(plan, nodes=nodes)
-    launcher.stop(plan.run_key, run_dir)
-    _take(launcher, plan, run_dir)
+    launcher: Launcher
+    plan: LaunchPlan
+
+    def stop(self, run_dir: Path) -> dict[str, str]:
+        """Host of the plan → why it could not be ended there."""
+        failures = self.launcher.stop(self.plan.run_key, run_dir)
+        return {node.host: failures[node.host] for node in self.plan.nodes if node.host in failures}
 
 
-def bring_from_other_hosts(
-    cluster: Cluster, facts: Sequence[NodeFacts], run_dir: Path, doing: Callable[[Callable[[], str]], None]
-) -> list[str]:
-    """The same where the attempt before was started on hosts that aren't of this cluster: a run's key doesn't tell
-    hosts apart, so it may go on elsewhere. What the person should know of it.
+def bring(
+    launcher: Launcher, facts: Sequence[NodeFacts], run_dir: Path, say: Callable[[str], None], *, is_restart: bool
+) -> None:
+    """End the starts before on their hosts, take their checkpoints into ``run_dir``, and clear the hosts of them.
 
     Args:
-        facts: of the cluster's hosts.
-        doing: told what tells what this is at.
+        launcher: of the attempt that is about to begin, on the hosts that have told ``facts``.
+        say: told of what was brought from other hosts, and of those that couldn't be asked.
+        is_restart: this command has had the earlier attempts itself, and has told already of hosts that are gone: only
+            those that it has now are asked.
     """
-    plan = left(run_dir)
-    if plan is None or plan.nodes[0].identity in {fact.identity for fact in facts}:
-        return []
-    first, hosts = plan.nodes[0].host, tuple(_host(node.host, cluster) for node in plan.nodes)
-    if first in {host.label for host in cluster.hosts}:
-        return []
-    what = f"ending attempt {plan.attempt} on {', '.join(host.label for host in hosts)} and bringing its checkpoints"
-    there = dataclasses.replace(cluster, launcher=plan.launcher, hosts=hosts, spares=(), settings=None)
-    try:
-        if not keeps_files(there):
-            return []
-        doing(lambda: what)
-        with closing(launchers.create(there)) as launcher:
-            why = launcher.stop(plan.run_key, run_dir).get(first)
-            if why is None and _take(launcher, plan, run_dir):
-                return [f"attempt {plan.attempt} was left on {first}: it is ended there, and what it had saved is here"]
-    except PacelineError as error:
-        why = error.what
-    return [
-        f"WARNING: attempt {plan.attempt} was left on {first}, which can't be asked: {why or 'it sends no files'}\n"
-        f"  this attempt goes on without what it has saved; ranks that live there are ended after cluster.lease_s"
-        f"={plan.lease_s:g}, or by doit stop with words that name {first}"
-    ]
+    for start in _to_bring(run_dir):
+        with ExitStack() as stack:
+            try:
+                ways = _ways(launcher, facts, start, stack, is_restart=is_restart)
+            except PacelineError as error:  # such as a ssh_config that isn't there any more
+                ways, failures = [], {node.host: error.what for node in start.plan.nodes}
+            else:
+                failures = {host: why for way in ways for host, why in way.stop(run_dir).items()}
+            if ways and ways[0].plan.nodes[0].host not in failures and _collected(ways[0], run_dir):
+                for way in ways:
+                    way.launcher.clean(way.plan)
+                nothing_is_left(start.plan, run_dir)
+                if ways[0].launcher is not launcher:
+                    where = f"attempt {start.plan.attempt} was left on {start.plan.nodes[0].host}"
+                    say(f"{where}: it is ended there, and what it had saved is here")
+        if not is_restart:
+            for host, why in failures.items():
+                say(_not_asked(start, host, why))
 
 
 def keeps_files(cluster: Cluster) -> bool:
@@ -74,23 +73,98 @@ def keeps_files(cluster: Cluster) -> bool:
     return not (found.shares_run_dir or found.hosts_are_granted)
 
 
-def _host(label: str, cluster: Cluster) -> Host:
-    """A host of an earlier plan; what only a configuration tells of it is that of the same or the first host now."""
-    known = {host.label: host for host in (*cluster.hosts, *cluster.spares)}
-    if label in known:
-        return known[label]
-    user, _, place = label.rpartition("@")
-    name, _, port = place.rpartition(":") if place.count(":") == 1 else (place, "", "")
-    return Host(name=name, user=user or None, port=int(port) if port else None, python=cluster.hosts[0].python)
+def stop_elsewhere(cluster: Cluster, run_dir: Path) -> tuple[list[str], dict[str, str]]:
+    """End what may still run of the run on hosts that ``cluster`` doesn't have: those that were asked, and what went
+    wrong there. One whose lease is over has nothing that runs."""
+    asked, failed = list[str](), dict[str, str]()
+    known = {(cluster.launcher, cluster.ssh_config, host.label) for host in cluster.hosts}
+    for start in starts.unended(run_dir):
+        way = start.cluster
+        away = [host for host in way.hosts if (way.launcher, way.ssh_config, host.label) not in known] if way else []
+        if way is None or not away:
+            continue
+        labels = [host.label for host in away]
+        try:
+            with closing(launchers.create(dataclasses.replace(way, hosts=tuple(away)))) as launcher:
+                failures = launcher.stop(start.plan.run_key, run_dir.resolve())
+        except PacelineError as error:
+            failures = dict.fromkeys(labels, error.what)
+        asked += [label for label in labels if label not in asked]
+        failed |= {
+            host: f"{_reason(why)}; {_until(start)}"
+            for host, why in failures.items()
+            if why.startswith(NOT_ENDED) or start.lease_ends > time.time()
+        }
+    return asked, failed
 
 
-def _take(launcher: Launcher, plan: LaunchPlan, run_dir: Path) -> bool:
-    """Whether all that an ended attempt has left came into ``run_dir``; its hosts are cleared of it then."""
-    came = launcher.collect(plan, run_dir, final=False)
-    if came:
-        launcher.clean(plan)
-        nothing_is_left(plan, run_dir)
-    return came
+def _to_bring(run_dir: Path) -> list[Start]:
+    """Those that are written down, and the newest of a run that was started before they were; the newest first, so that
+    what is ahead of it is seen."""
+    found, newest_one = starts.unended(run_dir), left(run_dir)
+    if newest_one is not None and newest_one.run_id not in [start.plan.run_id for start in found]:
+        found.append(Start(plan=newest_one, cluster=None, heard=(run_dir / "plan.json").stat().st_mtime))
+    return found[::-1]
+
+
+def _ways(
+    launcher: Launcher, facts: Sequence[NodeFacts], start: Start, stack: ExitStack, *, is_restart: bool
+) -> list[_Way]:
+    """Those that lead to its hosts, first the one to its node 0; none where that one can't be asked.
+
+    A host of now may have had another name then. Raises PacelineError: a launcher can't be made.
+    """
+    plan, here = start.plan, {}
+    if not launcher.capabilities.shares_run_dir:  # else it collects nothing
+        here = {fact.identity: fact.host for fact in facts}
+    nodes = tuple(dataclasses.replace(node, host=here.get(node.identity, node.host)) for node in plan.nodes)
+    ways = []
+    if any(node.identity in here for node in nodes):
+        ways.append(_Way(launcher=launcher, plan=dataclasses.replace(plan, nodes=nodes)))
+    away = {node.host for node in plan.nodes if node.identity not in here}
+    if away and start.cluster is not None and not is_restart:
+        hosts = tuple(host for host in start.cluster.hosts if host.label in away)
+        other = stack.enter_context(closing(launchers.create(dataclasses.replace(start.cluster, hosts=hosts))))
+        ways.append(_Way(launcher=other, plan=plan))
+    if plan.nodes[0].identity not in here:  # the other one leads there, if there is one
+        ways = ways[::-1] if ways and ways[-1].launcher is not launcher else []
+    return ways
+
+
+def _collected(way: _Way, run_dir: Path) -> bool:
+    """Whether nothing that is wanted of the start lies on its node 0 any more.
+
+    Of one after which others began only what is ahead of theirs is: what a script has saved can't be compared, and the
+    newest start's counts.
+    """
+    if attempts.known(run_dir)[-1:] != [way.plan.run_id]:
+        if way.plan.outputs.whole:
+            return True
+        with tempfile.TemporaryDirectory(prefix=leftovers.prefix(".collect"), dir=run_dir) as name:
+            if not way.launcher.collect(way.plan, Path(name), final=False):
+                return False
+            if newest_step(Path(name)) <= newest_step(run_dir):
+                return True
+    return way.launcher.collect(way.plan, run_dir, final=False)
+
+
+def _not_asked(start: Start, host: str, why: str) -> str:
+    kept = "what it alone has of the run is not gone on from"
+    if host == start.plan.nodes[0].host and not start.plan.outputs.whole:
+        kept = "the same command fetches its checkpoints once it answers"
+    return f"{host}: attempt {start.plan.attempt} was started there, and {_reason(why)}; {_until(start)}; {kept}"
+
+
+def _reason(why: str) -> str:
+    return why if why.startswith(NOT_ENDED) else f"it could not be asked to stop ({why.partition(chr(10))[0]})"
+
+
+def _until(start: Start) -> str:
+    when = time.strftime("%H:%M:%S", time.localtime(start.lease_ends))
+    lease = f"cluster.lease_s={start.plan.lease_s:g}"
+    if start.lease_ends > time.time():
+        return f"its ranks may train on until {when} ({lease})"
+    return f"its ranks have ended by themselves by {when} ({lease})"
 
 
 def nothing_is_left(plan: LaunchPlan, run_dir: Path) -> None:
@@ -98,13 +172,25 @@ def nothing_is_left(plan: LaunchPlan, run_dir: Path) -> None:
     folder = run_dir / "attempts" / str(plan.attempt)
     if folder.is_dir():
         (folder / _DONE).write_text(plan.run_id, encoding="utf-8")
+        starts.forget(plan.run_id, run_dir)
 
 
 def is_fetched(run_id: str, run_dir: Path) -> bool:
-    """Whether nothing that the attempt has left on its hosts is asked for any more: a later one has begun, or all of
-    it is here."""
+    """Whether nothing that the attempt has left on its hosts is asked for any more: a later one has begun that found
+    nothing wanted there, or all of it is here."""
     known, number = attempts.known(run_dir), run_id.rsplit("-", 2)[-2]
-    return run_id in known and (known[-1] != run_id or _noted(run_dir, number) == run_id)
+    return (
+        run_id in known and not _is_open(run_id, run_dir) and (known[-1] != run_id or _noted(run_dir, number) == run_id)
+    )
+
+
+def is_gone_on_from(run_id: str, run_dir: Path) -> bool:
+    """Whether the next attempt asks for the checkpoints that this one has left on its hosts."""
+    return attempts.known(run_dir)[-1:] == [run_id] or _is_open(run_id, run_dir)
+
+
+def _is_open(run_id: str, run_dir: Path) -> bool:
+    return starts.is_noted(run_id, run_dir) and not (run_dir / "result.json").exists()
 
 
 def _noted(run_dir: Path, attempt: int | str) -> str:
@@ -115,7 +201,7 @@ def _noted(run_dir: Path, attempt: int | str) -> str:
 def newest(run_dir: Path) -> LaunchPlan | None:
     """The plan of the newest attempt; None where it can't be told."""
     try:
-        return _read(json.loads((run_dir / "plan.json").read_text(encoding="utf-8")))
+        return starts.plan_of(json.loads((run_dir / "plan.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -126,11 +212,3 @@ def left(run_dir: Path) -> LaunchPlan | None:
     if plan is None or not plan.nodes or attempts.known(run_dir)[-1:] != [plan.run_id]:
         return None
     return None if _noted(run_dir, plan.attempt) == plan.run_id else plan
-
-
-def _read(value: dict[str, Any]) -> LaunchPlan:
-    nodes = tuple(NodePlan(**node) for node in value["nodes"])
-    outputs: dict[str, Any] = {
-        name: tuple(item) if isinstance(item, list) else item for name, item in value["outputs"].items()
-    }
-    return LaunchPlan(**{**value, "nodes": nodes, "outputs": Outputs(**outputs)})

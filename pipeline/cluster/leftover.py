@@ -53,7 +53,7 @@ def why_stays(left: Left, runs_dir: Path) -> str:
     ours = begin == attempts.prefix(key, run_dir)
     if ours and earlier.is_fetched(left.run_id, run_dir):
         return ""
-    if ours and left.holds_outputs and attempts.known(run_dir)[-1:] == [left.run_id]:
+    if ours and left.holds_outputs and earlier.is_gone_on_from(left.run_id, run_dir):
         return f"run {key} goes on from its checkpoints: the same doit train fetches them"
     wanted = left.holds_outputs and (not ours or run_dir.exists())
     limit_s = KEPT_S if wanted else SETTLED_S

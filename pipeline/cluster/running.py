@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO
 
-from pipeline.cluster import earlier, lost_hosts
+from pipeline.cluster import earlier, lost_hosts, starts
 from pipeline.cluster.checkpoint_fetch import CheckpointFetch
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Following, Launcher
 from pipeline.cluster.stalls import Verdict
@@ -237,6 +237,7 @@ class RunningAttempt:
                 "the run was going on",
                 hint="the same command again",
             )
+        starts.followed(self.plan.run_id, self.run_dir)
 
     def _folder_is_ours(self) -> bool:
         return attempts.known(self.run_dir)[-1:] == [self.plan.run_id]

@@ -7,7 +7,7 @@ import os
 import re
 import threading
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,19 +15,16 @@ import pytest
 from pipeline import lab as labs
 from pipeline.cluster import launchers
 from pipeline.cluster.attempt import _planned, run_attempt
-from pipeline.cluster.earlier import bring_from_other_hosts
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers import packs
 from pipeline.cluster.launchers.agent_launcher import AgentLauncher
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import TrainingError
-from pipeline.core.files import write_json
 from pipeline.core.specs import Cluster, Host, LogLine
 from pipeline.data.trees import tree
 from pipeline.lab import Lab
 from pipeline.lab.state import uplink
-from pipeline.runs import attempts
 from tests.contract.stub import make
 from tests.lab_fixture import firewall, on
 from tests.waiting import wait_until
@@ -109,12 +106,6 @@ def test_what_an_attempt_left_on_another_host_is_ended_there_and_gone_on_with(la
     assert notes[:1] == ["attempt 1 was left on node0: it is ended there, and what it had saved is here"]
     assert "found ['step-00000001.json', 'step-00000001.pt']" in [line.text for line in lines]
     assert on(lab, "node0", "ls ~/.cache/paceline/runs").stdout == ""
-
-    gone = replace(plan, nodes=(replace(plan.nodes[0], host="127.0.0.1:9", identity="gone"),))
-    write_json(stub.run_dir / "plan.json", asdict(gone))
-    write_json(stub.run_dir / attempts.FILE, {"attempts": [plan.run_id]})
-    (said,) = bring_from_other_hosts(other, [], stub.run_dir, lambda _: None)
-    assert said.startswith("WARNING: attempt 1 was left on 127.0.0.1:9, which can't be asked: unreachable: ")
 
 
 def large_pack(folder: Path, count: int) -> PackSource:

@@ -1,0 +1,200 @@
+"""What starts that nobody has seen the end of have left: each is asked on its own hosts, whichever the next one has."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.cluster import earlier, starts
+from pipeline.cluster.launchers.settings import Capabilities
+from pipeline.core.cluster import Cluster, Host
+from pipeline.core.specs import SCRIPT_OUTPUTS, LaunchPlan, NodePlan
+from pipeline.runs import attempts
+
+NODE = NodePlan(
+    node_rank=0, host="node0", identity="id of node0", address="", argv=(), env={}, run_dir="", data_dir="",
+    state_dir="", first_rank=0, nproc_per_node=1,
+)  # fmt: skip
+
+
+class Fact:
+    def __init__(self, host: str) -> None:
+        self.host, self.identity = host, f"id of {host}"
+
+
+class Hosts:
+    """Stands for the launchers of all clusters: which host was asked for what, and the step that each has."""
+
+    def __init__(self, steps: dict[str, int], silent: tuple[str, ...] = ()) -> None:
+        self.steps, self.silent, self.told = steps, silent, list[tuple[str, ...]]()
+
+    def create(self, cluster: Cluster) -> Any:
+        return _Launcher(self, cluster)
+
+
+class _Launcher:
+    def __init__(self, hosts: Hosts, cluster: Cluster) -> None:
+        self.hosts, self.cluster, self.capabilities = hosts, cluster, Capabilities()
+
+    def stop(self, run_key: str, run_dir: Path) -> dict[str, str]:
+        labels = [host.label for host in self.cluster.hosts]
+        self.hosts.told.append(("stop", *labels))
+        return {label: "no route to host" for label in labels if label in self.hosts.silent}
+
+    def collect(self, plan: LaunchPlan, run_dir: Path, *, final: bool) -> bool:
+        host = plan.nodes[0].host
+        assert host in [host.label for host in self.cluster.hosts]
+        save(run_dir, self.hosts.steps[host])
+        return True
+
+    def clean(self, plan: LaunchPlan) -> None:
+        self.hosts.told.append(("clean", *(host.label for host in self.cluster.hosts)))
+
+    def close(self) -> None:
+        pass
+
+
+def save(run_dir: Path, step: int) -> None:
+    (run_dir / "checkpoints").mkdir(exist_ok=True)
+    for old in (run_dir / "checkpoints").glob("*"):
+        old.unlink()
+    (run_dir / "checkpoints" / f"step-{step:08}.pt").touch()
+
+
+def on(*names: str, **host: Any) -> Cluster:
+    hosts = tuple(Host(name=name, **host) for name in names)
+    return Cluster(launcher="pssh", hosts=hosts, ssh_config="lab", lease_s=600.0)
+
+
+def begin(run_dir: Path, attempt: int, cluster: Cluster, **plan: Any) -> LaunchPlan:
+    """As a start does, whose command is killed then."""
+    run_id = attempts.new_id("k", run_dir, attempt, "aa")
+    nodes = tuple(
+        dataclasses.replace(NODE, node_rank=rank, host=host.label, identity=f"id of {host.name}")
+        for rank, host in enumerate(cluster.hosts)
+    )
+    made = LaunchPlan(
+        run_key="k", run_id=run_id, attempt=attempt, launcher="pssh", master_addr="", master_port=1,
+        world_size=1, lease_s=600.0, nodes=nodes, **plan,
+    )  # fmt: skip
+    starts.note(made, cluster, run_dir)
+    attempts.register(run_dir, run_id)
+    return made
+
+
+def bring(hosts: Hosts, run_dir: Path, *now: str, is_restart: bool = False) -> list[str]:
+    """What is said when the next attempt begins on the hosts ``now``."""
+    said = list[str]()
+    facts: Any = [Fact(name) for name in now]
+    earlier.bring(hosts.create(on(*now)), facts, run_dir, said.append, is_restart=is_restart)
+    return said
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    made = Hosts({"node0": 7, "node1": 3, "node2": 5})
+    monkeypatch.setattr("pipeline.cluster.launchers.create", made.create)
+    return made
+
+
+def steps(run_dir: Path) -> list[str]:
+    return [path.stem for path in (run_dir / "checkpoints").glob("*.pt")]
+
+
+def test_an_attempt_on_other_hosts_is_ended_there_and_its_checkpoints_come(hosts: Hosts, tmp_path: Path) -> None:
+    plan = begin(tmp_path, 1, on("node0", user="ann"))
+    hosts.steps["ann@node0"] = 7
+    assert bring(hosts, tmp_path, "node2") == [
+        "attempt 1 was left on ann@node0: it is ended there, and what it had saved is here"
+    ]
+    assert hosts.told == [("stop", "ann@node0"), ("clean", "ann@node0")]
+    assert steps(tmp_path) == ["step-00000007"]
+    assert earlier.is_fetched(plan.run_id, tmp_path)
+    assert bring(hosts, tmp_path, "node2") == []
+    assert len(hosts.told) == 2, "once"
+
+
+def test_a_host_with_another_name_by_now_is_asked_once_and_those_beside_it_by_their_own_way(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    begin(tmp_path, 1, on("node0", "node1"))
+    assert bring(hosts, tmp_path, "node0", "node2") == []
+    assert hosts.told == [
+        ("stop", "node0", "node2"),
+        ("stop", "node1"),
+        ("clean", "node0", "node2"),
+        ("clean", "node1"),
+    ]
+
+
+def test_of_a_host_that_does_not_answer_is_said_until_when_it_may_train_on(hosts: Hosts, tmp_path: Path) -> None:
+    hosts.silent = ("node0",)
+    plan = begin(tmp_path, 1, on("node0"))
+    until = time.strftime("%H:%M:%S", time.localtime(starts.unended(tmp_path)[0].lease_ends))
+    assert bring(hosts, tmp_path, "node2", is_restart=True) == []
+    assert hosts.told == [], "the command that lost it has told of it"
+    assert bring(hosts, tmp_path, "node2") == [
+        "node0: attempt 1 was started there, and it could not be asked to stop (no route to host); its ranks may train "
+        f"on until {until} (cluster.lease_s=600); the same command fetches its checkpoints once it answers"
+    ]
+    begin(tmp_path, 2, on("node2"))
+    assert not earlier.is_fetched(plan.run_id, tmp_path), "no leftover that may go"
+
+    hosts.silent = ()
+    bring(hosts, tmp_path, "node0")
+    assert steps(tmp_path) == ["step-00000007"], "it was ahead, though a later attempt began"
+    assert starts.unended(tmp_path) == []
+
+
+def test_an_older_attempt_that_is_behind_takes_nothing_back(hosts: Hosts, tmp_path: Path) -> None:
+    begin(tmp_path, 1, on("node1"))
+    begin(tmp_path, 2, on("node2"), outputs=SCRIPT_OUTPUTS)
+    begin(tmp_path, 3, on("node0"))
+    bring(hosts, tmp_path, "node2")
+    assert steps(tmp_path) == ["step-00000007"]
+    hosts.steps["node1"] = 6
+    begin(tmp_path, 4, on("node1"))
+    begin(tmp_path, 5, on("node0"))
+    bring(hosts, tmp_path, "node2")
+    assert steps(tmp_path) == ["step-00000007"]
+
+
+def test_stop_asks_the_hosts_of_every_attempt_that_nobody_has_seen_the_end_of(hosts: Hosts, tmp_path: Path) -> None:
+    plan = begin(tmp_path, 1, on("node0"))
+    begin(tmp_path, 2, on("node2"))
+    assert earlier.stop_elsewhere(on("node2"), tmp_path) == (["node0"], {})
+    assert hosts.told == [("stop", "node0")]
+    hosts.silent = ("node0",)
+    _, failed = earlier.stop_elsewhere(on("node2"), tmp_path)
+    assert failed["node0"].startswith("it could not be asked to stop (no route to host); its ranks may train on until ")
+    path = next(tmp_path.glob("attempts/1/start-*.json"))
+    os.utime(path, (0, time.time() - 601))
+    assert earlier.stop_elsewhere(on("node2"), tmp_path) == (["node0"], {}), "its lease is over"
+    starts.followed(plan.run_id, tmp_path)
+    assert earlier.stop_elsewhere(on("node2"), tmp_path)[1] != {}
+
+
+def test_a_way_that_is_gone_ends_nothing_and_is_said(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(tmp_path, 1, on("node0"))
+    monkeypatch.undo()
+    said = bring(hosts, tmp_path, "node2")
+    assert "node0: attempt 1 was started there" in said[0]
+    assert "cluster.ssh_config=lab does not exist" in said[0]
+
+
+def test_the_way_to_the_hosts_holds_no_secret_of_theirs(tmp_path: Path) -> None:
+    begin(tmp_path, 1, on("node0", secrets={"TOKEN": "hunter2"}, env={"TOKEN": "***"}))
+    (path,) = tmp_path.glob("attempts/1/start-*.json")
+    assert "hunter2" not in path.read_text()
+    (start,) = starts.unended(tmp_path)
+    assert start.cluster is not None
+    assert start.cluster.hosts == (Host(name="node0"),)
+    path.write_text("{}")
+    assert starts.unended(tmp_path) == []
