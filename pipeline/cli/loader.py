@@ -184,8 +184,10 @@ class Left(SystemExit):
 
 def leave(error: BaseException) -> NoReturn:
     """End with one message and the exit code that stands for it."""
+    from pipeline.cli.output import as_typed
+
     if unexpected.nobody_reads(error):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what still waits to be written, too
         raise Left(unexpected.EXIT_UNREAD)
-    sys.stderr.write(f"ERROR: {unexpected.told(error)}\n")
+    sys.stderr.write(f"ERROR: {as_typed(unexpected.told(error))}\n")
     raise Left(unexpected.exit_code(error))

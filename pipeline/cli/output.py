@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from contextlib import suppress
@@ -13,6 +14,7 @@ from pipeline.core import unexpected
 from pipeline.core.printable import printable_lines
 from pipeline.core.tables import ENDLESS
 
+_HINT = "\n  try: "
 _UNREAD = (
     "nobody reads this command's output any more; it goes on without: doit status watch=1 shows how far it is, "
     "doit stop ends it"
@@ -42,6 +44,14 @@ def width() -> int:
 def command() -> str:
     """What the person typed before the verb: ``paceline``, or ``doit``, which does the same."""
     return "paceline" if Path(sys.argv[0]).name == "paceline" else "doit"
+
+
+def as_typed(error: str) -> str:
+    """An error whose hint names what this person types: a plain doit finds no project from its subfolders."""
+    if command() == "doit":
+        return error
+    what, hint, rest = error.partition(_HINT)
+    return what + hint + re.sub(r"\bdoit (?=[a-z])", f"{command()} ", rest)
 
 
 def outlive_reader(error: BaseException) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from doit.exceptions import TaskError, TaskFailed
 from doit.reporter import ConsoleReporter
 
+from pipeline.cli.output import as_typed
 from pipeline.cli.verbosity import QUIET, verbosity
 from pipeline.core.printable import printable_lines
 
@@ -27,7 +28,7 @@ class Reporter(ConsoleReporter):  # type: ignore[misc]  # doit has no type hints
             self.outstream.flush()
             if not error.message:  # what was found stands in the verb's own output
                 return
-            self.write(f"ERROR: {printable_lines(error.message)}\n")
+            self.write(f"ERROR: {as_typed(printable_lines(error.message))}\n")
         else:
             super()._write_failure(result, write_exception)
 

@@ -114,6 +114,8 @@ def test_the_wheel_holds_the_packages_and_conf_and_nothing_else(built: Path) -> 
 def test_the_wheel_trains_in_a_project_of_its_own_and_launches_nothing_twice(
     environment: Path, project: Path, tmp_path: Path
 ) -> None:
+    empty = run(environment, "paceline", "report", cwd=project / "acme")
+    assert empty.stdout.endswith("  try: paceline sweep optimizer.lr=0.1,0.01\n"), empty.stdout
     done = run(environment, "paceline", "train", *UNTRACKED, cwd=project / "acme")
     assert done.returncode == 0, done.stdout
     (key,) = RUN.findall(done.stdout)
