@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,24 @@ paceline.log(1, loss=1)
 time.sleep(600)
 """
 
+OF_GLOBALS = """
+import os
+rate, steps, vocabulary = 1.0, 1, 1000
+exec(open("configurator.py").read())
+assert "RANK" not in os.environ, "under torchrun it wants a GPU"
+if os.path.exists("data/chars/meta.txt"):
+    vocabulary = len(open("data/chars/meta.txt").read())
+weight = float(vocabulary)
+for step in range(1, steps + 1):
+    weight -= rate * weight
+    print(f"iter {step}: loss {weight:.4f}, time 1.00ms")
+"""
+CONFIGURATOR = """
+import sys
+for word in sys.argv[1:]:
+    exec(word[2:] if word.startswith("--") else open(word).read())
+"""
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
@@ -105,6 +125,34 @@ def test_a_script_is_swept_and_not_run_twice(project: Project) -> None:
     (folders[0] / "outputs/w.txt").write_text("other")
     changed = json.loads((folders[0] / "config.json").read_text())["program"]["args"]["lr"]
     assert "outputs/w.txt" in project.doit("why", f"program.args.lr={changed}").stdout
+
+
+def test_a_script_that_reads_its_settings_by_exec_is_swept_as_it_runs_alone(project: Project) -> None:
+    folder = project.folder / "my scripts"
+    (folder / "step.py").unlink()
+    files = {"train.py": OF_GLOBALS, "configurator.py": CONFIGURATOR, "config/small.py": "steps = 3\n"}
+    for name, text in {**files, "data/chars/meta.txt": "abcdefgh"}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    project.words = [word for word in project.words if "nproc" not in word and "args" not in word]
+    told = ["program.torchrun=false", 'program.args=[config/small.py,"--rate=${program.env.RATE}"]']
+    told += [r"program.metrics_pattern='iter (?P<step>\d+): loss (?P<loss>[\d.]+)'"]
+    told += ["program.inputs=[configurator.py,config/small.py,'data/chars/*']", "program.env.RATE=0.5,0.25"]
+    done = project.doit("sweep", *told)
+    assert "2 of 2 trials finished" in done.stdout, done.stdout
+    assert "not complete" not in done.stdout
+    losses = {}
+    for rate in ("0.5", "0.25"):
+        argv = [sys.executable, "train.py", "config/small.py", f"--rate={rate}"]
+        alone = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=True).stdout
+        losses[rate] = float(re.findall(r"loss ([\d.]+)", alone)[-1])
+    results = [json.loads((run / "result.json").read_text()) for run in project.run_folders()]
+    assert sorted(result["metrics"]["loss"] for result in results) == sorted(losses.values()) == [1.0, 3.375]
+    assert {(result["attempts"], *result["nproc_per_node"], *result["unkeyed"]) for result in results} == {(1, 1)}
+    again = project.doit("sweep", *told)
+    assert "2 of 2 trials finished" in again.stdout
+    states = [(run / "journal.jsonl").read_text().count("RUNNING") for run in project.run_folders()]
+    assert states == [1, 1]
 
 
 def test_a_script_goes_on_from_its_checkpoint_or_it_is_said_that_it_starts_over(project: Project) -> None:
@@ -231,6 +279,12 @@ def test_the_script_of_the_readme_trains_in_a_new_clone(tmp_path: Path, fetched:
     (result,) = (checkout.root / "runs").glob("*/result.json")
     assert json.loads(result.read_text())["metrics"]["loss"] < 0.1
     assert (result.parent / "outputs/model.pt").exists()
+
+    key = result.parent.name
+    assert "unproven" in checkout.doit("runs")
+    told = checkout.doit("reproduce", f"run={key}")
+    assert re.search(rf"REPRODUCED {key}: .*outputs.*are equal", told), told
+    assert "unproven" not in checkout.doit("runs")
 
 
 @pytest.mark.long  # test_search.py prunes, tests/trainers/script/test_script_start.py hears of it

@@ -62,6 +62,18 @@ def test_a_sweep_over_what_a_step_takes_makes_it_for_each_value(checkout: Checko
     assert "step.clean is set, and nothing here needs a step" in checkout.doit("train", "step.clean.on=here", code=3)
 
 
+def test_a_script_takes_what_a_step_left_as_its_data(checkout: Checkout) -> None:
+    script = "import os, sys, paceline\npaceline.log(1, bytes=os.path.getsize(sys.argv[1]))\n"
+    (checkout.root / "size.py").write_text(script)
+    words = ("program.script=size.py", "program.data=step:clean", "program.args=['{data}']", "program.torchrun=false")
+    assert "FINISHED" in checkout.doit("train", *words, "tracking=none")
+    (result,) = (run for run in checkout.runs().values() if "size.py" in (run / "config.json").read_text())
+    (made,) = {path.stat().st_size for path in (checkout.root / "runs/steps").glob("clean-*/out/images.npz")}
+    assert json.loads((result / "result.json").read_text())["metrics"] == {"bytes": made}
+    assert "is finished" in checkout.doit("train", *words, "tracking=none")
+    assert "step clean to do  seed: " in checkout.doit("plan", *words, "seed=4", "tracking=none")
+
+
 def test_clean_keeps_what_a_data_pack_was_made_of(checkout: Checkout) -> None:
     checkout.doit("step", "clean", "seed=7")
     told = checkout.doit("clean", "steps=1", "yes=1")
@@ -99,3 +111,5 @@ def test_a_step_on_the_hosts_runs_on_each_and_leaves_the_outputs_of_the_first(la
     (out,) = (checkout.root / "runs/steps").glob("stage-*/out/x")
     assert out.read_text() == f"{first} {{run}} $x raw"
     assert "is up to date" in checkout.doit("step", "stage", *hosts)
+    on_one = checkout.doit("step", "stage", "step.stage.on=first", *hosts)
+    assert re.findall(r"stage \| (\S+) \| staged as (\d)", on_one) == [(first, "0")]

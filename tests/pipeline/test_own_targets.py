@@ -40,6 +40,10 @@ try:
     from fast import Quick
 except ImportError:
     def Quick(num_classes, speed): ...
+class Twice(nn.Module):
+    def __init__(self, num_classes, earlier): ...
+class Twice(nn.Module):
+    def __init__(self, num_classes, later): ...
 """
 OPTIM = """
 class Step(Optimizer):
@@ -89,6 +93,7 @@ def checked(root: Path, settings: dict[str, Any]) -> None:
         model("my_package.nets:Foreign", anything=1),  # its base is elsewhere: the hosts will tell
         model("my_package.nets:made", anything=1),
         model("my_package.nets:Quick", speed=1),
+        model("my_package.nets:Twice", later=1),  # of two with one name the later counts, as in Python
         optimizer("my_package.optim:Step", beta=0.5),
         {"trainer.loss": "my_package.optim:focal", "trainer.loss_args": {"gamma": 2}},
         {"dataset.augmentation": "my_package.optim:turn", "dataset.augmentation_args": {"most": 2}},
@@ -107,6 +112,10 @@ def test_what_fits_passes_and_what_only_running_tells_too(root: Path, settings: 
         (
             model("my_package.nets:Plain", widht=1, depth=1),
             "model.args.widht is no argument of Plain (my_package/nets.py:7); did you mean width? valid: channels, ",
+        ),
+        (
+            model("my_package.nets:Twice", earlier=1),
+            "model.args.earlier is no argument of Twice (my_package/nets.py:28); did you mean later?",
         ),
         (model("my_package:Net"), "Plain (my_package/nets.py:7) needs depth, which has no default"),
         (model("my_package.nets:Same", dept=1), "is no argument of Same (my_package/nets.py:11); did you mean depth?"),

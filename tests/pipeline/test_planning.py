@@ -51,6 +51,15 @@ def test_the_graph_shares_a_fetch_and_escapes_what_it_names(tmp_path: Path) -> N
     assert dot.count(" -> ") == 6
 
 
+def test_the_run_that_init_run_names_is_a_step_of_the_plan_and_of_the_graph(tmp_path: Path) -> None:
+    trial = planned(tmp_path, "init.run='experiment=quickstart seed=1'", "tracking=none")
+    steps = {step.name: step for step in trial.steps}
+    assert [*steps] == ["fetch", "init", "train", "evaluate", "record"]
+    waits = "init.run=experiment=quickstart seed=1: its run is to be trained first, whose key isn't known yet"
+    assert (steps["init"].done, steps["init"].why) == (False, waits)
+    assert "  init0 --> train0" in dry_run.mermaid([trial]).splitlines()
+
+
 def test_neither_torch_nor_mlflow_is_imported_for_a_plan() -> None:
     code = "import sys, pipeline.execution.dry_run, pipeline.cli.provenance"
     shown = "print({'torch', 'mlflow', 'sklearn'} & {*sys.modules})"

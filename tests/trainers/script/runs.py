@@ -16,20 +16,21 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """``project`` is a checkout with the script train.py, ``path`` its run folder, ``data`` what {data} stands for."""
+    """``project`` is a checkout with the script, ``path`` its run folder, ``data`` what {data} stands for."""
 
     project: Path
     path: Path
     data: str = ""
+    script: str = "train.py"
 
     def write(self, script: str, /, files: Mapping[str, str] | None = None, **program: Any) -> ScriptRun:
         """The snapshot (the script and ``files``) and config.json."""
-        for name, text in {"train.py": script, **(files or {})}.items():
+        for name, text in {self.script: script, **(files or {})}.items():
             for folder in (self.project, self.path / "code"):
                 path = folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
-        config = {"seed": 7, "program": {"name": "script", "script": "train.py", **program}, "paths": {"runs": "runs"}}
+        config = {"seed": 7, "program": {"name": "script", "script": self.script, **program}, "paths": {"runs": "runs"}}
         (self.path / "config.json").write_text(json.dumps(config))
         return self
 
@@ -46,7 +47,7 @@ class ScriptRun:
 
     def words(self, torchrun: Sequence[str], node_rank: int) -> list[str]:
         """The command line."""
-        own = ["--config", str(self.path / "config.json"), "--script", "train.py", "--node-rank", str(node_rank)]
+        own = ["--config", str(self.path / "config.json"), "--script", self.script, "--node-rank", str(node_rank)]
         return [sys.executable, "-m", "trainers.script.start", *own, "--data", self.data, "--", *torchrun]
 
     def start(self, *torchrun: str, code: int = 0, **options: Any) -> str:

@@ -74,6 +74,24 @@ assert told.cpu and weights == "of the hub"
 for epoch in range(3):
     print(f"epoch {epoch}: {100 * epoch / len(labels):.2f}")
 """
+BESIDE = """
+import argparse, os, pathlib
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=1.0)
+parser.add_argument("--dry-run", action="store_true")
+parser.add_argument("--save-model", action="store_true")
+told = parser.parse_args()
+raw = pathlib.Path(PLACE, "MNIST", "raw")
+raw.mkdir(parents=True, exist_ok=True)
+count = sum(len(path.read_bytes()) for path in raw.iterdir())
+assert count == 30, "would be downloaded"
+for epoch in (1, 2):
+    for batch in (0, 10):
+        print(f"Train Epoch: {epoch} [{batch}/{count} ({batch}%)]\\tLoss: {1 / (epoch + batch):.6f}")
+    print(f"\\nTest set: Average loss: {told.lr / epoch:.4f}, Accuracy: 9/10 (90%)\\n")
+if told.save_model:
+    pathlib.Path("mnist_cnn.pt").write_text("weights")
+"""
 LOSSES = [8 * 0.9**step for step in range(1, 7)]
 
 
@@ -127,3 +145,32 @@ def test_an_example_with_images_and_a_cache_of_the_hub_in_its_data_prints_an_acc
     run.start(sys.executable, "-m", "torch.distributed.run", f"--log-dir={run.path}/ranks")
     assert run.rows() == [(1, {"accuracy": 0.0}), (2, {"accuracy": 50.0}), (3, {"accuracy": 100.0})]
     assert [json.loads(line)["epoch"] for line in (run.path / "metrics.jsonl").read_text().splitlines()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("script", "place", "data", "program"),
+    [
+        pytest.param(
+            "examples/fabric/classifier/train.py",
+            'os.path.join(os.path.dirname(__file__), "..", "..", "..", "Datasets")',
+            "Datasets",
+            {},
+            id="three folders above the script",
+        ),
+        pytest.param("mnist/main.py", '"../data"', "data", {"workdir": "mnist"}, id="beside the working directory"),
+    ],
+)
+def test_an_example_finds_the_data_whose_path_stands_in_it(
+    run: ScriptRun, script: str, place: str, data: str, program: dict[str, str]
+) -> None:
+    run = replace(run, script=script)
+    files = {f"{data}/MNIST/raw/{name}-ubyte": "x" * 15 for name in ("images", "labels")}
+    pattern = r"Test set: Average loss: (?P<test_loss>[\d.]+)"
+    args = {"lr": 0.5, "save-model": True, "dry-run": False}
+    told = {"args": args, "metrics_pattern": pattern, "outputs": ["*.pt"], "torchrun": False, **program}
+    run.write(BESIDE.replace("PLACE", place), files, **told)
+    said = run.start(sys.executable, "-m", "torch.distributed.run", f"--log-dir={run.path}/ranks")
+    assert run.rows() == [(1, {"test_loss": 0.5}), (2, {"test_loss": 0.25})]
+    assert (run.path / "outputs/mnist_cnn.pt").read_text() == "weights"
+    assert "the key is not complete" not in said
+    assert run.read("summary.json")["unkeyed"] == {}
