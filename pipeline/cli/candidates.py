@@ -15,6 +15,7 @@ from pipeline.config.groups import groups
 from pipeline.core.places import ROOT
 
 _OF_DOIT = ("help", "list", "tabcompletion")
+_CHOOSING = ("runs", "clean")  # by what a run is made of, and no run tells of its experiment
 
 
 def candidates(line: str, root: Path = ROOT) -> list[str]:
@@ -31,7 +32,7 @@ def candidates(line: str, root: Path = ROOT) -> list[str]:
     elif "=" in current:
         found = _values(verb, before, current, root)
     else:
-        found = _names(verb, current, root)
+        found = (*_names(verb, current, root), *_keys(verb, before, root))
     return sorted({word for word in found if word.startswith(current)})
 
 
@@ -45,9 +46,15 @@ def _names(verb: str, current: str, root: Path) -> Iterator[str]:
         mark = current[: len(current) - len(current.lstrip("+~"))]
         yield from (f"{mark}{section}.{name}=" for name in _fields(section))
         return
-    names = [group.name for group in groups(root)]
+    names = [group.name for group in groups(root) if verb not in _CHOOSING or group.name != "experiment"]
     yield from (f"{name}=" for name in (*names, "seed"))
     yield from (f"{name}." for name in (*names, "paths") if name != "experiment")
+
+
+def _keys(verb: str, before: Sequence[str], root: Path) -> Iterator[str]:
+    """Those of the runs, where the verb takes one as a bare word."""
+    if VERBS[verb].takes_paths and VERBS[verb].bare == "KEY":
+        yield from _option_values("run", "KEY", before, root)
 
 
 def _values(verb: str, before: Sequence[str], current: str, root: Path) -> Iterator[str]:
@@ -67,12 +74,16 @@ def _values(verb: str, before: Sequence[str], current: str, root: Path) -> Itera
 
 
 def _option_values(name: str, form: str, before: Sequence[str], root: Path) -> Iterator[str]:
-    """``1``, or one of ``text|mermaid|dot``; of runs and sweeps those that there are."""
+    """``1``, or one of ``text|mermaid|dot``, or a state; of runs and sweeps those that there are."""
     runs = root / typed_runs_dir(before)
     if name == "run":
         yield from (path.parent.name for path in runs.glob("*/key.json"))
     elif name == "sweep":
         yield from (path.name for path in runs.glob("sweeps/*"))
+    elif form == "STATE":
+        from pipeline.core.specs import State
+
+        yield from State
     elif form == "1" or "|" in form:
         yield from form.split("|")
 

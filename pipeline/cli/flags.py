@@ -16,7 +16,17 @@ from pipeline.cli.verbs import VERBS
 from pipeline.core import process
 from pipeline.core.errors import UsageError
 
-_OF_HYDRA = ("--cfg", "--info", "--multirun", "-m", "--resolve", "--package", "--hydra-help", "--shell-completion")
+_OF_HYDRA = (
+    "--cfg",
+    "--info",
+    "--multirun",
+    "-m",
+    "--resolve",
+    "--package",
+    "--hydra-help",
+    "--shell-completion",
+    "--experimental-rerun",
+)
 _SHORT = {"-c": ("job", "hydra", "all"), "-i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")}
 """Hydra's --cfg and --info in short, with what may follow: doit has a -c of its own."""
 _ELSEWHERE = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}

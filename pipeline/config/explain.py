@@ -196,6 +196,12 @@ def _missing_option(error: MissingConfigException, culprit: str) -> UsageError:
             options.settings(option)  # says what keeps it from being read
         except UsageError as reason:
             return reason
+    if error.options is None and "=[" in culprit:
+        name = culprit.lstrip("+").partition("=")[0]
+        several = culprit.partition("=[")[2].rstrip("]").replace(" ", "")
+        return UsageError(
+            f"{culprit}: {name} takes one option; to train with each of them: doit sweep {name}={several}"
+        )
     return UsageError(
         f"{culprit}: {group or 'config'} has no option {option!r}; {suggestion(option, error.options or ())}"
     )
@@ -206,6 +212,9 @@ def _unknown_key(key: str, culprit: str, others: list[str], composed: Composer) 
     if config is None:
         config = composed([])
     if config is not None and OmegaConf.select(config, key.partition("@")[0], default=_ABSENT) is not _ABSENT:
+        if "@" in key:
+            meant = f"{key.partition('@')[0]}={culprit.partition('=')[2]}"
+            return UsageError(f"{culprit}: nothing was chosen for {key}, so nothing can be replaced; write {meant}")
         return UsageError(f"{culprit}: {key} is there but can't be changed this way; {_reason_of(culprit)}")
     parts = re.split(r"[./]", key.partition("@")[0])
     for depth in range(len(parts) - 1, 1, -1):

@@ -14,7 +14,7 @@ from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_atomic
 from pipeline.core.locks import FileLock
 from pipeline.tracking import ui
-from pipeline.tracking.address import shown, sqlite_path
+from pipeline.tracking.address import shown, sqlite_path, sqlite_uri
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _USER, _PASSWORD = "MLFLOW_AUTH_ADMIN_USERNAME", "MLFLOW_AUTH_ADMIN_PASSWORD"
@@ -106,10 +106,10 @@ def _login(settings: Settings) -> dict[str, str]:
         folder = database.parent
     else:
         folder = Path.cwd() if "://" in settings.artifacts else Path(settings.artifacts).parent
-    config = folder / "mlflow-auth.ini"
+    config, address = folder / "mlflow-auth.ini", sqlite_uri(folder / "mlflow-auth.db")
     text = (
         "[mlflow]\ndefault_permission = READ\n"
-        f"database_uri = sqlite:///{folder / 'mlflow-auth.db'}\n"
+        f"database_uri = {address.replace('%', '%%')}\n"  # a mark of the file's own grammar
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
     )
     write_atomic(config, text.encode())

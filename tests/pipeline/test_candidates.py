@@ -28,6 +28,9 @@ HEAVY = ("doit", "hydra", "omegaconf", "yaml", "numpy", "pipeline.config.schema"
         ("doit train trainer.compile=", ["trainer.compile=false", "trainer.compile=true"]),
         ("doit plan format=", ["format=dot", "format=mermaid", "format=text"]),
         ("doit lab ", ["down=", "hosts="]),
+        ("doit train exp", ["experiment="]),
+        ("doit runs state=F", ["state=FAILED", "state=FINISHED"]),
+        ("doit clean exp", []),
         ("doit train dataset.source=", []),
     ],
 )
@@ -44,6 +47,8 @@ def test_runs_and_sweeps_are_offered_by_name(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     assert candidates("doit logs run=", tmp_path) == ["run=ab12"]
+    assert candidates("doit logs ab", tmp_path) == ["ab12"]
+    assert candidates("doit train ab", tmp_path) == []
     assert candidates("doit logs paths.runs=elsewhere run=", tmp_path) == ["run=cd34"]
     assert candidates("doit report sweep=f", tmp_path) == ["sweep=first"]
 
@@ -59,7 +64,7 @@ def test_bash_asks_with_the_script_and_replaces_what_stands_behind_the_equals_si
     assert done.stdout == "resnet18 resnet50\ncomplete -o default -F _paceline doit\n"
 
 
-@pytest.mark.parametrize("line", ["doit tra", "doit train model=", "doit logs run="])
+@pytest.mark.parametrize("line", ["doit tra", "doit train model=", "doit logs run=", "doit runs state="])
 def test_a_tab_imports_little(line: str) -> None:
     code = (
         f"import sys; from pipeline.cli.candidates import candidates; candidates({line!r}); "

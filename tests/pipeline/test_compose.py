@@ -167,6 +167,11 @@ def test_composes_what_hydra_main_composes(
         ("trainer.epochs=1.5", ["trainer.epochs=1.5", "'1.5'", "Integer"]),
         ("seed=null", ["seed=null", "not Optional"]),
         ("cluster.env={A: '1'}", ["cluster.env is there", "to add entries write ++cluster.env={A: '1'}"]),
+        (
+            "optimizer@model=sgd",
+            ["optimizer@model=sgd: nothing was chosen for optimizer@model", "; write optimizer=sgd"],
+        ),
+        ("model=[a,b]", ["model=[a,b]: model takes one option; to train with each of them: doit sweep model=a,b"]),
         ("+seed=1", ["seed is there", "to change it write seed=1"]),
         ("~x", ["unknown key 'x'", "valid: cluster, dataset"]),
         ("~optimizer.lr", ["~optimizer.lr"]),

@@ -74,7 +74,14 @@ def test_an_override_with_dashes_is_shown_without(line: str, hint: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["train -c job seed=1", "train seed=1 -i defaults", "train --cfg=job", "train -m seed=1"]
+    "line",
+    [
+        "train -c job seed=1",
+        "train seed=1 -i defaults",
+        "train --cfg=job",
+        "train -m seed=1",
+        "train --experimental-rerun=/x",
+    ],
 )
 def test_hydras_short_flags_behind_the_verb_are_hydras(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
