@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -93,9 +92,9 @@ def test_an_unforeseen_error_in_a_child_names_its_file_too(project: Checkout) ->
 
 def test_where_no_folder_of_runs_can_be_made_the_traceback_lies_in_tmp(project: Checkout) -> None:
     broken(project, "pipeline/runs/index.py", "def rows(")
-    shutil.rmtree(project.root / "runs", ignore_errors=True)
-    (project.root / "runs").write_text("a file")
-    done = call([DOIT, "runs"], project.root, project.root)
+    place = project.root / "no folder"
+    place.symlink_to("/proc/nobody")  # leads nowhere, and nothing can be made there
+    done = call([DOIT, "runs", f"paths.runs={place}"], project.root, project.root)
     found = re.search(r"report it\): (\S+/paceline-error-\S+\.txt)$", done.stdout.strip())
     assert done.returncode == 2
     assert found is not None, done.stdout + done.stderr

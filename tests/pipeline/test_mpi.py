@@ -181,6 +181,15 @@ def test_which_mpirun_it_is(version: str, why: str) -> None:
             "ssh-copy-id",
         ),
         (
+            Output(
+                stderr="[vm:1] recv() failed: Connection reset by peer (104) [sd = 22]\n"
+                "paceline: no interpreter /no/such/python; PATH=/bin",
+                code=127,
+            ),
+            r"no such interpreter there",
+            "cluster.python",
+        ),
+        (
             Output(stderr="what nobody has seen before", code=7),
             r"mpirun ended with exit code 7 and no answer; it said:\s+what nobody has seen before",
             "ssh -F cfg node1 true",

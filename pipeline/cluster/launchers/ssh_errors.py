@@ -12,7 +12,7 @@ from pipeline.core.specs import Host
 SSH_FAILED = 255  # exit code of ssh itself; a remote command may have it too, so its words have to be ssh's
 _UNREACHABLE = re.compile(
     r"(Could not resolve hostname[^\n]*|Connection refused|No route to host|Network is unreachable"
-    r"|Connection (?:closed|reset) by[^\n]*)",
+    r"|Connection (?:closed|reset) by(?! peer \()[^\n]*)",  # with an errno behind it, it is Open MPI's, of its own link
     re.IGNORECASE,
 )
 _SLOW = re.compile(r"(Connection timed out|Operation timed out|Connection to \S+ port \d+ timed out|not responding)")
