@@ -77,12 +77,7 @@ def run(
         raise PacelineError(f"program not found: {argv[0]}") from error
     except subprocess.TimeoutExpired as error:
         raise PacelineError(f"{argv[0]} was still running after {timeout_s:g} s") from error
-    return Completed(
-        argv=tuple(argv),
-        code=done.returncode,
-        stdout=done.stdout.decode(errors=errors),
-        stderr=done.stderr.decode(errors="replace"),
-    )
+    return _completed(argv, done.returncode, done.stdout, done.stderr, errors)
 
 
 def run_group(argv: Sequence[str], *, input: bytes, env: Mapping[str, str], timeout_s: float) -> Completed:  # noqa: A002
@@ -101,12 +96,7 @@ def run_group(argv: Sequence[str], *, input: bytes, env: Mapping[str, str], time
             child.communicate()
             raise PacelineError(f"{argv[0]} was still running after {timeout_s:g} s") from error
         stdout, stderr = error.output or b"", error.stderr or b""
-    return Completed(
-        argv=tuple(argv),
-        code=child.returncode,
-        stdout=stdout.decode(errors="replace"),
-        stderr=stderr.decode(errors="replace"),
-    )
+    return _completed(argv, child.returncode, stdout, stderr)
 
 
 def run_apart(
@@ -134,12 +124,7 @@ def run_apart(
         if isinstance(error, subprocess.TimeoutExpired):
             raise PacelineError(f"{argv[0]} was still running after {timeout_s:g} s") from error
         raise
-    return Completed(
-        argv=tuple(argv),
-        code=child.returncode,
-        stdout=stdout.decode(errors="replace"),
-        stderr=stderr.decode(errors="replace"),
-    )
+    return _completed(argv, child.returncode, stdout, stderr)
 
 
 def attached(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
@@ -180,6 +165,12 @@ def stream(argv: Sequence[str]) -> subprocess.Popen[bytes]:
 def answering(argv: Sequence[str], *, stdin: IO[bytes]) -> subprocess.Popen[bytes]:
     """The same, but it reads the file ``stdin`` from where that stands: no write can get stuck."""
     return _popen(argv, stdin=stdin, env=None)
+
+
+def _completed(argv: Sequence[str], code: int, stdout: bytes, stderr: bytes, errors: str = "replace") -> Completed:
+    return Completed(
+        argv=tuple(argv), code=code, stdout=stdout.decode(errors=errors), stderr=stderr.decode(errors="replace")
+    )
 
 
 def _popen(argv: Sequence[str], *, stdin: IO[bytes] | int, env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:

@@ -274,6 +274,13 @@ def both_have_their_data(uri: str, other: str, rounds: int) -> bool:
     return True
 
 
+def _be_impatient(monkeypatch: pytest.MonkeyPatch, *, works: bool) -> None:
+    """Half a second for a recorder that does nothing; ``works``: it always does something."""
+    monkeypatch.setattr(client, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(client, "_LOOK_S", 0.05)
+    monkeypatch.setattr(client, "_processor_s", lambda _: time.monotonic() if works else 0.0)
+
+
 WORKS = "import time\nwhile time.process_time() < 1.0: pass"
 
 
@@ -281,9 +288,7 @@ WORKS = "import time\nwhile time.process_time() < 1.0: pass"
 def test_a_recorder_is_waited_for_as_long_as_it_does_something(
     monkeypatch: pytest.MonkeyPatch, program: str, ends: bool
 ) -> None:
-    monkeypatch.setattr(client, "_PATIENCE_S", 0.5)
-    monkeypatch.setattr(client, "_LOOK_S", 0.05)
-    monkeypatch.setattr(client, "_processor_s", lambda pid: time.monotonic() if ends else 0.0)
+    _be_impatient(monkeypatch, works=ends)
     child = subprocess.Popen([sys.executable, "-c", program])
     assert client._wait(child) == ends
     assert (child.returncode == 0) == ends
@@ -294,9 +299,7 @@ def test_a_sweeps_recorder_is_waited_for_as_long_as_it_does_something(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, works: bool
 ) -> None:
     """It was given three minutes, then a second one began beside it: on a busy computer both came too late."""
-    monkeypatch.setattr(client, "_PATIENCE_S", 0.5)
-    monkeypatch.setattr(client, "_LOOK_S", 0.05)
-    monkeypatch.setattr(client, "_processor_s", lambda _: time.monotonic() if works else 0.0)
+    _be_impatient(monkeypatch, works=works)
     answer = "import sys, time; sys.stdin.readline(); time.sleep(2); print('{\"id\": 0}', flush=True); time.sleep(600)"
     worker = workers.WorkerProcess([sys.executable, "-c", answer], os.environ, tmp_path / "worker.log")
     came = worker.ask(run_dir="x")
