@@ -284,8 +284,10 @@ def server(folder: Path, port: int | None = None, *, gives_way: bool = False) ->
     with (folder / "server.log").open("ab") as log:
         child = subprocess.Popen(
             argv, cwd=folder, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True, preexec_fn=stand_back if gives_way else None,
+            start_new_session=True,
         )  # fmt: skip
+    if gives_way:
+        stand_back(child.pid)
     try:
         wait_for(lambda: answers(f"{url}/health"), child)
         yield url

@@ -26,7 +26,6 @@ from pipeline.tracking.address import URI_VARIABLE, absolute_uri
 from pipeline.tracking.destinations import SETTINGS_VARIABLE
 from pipeline.tracking.failures import StoreError
 from pipeline.tracking.launching import NO_SUCH_RUN
-from pipeline.tracking.priority import stand_back
 from pipeline.tracking.recorder import record
 from pipeline.tracking.state import PENDING, Recorded
 
@@ -106,12 +105,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _step_back(arguments: argparse.Namespace) -> None:
-    """Outlive Ctrl-C: the journal will say KILLED and that is to be recorded. Beside a training its ranks go first."""
+    """Outlive Ctrl-C: the journal will say KILLED and that is to be recorded."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments.do == "serve":  # one trial ends while others train: it is as quick all the time
         give_way()
-    elif arguments.follow:  # who started it lets it come forward when the training is over
-        stand_back()
 
 
 def _leave_out_data_frames() -> None:

@@ -36,6 +36,7 @@ class Way:
     def start(self) -> None:
         """Record while the run goes on."""
         self._child = self._spawn(follow=True)
+        priority.stand_back(self._child.pid)
 
     def come_forward(self) -> None:
         """The training is over: nobody else wants the processors as much any more."""

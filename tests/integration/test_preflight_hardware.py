@@ -20,6 +20,7 @@ from pipeline.cluster.preflight import State
 from pipeline.core.specs import Cluster, Host
 from pipeline.lab import Lab, LabHost
 from tests.lab_fixture import on
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.lab
 
@@ -139,7 +140,13 @@ def broken(lab: Lab) -> Iterator[list[Host]]:
 
 def of_node1(lab: Lab, *hosts: Host, device: str = "auto") -> dict[str, str]:
     """What isn't ok on node1: name of the check → its lines."""
-    cluster = Cluster(launcher="pssh", hosts=hosts, ssh_config=str(lab.ssh_config), device=device)
+    cluster = Cluster(
+        launcher="pssh",
+        hosts=hosts,
+        ssh_config=str(lab.ssh_config),
+        device=device,
+        connect_timeout_s=HANG_S,  # half a core may be slow to log in
+    )
     found: dict[str, str] = {}
     for check in preflight.examine(cluster, deep=True).all_checks:
         if check.host == "node1" and check.state != State.OK:

@@ -12,6 +12,8 @@ import pytest
 
 from pipeline.tracking import __main__ as tracking
 from pipeline.tracking import priority
+from pipeline.tracking.client import Way
+from pipeline.tracking.destinations import Destination
 
 AUTOGROUP = Path("/proc/self/autogroup")
 SEEN = f"from pathlib import Path; import os; print(os.nice(0), Path('{AUTOGROUP}').read_text())"
@@ -31,9 +33,9 @@ def test_a_process_beside_a_training_steps_back_with_its_session_and_with_no_oth
 @pytest.mark.parametrize(
     ("line", "gives_way"),
     [
-        ("record RUN --experiment x --follow", True),
+        ("record RUN --experiment x --follow", False),  # the controller sets it back, and forward again
         ("serve --experiment x", True),
-        ("record RUN --experiment x --follow --tracker tensorboard", True),
+        ("record RUN --experiment x --follow --tracker tensorboard", False),
         ("record RUN --experiment x --check", False),
         ("record RUN --experiment x --tracker tensorboard", False),
         ("fetch ID PLACE", False),
@@ -45,8 +47,7 @@ def test_only_what_works_beside_a_training_gives_way(
 ) -> None:
     """Beside six busy loops doit ui was refused after two minutes: its store was made with the least priority."""
     given: list[bool] = []
-    for way in ("give_way", "stand_back"):
-        monkeypatch.setattr(tracking, way, lambda: given.append(True))
+    monkeypatch.setattr(tracking, "give_way", lambda: given.append(True))
     for work in ("_record_one", "_serve", "_fetch", "_prepare"):
         monkeypatch.setattr(tracking, work, lambda *_: 0)
     for of_a_process in ("_leave_out_data_frames", "masking.begin", "unexpected.install", "unexpected.keep_in"):
@@ -59,19 +60,31 @@ def test_only_what_works_beside_a_training_gives_way(
     assert bool(given) == gives_way
 
 
-@pytest.mark.parametrize("leads", [True, False])
-def test_the_recorder_of_a_run_under_way_gets_hardly_anything_and_comes_forward_afterwards(leads: bool) -> None:
-    code = "from pipeline.tracking.priority import stand_back; stand_back(); print(flush=True); input()"
-    argv = [sys.executable, "-c", code if leads else f"import os; os.fork() and os._exit(os.wait()[1]); {code}"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(argv, **pipes, start_new_session=True) as child:  # type: ignore[call-overload]
-        assert child.stdout.readline() == b"\n"
+def test_the_recorder_of_a_run_under_way_gets_hardly_anything_and_comes_forward_afterwards(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It doesn't step back by itself: one that came to it after the training had ended stayed there."""
+    waiting = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr("pipeline.tracking.recorder_command", lambda *_, **__: waiting)
+    way = Way(tmp_path, Destination(uri="sqlite:///mlflow.db", experiment="paceline"))
+    way.start()
+    assert way._child is not None
+    with way._child as child:
         before = _niceness(child.pid)
-        priority.come_forward(child.pid)
+        way.come_forward()
         after = _niceness(child.pid)
-    assert before == ((19, 19) if leads else (0, 0))  # else it is of a child that leads no session
-    assert after == (0 if os.geteuid() == 0 or not leads else 19, 0)
-    priority.come_forward(child.pid)  # it is gone: nothing happens
+        child.kill()
+    assert before == (19, 19)
+    assert after == (0 if os.geteuid() == 0 else 19, 0)
+    way.come_forward()  # it is gone: nothing happens
+
+
+def test_of_a_process_that_leads_no_session_the_session_stays_as_it_is() -> None:
+    own = _niceness(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        priority.stand_back(child.pid)
+        assert _niceness(child.pid)[0] == 19
+    assert _niceness(os.getpid()) == own
 
 
 def _niceness(pid: int) -> tuple[int, int]:

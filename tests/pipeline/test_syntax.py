@@ -28,6 +28,10 @@ RUNS = (
     ("measuring.host_speed", "models.own", "optimizers.own"),
     ("measuring.measure", "models.torchvision", "optimizers.adamw", "schedules.cosine"),
     ("script.start",),
+    ("classifier", "data.encoded"),
+    ("data.torchvision_images",),
+    ("exporting",),
+    ("script.call",),
 )
 
 
