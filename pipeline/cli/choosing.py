@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.cli.session import Session, relative
-from pipeline.cli.wanted import PLACE, matches, told, wanted_values
+from pipeline.cli.wanted import PLACE, config_of, matches, wanted_values
 from pipeline.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _having(current: Session, words: Sequence[str], folders: Sequence[RunFolder]
     for folder in folders:
         started = (folder.read_json("provenance.json") or {}).get("overrides") if experiments else []
         altered = index.row(folder).state == index.ALTERED
-        config = told(folder, wanted, altered=altered)
+        config = config_of(folder, wanted, altered=altered)
         if experiments <= set(started or ()) and matches(config, wanted, in_part=altered):
             found.append(folder)
     return found

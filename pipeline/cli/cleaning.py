@@ -16,7 +16,7 @@ from pipeline.cli.listing import day, of_state
 from pipeline.cli.options import is_on
 from pipeline.cli.output import say
 from pipeline.cli.session import relative, session
-from pipeline.cli.wanted import matches, told, wanted_values
+from pipeline.cli.wanted import config_of, matches, wanted_values
 from pipeline.core import leftovers
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.heartbeat import Heartbeat
@@ -93,10 +93,7 @@ def _chosen(runs_dir: Path, rules: Rules) -> list[Item]:
     wanted = wanted_values(session().asked.overrides, session().config.resolved)
     rows = of_state(rows, rules.state, index.STATES)
     if wanted:
-        configs = {
-            row.key: told(RunFolder(runs_dir / row.key), wanted, altered=row.state == index.ALTERED) for row in rows
-        }
-        rows = [row for row in rows if matches(configs[row.key], wanted)]
+        rows = [row for row in rows if _has(runs_dir, row, wanted)]
     if rules.checkpoints:
         rows = [row for row in rows if row.state == State.FINISHED]
     rank = _ranks(runs_dir, rows, rules) if rules.keep_best is not None else {}
@@ -106,6 +103,10 @@ def _chosen(runs_dir: Path, rules: Rules) -> list[Item]:
         _item(RunFolder(runs_dir / row.key), row, why, rules, needs) for row, why in zip(rows, whys, strict=True) if why
     ]
     return [item for item in items if item.bytes or not rules.checkpoints]
+
+
+def _has(runs_dir: Path, row: Row, wanted: Mapping[str, object]) -> bool:
+    return matches(config_of(RunFolder(runs_dir / row.key), wanted, altered=row.state == index.ALTERED), wanted)
 
 
 def _item(folder: RunFolder, row: Row, why: str, rules: Rules, needs: Mapping[str, str]) -> Item:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from pipeline.cli.options import is_on
 from pipeline.cli.output import say, width
 from pipeline.cli.session import relative, session
-from pipeline.cli.wanted import flat, matches, told, wanted_values
+from pipeline.cli.wanted import config_of, matches, wanted_values
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.printable import printable
 from pipeline.core.tables import aligned, counted, duration, file_size, wrapped
+from pipeline.keys.diff import flat
 
 if TYPE_CHECKING:
     from pipeline.runs.index import Row
@@ -43,19 +44,18 @@ def runs() -> None:
     wanted = wanted_values(session().asked.overrides, session().config.resolved)
     by, as_json = options.get("sort", "time"), is_on(options, "json")
     rows = of_state(index.rows(runs_dir), options.get("state"), index.STATES)
-    in_full = bool(wanted) or len(rows) <= _MOST
-    altered = {
-        row.key: told(RunFolder(runs_dir / row.key), {}, altered=True) for row in rows if row.state == index.ALTERED
-    }
-    intact = [row.key for row in rows if in_full and row.key not in altered]
-    configs = {key: told(RunFolder(runs_dir / key), wanted) for key in intact}
-    known = {**configs, **altered}
+    altered = {row.key for row in rows if row.state == index.ALTERED}
+    configs: dict[str, dict[str, Any]] = {}
+    if wanted or len(rows) <= _MOST:
+        configs = {
+            row.key: config_of(RunFolder(runs_dir / row.key), wanted, altered=row.key in altered) for row in rows
+        }
     is_empty = not rows and "state" not in options
-    rows = [row for row in rows if matches(known.get(row.key, {}), wanted, in_part=row.key in altered)]
+    rows = [row for row in rows if matches(configs.get(row.key, {}), wanted, in_part=row.key in altered)]
     measures = as_json or by == "size" or len(rows) <= _MOST_MEASURED
     sizes = {row.key: measured(runs_dir / row.key).bytes for row in rows if measures}
     rows = _in_order(rows, by, sizes)
-    differing = differences({row.key: configs.get(row.key, {}) for row in rows})
+    differing = differences({row.key: {} if row.key in altered else configs.get(row.key, {}) for row in rows})
     if as_json:
         about = [{**asdict(row), "bytes": sizes[row.key], "differs": differing[row.key]} for row in rows]
         say(json.dumps(about, indent=2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,15 +64,3 @@ def cluster(folder: RunFolder, root: Path, local_gpus: int, *, must_tell: bool) 
             f"{path} can't tell the hosts of run {folder.key}: it {why}",
             hint="doit stop with the words that it was trained with, instead of run=",
         ) from error
-
-
-def with_hosts_of(typed: Cluster, newest: Cluster) -> Cluster:
-    """``newest``, and the hosts of ``typed`` that it lacks: a run's key doesn't tell hosts apart, so an earlier attempt
-    may be on these. Raises UsageError."""
-    from pipeline.cluster.earlier import keeps_files
-
-    if not (keeps_files(typed) and keeps_files(newest)):
-        return newest
-    known = {host.label for host in newest.hosts}
-    more = [host for host in typed.hosts if host.label not in known]
-    return dataclasses.replace(newest, hosts=(*newest.hosts, *more))

@@ -42,7 +42,7 @@ def publish() -> None:
     if done.code != 0:
         lines = [line for line in done.stderr.strip().splitlines() if not _NOTICE.match(line)]
         why = "\n".join(lines) or f"exit code {done.code}"
-        raise PacelineError(f"{folder.key} is not published: {why}", hint="the same command again, once that is mended")
+        raise PacelineError(f"{folder.key} is not published: {why}", hint="the same command again, once that is fixed")
     _tell(json.loads(done.stdout.splitlines()[-1]), str(name), alias, model)
 
 

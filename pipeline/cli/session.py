@@ -290,15 +290,11 @@ class Session:
         return f"{start.said if start else 'init'}: {start.waits if start else ''}, so this run has no key yet"
 
     def cluster_of(self, folder: RunFolder) -> Cluster:
-        """The hosts that a run was started on last, and those that this command line names. Raises UsageError."""
+        """The hosts that a run was started on last, whatever cluster this command line names. Raises UsageError."""
         from pipeline.cli import named_run
 
-        by_key = "run" in self.asked.options
-        found = named_run.cluster(folder, ROOT, _local_gpus(), must_tell=by_key)
-        if found is None:
-            return self.config.cluster  # the words of the run are here, and they name its hosts
-        names_hosts = not by_key and any(word.startswith("cluster") for word in self.asked.overrides)
-        return named_run.with_hosts_of(self.config.cluster, found) if names_hosts else found
+        found = named_run.cluster(folder, ROOT, _local_gpus(), must_tell="run" in self.asked.options)
+        return found or self.config.cluster  # the words of the run are here, and they name its hosts
 
 
 @cache

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import operator
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import UsageError
 from pipeline.core.redact import placeholders
+from pipeline.keys.diff import flat
 from pipeline.runs.contents import ranks_of
 from pipeline.runs.index import intact_parts
 
@@ -32,12 +35,13 @@ def wanted_values(words: Sequence[str], resolved: Mapping[str, Any]) -> dict[str
         name = word.lstrip("+~").partition("=")[0]
         of_group = "." not in name and isinstance(resolved.get(name), Mapping)
         for field in _set_by(name, words) if of_group else [name]:
-            found = dict(_below(field, resolved))
-            if not found:
+            try:
+                found = functools.reduce(operator.getitem, field.split("."), resolved)
+            except (LookupError, TypeError) as error:
                 raise UsageError(
                     f"{word.lstrip('+')}: a run doesn't tell its {field}; choose by what that sets, such as model=…"
-                )
-            wanted |= found
+                ) from error
+            wanted |= flat(found, field)
     for name in placeholders(wanted):
         raise UsageError(f"{name} is secret, which no file of a run tells; leave it out")
     return {name: value for name, value in wanted.items() if name != PLACE}
@@ -50,18 +54,7 @@ def _set_by(group: str, words: Sequence[str]) -> Sequence[str]:
     return stands_for(group, words) or [group]
 
 
-def _below(name: str, resolved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The field, or all that a mapping of this name holds."""
-    found: Any = resolved
-    for part in name.split("."):
-        if not isinstance(found, Mapping) or part not in found:
-            return
-        found = found[part]
-    above, _, last = name.rpartition(".")
-    yield from flat({last: found}, f"{above}." if above else "")
-
-
-def told(folder: RunFolder, wanted: Mapping[str, Any], *, altered: bool = False) -> dict[str, Any]:
+def config_of(folder: RunFolder, wanted: Mapping[str, Any], *, altered: bool = False) -> dict[str, Any]:
     """config.json, {} where there is none. Where a number of ranks is wanted, ``auto`` is the one that the run had.
 
     Of an ``altered`` run only what its key vouches for: config.json may have been edited.
@@ -80,12 +73,3 @@ def matches(config: Mapping[str, Any], wanted: Mapping[str, Any], *, in_part: bo
     """Whether a run's configuration has all wanted values; of one known ``in_part``, what it lacks may be meant."""
     known = dict(flat(config)) if wanted else {}
     return all(known[name] == value if name in known else in_part for name, value in wanted.items())
-
-
-def flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """``optimizer.lr`` and its value, of every field."""
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value

@@ -67,12 +67,6 @@ def bring(
                 say(_not_asked(start, host, why))
 
 
-def keeps_files(cluster: Cluster) -> bool:
-    """Whether what an attempt leaves stays on hosts that somebody has chosen. Raises UsageError: no such launcher."""
-    found = launchers.capabilities(cluster)
-    return not (found.shares_run_dir or found.hosts_are_granted)
-
-
 def stop_elsewhere(cluster: Cluster, run_dir: Path) -> tuple[list[str], dict[str, str]]:
     """End what may still run of the run on hosts that ``cluster`` doesn't have: those that were asked, and what went
     wrong there. One whose lease is over has nothing that runs."""

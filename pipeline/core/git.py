@@ -66,7 +66,7 @@ def top_of(folder: Path) -> Path:
 
 
 def refusal(folder: Path) -> str | None:
-    """Why git reads no repository here although a ``.git`` stands in ``folder`` or above it, and what mends that.
+    """Why git reads no repository here although a ``.git`` stands in ``folder`` or above it, and the fix.
 
     None: it does, or there is none. Another owner's clone is refused, and one whose HEAD is damaged.
     """
@@ -78,8 +78,8 @@ def refusal(folder: Path) -> str | None:
     if done.code == 0:
         return None
     said = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no reason"]
-    mends = next((f"; try: {line}" for line in said if line.startswith("git config ")), "")
-    return f"git refuses the repository: {said[0].removeprefix('fatal: ')}{mends}"
+    fix = next((f"; try: {line}" for line in said if line.startswith("git config ")), "")
+    return f"git refuses the repository: {said[0].removeprefix('fatal: ')}{fix}"
 
 
 def _is_git_folder(path: Path) -> bool:

@@ -196,7 +196,7 @@ class _Work:
         if code != 0:
             signal = f" (signal {code - 128})" if code > 128 else ""
             what = f"step {step.name} ended with exit code {code}{signal}; nothing of it is kept but {log}"
-            raise PacelineError(f"{what}{_end_of(making.log)}", hint="mend it, then the same command")
+            raise PacelineError(f"{what}{_end_of(making.log)}", hint="fix it, then the same command")
         links = [path for path in making.out.rglob("*") if path.is_symlink()]
         if links:
             raise PacelineError(

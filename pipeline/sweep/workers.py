@@ -179,7 +179,7 @@ class RecordWorker:
                 first = failed[0]
                 say(
                     f"WARNING: {len(missed) - done} run(s) of before are not recorded yet: "
-                    f"{first.why()}\n  try: the same command, once that is mended"
+                    f"{first.why()}\n  try: the same command, once that is fixed"
                 )
                 break
         if done:

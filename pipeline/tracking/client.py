@@ -72,7 +72,7 @@ class Way:
             return f"doit record run={self.run_dir.name} tracking.uri=sqlite:///<a file that you can write to>"
         recorded = self.to.last_recorded(self.run_dir)
         if recorded is not None and recorded.refused:
-            return f"doit record run={self.run_dir.name}, once that is mended"
+            return f"doit record run={self.run_dir.name}, once that is fixed"
         waits = file is None and self.to.tracker is None
         return f"doit record run={self.run_dir.name}" + (", once the tracking server answers" if waits else "")
 
