@@ -36,9 +36,8 @@ from benchmarks.measure import DOIT, ROOT, chosen, spread, working
 from pipeline import tracking
 from pipeline.cluster.agent.probe import free_ports
 from pipeline.config.schema import TrackingConfig
-from pipeline.tracking import ui
+from pipeline.tracking import priority, ui
 from pipeline.tracking.client import Recorder
-from pipeline.tracking.priority import stand_back
 from tests.pipeline import tracking_folder
 
 TARGET_STEP_MS, TARGET_START_S = 1.0, 0.2
@@ -287,7 +286,7 @@ def server(folder: Path, port: int | None = None, *, gives_way: bool = False) ->
             start_new_session=True,
         )  # fmt: skip
     if gives_way:
-        stand_back(child.pid)
+        priority.lower(child.pid)
     try:
         wait_for(lambda: answers(f"{url}/health"), child)
         yield url

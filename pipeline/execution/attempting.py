@@ -206,7 +206,7 @@ def _on_start(work: Work, number: int) -> None:
 
 
 def _on_end(work: Work) -> None:
-    work.recorder.come_forward()
+    work.recorder.restore_priority()
     work.say.doing("bringing the results here")
     if work.services.on_trained is not None:
         work.services.on_trained()

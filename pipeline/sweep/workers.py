@@ -27,7 +27,7 @@ from pipeline.execution.complete import evaluate_in_child
 from pipeline.execution.configured_run import Run
 from pipeline.keys import rank_environment
 from pipeline.runs.folder import RunFolder
-from pipeline.tracking.client import Recorder, Way, patient
+from pipeline.tracking.client import DestinationRecorder, Recorder, patient
 from pipeline.tracking.destinations import Destination
 
 _REPORT_S = 300.0
@@ -156,12 +156,12 @@ class RecordWorker:
             self._workers[to] = WorkerProcess(argv, process.of_this_clone(to.env), log)
 
     def recorder(self, run: Run) -> Recorder:
-        """The ways of one trial; a process of its own to where none of the others goes."""
-        return Recorder(run.folder.path, run.config, run.root, way=self._way)
+        """That of one trial; a process of its own for a destination that none of the others has."""
+        return Recorder(run.folder.path, run.config, run.root, make=self._destination_recorder)
 
-    def _way(self, run_dir: Path, to: Destination) -> Way:
+    def _destination_recorder(self, run_dir: Path, to: Destination) -> DestinationRecorder:
         worker = self._workers.get(to)
-        return Way(run_dir, to) if worker is None else _SharedWay(run_dir, to, worker)
+        return DestinationRecorder(run_dir, to) if worker is None else _SharedRecorder(run_dir, to, worker)
 
     def record_missed(self, runs: Sequence[Run], say: Callable[[str], None]) -> None:
         """Record runs that ended before, a few at a time: a server that comes back shouldn't be run over."""
@@ -190,8 +190,8 @@ class RecordWorker:
             worker.close()
 
 
-class _SharedWay(Way):
-    """One run's way to a destination through the sweep's process for it."""
+class _SharedRecorder(DestinationRecorder):
+    """Records one run in a destination through the sweep's process for it."""
 
     def __init__(self, run_dir: Path, to: Destination, worker: WorkerProcess) -> None:
         super().__init__(run_dir, to)
@@ -201,10 +201,10 @@ class _SharedWay(Way):
     def start(self) -> None:
         self._answer = self._worker.ask(run_dir=str(self.run_dir))
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         if self._answer is None and not self.is_recorded():
             self.start()
         if self._answer is not None:
             patient(self._worker.pid, partial(_came, self._answer))
         if self._says_nothing():
-            super().settle()  # the worker is gone: a process of its own
+            super().finish()  # the worker is gone: a process of its own

@@ -38,41 +38,38 @@ def main(argv: list[str] | None = None) -> int:
     unexpected.install()
     if arguments.do == "record":
         unexpected.keep_in(arguments.run_dir.absolute().parent)
+    try:
+        return _done(arguments)
+    except (PacelineError, StoreError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _done(arguments: argparse.Namespace) -> int:
     if getattr(arguments, "tracker", None) is not None:
         return _track(arguments)
     uri = absolute_uri(arguments.uri or os.environ.get(URI_VARIABLE), Path.cwd())
     if arguments.do == "publish":  # somebody waits for it, and may end it
         return _publish(uri, arguments.run_dir)
     _leave_out_data_frames()
-    try:
-        if arguments.do == "prepare":  # somebody waits for these two as well, and no ranks work meanwhile
-            return _prepare(uri)
-        if arguments.do == "fetch":
-            return _fetch(uri, arguments.run_id, arguments.place)
-        _step_back(arguments)
-        if arguments.do == "serve":
-            return _serve(partial(record, uri=uri, experiment=arguments.experiment))
-        return _record_one(arguments, partial(record, uri=uri, experiment=arguments.experiment))
-    except PacelineError as error:
-        print(error, file=sys.stderr)
-        return 1
+    if arguments.do == "prepare":  # somebody waits for these two as well, and no ranks work meanwhile
+        return _prepare(uri)
+    if arguments.do == "fetch":
+        return _fetch(uri, arguments.run_id, arguments.place)
+    _run_in_background(arguments)
+    to = partial(record, uri=uri, experiment=arguments.experiment)
+    return _serve(to) if arguments.do == "serve" else _record_one(arguments, to)
 
 
 def _track(arguments: argparse.Namespace) -> int:
     """The same for another tracker than MLflow, which may need the packages that MLflow has no use for."""
-    _step_back(arguments)
+    _run_in_background(arguments)
     masking.begin()  # what a tracker prints goes into a file of the run folder
     settings = os.environ.get(SETTINGS_VARIABLE, "{}")
     to = partial(
         record, uri=arguments.tracker, experiment=arguments.experiment, tracker=arguments.tracker, settings=settings
     )
-    if arguments.do == "serve":
-        return _serve(to)
-    try:
-        return _record_one(arguments, to)
-    except PacelineError as error:
-        print(error, file=sys.stderr)
-        return 1
+    return _serve(to) if arguments.do == "serve" else _record_one(arguments, to)
 
 
 def _record_one(arguments: argparse.Namespace, to: Callable[..., Recorded]) -> int:
@@ -104,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _step_back(arguments: argparse.Namespace) -> None:
+def _run_in_background(arguments: argparse.Namespace) -> None:
     """Outlive Ctrl-C: the journal will say KILLED and that is to be recorded."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments.do == "serve":  # one trial ends while others train: it is as quick all the time
@@ -158,11 +155,7 @@ def _answer(asked: dict[str, Any], answers: TextIO, error: str | None) -> None:
 def _prepare(uri: str) -> int:
     from pipeline.tracking.store import Store
 
-    try:
-        Store(uri)
-    except StoreError as error:
-        print(error, file=sys.stderr)
-        return 1
+    Store(uri)
     return 0
 
 
@@ -170,12 +163,7 @@ def _fetch(uri: str, run_id: str, place: Path) -> int:
     from pipeline.tracking.artifacts import RECIPE
     from pipeline.tracking.store import Store
 
-    try:
-        found = Store(uri).fetch(run_id, RECIPE, place)
-    except StoreError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0 if found else NO_SUCH_RUN
+    return 0 if Store(uri).fetch(run_id, RECIPE, place) else NO_SUCH_RUN
 
 
 def _publish(uri: str, run_dir: Path) -> int:
@@ -190,12 +178,7 @@ def _publish(uri: str, run_dir: Path) -> int:
     model = Published(**{**told, "classes": tuple(told["classes"])})
     from pipeline.tracking.publishing import publish
 
-    try:
-        done = publish(run_dir, model, uri=uri, **asked)
-    except (PacelineError, StoreError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(json.dumps(asdict(done)))
+    print(json.dumps(asdict(publish(run_dir, model, uri=uri, **asked))))
     return 0
 
 

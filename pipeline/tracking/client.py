@@ -21,8 +21,8 @@ _LOOK_S = 5.0
 LOG = "recorder.log"
 
 
-class Way:
-    """One run's way to one destination, by a process of its own."""
+class DestinationRecorder:
+    """Records one run in one destination, by a process of its own."""
 
     def __init__(self, run_dir: Path, to: Destination) -> None:
         self.run_dir = run_dir
@@ -36,16 +36,16 @@ class Way:
     def start(self) -> None:
         """Record while the run goes on."""
         self._child = self._spawn(follow=True)
-        priority.stand_back(self._child.pid)
+        priority.lower(self._child.pid)
 
-    def come_forward(self) -> None:
+    def restore_priority(self) -> None:
         """The training is over: nobody else wants the processors as much any more."""
         if self._child is not None:
-            priority.come_forward(self._child.pid)
+            priority.restore(self._child.pid)
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Until the recorder is done; once more where it died."""
-        self.come_forward()
+        self.restore_priority()
         died = self._child is not None and _wait(self._child) and self._says_nothing()
         if died or (self._child is None and not self.is_recorded()):
             _wait(self._spawn())
@@ -90,9 +90,9 @@ class Way:
 
 
 class Recorder:
-    """One run's ways into MLflow and other trackers. With tracking switched off it does nothing.
+    """Records one run in MLflow and other trackers. With tracking switched off it does nothing.
 
-    ``way`` makes one of them.
+    ``make`` makes the recorder of one destination.
     """
 
     def __init__(
@@ -102,36 +102,37 @@ class Recorder:
         root: Path,
         *,
         enabled: bool | None = None,
-        way: Callable[[Path, Destination], Way] = Way,
+        make: Callable[[Path, Destination], DestinationRecorder] = DestinationRecorder,
     ) -> None:
         self.run_dir = run_dir
-        self._ways = [way(run_dir, to) for to in tracking.destinations(vars(config.tracking), root, enabled=enabled)]
+        destinations = tracking.destinations(vars(config.tracking), root, enabled=enabled)
+        self._recorders = [make(run_dir, to) for to in destinations]
 
     def start(self) -> None:
         """Record while the run goes on. An earlier attempt's recorder ends by itself; a lock keeps the two apart."""
-        for way in self._ways:
-            way.start()
+        for recorder in self._recorders:
+            recorder.start()
 
-    def come_forward(self) -> None:
+    def restore_priority(self) -> None:
         """The training is over, the report isn't yet: what there is may be recorded meanwhile."""
-        for way in self._ways:
-            way.come_forward()
+        for recorder in self._recorders:
+            recorder.restore_priority()
 
     def finish(self, say: Callable[[str], None]) -> str | None:
         """Wait until everything is recorded and return the MLflow run's id; None while the server doesn't answer.
 
         Must be called after the run's last state stands in its journal.
         """
-        for way in self._ways:
-            way.settle()
-        for way in self._missing():
-            say(f"WARNING: not recorded in {way.to.title} yet: {way.why()}\n  try: {way.hint()}")
+        for recorder in self._recorders:
+            recorder.finish()
+        for recorder in self._missing():
+            say(f"WARNING: not recorded in {recorder.to.title} yet: {recorder.why()}\n  try: {recorder.hint()}")
         return self.mlflow_run_id()
 
     def replay(self) -> bool:
         """Bring each destination to what the folder says, also where it lost what it was given; whether all are."""
-        for way in self._ways:
-            way.replay()
+        for recorder in self._recorders:
+            recorder.replay()
         return self.is_complete()
 
     def is_complete(self) -> bool:
@@ -141,30 +142,30 @@ class Recorder:
     def where(self) -> str:
         """Where the run is recorded, in words."""
         run_id = self.mlflow_run_id()
-        others = [way.to.title for way in self._ways if way.to.tracker is not None]
+        others = [recorder.to.title for recorder in self._recorders if recorder.to.tracker is not None]
         return " and ".join([*([f"MLflow run {run_id}"] if run_id else []), *others])
 
     def titles(self) -> str:
-        return " and ".join(way.to.title for way in self._ways)
+        return " and ".join(recorder.to.title for recorder in self._recorders)
 
     def why(self) -> str:
         """Why the run isn't recorded, in a line."""
-        return "; ".join(way.why() for way in self._missing())
+        return "; ".join(recorder.why() for recorder in self._missing())
 
     def hint(self) -> str:
         """The command that records the run later."""
-        return next(way.hint() for way in self._missing())
+        return next(recorder.hint() for recorder in self._missing())
 
     def mlflow_run_id(self) -> str | None:
         """The id of the run's record in MLflow, where that is complete."""
-        for way in self._ways:
-            if way.to.tracker is None and way.is_recorded():
-                recorded = way.to.last_recorded(self.run_dir)
+        for recorder in self._recorders:
+            if recorder.to.tracker is None and recorder.is_recorded():
+                recorded = recorder.to.last_recorded(self.run_dir)
                 return recorded.run_id if recorded is not None else None
         return None
 
-    def _missing(self) -> list[Way]:
-        return [way for way in self._ways if not way.is_recorded()]
+    def _missing(self) -> list[DestinationRecorder]:
+        return [recorder for recorder in self._recorders if not recorder.is_recorded()]
 
 
 def _wait(child: subprocess.Popen[bytes]) -> bool:

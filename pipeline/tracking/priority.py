@@ -11,7 +11,7 @@ _BESIDE, _AFTER = 19, 0  # niceness
 _TRIES, _AGAIN_S = 10, 0.1  # of all who aren't root the kernel takes ten changes a second together
 
 
-def stand_back(pid: int) -> None:
+def lower(pid: int) -> None:
     """Leave a training the cores, also where its ranks have all: some hundredths of one are left to the process.
 
     Under Linux's autogrouping (sched(7)) niceness counts among the processes of a session alone, and sessions share
@@ -21,7 +21,7 @@ def stand_back(pid: int) -> None:
     _set_priority(pid, _BESIDE)
 
 
-def come_forward(pid: int) -> None:
+def restore(pid: int) -> None:
     """The ranks are gone: the recorder ``pid``, which leads its session, has the priority of others again, as somebody
     waits for it. Anybody may set back a session's niceness, a process's root alone."""
     _set_priority(pid, _AFTER)

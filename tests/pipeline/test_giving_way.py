@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.tracking import __main__ as tracking
 from pipeline.tracking import priority
-from pipeline.tracking.client import Way
+from pipeline.tracking.client import DestinationRecorder
 from pipeline.tracking.destinations import Destination
 
 AUTOGROUP = Path("/proc/self/autogroup")
@@ -60,29 +60,29 @@ def test_only_what_works_beside_a_training_gives_way(
     assert bool(given) == gives_way
 
 
-def test_the_recorder_of_a_run_under_way_gets_hardly_anything_and_comes_forward_afterwards(
+def test_the_recorder_of_a_run_under_way_gets_hardly_anything_until_the_training_is_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It doesn't step back by itself: one that came to it after the training had ended stayed there."""
     waiting = [sys.executable, "-c", "import time; time.sleep(60)"]
     monkeypatch.setattr("pipeline.tracking.recorder_command", lambda *_, **__: waiting)
-    way = Way(tmp_path, Destination(uri="sqlite:///mlflow.db", experiment="paceline"))
-    way.start()
-    assert way._child is not None
-    with way._child as child:
+    recorder = DestinationRecorder(tmp_path, Destination(uri="sqlite:///mlflow.db", experiment="paceline"))
+    recorder.start()
+    assert recorder._child is not None
+    with recorder._child as child:
         before = _niceness(child.pid)
-        way.come_forward()
+        recorder.restore_priority()
         after = _niceness(child.pid)
         child.kill()
     assert before == (19, 19)
     assert after == (0 if os.geteuid() == 0 else 19, 0)
-    way.come_forward()  # it is gone: nothing happens
+    recorder.restore_priority()  # it is gone: nothing happens
 
 
 def test_of_a_process_that_leads_no_session_the_session_stays_as_it_is() -> None:
     own = _niceness(os.getpid())
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        priority.stand_back(child.pid)
+        priority.lower(child.pid)
         assert _niceness(child.pid)[0] == 19
     assert _niceness(os.getpid()) == own
 

@@ -27,7 +27,7 @@ from pipeline import tracking
 from pipeline.core.errors import PacelineError
 from pipeline.sweep import workers
 from pipeline.tracking import client, ui
-from pipeline.tracking.client import Way
+from pipeline.tracking.client import DestinationRecorder
 from pipeline.tracking.destinations import Destination
 from pipeline.tracking.inputs import DataInput
 from pipeline.tracking.state import DONE, PENDING, is_recorded
@@ -126,7 +126,9 @@ def test_user_and_password_reach_the_server_and_nothing_else_and_a_refusal_says_
     assert "*** is not welcome" in err
     assert f"try: doit record run={folder.KEY}, once that is fixed" in err
     assert (
-        Way(run, Destination(uri=uri, experiment=EXPERIMENT)).hint().endswith(f"run={folder.KEY}, once that is fixed")
+        DestinationRecorder(run, Destination(uri=uri, experiment=EXPERIMENT))
+        .hint()
+        .endswith(f"run={folder.KEY}, once that is fixed")
     )
     assert "Traceback" not in err
     assert not [path for path in run.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
