@@ -39,7 +39,7 @@ def html(found: Report) -> str:
         }
         for name, bands in found.bands.items()
     ]
-    across = charts.parallel(found.axes, found.lines, less_is_better=found.towards == MINIMIZE) if found.axes else ""
+    across = charts.parallel(found.axes, found.lines, less_is_better=found.direction == MINIMIZE) if found.axes else ""
     return _template().render(
         report=found,
         made=_time(found.unix_time),
@@ -142,7 +142,7 @@ def as_json(found: Report) -> dict[str, Any]:
         "command": found.command,
         "unix_time": found.unix_time,
         "by": found.by,
-        "towards": found.towards,
+        "direction": found.direction,
         **tables.as_json(found.comparison),
         "curves": {
             name: {band.label: [_point(point) for point in band.points] for band in bands}

@@ -21,7 +21,7 @@ from pipeline.keys.diff import Difference
 from pipeline.runs.metrics_file import MetricsRow
 from pipeline.runs.naming import set_apart
 from pipeline.steps.lineage import PastStep
-from pipeline.sweep.report import BY, MINIMIZE, SHOWN, direction
+from pipeline.sweep.report import BY, MINIMIZE, SHOWN, direction_of
 
 _MOST_CHARTS = 8
 _MOST_BOXES = 10  # of a graph's column
@@ -48,8 +48,8 @@ class Report:
         why: what the runs were for: the words of the sweep, or what sets a run apart from the nearest finished one.
         command: the command line that asks for the same.
         unix_time: when the report was made.
-        comparison: the configurations; ``by`` is the metric that says which is best, and ``towards`` whether more of it
-            (``maximize``) or less is better; the best stands first, and where ``towards`` is None the one named first.
+        comparison: the configurations; ``by`` is the metric that says which is best, and ``direction`` whether more
+            (``maximize``) or less of it is better; the best stands first, and where that is None the one named first.
         colours: of the configurations that have a colour their number.
         bands: metric → a curve for each configuration.
         nodes: the graph of what was made of what.
@@ -62,7 +62,7 @@ class Report:
     command: str
     unix_time: float
     by: str
-    towards: str | None
+    direction: str | None
     comparison: Comparison
     colours: Mapping[str, int]
     bands: Mapping[str, tuple[Band, ...]]
@@ -116,8 +116,8 @@ def report(
     """
     groups = grouped(runs)
     by = by if any(by in group.figures for group in groups) else next(iter(metrics_of(groups)), by)
-    towards = goals.get(by) or direction(by)
-    groups = _ranked(groups, by, towards)
+    direction = direction_of(by, goals)
+    groups = _ranked(groups, by, direction)
     wanted = _charted(curving.names(rows.values()), by)
     bands = {name: tuple(curving.band(group, rows, name, "step") for group in groups) for name in wanted}
     axes, lines = _parallel(groups, by)
@@ -127,7 +127,7 @@ def report(
         command=command,
         unix_time=unix_time,
         by=by,
-        towards=towards,
+        direction=direction,
         comparison=compare(groups),
         colours={group.label: number for number, group in enumerate(groups[:COLOURS])},
         bands=bands,
@@ -147,9 +147,9 @@ def of_nearest(found: tuple[str, Sequence[Difference]] | None) -> list[str]:
     return [f"the nearest other finished run is {key}; it differs in:" if lines else f"as {key}", *lines]
 
 
-def _ranked(groups: Sequence[Group], by: str, towards: str | None) -> list[Group]:
+def _ranked(groups: Sequence[Group], by: str, direction: str | None) -> list[Group]:
     """The best first, then those that have no figure; labelled in that order."""
-    sign = 0.0 if towards is None else 1.0 if towards == MINIMIZE else -1.0
+    sign = 0.0 if direction is None else 1.0 if direction == MINIMIZE else -1.0
 
     def place(group: Group) -> float:
         figure = group.figures.get(by)

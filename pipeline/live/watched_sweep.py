@@ -19,7 +19,7 @@ from pipeline.runs import acceptance
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
 from pipeline.sweep.folder import SweepFolder, TrialEntry
-from pipeline.sweep.report import BY, MINIMIZE, direction
+from pipeline.sweep.report import BY, MINIMIZE, direction_of
 from pipeline.sweep.trial import TrialBegan, TrialEnded, label
 
 
@@ -65,7 +65,7 @@ class SweepFiles:
         about = self._folder.about()
         self._total = int(about["total"])
         by, at_once = str(about.get("by") or BY), int(about.get("at_once") or 1)
-        maximize = (about.get("goals", {}).get(by) or direction(by)) != MINIMIZE
+        maximize = direction_of(by, about.get("goals", {})) != MINIMIZE
         state = SweepState(name=self._folder.name, total=self._total, at_once=at_once, metric=by, maximize=maximize)
         for entry in self._entries():
             state = after_trial_event(state, self._event(entry), now - (unix_now - entry.time))

@@ -109,16 +109,19 @@ def best(
     """The configuration with the best mean, and its best trial; None where no trial has the figure, or nobody knows
     whether more or less of it is better."""
     candidates = [group for group in found if by in group.statistics]
-    towards = goals.get(by) or direction(by)
-    if not candidates or towards is None:
+    direction = direction_of(by, goals)
+    if not candidates or direction is None:
         return None
-    sign = -1.0 if towards == MINIMIZE else 1.0
+    sign = -1.0 if direction == MINIMIZE else 1.0
     group = max(candidates, key=lambda item: sign * item.statistics[by].mean)
     return group, max((trial for trial in group.trials if by in trial.values), key=lambda item: sign * item.values[by])
 
 
-def direction(name: str) -> str | None:
-    """``maximize`` or ``minimize`` by the figure's name, such as an accuracy or a loss; None where it doesn't tell."""
+def direction_of(name: str, goals: Mapping[str, str] = MappingProxyType({})) -> str | None:
+    """``maximize`` or ``minimize``: as a search aimed at the figure, else by its name, such as an accuracy or a loss;
+    None where that doesn't tell."""
+    if name in goals:
+        return goals[name]
     more, less = _MORE.search(name.lower()), _LESS.search(name.lower())
     return None if bool(more) == bool(less) else MAXIMIZE if more else MINIMIZE
 

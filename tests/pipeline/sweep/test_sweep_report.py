@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from pipeline.sweep.report import TrialResult, as_json, best, direction, groups, statistic, text
+from pipeline.sweep.report import TrialResult, as_json, best, direction_of, groups, statistic, text
 
 
 def trial(number: int, *chosen: str, state: str = "FINISHED", detail: str = "", **values: float) -> TrialResult:
@@ -38,9 +38,9 @@ def test_the_best_is_the_best_mean_and_a_loss_is_better_when_it_is_less() -> Non
     found = groups(TRIALS)
     assert [best(found, by)[0].chosen for by in ("val/accuracy", "val/loss")] == [("optimizer.lr=0.3",)] * 2  # type: ignore[index]
     assert best(found, "no/such") is None
-    assert {direction(name) for name in ("val/loss", "train_s", "latency_ms", "test/WER", "time")} == {"minimize"}
-    assert {direction(name) for name in ("test/accuracy", "images_per_s", "val/f1_macro", "mAP")} == {"maximize"}
-    assert {direction(name) for name in ("margin", "timesteps", "memory_mb", "accuracy_loss")} == {None}
+    assert {direction_of(name) for name in ("val/loss", "train_s", "latency_ms", "test/WER", "time")} == {"minimize"}
+    assert {direction_of(name) for name in ("test/accuracy", "images_per_s", "val/f1_macro", "mAP")} == {"maximize"}
+    assert {direction_of(name) for name in ("margin", "timesteps", "memory_mb", "accuracy_loss")} == {None}
 
 
 def test_a_star_stands_where_it_is_known_what_is_better_and_the_means_differ() -> None:
