@@ -80,10 +80,9 @@ class Notices:
         self._config, self._say = config, say
         self._threads: list[threading.Thread] = []
         self._failed: set[str] = set()
+        # told now, not after hours of training
         if config.command and process.find(program := shlex.split(config.command)[0]) is None:
-            self._tell(
-                "notify.command", f"{program} is not there, or not executable"
-            )  # now, not after hours of training
+            self._tell("notify.command", f"{program} is not there, or not executable")
 
     def send(self, notice: Notice) -> None:
         """Doesn't wait."""

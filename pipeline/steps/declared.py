@@ -16,7 +16,7 @@ from pipeline.config.values import texts
 from pipeline.core import redact
 from pipeline.core.errors import suggestion, text_of
 from pipeline.steps.registry import REGISTERED
-from pipeline.steps.step import Step, StepError, checked, is_name, refuse_name, unfit
+from pipeline.steps.step import Step, StepError, checked, refuse_name
 
 FOLDER = "conf/step"
 SECTION = "step"
@@ -50,9 +50,7 @@ def load(name: str, composed: Mapping[str, Any], root: Path) -> Step:
     for told_name in own:
         _refuse_unknown(str(told_name), root)
     _refuse_unknown(name, root)
-    if not is_name(name):
-        where = "dodo.py" if name in REGISTERED else f"{FOLDER}/{name}.yaml"
-        raise StepError(f"{where}: {unfit(name)}", hint="another name")
+    refuse_name(name, told_in="dodo.py" if name in REGISTERED else f"{FOLDER}/{name}.yaml")
     told = _told(name, own.get(name) or {}, root)
     whole = OmegaConf.create({**composed, SECTION: {name: told}})
     assert isinstance(whole, DictConfig)

@@ -69,20 +69,11 @@ def named(source: str) -> tuple[str, str]:
     return name, inside
 
 
-def refuse_name(name: str) -> None:
-    """Raises StepError: it can't be the name of a folder everywhere."""
-    if not is_name(name):
-        raise StepError(unfit(name))
-
-
-def is_name(name: str) -> bool:
-    """Whether a step can have it."""
-    return _NAME.fullmatch(name) is not None
-
-
-def unfit(name: str) -> str:
-    """What is said of a name that none can have."""
-    return f"{name!r} can't be the name of a step: letters, digits, - and _, at most 64, no dot or slash"
+def refuse_name(name: str, told_in: str | None = None) -> None:
+    """Raises StepError: it can't be the name of a folder everywhere. ``told_in``: the file that has it."""
+    if not _NAME.fullmatch(name):
+        what = f"{name!r} can't be the name of a step: letters, digits, - and _, at most 64, no dot or slash"
+        raise StepError(f"{told_in}: {what}", hint="another name") if told_in else StepError(what)
 
 
 def checked(name: str, fields: Mapping[str, Any], **more: Any) -> Step:

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.cli import steps
 from pipeline.core.errors import UsageError
-from pipeline.steps.step import StepError, unfit
+from pipeline.steps.step import StepError
 from tests.pipeline.steps.conftest import StepProject
 
 
@@ -91,11 +91,11 @@ def test_a_name_that_no_folder_should_have_is_refused(project: StepProject, name
     project.step(name, "{command: [x], outputs: [x]}")
     project.step("good", "{command: [x], outputs: [x]}")
     graph = project.graph()
-    with pytest.raises(StepError, match=rf"conf/step/{name}\.yaml: '{name}' can't be the name of a step"):
+    with pytest.raises(StepError, match=rf"conf/step/{name}\.yaml: '{name}' can't be the name of a step") as refused:
         graph.step(name)
     states = {told.name: told for told in steps._own(graph)}
     assert len(states) == 2
-    assert steps._told(graph, name) == ("can't run", f"conf/step/{name}.yaml: {unfit(name)}")
+    assert steps._told(graph, name) == ("can't run", refused.value.what)
     assert steps._told(graph, "good")[0] == "would run"
 
 
