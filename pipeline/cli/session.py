@@ -121,7 +121,7 @@ class Session:
             root=ROOT,
             local_gpus=_local_gpus(),
             shares_batch=verb is None or verb.shares_batch,
-            are_there=verb is None or not verb.chooses,
+            must_exist=verb is None or not verb.chooses,
             steps=_step_source,
         )
         if self.asked.verb == "train":

@@ -108,7 +108,7 @@ def build(
     root: Path,
     local_gpus: int,
     shares_batch: bool = True,
-    are_there: bool = True,
+    must_exist: bool = True,
     steps: Steps | None = None,
     above: tuple[str, ...] = (),
 ) -> RunConfig:
@@ -118,12 +118,12 @@ def build(
         root: what relative paths are relative to.
         local_gpus: GPUs of this computer, for ``cluster.nproc_per_node=auto``.
         shares_batch: refuse a global batch that the ranks can't share (what doesn't train has none).
-        are_there: refuse a script whose files aren't (who looks for its runs may have moved them).
+        must_exist: refuse a script whose files aren't there (who looks for its runs may have moved them).
         steps: finds the step that is named as the source of the data.
 
     Raises UsageError: a field that no code reads, or a value that cannot work.
     """
-    resolved, train, script, step = _what_is_run(resolved, overrides, root, steps, are_there=are_there)
+    resolved, train, script, step = _what_is_run(resolved, overrides, root, steps, must_exist=must_exist)
     paths, secrets = resolved["paths"], secret_values(resolved)
     return RunConfig(
         train=train,
@@ -166,12 +166,12 @@ def _cluster(
 
 
 def _what_is_run(
-    resolved: Mapping[str, Any], words: tuple[str, ...], root: Path, steps: Steps | None, *, are_there: bool
+    resolved: Mapping[str, Any], words: tuple[str, ...], root: Path, steps: Steps | None, *, must_exist: bool
 ) -> tuple[dict[str, Any], node.TrainConfig, ScriptFiles | None, StepSource | None]:
     """The configuration as config.json has it, the trainer's part, a script's files, the step of the data."""
     _refuse_unread(resolved, words)
     placed, step = with_step(with_ranks(resolved), steps)
-    run, script = with_script(placed, words, root, are_there=are_there)
+    run, script = with_script(placed, words, root, must_exist=must_exist)
     return with_words(run, resolved), train_config(placed), script, step
 
 

@@ -27,11 +27,11 @@ def with_ranks(resolved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_script(
-    resolved: Mapping[str, Any], words: Iterable[str], root: Path, *, are_there: bool = True
+    resolved: Mapping[str, Any], words: Iterable[str], root: Path, *, must_exist: bool = True
 ) -> tuple[dict[str, Any], ScriptFiles | None]:
     """The configuration with the script's section as config.json has it, and its files; of the classifier neither.
 
-    ``are_there``: refuse files that aren't, as what only looks at earlier runs need not.
+    ``must_exist``: refuse files that aren't there; what only looks at earlier runs needs none.
 
     Raises:
         UsageError: the script isn't there or is told what can't work; a word that says something of the classifier.
@@ -54,7 +54,7 @@ def with_script(
         inputs=told.inputs,
         outputs=told.outputs,
         data=told.data,
-        are_there=are_there,
+        must_exist=must_exist,
     )
     where = {"script": found.shown or None} if told.script else {}
     data = {"data": script_files.shown(found.data, root) if found.data is not None else None}

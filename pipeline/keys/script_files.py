@@ -5,6 +5,7 @@ What lies under the project keeps its path in the snapshot; the folder of a scri
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from pipeline.keys.import_closure import ABSENT, Closure, ScriptEntry, import_cl
 from pipeline.keys.installed import Installed
 
 OUTSIDE = "_script"
-_Place = Callable[[str, str, Path], Path]  # (field, name, project) → where that lies
+_Place = Callable[[str, str], Path]  # (field, name) → where that lies
 STARTER = "trainers.script.start"
 """The module that starts torchrun with the script on each host."""
 
@@ -118,9 +119,9 @@ def find(
     inputs: Sequence[str],
     outputs: Sequence[str],
     data: str | None,
-    are_there: bool = True,
+    must_exist: bool = True,
 ) -> ScriptFiles:
-    """Where all of it lies. Relative names are below ``root``. Without ``are_there`` it may have been moved since.
+    """Where all of it lies. Relative names are below ``root``. Unless it ``must_exist`` it may have been moved since.
 
     Raises:
         UsageError: it isn't there, or is no file; a pattern that leads out of its folder.
@@ -129,8 +130,8 @@ def find(
     for field, values in patterns.items():
         for value in values:
             _refuse_leading_out(field, value)
-    there = _there if are_there else _at
-    file = _python_file(script, root, there) if script else _program(command[0], root, there)
+    place = functools.partial(_place, root=root, must_exist=must_exist)
+    file = _python_file(script, place) if script else _program(command[0], place, must_exist=must_exist)
     folder = file.parent if file is not None else root
     workdir = os.path.normpath(workdir) if workdir else ""
     if not folder.is_relative_to(root) and workdir.partition("/")[0] != OUTSIDE:
@@ -142,7 +143,7 @@ def find(
         is_python=bool(script),
         workdir="" if workdir == "." else workdir,
         inputs=tuple(inputs),
-        data=there("program.data", data, root) if data else None,
+        data=place("program.data", data) if data else None,
     )
 
 
@@ -151,8 +152,8 @@ def shown(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
-def _python_file(name: str, root: Path, there: _Place) -> Path:
-    path = there("program.script", name, root)
+def _python_file(name: str, place: _Place) -> Path:
+    path = place("program.script", name)
     if path.is_symlink():  # Python looks for modules in the folder of the file itself
         path = path.resolve()
     if path.is_dir():
@@ -162,24 +163,20 @@ def _python_file(name: str, root: Path, there: _Place) -> Path:
     return path
 
 
-def _program(name: str, root: Path, there: _Place) -> Path | None:
+def _program(name: str, place: _Place, *, must_exist: bool) -> Path | None:
     """None: a plain name, which is looked for in each host's PATH."""
     if "/" not in name:
         return None
-    path = there("program.command", name, root)
-    if there is _there and (path.is_dir() or not os.access(path, os.X_OK)):
+    path = place("program.command", name)
+    if must_exist and (path.is_dir() or not os.access(path, os.X_OK)):
         what = "a folder" if path.is_dir() else "not executable"
         raise UsageError(f"program.command: {name} is {what}", hint=f"chmod +x {path}" if path.is_file() else None)
     return path
 
 
-def _at(field: str, name: str, root: Path) -> Path:
-    return Path(os.path.abspath(root / expanded(name, f"{field}={name}")))  # noqa: PTH100
-
-
-def _there(field: str, name: str, root: Path) -> Path:
-    path = _at(field, name, root)
-    if not path.exists():
+def _place(field: str, name: str, *, root: Path, must_exist: bool) -> Path:
+    path = Path(os.path.abspath(root / expanded(name, f"{field}={name}")))  # noqa: PTH100
+    if must_exist and not path.exists():
         raise UsageError(f"{field}={name}: there is no {path}")
     return path
 
