@@ -26,7 +26,7 @@ from seal_kinds import HELPER, SEEN, UNSEEN
 
 PLANTS, TARGET = 100, 95
 HEAD = """
-import importlib, importlib.util, os, shlex, sys
+import contextlib, importlib, importlib.util, os, shlex, sys
 print("PARENT", open(f"/proc/{os.getppid()}/cmdline").read().replace(chr(0), " "))
 import reading_helper
 from reading_helper import quietly
@@ -156,8 +156,8 @@ def hidden(top: Path) -> tuple[int, int, list[str], bool]:
     lines = [HEAD, "if __name__ == '__main__':"]
     for path in chosen:
         _, expression, line = plants[path]
-        body = "\n".join(f"        {part}" for part in line.splitlines())
-        lines += [f"    PATH = {expression}", "    try:", body, "    except Exception: pass"]
+        body = "\n".join(f"        {part}" for part in line.splitlines())  # what it reads need not be what it expects
+        lines += [f"    PATH = {expression}", "    with contextlib.suppress(Exception):", body]
     new_project(top)
     for path in ("data/x", *chosen):
         (top / path).parent.mkdir(exist_ok=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -26,19 +27,22 @@ def quickly(name: str, overrides: Sequence[str] = (), return_hydra_config: bool 
 
     Not for tests of what Hydra is given, nor of options that come and go.
     """
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-        if return_hydra_config or any(_needs_hydra(override) for override in parsed):
-            raise NotImplementedError
-        chosen = [override for override in parsed if _chooses(override)]
-        if all(override.type is OverrideType.CHANGE for override in chosen):
-            chosen = [*{override.get_key_element(): override for override in chosen}.values()]  # the last word counts
-            chosen.sort(key=lambda override: str(override.get_key_element()))
-        config = copy.deepcopy(_composed(name, [str(override.input_line) for override in chosen]))
-        ConfigLoaderImpl._apply_overrides_to_config([item for item in parsed if not _chooses(item)], config)
-        return config
-    except Exception:  # of many types
-        return hydra.compose(name, overrides=list(overrides), return_hydra_config=return_hydra_config)
+    if not return_hydra_config:
+        with suppress(Exception):  # of many types
+            parsed = OverridesParser.create().parse_overrides(list(overrides))
+            if not any(_needs_hydra(override) for override in parsed):
+                return _put_together(name, parsed)
+    return hydra.compose(name, overrides=list(overrides), return_hydra_config=return_hydra_config)
+
+
+def _put_together(name: str, parsed: Sequence[Override]) -> DictConfig:
+    chosen = [override for override in parsed if _chooses(override)]
+    if all(override.type is OverrideType.CHANGE for override in chosen):
+        chosen = [*{override.get_key_element(): override for override in chosen}.values()]  # the last word counts
+        chosen.sort(key=lambda override: str(override.get_key_element()))
+    config = copy.deepcopy(_composed(name, [str(override.input_line) for override in chosen]))
+    ConfigLoaderImpl._apply_overrides_to_config([item for item in parsed if not _chooses(item)], config)
+    return config
 
 
 def _composed(name: str, words: list[str]) -> DictConfig:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _DAMAGE = (
     zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, EOFError, ValueError, SyntaxError, TypeError,
-    KeyError, OverflowError, RecursionError, NotImplementedError,
+    KeyError, OverflowError, RecursionError,
+    NotImplementedError,  # zipfile's, of a version or flag that it doesn't know
 )  # fmt: skip
 _MOST_DEFLATED = 1032  # bytes that one byte of a deflated member can stand for: the format allows no more
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy writes
