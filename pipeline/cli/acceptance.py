@@ -81,7 +81,7 @@ def _base(current: Session, run: Run, reason: str) -> tuple[RunFolder, ContentKe
         raise PacelineError(f"run {base.key} isn't finished, so it can hold for no other", hint="doit runs")
     if base.key == run.key.short or key.parts.get("version") != run.key.parts["version"]:
         raise UsageError(f"run={base.key} is this very run, or its key was taken by an older Paceline")
-    if (broken := base.stale_because(key)) is not None:
+    if (broken := base.stale_because(key.digest)) is not None:
         raise PacelineError(f"run {base.key} can hold for no other: {broken}", hint="doit train with its words")
     return base, key, why.differences(key.parts, run.key.parts)
 

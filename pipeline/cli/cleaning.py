@@ -27,7 +27,7 @@ from pipeline.runs.disk_usage import measured
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.index import Row
 from pipeline.runs.result import AlteredError
-from pipeline.sweep.report import MINIMIZE, direction
+from pipeline.sweep.report import MINIMIZE, direction_of
 
 _MOST_KEYS = 3  # in a line that says of several runs why they stay
 
@@ -128,7 +128,7 @@ def _is_intact(folder: RunFolder) -> bool:
         key = folder.read_key()
     except AlteredError:
         return False
-    return key is not None and folder.stale_because(key) is None
+    return key is not None and folder.stale_because(key.digest) is None
 
 
 def _ranks(runs_dir: Path, rows: Sequence[Row], rules: Rules) -> dict[str, int]:
@@ -139,12 +139,12 @@ def _ranks(runs_dir: Path, rows: Sequence[Row], rules: Rules) -> dict[str, int]:
     if metrics and not values:
         names = {name for known in metrics.values() for name in known}
         raise UsageError(f"by={rules.by}: no finished run has it; {suggestion(rules.by, names)}")
-    if (towards := direction(rules.by)) is None:  # a wrong guess would remove the best
+    if (direction := direction_of(rules.by)) is None:  # a wrong guess would remove the best
         raise UsageError(
             f"by={rules.by}: its name doesn't tell whether more or less of it is better; one that ends in score, "
             "accuracy, loss, error or time does"
         )
-    return ranks(values, least_first=towards == MINIMIZE)
+    return ranks(values, least_first=direction == MINIMIZE)
 
 
 # ------------------------------------------------------------------------------------------- what removes

@@ -62,7 +62,7 @@ def _finished(folder: RunFolder) -> Published:
             f"run {folder.key} isn't finished, so it has no final weights", hint=f"doit status run={folder.key}"
         )
     check_parts(folder, key, result, ROOT)
-    if (stale := folder.stale_because(key)) is not None:
+    if (stale := folder.stale_because(key.digest)) is not None:
         raise folder.altered("result.json", f"no longer says what its files are ({stale})")
     config, manifest = folder.read_json("config.json") or {}, folder.read_json("data/manifest.json") or {}
     return Published(

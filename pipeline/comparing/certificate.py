@@ -91,7 +91,7 @@ def _told(folder: RunFolder, verdict: Mapping[str, Any] | None, root: Path) -> d
     if result is None or key is None or result.state != State.FINISHED:
         raise UsageError(f"run {folder.key} isn't finished: there is nothing to certify", hint="doit runs")
     check_parts(folder, key, result, root)
-    if (why := folder.stale_because(key)) is not None:
+    if (why := folder.stale_because(key.digest)) is not None:
         again = "the same doit train makes it again; or format=markdown, a report without a certificate"
         raise AlteredError(f"run {folder.key} isn't what it was when it finished: {why}", hint=again)
     return _content(folder, result, key, verdict)

@@ -110,7 +110,7 @@ def tasks(config: RunConfig, pack: Pack | Tree | None, run: Run | None, *, root:
     if (accepted := _accepted(run)) is not None:
         done = tuple(Step(name=name, done=True, why=accepted) for name in ("train", "evaluate", "record"))
         return (*first, *done)
-    stale = run.reason if run.accepted is not None else run.folder.stale_because(run.key)
+    stale = run.reason if run.accepted is not None else run.folder.stale_because(run.key.digest)
     train = _train(run, stale)
     if not config.program.evaluated:
         return (*first, train, _record(config, run, None if train.done else "after train", root))

@@ -41,11 +41,11 @@ class LocatedRun:
     def reason(self) -> str | None:
         """Why it must run, or None when it is finished and intact. Raises UsageError: a newer Paceline wrote it."""
         self.folder.refuse_newer()
-        stale = self.folder.stale_because(self.key)
+        stale = self.folder.stale_because(self.key.digest)
         if stale is not None and (accepted := self.accepted) is not None:
             from pipeline.runs import acceptance
 
-            return acceptance.stale_because(self.folder, accepted, self.key)
+            return acceptance.stale_because(self.folder, accepted, self.key.digest)
         return stale or self.key_lacks or report_key.stale_because(self.folder, self.root)
 
     @property

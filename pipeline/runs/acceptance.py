@@ -97,11 +97,11 @@ def read(folder: RunFolder) -> Acceptance | None:
     return found
 
 
-def stale_because(folder: RunFolder, acceptance: Acceptance, key: ContentKey) -> str | None:
+def stale_because(folder: RunFolder, acceptance: Acceptance, digest: str) -> str | None:
     """None while it holds; otherwise why not, in a few words."""
-    if acceptance.digest != key.digest:
+    if acceptance.digest != digest:
         return f"{FILE} belongs to another key"
-    why = base_of(folder, acceptance).stale_because(ContentKey(digest=acceptance.run_digest, parts={}))
+    why = base_of(folder, acceptance).stale_because(acceptance.run_digest)
     return None if why is None else f"it was accepted as {acceptance.run}, which holds no longer: {why}"
 
 
@@ -116,7 +116,7 @@ def standing(folder: RunFolder) -> tuple[Result | None, Acceptance | None]:
         return own, None
     if (folder.path / CARRIED).exists():
         return _carried(folder, accepted), accepted
-    if stale_because(folder, accepted, ContentKey(digest=accepted.digest, parts={})) is not None:
+    if stale_because(folder, accepted, accepted.digest) is not None:
         return None, None
     return base_of(folder, accepted).read_result(), accepted
 

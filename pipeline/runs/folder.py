@@ -302,8 +302,8 @@ class RunFolder(NamedTuple):
             return None
         return result if result is not None and result.sealed and result.digest == key.digest else None
 
-    def stale_because(self, key: ContentKey) -> str | None:
-        """None when the run is finished and intact; otherwise the reason in a few words."""
+    def stale_because(self, digest: str) -> str | None:
+        """None when the run of the key with this digest is finished and intact; otherwise the reason in a few words."""
         try:
             result = self._result()
             files = result.files if result is not None else {}
@@ -311,7 +311,7 @@ class RunFolder(NamedTuple):
             return f"{results.FILE} was altered: it {error}"
         if result is None:
             return "not finished yet"
-        if result.digest != key.digest or not result.sealed:
+        if result.digest != digest or not result.sealed:
             return f"{results.FILE} belongs to another key"
         for name in programs.named(result.fields.get("program")).trained:
             if name not in files:

@@ -9,13 +9,13 @@ from typing import Any
 from pipeline.core import locks
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.specs import State
-from pipeline.keys.content_key import ContentKey
 from pipeline.runs import acceptance, attempts, checkpoints, journal, meeting, metrics_file, rank_beats
 from pipeline.runs.contents import nodes_of, what
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.index import ALTERED, intact_parts
+from pipeline.runs.index import ALTERED, altered_target, intact_parts
 from pipeline.runs.result import AlteredError
 
+_METRICS = "metrics.jsonl"
 _TAIL_BYTES = 64 << 10  # enough for the last lines of metrics.jsonl
 _FIRST_METRIC = "waiting for the script's first metric"
 _UNDER_WAY = (State.PLANNED, State.RUNNING)
@@ -47,14 +47,14 @@ def status(folder: RunFolder) -> str:
             lines.append(f"  detail   {last.detail.splitlines()[0]}")
     lines.append(f"  hosts    {_hosts(plan, config)}")
     training = last is not None and last.state is State.RUNNING and locks.is_held(folder.lock)
-    lines += [] if any("metrics.jsonl" in line for line in altered) else _metrics(folder, training=training)
+    lines += [] if _curves_altered(folder) else _metrics(folder, training=training)
     lines += _ranks(folder, last.attempt if last is not None else 0, training=training)
     lines += list(dict.fromkeys(_altered(folder) + altered))
     lines += [f"  {name} was added after the run; it is none of its outputs" for name in added(folder)]
     if accepted is not None:
         lines += [f"  {accepted}", *(f"    {item}" for item in accepted.differences)]
     torn = [(number, f": {text}") for number, text in journal.torn(folder.journal)]
-    for path, bad in ((folder.journal, torn), (folder.path / "metrics.jsonl", _bad_metrics(folder))):
+    for path, bad in ((folder.journal, torn), (folder.path / _METRICS, _bad_metrics(folder))):
         lines += [f"  {path.name} line {number} is not readable and was left out{text}" for number, text in bad]
     return "\n".join(lines)
 
@@ -120,8 +120,16 @@ def _accepted(folder: RunFolder) -> tuple[acceptance.Acceptance | None, list[str
         return None, [f"  {error.what}"]
     if result is None or accepted is not None or not result.sealed:
         return accepted, []
-    why = folder.stale_because(ContentKey(digest=result.digest, parts={}))
+    why = folder.stale_because(result.digest)
     return None, [] if why is None else [f"  {folder.path}: {why}"]
+
+
+def _curves_altered(folder: RunFolder) -> bool:
+    """Of a finished run; one that is under way writes them."""
+    try:
+        return bool(altered_target(folder, folder.read_result(), (_METRICS,)))
+    except AlteredError:  # nothing vouches for them, and the result's own line says so
+        return False
 
 
 def _hosts(plan: Mapping[str, Any], config: Mapping[str, Any]) -> str:
@@ -146,7 +154,7 @@ def _altered(folder: RunFolder) -> list[str]:
 
 
 def _bad_metrics(folder: RunFolder) -> list[tuple[int, str]]:
-    path = folder.path / "metrics.jsonl"
+    path = folder.path / _METRICS
     return [(number, "") for number in metrics_file.bad_lines(path)] if path.is_file() else []
 
 
@@ -172,7 +180,7 @@ def _ranks(folder: RunFolder, attempt: int, *, training: bool) -> list[str]:
 
 
 def _last_rows(folder: RunFolder) -> list[metrics_file.MetricsRow]:
-    path = folder.path / "metrics.jsonl"
+    path = folder.path / _METRICS
     if not path.is_file():
         return []
     with path.open("rb") as file:

@@ -51,7 +51,7 @@ def test_the_finished_run_holds_for_the_new_key_and_every_list_says_by_whose_wor
     assert found is not None
     assert (result.key, found.proven) == (base.key, False)
     assert [str(item) for item in found.differences] == ["torch 2.14.0 → 2.15.0"]
-    assert acceptance.stale_because(folder, found, NEW) is None
+    assert acceptance.stale_because(folder, found, NEW.digest) is None
     rows = {row.key: row for row in runs.rows(base.path.parent)}
     assert (rows[NEW.short].state, rows[NEW.short].accuracy) == ("ACCEPTED", 0.5)
     assert f"accepted, not proven: as {base.key}, by " in rows[NEW.short].note
@@ -98,7 +98,7 @@ def test_the_word_holds_no_longer_than_the_run(base: RunFolder, folder: RunFolde
     (base.path / name).unlink()
     if not removed:
         (base.path / name).write_text("another!!!")
-    why = acceptance.stale_because(folder, accepted(folder), NEW)
+    why = acceptance.stale_because(folder, accepted(folder), NEW.digest)
     assert str(why).startswith(f"it was accepted as {base.key}, which holds no longer: ")
     assert acceptance.standing(folder) == (None, None)
     assert {row.key: row.accuracy for row in runs.rows(base.path.parent)}[NEW.short] is None

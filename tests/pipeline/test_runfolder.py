@@ -47,10 +47,10 @@ def _truncated(path: Path) -> None:
 )
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_damaged_target_is_found(finished: RunFolder, name: str, damage: Callable[[Path], None], reason: str) -> None:
-    assert finished.stale_because(KEY) is None
+    assert finished.stale_because(KEY.digest) is None
     size = (finished.path / name).stat().st_size
     damage(finished.path / name)
-    assert finished.stale_because(KEY) == f"{name} {reason.format(size)}"
+    assert finished.stale_because(KEY.digest) == f"{name} {reason.format(size)}"
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -61,15 +61,15 @@ def test_a_target_written_again_with_its_old_time_is_found_and_an_equal_one_is_n
     before, content = path.stat(), path.read_bytes()
     path.write_bytes(content)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert finished.stale_because(KEY) is None
+    assert finished.stale_because(KEY.digest) is None
     _altered(path)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert finished.stale_because(KEY) == f"{name} was altered"
+    assert finished.stale_because(KEY.digest) == f"{name} was altered"
 
 
 def test_an_untouched_target_is_not_hashed_again(finished: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.runs.result.sha256_file", lambda path: pytest.fail(f"hashed {path}"))
-    assert finished.stale_because(KEY) is None
+    assert finished.stale_because(KEY.digest) is None
 
 
 def test_a_training_counts_as_done_only_with_the_outputs_it_left(finished: RunFolder) -> None:
@@ -87,16 +87,16 @@ def test_a_training_counts_as_done_only_with_the_outputs_it_left(finished: RunFo
 
 
 def test_another_key_or_no_result_is_not_finished(finished: RunFolder) -> None:
-    assert finished.stale_because(ContentKey(digest="f" * 64, parts={})) == "result.json belongs to another key"
+    assert finished.stale_because("f" * 64) == "result.json belongs to another key"
     finished.result.unlink()
-    assert finished.stale_because(KEY) == "not finished yet"
+    assert finished.stale_because(KEY.digest) == "not finished yet"
 
 
 def test_a_result_that_holds_no_digest_of_the_weights_is_neither_written_nor_believed(finished: RunFolder) -> None:
     result = finished.read_result()
     assert result is not None
     write_sealed(finished.result, {**result.fields, "files": {}})
-    assert finished.stale_because(KEY) == "result.json holds no digest of checkpoints/final.pt"
+    assert finished.stale_because(KEY.digest) == "result.json holds no digest of checkpoints/final.pt"
     (finished.path / "metrics.jsonl").unlink()
     with pytest.raises(TrainingError, match=r"metrics\.jsonl is missing: it, or the whole folder, was removed"):
         finished.write_result(key=KEY, summary={}, hosts=[], attempts=1, duration_s=1.0, mlflow_run_id=None)
@@ -129,14 +129,14 @@ def test_a_result_that_was_altered_is_told_and_made_again_from_what_the_nodes_le
         with pytest.raises(AlteredError, match=r"result\.json was altered: it ") as caught:
             finished.read_result()
         assert "try: doit train experiment=x   (makes it again" in str(caught.value)
-        assert str(finished.stale_because(KEY)).startswith("result.json was altered: it ")
+        assert str(finished.stale_because(KEY.digest)).startswith("result.json was altered: it ")
         (row,) = runs.rows(finished.path.parent)
         assert (row.state, row.accuracy) == ("ALTERED", None)
         assert "\n  state    ALTERED; the same doit train makes it again\n" in status(finished)
         assert finished.training_done(KEY)
         assert finished.recorded_files() == {}
     finished.result.write_text(written)
-    assert finished.stale_because(KEY) is None
+    assert finished.stale_because(KEY.digest) is None
 
 
 def test_a_result_of_another_run_is_not_taken_for_this_ones(finished: RunFolder) -> None:
@@ -154,10 +154,10 @@ def test_damaged_descriptions_cost_no_training_and_are_written_again(finished: R
         for data in damaged(before[name].decode()):
             (finished.path / name).write_bytes(data)
             if data != before[name]:
-                assert str(finished.stale_because(KEY)).startswith(name)
+                assert str(finished.stale_because(KEY.digest)).startswith(name)
             assert finished.training_done(KEY)
             finished.restore(run)
-            assert finished.stale_because(KEY) is None
+            assert finished.stale_because(KEY.digest) is None
             assert (finished.path / name).read_bytes() == before[name]
 
 
@@ -179,7 +179,7 @@ def test_what_an_older_version_wrote_is_shown_as_unverified_and_trusted_for_noth
     write_json(folder.result, raw)
     (row,) = runs.rows(tmp_path)
     assert (row.accuracy, row.note) == (0.5, "  unverified (an older Paceline wrote it)")
-    assert folder.stale_because(finished_folder.key_of(version=1)) == "result.json belongs to another key"
+    assert folder.stale_because(finished_folder.key_of(version=1).digest) == "result.json belongs to another key"
 
 
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(finished: RunFolder) -> None:
@@ -261,7 +261,7 @@ def test_a_directory_in_the_place_of_a_file_is_a_damaged_file_until_a_command_wr
     path.mkdir(parents=True)
     (path / "notes").write_text("somebody's")
     if name in (*TARGETS, "result.json"):
-        assert finished.stale_because(KEY) in (
+        assert finished.stale_because(KEY.digest) in (
             f"{name} is a directory, not a file",
             "result.json was altered: it is a directory, not a file",
         )

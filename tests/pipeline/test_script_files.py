@@ -305,12 +305,12 @@ def test_the_run_of_a_script_is_unproven_until_it_came_out_equal_again(tmp_path:
         write_json(folder.path / name, value)
     summary = {"metrics": {"loss": 1.0}, "unkeyed": {}}
     folder.write_result(key=key, summary=summary, hosts=["a"], attempts=1, duration_s=1.0, mlflow_run_id=None)
-    assert folder.stale_because(key) is None
+    assert folder.stale_because(key.digest) is None
     assert index.row(folder).note.strip() == "unproven"
     folder.prove()
-    assert (folder.stale_because(key), index.row(folder).note) == (None, "")
+    assert (folder.stale_because(key.digest), index.row(folder).note) == (None, "")
     (folder.path / "checkpoints/1/model.pt").write_text("y")
-    assert folder.stale_because(key) == "checkpoints/1/model.pt was altered"
+    assert folder.stale_because(key.digest) == "checkpoints/1/model.pt was altered"
 
 
 @pytest.fixture
@@ -363,7 +363,7 @@ def test_a_file_that_comes_later_is_named_and_is_none_of_the_run_s(ended: tuple[
     write_atomic(folder.path / "outputs/notes.txt", "mine")
     assert status.added(folder) == ["outputs/notes.txt"]
     assert "  outputs/notes.txt was added after the run; it is none of its outputs" in status.status(folder)
-    assert folder.stale_because(key) is None
+    assert folder.stale_because(key.digest) is None
 
 
 def test_a_script_that_had_ended_starts_anew_with_empty_folders(ended: tuple[RunFolder, ContentKey]) -> None:

@@ -37,15 +37,15 @@ def test_a_copied_folder_is_hashed_once(copy: RunFolder, monkeypatch: pytest.Mon
         return sha256_file(path)
 
     monkeypatch.setattr("pipeline.runs.result.sha256_file", noted)
-    assert copy.stale_because(KEY) is None
+    assert copy.stale_because(KEY.digest) is None
     assert len(hashed) == len(TARGETS)
-    assert copy.stale_because(KEY) is None
+    assert copy.stale_because(KEY.digest) is None
     assert len(hashed) == len(TARGETS)
     _altered(copy.path / "predictions.json")
-    assert copy.stale_because(KEY) == "predictions.json was altered"
+    assert copy.stale_because(KEY.digest) == "predictions.json was altered"
     _altered(copy.path / "predictions.json")
     (copy.path / "stamps.json").write_text('{"targets": 1}')
-    assert copy.stale_because(KEY) is None
+    assert copy.stale_because(KEY.digest) is None
 
 
 def test_what_was_written_to_an_instant_ago_is_hashed_once_more(
@@ -53,12 +53,12 @@ def test_what_was_written_to_an_instant_ago_is_hashed_once_more(
 ) -> None:
     monkeypatch.setattr("pipeline.runs.stamps._TICK_NS", 60_000_000_000)
     (copy.path / "predictions.json").write_bytes((copy.path / "predictions.json").read_bytes())
-    assert copy.stale_because(KEY) is None
+    assert copy.stale_because(KEY.digest) is None
     assert not (copy.path / "stamps.json").exists()
 
 
 def test_a_copied_folder_that_cannot_be_written_is_intact_too(copy: RunFolder) -> None:
     (copy.path / "stamps.json").mkdir()
-    assert copy.stale_because(KEY) is None
+    assert copy.stale_because(KEY.digest) is None
     assert list(copy.path.glob(".*")) == []
-    assert copy.stale_because(KEY) is None
+    assert copy.stale_because(KEY.digest) is None
