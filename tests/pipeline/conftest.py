@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import tracking
 from pipeline.cli import reporting
 from pipeline.cli.session import session
 from pipeline.config import compose
@@ -55,3 +57,10 @@ def reported(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> Printed:
 def verified(printed: Printed) -> Printed:
     """What `doit verify` says."""
     return partial(printed, reporting.verify)
+
+
+@pytest.fixture
+def uri(tmp_path: Path, database: Path) -> str:
+    """The address of a fresh MLflow database."""
+    shutil.copy(database, tmp_path / "mlflow.db")
+    return tracking.absolute_uri(None, tmp_path)

@@ -20,7 +20,8 @@ from pipeline.cluster.preflight import State, occupation
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from tests.pipeline.test_planning import planned
-from tests.pipeline.test_preflight_checks import A100, told
+from tests.pipeline.test_preflight_checks import told
+from tests.pipeline.test_preflight_gpus import A100
 
 NOW = time.time()
 

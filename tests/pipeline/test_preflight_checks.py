@@ -17,10 +17,10 @@ from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import Launcher
 from pipeline.cluster.launchers.replies import Answer, Output
 from pipeline.cluster.launchers.settings import Capabilities
-from pipeline.cluster.preflight import Check, Report, State, gpus, judgement, shared_folder
+from pipeline.cluster.preflight import Check, Report, State, judgement, shared_folder
 from pipeline.cluster.preflight.clock import offset
 from pipeline.core.errors import HostError
-from pipeline.core.specs import Cluster, Host, NodeFacts
+from pipeline.core.specs import Cluster, NodeFacts
 from tests.pipeline.test_plan import cluster, facts, rendered
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -300,85 +300,6 @@ def test_another_nccl_is_refused_and_another_cuda_or_driver_shown() -> None:
 def test_another_python_is_shown() -> None:
     (said,) = found(ONE, told(0), replace(told(1), python_version="3.11.4"))
     assert said.startswith("warning node1: Python: 3.11 (wanted: 3.12, as node0 has it)")
-
-
-# -- GPUs: answers as nvidia-smi's manual describes them (csv,noheader,nounits)
-
-A100 = {
-    "list": "0, GPU-5d9b3a54-30f1-3a6b-9f43-9c9a0a5d9b3a, NVIDIA A100-SXM4-80GB, 81920, 4, 0\n"
-    "1, GPU-8f6b1c22-8a0e-7c2d-1b1d-2f0c0b7e4f11, NVIDIA A100-SXM4-80GB, 81920, 61234, 2\n",
-    "throttling": "0, 0x0000000000000001\n1, 0x0000000000000060\n",
-    "throttling, new name": 'Field "clocks_event_reasons.active" is not a valid field to query.\n\n',
-    "processes": "GPU-8f6b1c22-8a0e-7c2d-1b1d-2f0c0b7e4f11, 4242, 61230, /opt/venv/bin/python, -u\n",
-}
-GEFORCE = {
-    "list": "0, GPU-00000000-1111-2222-3333-444444444444, NVIDIA GeForce RTX 4090, 24564, 300, [N/A]\n",
-    "throttling, new name": "0, 0x0000000000000004\n",
-    "throttling": 'Field "clocks_throttle_reasons.active" is not a valid field to query.\n\n',
-    "processes": "",
-}
-
-
-def test_the_answers_of_nvidia_smi_are_read_whole() -> None:
-    first, second = gpus.parse(A100)
-    assert (first.index, first.name, first.memory_mib, first.used_mib) == (0, "NVIDIA A100-SXM4-80GB", 81920, 4)
-    assert (first.uncorrected_errors, first.slowed_by, first.processes) == (0, (), ())
-    assert second.slowed_by == ("heat (software)", "heat (hardware)")
-    assert second.processes == (gpus.Process(pid=4242, memory_mib=61230, program="/opt/venv/bin/python, -u"),)
-    (other,) = gpus.parse(GEFORCE)
-    assert (other.uncorrected_errors, other.slowed_by) == (None, ())  # no ECC; a power cap is somebody's wish
-
-
-@pytest.mark.parametrize(
-    "text", ["", "No devices were found\n", "NVIDIA-SMI has failed because it couldn't communicate"]
-)
-def test_a_driver_without_an_answer_has_no_gpus(text: str) -> None:
-    assert gpus.parse({"list": text, "throttling": text, "processes": text}) == []
-
-
-def test_errors_heat_and_foreign_processes_of_a_gpu_are_named() -> None:
-    what = replace(CUDA, hosts=(Host(name="node0"), Host(name="node1")))
-    assert found(what, told(0, {"gpus": A100}), told(1)) == [
-        "failed node0: GPU errors: GPU 1: 2 uncorrectable memory errors since its driver was loaded (wanted: 0); sudo "
-        "nvidia-smi --gpu-reset -i 1 there, or others by CUDA_VISIBLE_DEVICES in cluster.hosts[].env",
-        "warning node0: GPU clocks: GPU 1 is slowed down by heat (software) and heat (hardware); "
-        "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i 1 there",
-        "warning node0: GPU processes: GPU 1 is used by /opt/venv/bin/python, -u (pid 4242, 61230 MiB); "
-        "ps -fp 4242 there shows whose",
-    ]
-
-
-@pytest.mark.parametrize("chosen", ["0", "GPU-5d9b3a54"])
-def test_gpus_that_the_configuration_hides_are_not_judged(chosen: str) -> None:
-    hosts = (Host(name="node0", env={"CUDA_VISIBLE_DEVICES": chosen}), Host(name="node1"))
-    assert found(replace(CUDA, hosts=hosts), told(0, {"gpus": A100}), told(1)) == []
-
-
-def test_hosts_with_other_gpus_are_shown() -> None:
-    healthy = {**A100, "list": A100["list"].replace(", 2\n", ", 0\n"), "throttling": "", "processes": ""}
-    said = found(CUDA, told(0, {"gpus": healthy}), told(1, {"gpus": GEFORCE}))
-    assert said == [
-        "warning node1: GPU model: 1 × NVIDIA GeForce RTX 4090 (wanted: 2 × NVIDIA A100-SXM4-80GB, as node0 has it); "
-        "the slowest GPU sets the pace of all",
-        "warning node1: GPU memory: 24564 MiB (wanted: 81920 MiB, as node0 has it); "
-        "the smallest memory limits the batch of all",
-    ]
-
-
-def test_nvidia_smi_that_is_missing_silent_or_fails_is_a_warning_of_the_deep_form() -> None:
-    said: dict[str, Mapping[str, str] | None] = {
-        "a": None,
-        "b": {},
-        "c": {"list": "No devices were found\n"},
-        "d": A100,
-    }
-    checks = list(gpus.unanswered(CUDA, said, 5.0))
-    assert [(check.host, check.state, check.seen) for check in checks] == [
-        ("a", State.WARNING, "nvidia-smi isn't on the login's PATH"),
-        ("b", State.WARNING, "nvidia-smi gave no answer within 5 s"),
-        ("c", State.WARNING, "nvidia-smi says 'No devices were found\\n'"),
-    ]
-    assert list(gpus.unanswered(ONE, said, 5.0)) == []
 
 
 # -- a folder that is said to be shared

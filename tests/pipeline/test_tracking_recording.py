@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ import pytest
 
 from pipeline import tracking
 from pipeline.core.errors import PacelineError
-from pipeline.tracking.state import DONE, PENDING, RECORDING, TrackingState, is_recorded
+from pipeline.tracking.state import DONE, PENDING, RECORDING, is_recorded
 from tests import read_only, small_disk
 from tests.pipeline import tracking_folder as folder
 from tests.pipeline import tracking_store as store
@@ -27,18 +24,6 @@ from tests.pipeline.tracking_store import EXPERIMENT
 from tests.waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def uri(tmp_path: Path, database: Path) -> str:
-    shutil.copy(database, tmp_path / "mlflow.db")
-    return tracking.absolute_uri(None, tmp_path)
-
-
-def is_logged(run: Path, step: int) -> bool:
-    """Whether the recorder has noted that the points up to ``step`` are in the store."""
-    path = run / "tracking.json"
-    return path.exists() and json.loads(path.read_text())["marks"].get("train/loss") == [0, step]
 
 
 def finished(tmp_path: Path, **more: Any) -> Path:
@@ -357,92 +342,6 @@ def test_asked_to_check_it_finds_out_that_the_store_is_a_new_one(tmp_path: Path,
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, uri: str) -> None:
     with pytest.raises(PacelineError, match=r"config\.json is missing"):
         tracking.record(tmp_path, uri, EXPERIMENT)
-
-
-def test_the_follower_records_while_training_goes_on_and_ends_with_it(tmp_path: Path, uri: str) -> None:
-    """In a process of its own: the test of one that leaves, and every recorded run of tests/integration."""
-    run = folder.started(tmp_path)
-    with ThreadPoolExecutor() as threads:
-        follower = threads.submit(tracking.record, run, uri, EXPERIMENT, follow=True)
-        try:
-            folder.metrics(run, range(5))
-            wait_until(lambda: is_logged(run, 4))
-            assert store.runs(uri)[0].info.status == "RUNNING"
-            folder.metrics(run, range(5, 20))
-        finally:
-            folder.end(run)
-        recorded = follower.result(HANG_S)
-    (only,) = store.runs(uri)
-    assert (recorded.state, recorded.run_id) == (DONE, only.info.run_id)
-    assert only.info.status == "FINISHED"
-    assert len(store.history(uri, only.info.run_id)) == 20
-
-
-def test_the_follower_of_a_removed_folder_leaves_what_stands_there_now_alone(tmp_path: Path, uri: str) -> None:
-    run = folder.started(tmp_path)
-    folder.metrics(run, range(5))
-    follower = threading.Thread(target=tracking.record, args=(run, uri, EXPERIMENT), kwargs={"follow": True})
-    follower.start()
-    try:
-        wait_until(lambda: is_logged(run, 4))  # it has written all it knows, and only looks from now on
-    finally:
-        run.rename(tmp_path / "removed")  # which ends it
-    folder.started(tmp_path)
-    follower.join(HANG_S)
-    assert not follower.is_alive()
-    assert not (run / "tracking.json").exists()
-
-
-def test_what_is_saved_goes_into_the_folder_that_was_opened_and_into_no_other_at_its_path(tmp_path: Path) -> None:
-    told = TrackingState(uri="u", experiment="e", token="t")
-    (tmp_path / "run").mkdir()
-    folder = os.open(tmp_path / "run", os.O_RDONLY)
-    try:
-        (tmp_path / "run").rename(tmp_path / "removed")
-        (tmp_path / "run").mkdir()
-        told.save(folder)
-        assert [[path.name for path in (tmp_path / name).iterdir()] for name in ("run", "removed")] == [
-            [],
-            ["tracking.json"],
-        ]
-        shutil.rmtree(tmp_path / "removed")
-        with pytest.raises(FileNotFoundError):
-            told.save(folder)
-    finally:
-        os.close(folder)
-    assert not (tmp_path / "removed").exists()
-
-
-def test_the_follower_leaves_when_its_controller_is_gone(tmp_path: Path, uri: str) -> None:
-    run = folder.started(tmp_path)
-    argv = tracking.recorder_command(run, uri, EXPERIMENT, follow=True)
-    code = (
-        "import subprocess, sys; "
-        f"child = subprocess.Popen({argv!r}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL); "
-        "sys.stdout.write(str(child.pid)); sys.stdout.flush(); sys.stdin.read()"
-    )
-    controller = subprocess.Popen(
-        [argv[0], "-c", code], cwd=store.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert controller.stdout
-    folder.metrics(run, range(5))
-    wait_until(lambda: is_logged(run, 4))
-    controller.kill()
-    follower = int(controller.stdout.read())
-    controller.communicate()
-    with contextlib.suppress(ProcessLookupError):
-        wait_until(lambda: os.kill(follower, 0) is not None or _is_zombie(follower))
-    assert json.loads((run / "tracking.json").read_text())["state"] == RECORDING
-    folder.end(run)
-    assert tracking.record(run, uri, EXPERIMENT).state == DONE
-    assert len(store.runs(uri)) == 1
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 @pytest.mark.parametrize("others", [1, pytest.param(3, marks=pytest.mark.long)])
