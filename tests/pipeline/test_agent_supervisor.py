@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cluster.agent import processes, registry, supervisor
+from pipeline.cluster.agent import processes, registry, stops, supervisor
 from pipeline.cluster.agent.early_exits import EarlyExits
 from pipeline.cluster.agent.follow import FROZEN_S
 from pipeline.cluster.agent.node import identity
@@ -25,7 +27,7 @@ from pipeline.cluster.agent.silence import LOOK_S, Silence
 from pipeline.cluster.agent.supervisor import Supervisor
 from pipeline.cluster.agent.wire import write_json
 from pipeline.runs import attempts
-from tests.waiting import HANG_S, promised_s
+from tests.waiting import HANG_S, promised_s, wait_until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -153,6 +155,56 @@ def test_a_supervisor_that_fails_takes_its_tree_along_and_says_why(
     assert ended["reason"].startswith("the node agent could not go on: ")
     assert str(error.args[-1]) in ended["reason"]
     assert list(Path(request["registry"]).iterdir()) == []
+
+
+def test_a_disk_that_is_full_at_the_start_is_told_with_the_place_and_nothing_runs(
+    node: tuple[dict[str, Any], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(supervisor, "write_json", full)
+    request, one = node
+    told, tell = os.pipe()
+    assert Supervisor(request, one).begin(tell) is None
+    with os.fdopen(told) as answer:
+        error = json.loads(answer.read())["error"]
+    assert re.search(rf"full disk \(.*: '{one['state_dir']}/agent.json', \d+ bytes are free there\); make room", error)
+    assert "cluster.workdir (on this computer paths.runs)" in error
+    assert processes.find_processes(request["attempts"]) == set()
+
+
+def test_what_somebody_has_stopped_is_named_once_with_the_command_that_lets_it_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torchrun = "import subprocess, sys, time; subprocess.run([sys.executable, '-c', 'input()'])"
+    child = subprocess.Popen([sys.executable, "-c", torchrun], stdin=subprocess.PIPE)
+    look, now = stops.Stops(child.pid), 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def after(seconds: float) -> list[str]:
+        nonlocal now
+        now += seconds
+        return look.news()
+
+    try:
+        wait_until(lambda: len(stops.family(child.pid)) == 2)
+        (_, rank) = stops.family(child.pid)
+        assert after(stops.LOOK_S) == []
+        os.kill(rank, signal.SIGSTOP)
+        wait_until(lambda: stops.state(rank) == "T")
+        assert after(stops.LOOK_S) == [], "it may go on in a moment"
+        (line,) = after(stops.STOPPED_S)
+        assert line.endswith(
+            f"process {rank} is stopped (SIGSTOP), and the run waits for it; kill -CONT {rank} lets it go on"
+        )
+        assert after(stops.STOPPED_S) == []
+        os.kill(rank, signal.SIGCONT)
+        wait_until(lambda: stops.state(rank) != "T")
+        assert after(stops.STOPPED_S) == []
+        assert look.said == set()
+    finally:
+        child.communicate(b"x\n")
 
 
 def test_a_supervisor_that_is_stopped_for_long_is_told_within_fifteen_seconds(tmp_path: Path) -> None:

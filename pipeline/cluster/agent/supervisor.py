@@ -26,10 +26,11 @@ from .prepared import Prepared
 from .probe import from_environment
 from .processes import MARK, POLL_S, TERM_GRACE_S, Orphans, end_tree, start_time
 from .rank_errors import describe, mute, printed_error, recorded_error, tellable
-from .reasons import full_disk, reason
+from .reasons import FULL, full_disk, reason
 from .registry import tombstone_path
 from .silence import Silence
 from .staging import free_bytes
+from .stops import Stops
 from .wire import REMOVED, Json, in_thread, touch, write_json
 
 BEAT_STALE_S = 3.0  # the controller beats every second
@@ -63,6 +64,7 @@ class Supervisor:
         self.tails: dict[str, tuple[int, Tail]] = {}
         self.lease = Silence(self.path("lease"))
         self.meeting = Meeting(request.get("meeting"), first=node["node_rank"] == 0)
+        self.stops = Stops()
 
     def hide(self, text: str) -> str:
         """A line of a rank or of torchrun with placeholders for secrets: nothing else is written down."""
@@ -105,8 +107,11 @@ class Supervisor:
             if os.path.exists(tombstone_path(self.request, self.request["run_id"])):
                 raise SystemExit("it was stopped meanwhile")
             child = self.spawn()
+            self.stops.root = child.pid
             answer: Json = {"pid": os.getpid(), "torchrun": child.pid, "unix_time": time.time()}
         except BaseException as error:
+            if isinstance(error, OSError) and error.errno in FULL and error.filename is None:  # a write tells no name
+                error.filename = self.path("agent.json")
             answer = {"error": f"cannot start {self.node['argv'][0]}: {reason(error)}"}
         with contextlib.suppress(OSError):
             os.write(tell, json.dumps(answer).encode())
@@ -244,7 +249,7 @@ class Supervisor:
         if len(self.tails) < 2 * self.node["nproc_per_node"] or last:
             self.find_outputs()
         rows = [f"{rank} | {text}" for rank, tail in self.tails.values() for text in tail.lines(last)]
-        rows += [f"- | {text}" for text in self.meeting.news()]
+        rows += [f"- | {text}" for text in (*self.meeting.news(), *self.stops.news())]
         for text in self.chatter.lines(last):
             self.said = [*self.said[-39:], text]
             rows.append(f"- | {text}")
