@@ -1,14 +1,14 @@
-"""`doit report` and `doit verify`: what runs have come to as one file, a run's certificate, and its check."""
+"""`doit report`: what runs have come to as one file, and a certificate of it."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.cli import clone, sweeping
 from pipeline.cli.choosing import chosen, of_sweep
@@ -19,7 +19,6 @@ from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestio
 from pipeline.core.files import asked_for, expanded, write_atomic, write_hint
 from pipeline.core.redact import hide
 from pipeline.core.specs import State
-from pipeline.core.tables import counted
 
 if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
     from pipeline.comparing.reading import ComparedRun
@@ -45,12 +44,13 @@ def report() -> None:
             sweeping.report()
     elif is_on(options, "json"):
         form = "json"
-    name, runs, found = _made(current)
+    subject = _of_sweep(current) if _is_of_sweep(current) else _of_runs(current)
+    runs, found = subject.runs, _made(subject)
     text = _written(found, form)
     if form != "html" and "file" not in options:
         say(text)
         return
-    target = _target(current, name, form)
+    target = _target(current, subject.name, form)
     certifies = form == "html" and any(run.state == State.FINISHED for run in runs)
     certificate = _certificate(target, found, runs) if certifies else None
     _write(target, text)
@@ -66,40 +66,71 @@ def _is_of_sweep(current: Session) -> bool:
     return not words and not current.asked.paths
 
 
-def _made(current: Session) -> tuple[str, Sequence[ComparedRun], Report]:
-    """The name of its file, the runs, and the report."""
-    from pipeline.comparing import curves, reading
+@dataclass(frozen=True, kw_only=True)
+class _Subject:
+    """What a report is about. ``name`` is that of its file; the other fields are ``comparing.report``'s."""
+
+    name: str
+    title: str
+    command: str
+    runs: Sequence[ComparedRun]
+    by: str
+    why: Sequence[str] = ()
+    goals: Mapping[str, str] = field(default_factory=dict)
+    absent: Sequence[Absent] = ()
+
+
+def _made(subject: _Subject) -> Report:
+    from pipeline.comparing import curves
     from pipeline.comparing import report as reports
+
+    return reports.report(
+        subject.runs,
+        curves.of_runs(subject.runs),
+        title=subject.title,
+        why=subject.why,
+        command=subject.command,
+        unix_time=time.time(),
+        by=subject.by,
+        goals=subject.goals,
+        absent=subject.absent,
+    )
+
+
+def _of_sweep(current: Session) -> _Subject:
+    """Raises UsageError: no such sweep, or none of its trials was started."""
+    from pipeline.comparing import reading
+
+    sweep, folders = of_sweep(current.config.runs_dir, current.asked.options.get("sweep"))
+    about, runs = sweep.about(), [reading.read(folder) for folder in folders]
+    if not runs:
+        raise UsageError(f"none of the trials of sweep {sweep.name} was started", hint="doit report json=1")
+    absent = _absent(sweep, {run.key for run in runs})
+    missing = about.total - len(runs) - len(absent)
+    return _Subject(
+        name=f"sweep-{sweep.name}",
+        title=f"Sweep {sweep.name}",
+        command=reading.command_line("sweep", about.words),
+        runs=runs,
+        by=about.by,
+        why=[f"{missing} of its {about.total} trials were not started yet."] if missing > 0 else [],
+        goals=about.goals,
+        absent=absent,
+    )
+
+
+def _of_runs(current: Session) -> _Subject:
+    """Those that the command line names. Raises UsageError."""
+    from pipeline.comparing import reading
     from pipeline.sweep.report import BY
 
-    by, why, goals = BY, list[str](), dict[str, str]()
-    absent: list[Absent] = []
-    if _is_of_sweep(current):
-        sweep, folders = of_sweep(current.config.runs_dir, current.asked.options.get("sweep"))
-        about, runs = sweep.about(), [reading.read(folder) for folder in folders]
-        if not runs:
-            raise UsageError(f"none of the trials of sweep {sweep.name} was started", hint="doit report json=1")
-        name, title = f"sweep-{sweep.name}", f"Sweep {sweep.name}"
-        by, goals = about.get("by") or BY, about.get("goals", {})
-        command = reading.command_line("sweep", [*map(str, about["words"])])
-        absent = _absent(sweep, {run.key for run in runs})
-        if (missing := about["total"] - len(runs) - len(absent)) > 0:
-            why.append(f"{missing} of its {about['total']} trials were not started yet.")
-    else:
-        runs = chosen(current, current.asked.paths)
-        first = runs[0]
-        alone = len(runs) == 1
-        name = first.key if alone else _selection(runs)
-        title = f"Run {first.key}: {first.what}" if alone else f"{len(runs)} runs"
-        command = (
-            first.command if alone else reading.command_line("report", [*current.asked.paths, *current.asked.overrides])
-        )
-        why = _why(current, first) if alone else []
-    made = reports.report(
-        runs, curves.of_runs(runs), title=title, why=why, command=command, unix_time=time.time(),
-        by=by, goals=goals, absent=absent,
-    )  # fmt: skip
-    return name, runs, made
+    runs = chosen(current, current.asked.paths)
+    if len(runs) > 1:
+        command = reading.command_line("report", [*current.asked.paths, *current.asked.overrides])
+        return _Subject(name=_selection(runs), title=f"{len(runs)} runs", command=command, runs=runs, by=BY)
+    (run,) = runs
+    title = f"Run {run.key}: {run.what}"
+    return _Subject(name=run.key, title=title, command=run.command, runs=runs, by=BY, why=_why(current, run))
 
 
 def _absent(sweep: SweepFolder, present: Set[str]) -> list[Absent]:
@@ -178,79 +209,3 @@ def _certificate(beside: Path, found: Report, runs: Sequence[ComparedRun]) -> tu
         text, name = certificate.of_runs(found.title, finished, others, ROOT), beside.stem
     target = beside.with_name(f"{name}.certificate.json")
     return asked_for(target, "the certificate") if beside.parent.is_dir() else target, text
-
-
-# ------------------------------------------------------------------------------------------ certificates
-def verify() -> None:
-    """Each file is checked, whatever the others are.
-
-    Raises UsageError: a file that is no certificate; PacelineError, which goes before: one was altered, or its run.
-    """
-    current = session()
-    if not current.asked.paths:
-        raise UsageError("which file? doit verify takes certificates", hint="doit report KEY writes one")
-    wrong: list[PacelineError] = []
-    for word in current.asked.paths:
-        try:
-            _verify(current, Path(os.path.abspath(clone.started_in() / expanded(word, word))))  # noqa: PTH100
-        except PacelineError as error:
-            wrong.append(error)
-    if wrong:
-        first, *others = sorted(wrong, key=lambda item: isinstance(item, UsageError))
-        for other in others:
-            say(f"ERROR: {other}")
-        raise first
-
-
-def _verify(current: Session, path: Path) -> None:
-    from pipeline.comparing import certificate
-
-    (found, others), runs_dir = certificate.read(path), current.config.runs_dir
-    here = [run for run in found if (runs_dir / str(run["run"])).is_dir()]
-    shown, alone = relative(path), len(found) == 1
-    wrong = [line for run in here for line in _wrong(run, runs_dir, alone=alone)]
-    if wrong:
-        who = f"run {here[0]['run']} isn't" if alone else "not all of its runs are"
-        lines = "\n".join(f"  {line}" for line in wrong)
-        hint = f"doit status run={here[0]['run']}" if alone else "doit status KEY; doit train makes one again"
-        raise PacelineError(f"{shown} is whole, but {who} what it says:\n{lines}", hint=hint)
-    if here:
-        who = f"run {here[0]['run']} is" if alone else f"{len(here)} of its {counted(len(found), 'run')} are"
-        say(f"{shown}: whole, and {who} what it says: {_checked(here, runs_dir)}")
-    else:
-        who = f"its key follows from its parts. Run {found[0]['run']} isn't"
-        who = who if alone else f"the keys of its {len(found)} runs follow from their parts. None of them is"
-        say(f"{shown}: whole; {who} here, so nothing else was checked")
-    if here and (missing := len(found) - len(here)):
-        say(f"  not here     {counted(missing, 'run')}: only that their keys follow from their parts was checked")
-    if others:
-        states = ", ".join(f"{key} {state}" for key, state in others.items())
-        say(f"  not checked  what it says of those that weren't finished: {states}")
-    _say_standing(found)
-
-
-def _wrong(found: Mapping[str, Any], runs_dir: Path, *, alone: bool) -> list[str]:
-    from pipeline.comparing import certificate
-    from pipeline.runs.folder import RunFolder
-
-    lines = certificate.disagreements(found, RunFolder(runs_dir / str(found["run"])), ROOT)
-    return [line if alone else f"{found['run']}: {line}" for line in lines]
-
-
-def _checked(here: Sequence[Mapping[str, Any]], runs_dir: Path) -> str:
-    """What was, and what couldn't be."""
-    from pipeline.comparing import certificate
-    from pipeline.runs.folder import RunFolder
-
-    without = [item for run in here for item in certificate.unchecked(run, RunFolder(runs_dir / str(run["run"])))]
-    left = f" (not {', '.join(dict.fromkeys(without))})" if without else ""
-    data = "" if any("data" in item for item in without) else ", data"
-    return f"key, code, {sum(len(run['files_sha256']) for run in here)} files{data}, figures{left}"
-
-
-def _say_standing(found: Sequence[Mapping[str, Any]]) -> None:
-    verdicts = [str(run.get("verdict") or "not made again when this was written") for run in found]
-    counts = [
-        verdict if len(found) == 1 else f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)
-    ]
-    say(f"  made again   {', '.join(counts)}\n  proves that nothing of this was changed since, not who wrote it")

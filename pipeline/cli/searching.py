@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.cli import trials
 from pipeline.cli.output import say, width
@@ -17,6 +18,7 @@ if TYPE_CHECKING:  # imported in the functions: `doit list` needs none of it
     from pipeline.sweep.schedule import Ended
     from pipeline.sweep.search import Search
     from pipeline.sweep.search_source import SearchPlan
+    from pipeline.sweep.trial import Trial
 
 
 def search(current: Session, *, fork: bool, retry_failed: bool, dry_run: bool) -> None:
@@ -70,10 +72,10 @@ def _folder(plan: SearchPlan, fork: bool) -> SweepFolder:
         return folders.SweepFolder(plan.runs_dir / folders.FOLDER / plan.key)
     folder = base = folders.named(plan.runs_dir, plan.settings.name)
     number = 1
-    while fork and (about := folder.about()) and about.get("configurations") != plan.key:
+    while fork and (about := folder.about()).has_begun and about.configurations != plan.key:
         number += 1
         folder = folders.SweepFolder(base.path.with_name(f"{base.name}-{number}"))
-    if folder.about() and not (folder.path / FILE).exists():
+    if folder.about().has_begun and not (folder.path / FILE).exists():
         raise UsageError(
             f"sweep.name={folder.name} stands for a grid, and this is a search",
             hint="another sweep.name, or fork=1",
@@ -86,35 +88,30 @@ class _Asked:
 
     def __init__(self, plan: SearchPlan, folder: SweepFolder, words: Sequence[str], total: int) -> None:
         from pipeline.sweep.search_rules import objectives
+        from pipeline.sweep.sweep_file import SweepRecord
 
         goals = objectives(plan.config)
         self._folder = folder
-        self._trials: list[dict[str, Any]] = list(folder.about().get("trials", []))
-        self._about = {
-            "key": plan.key,
-            "configurations": plan.key,
-            "words": list(plan.representative_trial.config.shown_words(words)),
-            "total": total,
-            "at_once": max(1, len(plan.slots)),
-            "by": goals[0].metric,
-            "goals": {goal.metric: goal.direction for goal in goals},
-        }
+        self._about = SweepRecord(
+            key=plan.key,
+            configurations=plan.key,
+            words=plan.representative_trial.config.shown_words(words),
+            total=total,
+            trials=folder.about().trials,
+            at_once=max(1, len(plan.slots)),
+            by=goals[0].metric,
+            goals={goal.metric: goal.direction for goal in goals},
+        )
 
-    def note(self, trial: Any) -> None:
+    def note(self, trial: Trial) -> None:
         """Before the trial starts: what a report is made of, also after a crash."""
-        from pipeline.sweep.expand import configuration_digest
+        from pipeline.sweep.folder import recorded
 
-        if any(item["number"] == trial.number and item["key"] == trial.key for item in self._trials):
+        if any((item.number, item.key) == (trial.number, trial.key) for item in self._about.trials):
             return
-        mine = {
-            "number": trial.number,
-            "key": trial.key,
-            "configuration": configuration_digest(trial.config),
-            "chosen": list(trial.chosen),
-            "overrides": list(trial.overrides),
-        }
-        self._trials = [item for item in self._trials if item["number"] != trial.number] + [mine]
-        self._folder.begin({**self._about, "trials": self._trials})
+        others = (item for item in self._about.trials if item.number != trial.number)
+        self._about = dataclasses.replace(self._about, trials=(*others, recorded(trial)))
+        self._folder.begin(self._about)
 
 
 def _conclude(plan: SearchPlan, study: Search, folder: SweepFolder, ended: Sequence[Ended]) -> None:
@@ -148,13 +145,11 @@ def _show(plan: SearchPlan, folder: SweepFolder) -> None:
     from pipeline.core.tables import aligned
     from pipeline.sweep import folder as folders
 
-    known, entries = folder.about().get("trials", []), folders.latest(folder.entries()[0])
+    known, entries = folder.about().trials, folders.latest(folder.entries()[0])
     rows = [("trial", "key", "state", "what")]
-    for item in sorted(known, key=lambda item: int(item["number"])):
-        entry = entries.get(item["key"])
-        rows.append(
-            (str(item["number"]), item["key"], str(entry.state) if entry else "asked", " ".join(item["chosen"]))
-        )
+    for item in sorted(known, key=lambda item: item.number):
+        entry = entries.get(item.key)
+        rows.append((str(item.number), item.key, str(entry.state) if entry else "asked", " ".join(item.chosen)))
     total = plan.total
     known_name = plan.representative_trial.run or plan.settings.name
     name = folder.name if known_name else "(its data isn't fetched, so it has no key yet)"

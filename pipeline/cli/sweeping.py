@@ -79,12 +79,12 @@ def show(folder: SweepFolder, *, as_json: bool = False) -> None:
     from pipeline.sweep import report as reporting
 
     about, results = folder.about(), results_of(folder)
-    by, goals = about.get("by", reporting.BY), about.get("goals", {})  # what a search looks at
     if as_json:
-        say(json.dumps({"sweep": folder.name, **reporting.as_json(results, about["total"], by, goals)}, indent=2))
+        told = reporting.as_json(results, about.total, about.by, about.goals)
+        say(json.dumps({"sweep": folder.name, **told}, indent=2))
         return
-    say("\n".join(wrapped(f"sweep {folder.name}: {' '.join(about['words'])}", width())))
-    say(reporting.text(results, about["total"], by, goals, width=width()))
+    say("\n".join(wrapped(f"sweep {folder.name}: {' '.join(about.words)}", width())))
+    say(reporting.text(results, about.total, about.by, about.goals, width=width()))
 
 
 def results_of(folder: SweepFolder) -> list[TrialResult]:
@@ -93,21 +93,20 @@ def results_of(folder: SweepFolder) -> list[TrialResult]:
     from pipeline.sweep import folder as folders
     from pipeline.sweep.report import TrialResult
 
-    about, runs_dir = folder.about(), folder.path.parent.parent
-    entries = folders.latest(folder.entries()[0])
+    runs_dir, entries = folder.path.parent.parent, folders.latest(folder.entries()[0])
     results = []
-    for item in about["trials"]:
-        figures, problem = _figures_or_why(RunFolder(runs_dir / item["key"]))
-        known = entries.get(item["key"])
-        accepted = trials.accepted(RunFolder(runs_dir / item["key"])) if figures else ""
+    for trial in folder.about().trials:
+        figures, problem = _figures_or_why(RunFolder(runs_dir / trial.key))
+        known = entries.get(trial.key)
+        accepted = trials.accepted(RunFolder(runs_dir / trial.key)) if figures else ""
         state = "FINISHED" if figures else ALTERED if problem else str(known.state) if known is not None else "PLANNED"
         results.append(
             TrialResult(
-                number=item["number"],
-                key=item["key"],
+                number=trial.number,
+                key=trial.key,
                 state=state,
-                chosen=tuple(item["chosen"]),
-                overrides=tuple(item["overrides"]),
+                chosen=trial.chosen,
+                overrides=trial.overrides,
                 values=figures,
                 detail=problem or accepted or (known.detail if known is not None and state != "FINISHED" else ""),
             )
@@ -123,7 +122,7 @@ def under_way(runs_dir: Path, newest: RunFolder) -> SweepFolder | None:
     found = [folder for folder in folders.every(runs_dir) if locks.is_held(folder.lock)]
     if not found:
         return None
-    keys = {item["key"] for item in found[-1].about().get("trials", [])}
+    keys = {trial.key for trial in found[-1].about().trials}
     return found[-1] if newest.key in keys or not locks.is_held(newest.lock) else None
 
 
@@ -132,7 +131,7 @@ def standing(folder: SweepFolder) -> str:
     stood = [*{entry.number: entry.state for entry in folder.entries()[0]}.values()]
     running, killed = stood.count(State.RUNNING), stood.count(State.KILLED)
     done = len(stood) - running - killed
-    return f"sweep {folder.name}: {done} of {folder.about()['total']} done, {running} running"
+    return f"sweep {folder.name}: {done} of {folder.about().total} done, {running} running"
 
 
 def _figures_or_why(folder: RunFolder) -> tuple[Mapping[str, float], str]:

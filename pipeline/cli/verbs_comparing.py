@@ -35,7 +35,7 @@ COMPARING: Mapping[str, Verb] = {
         chooses=True,
     ),
     "verify": Verb(
-        module="pipeline.cli.reporting",
+        module="pipeline.cli.verifying",
         answers=True,
         takes_paths=True,
         bare="FILE",

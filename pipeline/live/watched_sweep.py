@@ -19,7 +19,7 @@ from pipeline.runs import acceptance
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.result import AlteredError
 from pipeline.sweep.folder import SweepFolder, TrialEntry
-from pipeline.sweep.report import BY, MINIMIZE, direction_of
+from pipeline.sweep.report import MINIMIZE, direction_of
 from pipeline.sweep.trial import TrialBegan, TrialEnded, label
 
 
@@ -63,10 +63,14 @@ class SweepFiles:
             unix_now, now: the same moment, in seconds since 1970 and by the clock of the state's times.
         """
         about = self._folder.about()
-        self._total = int(about["total"])
-        by, at_once = str(about.get("by") or BY), int(about.get("at_once") or 1)
-        maximize = direction_of(by, about.get("goals", {})) != MINIMIZE
-        state = SweepState(name=self._folder.name, total=self._total, at_once=at_once, metric=by, maximize=maximize)
+        self._total = about.total
+        state = SweepState(
+            name=self._folder.name,
+            total=about.total,
+            at_once=about.at_once,
+            metric=about.by,
+            maximize=direction_of(about.by, about.goals) != MINIMIZE,
+        )
         for entry in self._entries():
             state = after_trial_event(state, self._event(entry), now - (unix_now - entry.time))
         return state
@@ -113,7 +117,7 @@ class SweepFiles:
         """What sets a trial apart; a search writes it down before it starts one."""
         if number not in self._chosen:
             with suppress(UsageError, OSError):
-                self._chosen = {item["number"]: tuple(item["chosen"]) for item in self._folder.about()["trials"]}
+                self._chosen = {trial.number: trial.chosen for trial in self._folder.about().trials}
         return self._chosen.get(number, ())
 
     def _figures(self, key: str) -> Mapping[str, float]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from pipeline.core import documents
 from pipeline.core.errors import UsageError, suggestion
@@ -16,7 +15,10 @@ from pipeline.core.files import write_atomic, write_json
 from pipeline.core.specs import State
 from pipeline.runs import journal
 from pipeline.runs.folder import RunFolder
+from pipeline.sweep import sweep_file
 from pipeline.sweep.expand import Space, configuration_digest
+from pipeline.sweep.sweep_file import NOT_BEGUN, SweepRecord, TrialRecord
+from pipeline.sweep.trial import Trial
 
 FOLDER = "sweeps"
 VERSION = 2
@@ -59,11 +61,11 @@ class SweepFolder:
         """The node half as it was when the sweep's keys were taken."""
         return self.path / "code"
 
-    def about(self) -> dict[str, Any]:
-        """sweep.json, or an empty object before the sweep has begun. Raises UsageError: unreadable, or newer."""
+    def about(self) -> SweepRecord:
+        """sweep.json, or NOT_BEGUN. Raises UsageError: unreadable, or newer."""
         path = self.path / "sweep.json"
         if not path.exists():
-            return {}
+            return NOT_BEGUN
         try:
             raw = documents.read(path)
             version = raw.get("version")
@@ -71,7 +73,7 @@ class SweepFolder:
                 raise UsageError(f"{path} was written by a newer version of Paceline", hint="git pull here")
             if version != 1:
                 raw = documents.read_sealed(path)
-            _check_types(raw)
+            return sweep_file.parse(raw)
         except (documents.DamagedError, OSError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise UsageError(
@@ -79,13 +81,12 @@ class SweepFolder:
                 hint=f"rm {'-r ' if path.is_dir() else ''}{shlex.quote(str(path))}; the same doit sweep makes it anew, "
                 "finished trials stay finished",
             ) from error
-        return raw
 
-    def begin(self, about: Mapping[str, Any]) -> None:
+    def begin(self, about: SweepRecord) -> None:
         """Write sweep.json, unless it names the same trials already (however they were spelled), as many at a time."""
         known = self.about()
-        if any(known.get(name) != about.get(name) for name in ("trials", "at_once")):
-            documents.write_sealed(self.path / "sweep.json", {"version": VERSION, **about})
+        if (known.trials, known.at_once) != (about.trials, about.at_once) or not known.has_begun:
+            documents.write_sealed(self.path / "sweep.json", {"version": VERSION, **asdict(about)})
 
     def note(self, entries: Sequence[TrialEntry]) -> None:
         """Append to the journal, on disk when this returns. Raises OSError."""
@@ -115,43 +116,28 @@ class SweepFolder:
         return aside
 
 
-_FIELDS: Mapping[str, type] = {"key": str, "configurations": str, "words": list, "total": int, "trials": list}
-_OF_TRIAL: Mapping[str, type] = {"number": int, "key": str, "configuration": str, "chosen": list, "overrides": list}
-
-
-def _check_types(about: Mapping[str, Any]) -> None:
-    """Raises DamagedError: a field is missing or of another type."""
-    _check_fields(about, _FIELDS)
-    for item in about["trials"]:
-        _check_fields(item, _OF_TRIAL)
-
-
-def _check_fields(raw: Any, fields: Mapping[str, type]) -> None:
-    for name, kind in fields.items():
-        value = raw.get(name) if isinstance(raw, dict) else None
-        if type(value) is not kind:
-            raise documents.DamagedError(f"holds {str(value)[:40]} where {name} should be ({kind.__name__})")
-
-
-def describe(space: Space, words: Sequence[str]) -> dict[str, Any]:
+def describe(space: Space, words: Sequence[str]) -> SweepRecord:
     """sweep.json of a grid: words, fixed total and the order of the trials, which `shuffle` doesn't give twice."""
-    return {
-        "key": space.key,
-        "configurations": space.configurations,
-        "words": list(words),
-        "total": len(space.trials),
-        "at_once": max(1, len(space.slots)),
-        "trials": [
-            {
-                "number": trial.number,
-                "key": trial.key,
-                "configuration": configuration_digest(trial.config),
-                "chosen": list(trial.chosen),
-                "overrides": list(trial.overrides),
-            }
-            for trial in space.trials
-        ],
-    }
+    return SweepRecord(
+        key=space.key,
+        configurations=space.configurations,
+        words=tuple(words),
+        total=len(space.trials),
+        at_once=max(1, len(space.slots)),
+        trials=tuple(map(recorded, space.trials)),
+    )
+
+
+def recorded(trial: Trial) -> TrialRecord:
+    """As it stands in sweep.json."""
+    assert trial.key is not None, "a trial is written down once its data is in place"
+    return TrialRecord(
+        number=trial.number,
+        key=trial.key,
+        configuration=configuration_digest(trial.config),
+        chosen=tuple(trial.chosen),
+        overrides=tuple(trial.overrides),
+    )
 
 
 def locate(runs_dir: Path, space: Space, *, fork: bool) -> SweepFolder:
@@ -164,13 +150,13 @@ def locate(runs_dir: Path, space: Space, *, fork: bool) -> SweepFolder:
     if name is None:
         return SweepFolder(runs_dir / FOLDER / space.key)
     folder, number = named(runs_dir, name), 1
-    while (about := folder.about()) and about.get("configurations") != space.configurations:
+    while (about := folder.about()).has_begun and about.configurations != space.configurations:
         if not fork:
-            known = {item["configuration"] for item in about.get("trials", [])}
+            known = {item.configuration for item in about.trials}
             shared = sum(configuration_digest(trial.config) in known for trial in space.trials)
             raise UsageError(
-                f"sweep.name={name} stands for another search space: {about.get('total')} trials of "
-                f"{' '.join(about.get('words', []))}; of the {len(space.trials)} trials now asked for it has {shared}",
+                f"sweep.name={name} stands for another search space: {about.total} trials of "
+                f"{' '.join(about.words)}; of the {len(space.trials)} trials now asked for it has {shared}",
                 hint="fork=1 begins a new sweep beside it (finished trials count), or another sweep.name",
             )
         number += 1

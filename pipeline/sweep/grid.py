@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from pipeline.sweep.expand import Space, configuration_digest
+from pipeline.sweep.sweep_file import SweepRecord
 from pipeline.sweep.trial import Outcome, Trial
 
 
@@ -34,9 +34,9 @@ class Grid:
         """Nothing to do: no trial of a grid depends on another."""
 
 
-def in_order(space: Space, about: Mapping[str, Any]) -> Space:
+def in_order(space: Space, about: SweepRecord) -> Space:
     """The trials in the order that sweep.json has written down (``shuffle`` makes another one each time)."""
-    places = {item["configuration"]: item["number"] for item in about.get("trials", [])}
+    places = {item.configuration: item.number for item in about.trials}
     if not places:
         return space
     ordered = sorted(space.trials, key=lambda trial: places.get(configuration_digest(trial.config), len(places)))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import tracking
-from pipeline.cli import reporting
+from pipeline.cli import reporting, verifying
 from pipeline.cli.session import session
 from pipeline.config import compose
 from pipeline.keys import readings
@@ -56,7 +56,7 @@ def reported(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> Printed:
 @pytest.fixture
 def verified(printed: Printed) -> Printed:
     """What `doit verify` says."""
-    return partial(printed, reporting.verify)
+    return partial(printed, verifying.verify)
 
 
 @pytest.fixture

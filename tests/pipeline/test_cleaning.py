@@ -11,7 +11,6 @@ import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,6 +25,7 @@ from pipeline.runs import result as results
 from pipeline.runs.acceptance import by_this_person, write
 from pipeline.runs.folder import RunFolder
 from pipeline.sweep.folder import SweepFolder
+from pipeline.sweep.sweep_file import SweepRecord, TrialRecord
 from pipeline.tracking.state import DONE, PENDING, TrackingState, fingerprints
 from tests.integration import preloaded
 from tests.integration.commands import ROOT
@@ -156,7 +156,7 @@ def test_no_run_is_chosen_by_an_edited_value(tmp_path: Path, clean: Printed) -> 
 def test_a_result_that_something_relies_on_stays(tmp_path: Path, clean: Printed) -> None:
     swept, held, pending, recorded, plain = (seeded(tmp_path, seed, days=9) for seed in range(5))
     SweepFolder(tmp_path / "sweeps" / "grid").begin(
-        {"key": "k", "configurations": "c", "words": [], "total": 1, "trials": [trial(swept.key)]}
+        SweepRecord(key="k", configurations="c", words=(), total=1, trials=(trial(swept.key),))
     )
     accepted = key_of({**CONFIG, "seed": 99})
     write(
@@ -174,8 +174,8 @@ def test_a_result_that_something_relies_on_stays(tmp_path: Path, clean: Printed)
     assert [folder.path.is_dir() for folder in (swept, held, pending, recorded, plain)] == [True] * 3 + [False] * 2
 
 
-def trial(key: str) -> dict[str, Any]:
-    return {"number": 0, "key": key, "configuration": "c", "chosen": [], "overrides": []}
+def trial(key: str) -> TrialRecord:
+    return TrialRecord(number=0, key=key, configuration="c", chosen=(), overrides=())
 
 
 def test_a_run_that_is_under_way_stays(tmp_path: Path, clean: Printed) -> None:
@@ -211,7 +211,7 @@ def test_a_run_that_has_changed_since_it_was_shown_stays(
 def test_checkpoints_go_and_the_result_stays_whole(tmp_path: Path, clean: Printed) -> None:
     folder, failed = with_checkpoint(finished(tmp_path)), ended(tmp_path, "f" * 12, State.FAILED)
     SweepFolder(tmp_path / "sweeps" / "grid").begin(
-        {"key": "k", "configurations": "c", "words": [], "total": 1, "trials": [trial(folder.key)]}
+        SweepRecord(key="k", configurations="c", words=(), total=1, trials=(trial(folder.key),))
     )
     assert clean("checkpoints=1", "yes=1").splitlines()[-1] == "removed the checkpoints of 1 run, 3.0 MB"
     assert names(folder.path / "checkpoints") == ["best.pt", "final.pt"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -106,13 +107,13 @@ def test_what_a_newer_version_made_is_left_alone(root: Path, tmp_path: Path) -> 
         find_run(tmp_path, "abc")
 
 
-def test_an_altered_sweep_is_told_with_a_mend_and_one_of_an_older_version_is_read(root: Path, tmp_path: Path) -> None:
+def test_an_altered_sweep_is_told_with_the_fix_and_one_of_an_older_version_is_read(root: Path, tmp_path: Path) -> None:
     folder = begun(root, tmp_path, space(root, "seed=0,1"))
     path = folder.path / "sweep.json"
     about = folder.about()
     text = path.read_text()
-    old = {**about, "version": 1}
-    trial = about["trials"][0]
+    old = {**asdict(about), "version": 1}
+    trial = old["trials"][0]
     for damage in (
         "",
         "{",
@@ -123,6 +124,7 @@ def test_an_altered_sweep_is_told_with_a_mend_and_one_of_an_older_version_is_rea
         text[: text.rindex(",")] + "\n}\n",
         json.dumps({**old, "total": None}),
         json.dumps({**old, "trials": [None]}),
+        json.dumps({**old, "goals": None}),
         json.dumps({**old, "trials": [{**trial, "chosen": None}]}),
     ):
         path.write_text(damage)
@@ -134,7 +136,7 @@ def test_an_altered_sweep_is_told_with_a_mend_and_one_of_an_older_version_is_rea
         folder.about()
     path.rmdir()
     path.write_text(json.dumps(old))
-    assert folder.about() == old
+    assert folder.about() == about
     folder.journal.mkdir()
     assert folder.entries() == ([], [])
 
