@@ -77,11 +77,10 @@ def _refuse_dashed(argv: Sequence[str], asked: Invocation, loader_options: Seque
     known = {*_OF_HYDRA, *HELP_WORDS}
     for option in (*Run.base_options, *Run.cmd_options, *loader_options):
         known |= {f"--{option.get('long')}", f"--{option.get('inverse')}"}
-    for position, word in enumerate(argv):
+    for word, after in zip(argv, [*argv[1:], ""], strict=True):
         name, _, value = word.partition("=")
         if not name.startswith("--") or name in known or any(each.startswith(name) for each in known):
             continue
-        after = argv[position + 1] if argv[position + 1 :] else ""
         if "=" not in word and after and after not in VERBS and not after.startswith("-") and "=" not in after:
             value = after
         meant = _meant(name[2:].replace("-", "_"), value, asked.verb)

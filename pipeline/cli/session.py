@@ -244,11 +244,8 @@ class Session:
         self.forget_pack()
 
     def forget_pack(self) -> None:
-        self.__dict__.pop("pack", None)
-        self.__dict__.pop("located", None)
-        self.__dict__.pop("run", None)
-        self.__dict__.pop("space", None)
-        self.__dict__.pop("search_plan", None)
+        for name in ("pack", "located", "run", "space", "search_plan"):
+            self.__dict__.pop(name, None)
 
     @cached_property
     def run(self) -> Run | None:

@@ -59,9 +59,7 @@ class Mirroring:
             self._say(f"the run folder has no checkpoint; took {taken} from {self._mirror.shown}")
 
 
-def of(
-    address: str | None, folder: RunFolder, say: Callable[[str], None], *, of_script: bool
-) -> Mirroring | None:  # fmt: skip
+def of(address: str | None, folder: RunFolder, say: Callable[[str], None], *, of_script: bool) -> Mirroring | None:
     """None without an address. Raises DataError: it can't be used here."""
     if address is None:
         return None
