@@ -96,9 +96,11 @@ def is_trained() -> bool:
 
 def _record_what_is_missing(current: Session, folder: RunFolder) -> None:
     """A finished run whose record the tracking server never got, or only in part."""
+    told = current.basis.resolved["tracking"]
+    if not any(told[name] for name in ("enabled", "tracker", "tensorboard")):
+        return
     from pipeline import tracking
 
-    told = current.basis.resolved["tracking"]
     missing = [to for to in tracking.destinations(told, ROOT) if not to.is_recorded(folder.path)]
     if not missing:
         return

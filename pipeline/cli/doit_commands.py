@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from doit.cmd_run import Run
 from doit.doit_cmd import DoitMain
 from doit.exceptions import InvalidCommand
 
 from pipeline.cli import invocation
+from pipeline.cli.run_command import Run
 from pipeline.cli.tabcompletion import TabCompletion
 from pipeline.cli.verbs import VERBS
 from pipeline.core.errors import suggestion
 
 
-class Clean(Run):  # type: ignore[misc]  # doit has no type hints
+class Clean(Run):
     """Runs the task of that name. By doit's plug-in interface (in pyproject.toml) it replaces doit's own command."""
 
     doc_purpose = VERBS["clean"].summary
@@ -29,5 +29,5 @@ class Clean(Run):  # type: ignore[misc]  # doit has no type hints
         return super().execute(params, ["clean"])
 
 
-COMMANDS = {command.get_name(): command for command in (*DoitMain.DOIT_CMDS, TabCompletion, Clean)}
+COMMANDS = {command.get_name(): command for command in (*DoitMain.DOIT_CMDS, TabCompletion, Run, Clean)}
 """By the name that is typed."""

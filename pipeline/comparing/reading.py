@@ -11,7 +11,7 @@ from pipeline.core import documents
 from pipeline.core.printable import printable, shell_line
 from pipeline.core.redact import hide, without_secrets
 from pipeline.core.specs import State
-from pipeline.keys.content_key import canonical_config
+from pipeline.keys.canonical import canonical_config
 from pipeline.runs import acceptance, index, journal
 from pipeline.runs.contents import nodes_of
 from pipeline.runs.folder import RunFolder

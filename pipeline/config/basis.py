@@ -3,34 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline.core.cluster import Cluster, Host
 from pipeline.core.program import SECTION
 from pipeline.data.request import Inputs
-from pipeline.keys import script_files
+from pipeline.keys import content_key, script_files
 from pipeline.keys.script_files import ScriptFiles
 
-if TYPE_CHECKING:  # most runs name none
+if TYPE_CHECKING:  # a finished run needs neither
     from pipeline.config.step_source import StepSource
+    from pipeline.core.cluster import Cluster
 
-_HOSTS = ("hosts", "spares")  # of a cluster
 _OF_FILES = ("script", "command", "workdir", "inputs", "outputs", "data")  # of the section of a script
+
+
+class Counted(NamedTuple):
+    """What of a configuration and its cluster decides the key, besides code and data.
+
+    ``canonical`` and ``topology`` stand in it, ``environment`` are the versions that ``cluster.environment`` tells,
+    ``python_path`` are the folders of the ranks' PYTHONPATH, where code is looked for.
+    """
+
+    canonical: Mapping[str, Any]
+    topology: Mapping[str, Any]
+    environment: Mapping[str, str]
+    python_path: tuple[str, ...]
+
+
+def counted(resolved: Mapping[str, Any], cluster: Cluster) -> Counted:
+    """That of a configuration which was just built."""
+    from pipeline.keys.canonical import canonical_config  # a finished run remembers what this makes
+
+    topology = content_key.topology(cluster, content_key.shards_of(resolved))
+    return Counted(canonical_config(resolved), topology, cluster.environment, cluster.python_path)
 
 
 class Basis(NamedTuple):
     """``resolved`` is the configuration as config.json has it, ``chosen`` are the modules of its options.
 
-    ``cluster`` lacks the launcher's settings, which reach hosts and decide nothing. ``inputs`` are None where the data
-    set's source can't be read, and of a ``script``, which takes none of our data sets. ``step`` is the one that its
-    data comes from.
+    ``inputs`` are None where the data set's source can't be read, and of a ``script``, which takes none of our data
+    sets. ``step`` is the one that its data comes from.
     """
 
     resolved: Mapping[str, Any]
+    counted: Counted
     chosen: tuple[str, ...]
-    cluster: Cluster
     inputs: Inputs | None
     runs_dir: Path
     data_dir: Path
@@ -45,12 +63,10 @@ def to_json(basis: Basis) -> dict[str, Any] | None:
         return None
     if basis.script is None and (inputs is None or inputs.files or inputs.settings["source"] is not None):
         return None
-    hosts = {name: [_flat(host) for host in getattr(basis.cluster, name)] for name in _HOSTS}
-    cluster = {**_flat(basis.cluster), **hosts}
     return {
         "resolved": dict(basis.resolved),
+        "counted": basis.counted._replace(environment=dict(basis.counted.environment))._asdict(),
         "chosen": [*basis.chosen],
-        "cluster": cluster,
         "inputs": inputs._replace(settings=dict(inputs.settings))._asdict() if inputs is not None else None,
         "runs_dir": str(basis.runs_dir),
         "data_dir": str(basis.data_dir),
@@ -63,12 +79,11 @@ def from_json(raw: Mapping[str, Any], root: Path) -> Basis:
     Raises:
         UsageError: they aren't there any more.
     """
-    cluster, told = raw["cluster"], raw["resolved"].get(SECTION)
-    hosts = {name: tuple(Host(**host) for host in cluster[name]) for name in _HOSTS}
+    told = raw["resolved"].get(SECTION)
     return Basis(
         resolved=raw["resolved"],
+        counted=Counted(**{**raw["counted"], "python_path": tuple(raw["counted"]["python_path"])}),
         chosen=tuple(raw["chosen"]),
-        cluster=Cluster(**{**cluster, **hosts}),
         inputs=_inputs(raw["inputs"]) if raw["inputs"] is not None else None,
         runs_dir=Path(raw["runs_dir"]),
         data_dir=Path(raw["data_dir"]),
@@ -78,8 +93,3 @@ def from_json(raw: Mapping[str, Any], root: Path) -> Basis:
 
 def _inputs(told: Mapping[str, Any]) -> Inputs:
     return Inputs(**{**told, "files": (), "names": (), "own": tuple(told["own"])})
-
-
-def _flat(value: Cluster | Host) -> dict[str, Any]:
-    """The fields, without a copy of what they hold and without the launcher's settings."""
-    return {item.name: getattr(value, item.name) for item in fields(value) if item.name != "settings"}

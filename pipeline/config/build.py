@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.validation import check_batch
-from pipeline.config.basis import Basis
+from pipeline.config.basis import Basis, Counted, counted
 from pipeline.config.cluster import build_cluster
 from pipeline.config.own_targets import check_targets
 from pipeline.config.program_section import check_script, with_ranks, with_script
@@ -76,14 +76,19 @@ class RunConfig:
         """What decides the key and the folder."""
         return Basis(
             resolved=self.resolved,
+            counted=self.counted,
             chosen=self.chosen,
-            cluster=dataclasses.replace(self.cluster, settings=None),
             inputs=store.inputs_or_none(self.train.dataset) if self.script is None else None,
             runs_dir=self.runs_dir,
             data_dir=self.data_dir,
             script=self.script,
             step=self.step,
         )
+
+    @property
+    def counted(self) -> Counted:
+        """What of it decides the key."""
+        return counted(self.resolved, self.cluster)
 
     @property
     def program(self) -> Program:

@@ -1,6 +1,7 @@
 """Compositions of earlier calls, so that a call which finds its run finished needs no Hydra (most of its time).
 
-An entry's name is a digest of the overrides and of the content of everything that a composition is made from.
+An entry's name is a digest of the overrides and of the content of everything that a composition is made from. What is
+known of that content is remembered too, as long as no file has been written or replaced.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from pipeline.keys.installed import version
 _PLAIN = re.compile(r"""(?P<quote>['"]?)(?P<path>[\w./ -]+)(?P=quote)""")
 _DEFAULT = re.compile(r"^paths:\n  runs: (?P<path>[\w./-]+)$", re.MULTILINE)
 _MOST = 128  # entries, two for a command line
+_TICK_NS = 20_000_000  # a file system's clock moves on in steps of up to 10 ms
 OPTION_FOLDERS = {
     "dataset": "pipeline/data/datasets",
     "model": "trainers/models",
@@ -43,6 +46,7 @@ _BUILDERS = ("pipeline/cluster", "pipeline/core")
 
 _MODULES = (
     "pipeline/core/options.py",
+    *(f"pipeline/keys/{name}.py" for name in ("canonical", "content_key", "rank_environment")),
     *(f"trainers/{name}.py" for name in ("core/config", "core/fields", "core/trainer_config", "script/settings")),
 )
 _OUTSIDE = re.compile(r"\$\{(?![^${}:]+\}|oc\.(?:create|decode|deprecated|select|dict\.\w+):)")
@@ -57,7 +61,24 @@ class Composition:
         self._runs_dir = runs_dir(root, words)
         self._root = root
         self.known = Remembered(self._runs_dir or root, "composed", most=_MOST)
-        self.name = _name(root, words) if self._runs_dir else None
+        self._looked = Remembered(self._runs_dir or root, "looked", most=_MOST)
+        self.name = self._named(words) if self._runs_dir else None
+
+    def _named(self, words: Sequence[str]) -> str | None:
+        """The name of the entry, or None where the words or the files take something from outside."""
+        sources = dict(_sources(self._root))
+        self._seen = _seen(words, sources)
+        found = self._looked[self._seen] if self._seen else None
+        if isinstance(found, str):
+            return found
+        name = _name(words, sources)
+        if name and self.known[name] is not None:  # the same files as before, written anew: a checkout
+            self._note(name)
+        return name
+
+    def _note(self, name: str) -> None:
+        if self._seen:
+            self._looked.keep({self._seen: name})
 
     def recall(self) -> dict[str, Any] | None:
         """The resolved configuration, or None where these words were not composed before."""
@@ -75,6 +96,7 @@ class Composition:
             return
         if self.name and json.loads(json.dumps(resolved)) == resolved == without_secrets(resolved):
             self.known.keep({self.name: resolved})
+            self._note(self.name)
 
     def _is_own(self, group: str, section: dict[str, Any]) -> bool:
         name = section.get(choice_of(group))
@@ -132,9 +154,25 @@ def runs_dir(root: Path, words: Sequence[str]) -> Path | None:
     return root / plain["path"] if plain else None
 
 
-def _name(root: Path, words: Sequence[str]) -> str | None:
-    """None where the words or the files take something from outside."""
-    texts = {name: Path(place).read_bytes() for name, place in _sources(root)}
+def _seen(words: Sequence[str], sources: Mapping[str, str]) -> str | None:
+    """A digest of the words and of what changes when a file is written or replaced; None where one was a moment ago,
+    as a second writing within the clock's step changes nothing."""
+    found = {name: os.stat(place) for name, place in sources.items()}  # noqa: PTH116  (there are hundreds)
+    if time.time_ns() - max(about.st_ctime_ns for about in found.values()) < _TICK_NS:
+        return None
+    rows = [
+        f"{name} {about.st_size} {about.st_mtime_ns} {about.st_ctime_ns} {about.st_ino} {about.st_dev}"
+        for name, about in found.items()
+    ]
+    return sha256_text(canonical_json([*words, sorted(rows), _versions()]))
+
+
+def _versions() -> list[str | None]:
+    return [sys.version, *(version(name) for name in ("hydra-core", "omegaconf"))]
+
+
+def _name(words: Sequence[str], sources: Mapping[str, str]) -> str | None:
+    texts = {name: Path(place).read_bytes() for name, place in sources.items()}
     told = {
         name: text.decode(errors="replace") for name, text in texts.items() if name.startswith(("conf/", "trainers/"))
     }
@@ -145,7 +183,7 @@ def _name(root: Path, words: Sequence[str]) -> str | None:
     made_from = {
         "words": list(words),
         "files": {name: sha256_bytes(text) for name, text in texts.items()},
-        "versions": [sys.version, *(version(name) for name in ("hydra-core", "omegaconf"))],
+        "versions": _versions(),
     }
     return sha256_text(canonical_json(made_from))
 

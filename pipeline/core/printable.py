@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import unicodedata
 from collections.abc import Iterable
 
 
@@ -25,7 +24,11 @@ def shell_line(words: Iterable[str]) -> str:
 
 
 def _is_shown(char: str) -> bool:
-    return char.isprintable() or unicodedata.category(char) == "Zs"  # such as the wide space of Chinese text
+    if char.isprintable():
+        return True
+    import unicodedata  # for few texts
+
+    return unicodedata.category(char) == "Zs"  # such as the wide space of Chinese text
 
 
 def _escaped(word: str) -> str:

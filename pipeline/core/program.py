@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.core import documents
 
@@ -13,8 +12,7 @@ SECTION = "program"
 """The section of config.json that says which it is; the classifier has none."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Program:
+class Program(NamedTuple):
     """``entry`` is a module of the node half: each rank runs it, or, where it ``starts_torchrun``, it is torchrun's
     parent on each node.
 

@@ -20,7 +20,6 @@ from pipeline.runs.result import AlteredError
 
 if TYPE_CHECKING:  # a run that has a result of its own needs nobody's word
     from pipeline.config.build import RunConfig
-    from pipeline.core.cluster import Cluster
     from pipeline.runs.acceptance import Acceptance
     from pipeline.runs.result import Result
 
@@ -121,9 +120,9 @@ def sources(root: Path) -> Sources:
     return read
 
 
-def versions(cluster: Cluster, code: Closure) -> dict[str, str]:
-    """The key's part ``environment``. Raises UsageError."""
-    return of_hosts(environment(code.versions), cluster.environment)
+def versions(told: Mapping[str, str], code: Closure) -> dict[str, str]:
+    """The key's part ``environment``. ``told``: by ``cluster.environment``. Raises UsageError."""
+    return of_hosts(environment(code.versions), told)
 
 
 def of_hosts(here: Mapping[str, str], told: Mapping[str, str]) -> dict[str, str]:
@@ -145,7 +144,7 @@ def code_of(
 
     ``reading``: modules that read this pack (its ``rank_modules``).
     """
-    behind = basis.cluster.python_path
+    behind = basis.counted.python_path
     if basis.script is not None:
         return basis.script.closure(behind)
     return (read or sources(root))((*basis.chosen, *reading), behind)
@@ -162,11 +161,11 @@ def locate(
     remember_in(root, basis.runs_dir)
     script, code = basis.script, code_of(basis, root, read, reading)
     key = content_key(
-        config=basis.resolved,
+        canonical=basis.counted.canonical,
         code=code.digests,
         data_digest=data_digest,
-        environment=versions(basis.cluster, code),
-        cluster=basis.cluster,
+        environment=versions(basis.counted.environment, code),
+        topology=basis.counted.topology,
     )
     told = basis.resolved.get(programs.SECTION) or {}
     return LocatedRun(

@@ -16,7 +16,6 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import NamedTuple
@@ -77,7 +76,7 @@ def import_closure(
     """
     _refuse_working_tree(root, behind)
     names = [entries] if isinstance(entries, str) else [*entries]
-    walk = _Walk(root=root, installed=Installed(root, behind), readings=Readings(root), script=script, _seen={*given})
+    walk = _Walk(root, behind, script, given)
     walk.apart = () if any(name.partition(".")[0] in _CONTROLLER for name in names) else _CONTROLLER
     for name in names:
         if walk.file_of(name) is not None:
@@ -109,7 +108,7 @@ def _refuse_working_tree(root: Path, behind: Sequence[str]) -> None:
 
 def source_of(root: Path, module: str, behind: Sequence[str] = ()) -> Path | None:
     """The source of a module that a run would have in its copy of the code; None: it has none there."""
-    file = _Walk(root=root, installed=Installed(root, behind), readings=Readings(root)).file_of(module)
+    file = _Walk(root, behind).file_of(module)
     return None if file is None else Path(file[1])
 
 
@@ -140,23 +139,22 @@ class _File(NamedTuple):
     module: str
 
 
-@dataclass(kw_only=True)
 class _Walk:
     """One walk along the imports. ``found`` and ``places`` are by path in the snapshot, ``outside`` by top level."""
 
-    root: Path
-    installed: Installed
-    readings: Readings
-    script: ScriptEntry | None = None
-    apart: Collection[str] = ()
-    found: dict[str, Reading] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)
-    outside: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    absent: set[str] = field(default_factory=set)
-    _seen: set[str] = field(default_factory=set)
-    _tops: dict[str, tuple[tuple[str, ...], Found | None]] = field(default_factory=dict)
-    _files: dict[str, _File | None] = field(default_factory=dict)
-    _listed: dict[str, frozenset[str]] = field(default_factory=dict)
+    def __init__(
+        self, root: Path, behind: Sequence[str], script: ScriptEntry | None = None, seen: Collection[str] = ()
+    ) -> None:
+        self.root, self.installed, self.readings, self.script = root, Installed(root, behind), Readings(root), script
+        self.apart: Collection[str] = ()
+        self.found: dict[str, Reading] = {}
+        self.places: dict[str, str] = {}
+        self.outside: dict[str, set[str]] = defaultdict(set)
+        self.absent: set[str] = set()
+        self._seen = {*seen}
+        self._tops: dict[str, tuple[tuple[str, ...], Found | None]] = {}
+        self._files: dict[str, _File | None] = {}
+        self._listed: dict[str, frozenset[str]] = {}
 
     def follow(self, name: str) -> None:
         """A module of a source tree and everything that it imports."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from pipeline.core import program as programs
 from pipeline.keys.content_key import KEY_VERSION
-from trainers.core.config import OWN
 
 
 def is_newer(key: Mapping[str, Any]) -> bool:
@@ -30,6 +29,8 @@ def what(config: Mapping[str, Any]) -> str:
 
 
 def _named(group: Mapping[str, Any]) -> str:
+    from trainers.core.config import OWN  # not for a finished run, which only asks for the version
+
     name = str(group.get("name", "?"))
     return str(group.get("target") or name) if name == OWN else name
 

@@ -123,8 +123,10 @@ class RunFolder(NamedTuple):
 
     def config_agrees(self, key: ContentKey) -> bool:
         """Whether config.json is the configuration that the key was taken of."""
+        from pipeline.keys.canonical import canonical_config
+
         config = self.read_json("config.json")
-        return config is not None and keys.canonical_config(config) == key.parts.get("config")
+        return config is not None and canonical_config(config) == key.parts.get("config")
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """A JSON object of the folder, or None where it is missing or damaged."""

@@ -25,7 +25,7 @@ from pipeline.data.manifest import Pack
 from pipeline.data.trees import Tree
 from pipeline.execution.configured_run import prepare
 from pipeline.execution.located import sources
-from pipeline.keys.content_key import KEY_LENGTH, canonical_config, topology
+from pipeline.keys.content_key import KEY_LENGTH
 from pipeline.sweep import slots as placing
 from pipeline.sweep.trial import Trial
 from trainers.core import config as node
@@ -68,9 +68,7 @@ class Space:
 
 def configuration_digest(config: RunConfig) -> str:
     """A digest of one configuration and its topology."""
-    return sha256_text(
-        canonical_json([canonical_config(config.resolved), topology(config.cluster, config.train.trainer.shards)])
-    )
+    return sha256_text(canonical_json([config.counted.canonical, config.counted.topology]))
 
 
 def _without_data(config: RunConfig) -> str:

@@ -5,6 +5,8 @@ Only the process of ``recorder_command`` imports mlflow; what stands here is for
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from pipeline.tracking.address import absolute_uri, default_uri, recorder_env, redact, shown, sqlite_path, sqlite_uri
 from pipeline.tracking.destinations import Destination, destinations
 from pipeline.tracking.launching import (
@@ -15,8 +17,10 @@ from pipeline.tracking.launching import (
     recorder_command,
     serve_command,
 )
-from pipeline.tracking.recorder import record
 from pipeline.tracking.state import Recorded
+
+if TYPE_CHECKING:
+    from pipeline.tracking.recorder import record
 
 __all__ = [
     "NO_SUCH_RUN",
@@ -37,3 +41,12 @@ __all__ = [
     "sqlite_path",
     "sqlite_uri",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``record``, imported when it is first asked for: a finished run only looks whether there is a record."""
+    if name != "record":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from pipeline.tracking.recorder import record
+
+    return record

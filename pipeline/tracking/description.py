@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.core import documents
 from pipeline.core.redact import without_secrets
 from pipeline.core.specs import State
-from pipeline.keys.content_key import canonical_config
+from pipeline.keys.canonical import canonical_config
 from pipeline.runs import journal
 from pipeline.runs import result as results
 from pipeline.runs.acceptance import accepted_for

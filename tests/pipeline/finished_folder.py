@@ -8,7 +8,8 @@ from typing import Any
 
 from pipeline.core.documents import write_sealed
 from pipeline.core.files import canonical_json, sha256_bytes, sha256_file, sha256_text, write_json
-from pipeline.keys.content_key import KEY_VERSION, ContentKey, canonical_config
+from pipeline.keys.canonical import canonical_config
+from pipeline.keys.content_key import KEY_VERSION, ContentKey
 from pipeline.runs.folder import TARGETS, TRAINED, RunFolder
 
 CODE = b"SCALE = 1.0\n"

@@ -12,7 +12,8 @@ import pytest
 from pipeline.config.build import RunConfig, build
 from pipeline.core.errors import UsageError
 from pipeline.execution.located import of_hosts
-from pipeline.keys.content_key import ContentKey, canonical_config, content_key
+from pipeline.keys.canonical import canonical_config
+from pipeline.keys.content_key import ContentKey, content_key
 from pipeline.keys.installed import version
 from tests.pipeline.composed import composed
 
@@ -26,7 +27,7 @@ def configured(*overrides: str, local_gpus: int = 0) -> RunConfig:
 def key_of(*overrides: str, **parts: Any) -> ContentKey:
     config = configured(*overrides)
     made = {"code": {"trainers/a.py": "1"}, "data_digest": "d", "environment": ENVIRONMENT, **parts}
-    return content_key(config=config.resolved, cluster=config.cluster, **made)
+    return content_key(canonical=config.counted.canonical, topology=config.counted.topology, **made)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,9 @@ def test_the_order_of_frozen_patterns_and_one_said_twice_are_no_other_run() -> N
 def test_the_key_leaves_the_configuration_alone() -> None:
     config = configured("dataset.source=x")
     before = copy.deepcopy(config.resolved)
-    content_key(config=config.resolved, cluster=config.cluster, code={}, data_digest="d", environment={})
+    content_key(
+        canonical=config.counted.canonical, topology=config.counted.topology, code={}, data_digest="d", environment={}
+    )
     assert config.resolved == before
 
 
@@ -161,7 +164,9 @@ def test_versions_are_those_that_python_names() -> None:
 
 def device_of(*overrides: str, local_gpus: int = 0) -> str:
     config = configured(*overrides, local_gpus=local_gpus)
-    key = content_key(config=config.resolved, cluster=config.cluster, code={}, data_digest="d", environment={})
+    key = content_key(
+        canonical=config.counted.canonical, topology=config.counted.topology, code={}, data_digest="d", environment={}
+    )
     return str(key.parts["topology"]["device"])
 
 

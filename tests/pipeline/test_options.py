@@ -92,7 +92,6 @@ from pathlib import Path
 from pipeline.config.build import build
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.errors import PacelineError
-from pipeline.keys.content_key import canonical_config, topology
 from pipeline.execution.located import sources, versions
 
 def told(words):
@@ -100,8 +99,8 @@ def told(words):
         made = build(resolve(compose_config(words)), tuple(words), root=Path.cwd(), local_gpus=0)
     except PacelineError as error:
         return str(error)
-    code = sources(Path.cwd())(made.chosen, made.cluster.python_path)
-    return [canonical_config(made.resolved), dict(code.digests), versions(made.cluster, code), topology(made.cluster)]
+    code = sources(Path.cwd())(made.chosen, made.counted.python_path)
+    return [made.counted.canonical, dict(code.digests), versions(made.counted.environment, code), made.counted.topology]
 
 answers = [told(words) for words in json.loads(sys.argv[1])]
 print(json.dumps({"answers": answers, "heavy": sorted({"torch", "optuna", "numpy"} & {*sys.modules})}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from pipeline.cluster import lost_hosts, spares
 from pipeline.cluster.checkpoint_fetch import CheckpointFetch
 from pipeline.cluster.launchers.base import Launcher
-from pipeline.config.basis import from_json, to_json
 from pipeline.config.build import build
 from pipeline.config.compose import compose_config, resolve
 from pipeline.core.cluster import Cluster, Host
@@ -116,14 +114,11 @@ def test_spares_are_read_as_hosts_are_and_are_no_part_of_the_key() -> None:
 
     def key(config: Any) -> str:
         made: dict[str, Any] = {"code": {}, "data_digest": "d", "environment": {}}
-        return str(content_key(config=config.resolved, cluster=config.cluster, **made).digest)
+        return str(content_key(canonical=config.counted.canonical, topology=config.counted.topology, **made).digest)
 
     with_spare = configured("cluster.spares=[{name: node2, port: 2200}]", "cluster.stall_s=60")
     assert [spare.label for spare in with_spare.cluster.spares] == ["node2:2200"]
     assert key(with_spare) == key(configured())
-    told = to_json(configured("experiment=quickstart", "cluster.spares=[{name: node2}]").basis)
-    assert told is not None
-    assert from_json(json.loads(json.dumps(told)), Path("/")).cluster.spares == (Host(name="node2", nproc_per_node=1),)
     with pytest.raises(UsageError, match=r"cluster\.hosts and cluster\.spares both name node1"):
         configured("cluster.spares=[{name: node1}]")
     with pytest.raises(UsageError, match=r"cluster\.stall_s=1 must be a finite number from 5"):

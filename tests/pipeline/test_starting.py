@@ -23,7 +23,7 @@ from pipeline.core.files import sha256_file, write_json
 from pipeline.data import weights
 from pipeline.execution import starting
 from pipeline.execution.starting import Start
-from pipeline.keys.content_key import canonical_config
+from pipeline.keys.canonical import canonical_config
 from tests.pipeline.composed import composed
 from tests.pipeline.finished_folder import finished
 

@@ -11,8 +11,6 @@ import shutil
 import subprocess
 import time
 
-from .claims import user_name
-
 GPU_FIELDS = "index,uuid,name,memory.total,memory.used,ecc.errors.uncorrected.volatile.total"
 _SMI_QUERIES = {
     "list": f"--query-gpu={GPU_FIELDS}",
@@ -80,6 +78,8 @@ def owner(pid: str) -> str:
         found = re.search(rb"(?:^|\0)PACELINE_NODE=([^\0]*)", environ.read())
         mark = found.group(1) if found else b""
     started = boot + ticks / os.sysconf("SC_CLK_TCK")
+    from .claims import user_name  # not before: the controller counts devices with this module
+
     return f"{pid}, {user_name(user)}, {started:.0f}, {mark.decode(errors='replace')}"
 
 

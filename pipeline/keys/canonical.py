@@ -1,0 +1,93 @@
+"""What of a configuration counts in the content key. Pure.
+
+A module of its own: what counts is remembered with a configuration that was composed before, and a finished run then
+needs none of the dataclasses that this asks for later fields.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from trainers.core.config import DatasetConfig, OptimizerConfig, TrainerConfig, later_fields
+from trainers.script.settings import ScriptConfig
+
+_LATER = {
+    "dataset": later_fields(DatasetConfig),
+    "trainer": later_fields(TrainerConfig),
+    "optimizer": later_fields(OptimizerConfig),
+    "program": later_fields(ScriptConfig),
+}
+_NOT_OF_A_SCRIPT = ("inputs", "data", "seal")
+_WHERE = ("cluster", "tracking", "paths")  # where it runs and who is told; the topology part holds the rest
+_BEFORE = ("step",)  # what its data was made with, which counts by its digest
+
+
+def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration without hosts, ports, tracking, folders and the data's address (its digest counts instead).
+
+    Without fields that came later where they have their defaults (``trainers.core.config.LATER``): a run without
+    trainer.shards keeps the key that it had before there were any. Of the weights that a run starts from their digest
+    counts, and not what names them. Of a script's section what it reads counts by
+    content, in ``code`` and ``data``, and what becomes of its run not at all.
+    """
+    kept = {name: copy.deepcopy(value) for name, value in config.items() if name not in (*_WHERE, *_BEFORE)}
+    if isinstance(kept.get("dataset"), dict):
+        kept["dataset"].pop("source", None)
+    for group, added in _LATER.items():
+        section = kept.get(group)
+        if isinstance(section, dict):
+            at_default = [name for name, default in added.items() if section.get(name, default) == default]
+            kept[group] = {name: value for name, value in section.items() if name not in at_default}
+    trainer = kept.get("trainer")
+    if isinstance(trainer, dict) and isinstance(trainer.get("freeze"), list):
+        trainer["freeze"] = sorted(set(trainer["freeze"]))  # which of them matches first is nothing to the run
+    if (init := _of_initial_weights(kept.pop("init", None))) is not None:
+        kept["init"] = init
+    if isinstance(kept.get("program"), dict):
+        kept["program"] = _of_script(kept["program"])
+    return kept
+
+
+def _of_initial_weights(section: Any) -> dict[str, Any] | None:
+    """Their digest, what names them where that isn't known yet, None where they are fresh."""
+    told = {name: value for name, value in (section or {}).items() if value is not None}
+    if not told.keys() & {"weights", "run"}:
+        return None
+    return {"sha256": told["sha256"]} if "sha256" in told else told
+
+
+def _of_script(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a script that lies elsewhere its name counts, and not its folder."""
+    script = str(section.get("script") or "")
+    told = {name: value for name, value in section.items() if name not in _NOT_OF_A_SCRIPT}
+    if "args" in told:
+        told["args"] = _same_words(told["args"]) or None  # none at all, however they were told
+    return {**told, "script": script.rpartition("/")[2] if script.startswith("/") else script}
+
+
+def _same_words(args: Any) -> Any:
+    """``program.args`` in the one form that all values have which come to the same command line: 0.1 for '0.1', and
+    without those that are left out of it (false, null)."""
+    if isinstance(args, Mapping):
+        told = {name: value for name, value in args.items() if value is not None and value is not False}
+        return {name: _same_word(value, is_option=True) for name, value in told.items()}
+    return [_same_word(value) for value in args] if isinstance(args, list) else args
+
+
+def _same_word(value: Any, *, is_option: bool = False) -> Any:
+    """``is_option``: true is --name there, and 'true' its value."""
+    if isinstance(value, list):
+        return [_same_word(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    if value in ("true", "false") and not is_option:
+        return value == "true"
+    for number in (int, float):
+        with suppress(ValueError):
+            if str(read := number(value)) == value and math.isfinite(read):
+                return read
+    return value
