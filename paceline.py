@@ -28,7 +28,7 @@ def log(step: int, **metrics: Any) -> None:
         step: counts finished steps.
 
     Raises:
-        TypeError: a value is no number. ValueError: no tracker keeps such a step.
+        TypeError: a value is no number. ValueError: no tracker keeps such a step, or a name is empty.
     """
     number = int(step)
     if not -(1 << 63) <= number < 1 << 63:
@@ -37,7 +37,7 @@ def log(step: int, **metrics: Any) -> None:
 
 
 def finish(**metrics: Any) -> None:
-    """Record the results of the whole run, at the last step that was logged. Raises TypeError: a value is no number."""
+    """Record the results of the whole run, at the last step that was logged. Raises TypeError, ValueError."""
     _write(metrics, step=None)
 
 
@@ -91,6 +91,8 @@ def _catch_term() -> None:
 
 
 def _number(name: str, value: Any) -> float:
+    if not name.strip():
+        raise ValueError(f"paceline: {name!r} is no name of a metric")
     item = getattr(value, "item", None)  # of a tensor or a numpy scalar; float() of a tensor with a gradient warns
     try:
         return float(item() if callable(item) else value)

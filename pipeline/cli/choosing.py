@@ -66,7 +66,7 @@ def of_sweep(runs_dir: Path, name: str | None) -> tuple[SweepFolder, list[RunFol
     from pipeline.sweep import folder as folders
 
     sweep = folders.find(runs_dir, name)
-    found = [RunFolder(runs_dir / trial.key) for trial in sweep.about().trials]
+    found = [RunFolder(runs_dir / trial.key) for trial in sweep.begun().trials]
     return sweep, [folder for folder in found if index.is_run(folder)]
 
 

@@ -32,7 +32,7 @@ def _sweeps(runs_dir: Path) -> dict[str, str]:
     named: dict[str, str] = {}
     for path in sorted((runs_dir / FOLDER).glob("*/sweep.json")):
         sweep = SweepFolder(path.parent)
-        named |= dict.fromkeys((trial.key for trial in sweep.about().trials), sweep.name)
+        named |= dict.fromkeys((trial.key for trial in sweep.begun().trials), sweep.name)
         named |= dict.fromkeys((entry.key for entry in sweep.entries()[0]), sweep.name)
     return named
 

@@ -8,7 +8,6 @@ signals.leave_on_ctrl_c()  # before the other imports: a Ctrl-C during them is t
 
 import atexit  # noqa: E402
 import gc  # noqa: E402
-import os  # noqa: E402
 import re  # noqa: E402
 import sys  # noqa: E402
 import traceback  # noqa: E402
@@ -131,7 +130,7 @@ def _answer_help() -> None:
     if text is not None:
         try:
             print(text, flush=True)
-        except BrokenPipeError as error:
+        except OSError as error:
             leave(error)
         raise SystemExit(0)
 
@@ -186,8 +185,10 @@ def leave(error: BaseException) -> NoReturn:
     """End with one message and the exit code that stands for it."""
     from pipeline.cli.output import as_typed
 
-    if unexpected.nobody_reads(error):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what still waits to be written, too
+    unread = unexpected.nobody_reads(error)
+    if unread or isinstance(error, masking.OutputError):
+        masking.silence(1)
+    if unread:
         raise Left(unexpected.EXIT_UNREAD)
     sys.stderr.write(f"ERROR: {as_typed(unexpected.told(error))}\n")
     raise Left(unexpected.exit_code(error))

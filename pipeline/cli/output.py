@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -10,15 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline.cli.verbosity import QUIET, is_wanted, verbosity
-from pipeline.core import unexpected
+from pipeline.core import masking, unexpected
 from pipeline.core.printable import printable_lines
 from pipeline.core.tables import ENDLESS
 
 _HINT = "\n  try: "
-_UNREAD = (
-    "nobody reads this command's output any more; it goes on without: doit status watch=1 shows how far it is, "
-    "doit stop ends it"
-)
+_UNREAD = "nobody reads this command's output any more"
 
 
 def say(text: str, *, painted: bool = False) -> None:
@@ -55,10 +51,13 @@ def as_typed(error: str) -> str:
 
 
 def outlive_reader(error: BaseException) -> bool:
-    """For ``masking.outlive``: where the reader of stdout has left (``| head -1``), say so once and go on."""
-    if not unexpected.nobody_reads(error):
+    """For ``masking.outlive``: where stdout takes no more (``| head -1``, a full disk), say so once and go on."""
+    if not unexpected.is_of_output(error):
         return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what still waits to be written, too
+    masking.silence(1)
+    why = unexpected.told(error) if isinstance(error, masking.OutputError) else _UNREAD
+    doit = command()
+    goes_on = f"it goes on without: {doit} status watch=1 shows how far it is, {doit} stop ends it"
     with suppress(OSError):
-        print(_UNREAD, file=sys.stderr, flush=True)
+        print(f"{why}; {goes_on}", file=sys.stderr, flush=True)
     return True

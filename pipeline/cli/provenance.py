@@ -18,6 +18,7 @@ from pipeline.core import leftovers
 from pipeline.core.errors import PacelineError, UsageError, suggestion
 from pipeline.core.files import asked_for, expanded
 from pipeline.core.heartbeat import waiting
+from pipeline.core.tables import file_size
 
 if TYPE_CHECKING:
     from pipeline.execution.configured_run import Run
@@ -159,6 +160,8 @@ def status() -> None:
         say(f"{sweeping.standing(sweep)}: {command()} status watch=1 follows it; its newest trial:")
     if watched:
         showing.watch(folder)
+        if not runs.is_run(folder):
+            raise PacelineError(f"run {folder.key} was removed while it was watched", hint=f"{command()} runs")
     say(progress.status(folder))
 
 
@@ -214,7 +217,7 @@ def export() -> None:
     to = asked_for(expanded(asked, f"to={asked}").absolute(), f"to={asked}") if asked else beside
     with waiting(say, "packing the archive"):
         size = exports.export(folder, root=ROOT, to=to, weights=is_on(session().asked.options, "weights"))
-    say(f"{folder.key}: {relative(to)}, {size / 1e6:.1f} MB")
+    say(f"{folder.key}: {relative(to)}, {file_size(size)}")
     _, accepted = acceptance.standing(folder)
     if accepted is not None:
         say(f"  {folder.key} is {accepted}")
@@ -223,13 +226,11 @@ def export() -> None:
     except PacelineError as error:
         say(f"  it tells of the run, but can't be made again: {error.what}")
         return
+    again = f"{command()} reproduce {shlex.quote(f'run={to}')}"
     if git.has_commit(ROOT, made_of.commit):
-        say(f"  make it again anywhere  doit reproduce {shlex.quote(f'run={to}')}")
+        say(f"  make it again anywhere  {again}")
     else:
-        say(
-            f"  commit {made_of.commit} isn't here, so it was not packed; in a clone that has it: "
-            f"doit reproduce {shlex.quote(f'run={to}')}"
-        )
+        say(f"  commit {made_of.commit} isn't here, so it was not packed; in a clone that has it: {again}")
 
 
 def reproduce() -> None:

@@ -102,7 +102,7 @@ def _of_sweep(current: Session) -> _Subject:
     from pipeline.comparing import reading
 
     sweep, folders = of_sweep(current.config.runs_dir, current.asked.options.get("sweep"))
-    about, runs = sweep.about(), [reading.read(folder) for folder in folders]
+    about, runs = sweep.begun(), [reading.read(folder) for folder in folders]
     if not runs:
         raise UsageError(f"none of the trials of sweep {sweep.name} was started", hint="doit report json=1")
     absent = _absent(sweep, {run.key for run in runs})

@@ -78,7 +78,7 @@ def show(folder: SweepFolder, *, as_json: bool = False) -> None:
     """Its table, on stdout."""
     from pipeline.sweep import report as reporting
 
-    about, results = folder.about(), results_of(folder)
+    about, results = folder.begun(), results_of(folder)
     if as_json:
         told = reporting.as_json(results, about.total, about.by, about.goals)
         say(json.dumps({"sweep": folder.name, **told}, indent=2))
@@ -95,7 +95,7 @@ def results_of(folder: SweepFolder) -> list[TrialResult]:
 
     runs_dir, entries = folder.path.parent.parent, folders.latest(folder.entries()[0])
     results = []
-    for trial in folder.about().trials:
+    for trial in folder.begun().trials:
         figures, problem = _figures_or_why(RunFolder(runs_dir / trial.key))
         known = entries.get(trial.key)
         accepted = trials.accepted(RunFolder(runs_dir / trial.key)) if figures else ""
@@ -131,7 +131,7 @@ def standing(folder: SweepFolder) -> str:
     stood = [*{entry.number: entry.state for entry in folder.entries()[0]}.values()]
     running, killed = stood.count(State.RUNNING), stood.count(State.KILLED)
     done = len(stood) - running - killed
-    return f"sweep {folder.name}: {done} of {folder.about().total} done, {running} running"
+    return f"sweep {folder.name}: {done} of {folder.begun().total} done, {running} running"
 
 
 def _figures_or_why(folder: RunFolder) -> tuple[Mapping[str, float], str]:

@@ -105,7 +105,7 @@ def _action(do: Callable[[], Any]) -> Callable[[], Any]:
         except PacelineError as error:
             return TaskFailed(str(error))
         except (Exception, SystemExit) as error:  # doit would print a traceback, or end well: sys.exit(0)
-            if unexpected.nobody_reads(error):
+            if unexpected.is_of_output(error):
                 leave(error)
             return TaskError(unexpected.told(error))
         return found if isinstance(found, dict) else None

@@ -26,6 +26,7 @@ from pipeline.sweep.report import BY, MINIMIZE, SHOWN, direction_of
 _MOST_CHARTS = 8
 _MOST_BOXES = 10  # of a graph's column
 _MOST_AXES = 7
+_MOST_FIELDS = 20  # in which a run differs from the nearest one
 _FIRST = ("val/accuracy", "train/loss", "val/loss")
 
 
@@ -143,7 +144,8 @@ def of_nearest(found: tuple[str, Sequence[Difference]] | None) -> list[str]:
     if found is None:
         return ["there is no other finished run"]
     key, differing = found
-    lines = [hide(str(item)) for item in differing[:20]]
+    lines = [hide(str(item)) for item in differing[:_MOST_FIELDS]]
+    lines += [f"and {counted(more, 'more field')}"] if (more := len(differing) - _MOST_FIELDS) > 0 else []
     return [f"the nearest other finished run is {key}; it differs in:" if lines else f"as {key}", *lines]
 
 

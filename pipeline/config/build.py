@@ -14,7 +14,7 @@ from pipeline.cluster.validation import check_batch
 from pipeline.config.basis import Basis, Counted, counted
 from pipeline.config.cluster import build_cluster
 from pipeline.config.own_targets import check_targets
-from pipeline.config.program_section import check_script, with_ranks, with_script
+from pipeline.config.program_section import check_script, says_something, with_ranks, with_script
 from pipeline.config.schema import OPTIONS, NotifyConfig, RootConfig, SearchConfig, SweepConfig, TrackingConfig
 from pipeline.config.step_source import Steps, StepSource, with_step, with_words
 from pipeline.config.values import refuse_endless, refuse_unprintable, typed
@@ -23,7 +23,7 @@ from pipeline.core import web_address
 from pipeline.core.cluster import Cluster
 from pipeline.core.errors import UsageError
 from pipeline.core.files import expanded
-from pipeline.core.program import SCRIPT, Program
+from pipeline.core.program import Program
 from pipeline.core.redact import HIDDEN, hide, placeholders, secret_values, without_secrets
 from pipeline.core.secret_words import in_word
 from pipeline.data import store
@@ -196,7 +196,7 @@ def _check_together(
 ) -> None:
     """What is run against the hosts that it is to run on. Raises UsageError."""
     refuse_endless(resolved)
-    if programs.SECTION in resolved:
+    if not programs.of(resolved).is_ours:
         return check_script(ScriptConfig(**resolved[programs.SECTION]), cluster)
     check_targets(train, root, cluster.python_path)
     if train.trainer.sync_batchnorm and cluster.device != "cuda" and cluster.world_size > 1:
@@ -279,7 +279,7 @@ def of_the_run(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[str
         UsageError: a placeholder in place of a secret, or a secret in what the ranks read from config.json.
     """
     _refuse_placeholders(resolved)
-    outside = ["sweep", "search", "notify", *([] if programs.of(resolved) is SCRIPT else [programs.SECTION])]
+    outside = ["sweep", "search", "notify", *([] if says_something(resolved) else [programs.SECTION])]
     if not resolved.get("step"):
         outside.append("step")
     run = {name: value for name, value in resolved.items() if name not in outside}

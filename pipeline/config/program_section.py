@@ -18,6 +18,11 @@ from trainers.script.settings import ScriptConfig
 _OF_THE_CLASSIFIER = ("dataset", "model", "optimizer", "schedule", "trainer", "strategy", "init")
 
 
+def says_something(resolved: Mapping[str, Any]) -> bool:
+    """Of a script: of the one that is run, or of those whose runs are looked for."""
+    return bool((resolved.get(programs.SECTION) or {}).keys() - {"name"})
+
+
 def with_ranks(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration in which ``auto`` ranks are one where a script is started without torchrun."""
     cluster = resolved["cluster"]
@@ -31,14 +36,18 @@ def with_script(
 ) -> tuple[dict[str, Any], ScriptFiles | None]:
     """The configuration with the script's section as config.json has it, and its files; of the classifier neither.
 
-    ``must_exist``: refuse files that aren't there; what only looks at earlier runs needs none.
+    ``must_exist``: refuse files that aren't there, and arguments of no script; what only looks at earlier runs needs
+    neither.
 
     Raises:
         UsageError: the script isn't there or is told what can't work; a word that says something of the classifier.
     """
     section = dict(resolved[programs.SECTION])
     if section["name"] != SCRIPT.name:
-        if others := [name for name in section if name != "name"]:
+        others = [name for name in section if name != "name"]
+        if others and not must_exist:  # whose runs are looked for: these fields choose them
+            return dict(resolved), None
+        if others:
             raise UsageError(f"program.{others[0]} says something of a script, and none is named: program.script=…")
         return {name: value for name, value in resolved.items() if name != programs.SECTION}, None
     _refuse_words_of_the_classifier(words)

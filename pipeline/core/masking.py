@@ -27,7 +27,8 @@ def begin() -> None:
             stream.reconfigure(errors="backslashreplace")
     remember((*told_in(sys.argv[1:]), *of_environment(os.environ)))
     if not isinstance(sys.stdout, _Masked):
-        sys.stdout, sys.stderr = cast(TextIO, _Masked(sys.stdout)), cast(TextIO, _Masked(sys.stderr))
+        sys.stdout = cast(TextIO, _Masked(sys.stdout))
+        sys.stderr = cast(TextIO, _Masked(sys.stderr, is_last=True))
 
 
 def shown(text: str) -> str:
@@ -49,31 +50,47 @@ def _open_closed() -> None:
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
+def silence(number: int) -> None:
+    """Let that standard stream lead nowhere: what still waits to be written, too, or the interpreter's end fails."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+
+
 def outlive(lost: Callable[[BaseException], bool]) -> None:
     """From now on ``lost`` is asked about a stream that takes no more: True where it has seen to it."""
     _lost[:] = [lost]
 
 
-class _Masked:
-    """A stream that writes placeholders for secrets. Everything but writing text is the stream's own."""
+class OutputError(OSError):
+    """stdout takes no more, and no reader has left it: its disk is full, or its terminal is gone."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+
+class _Masked:
+    """A stream that writes placeholders for secrets. Everything but writing text is the stream's own.
+
+    What can't be written is for ``outlive`` to see to, or raised; of the last one, stderr, it is dropped, as there is
+    nowhere to say so.
+    """
+
+    def __init__(self, stream: TextIO, *, is_last: bool = False) -> None:
+        self._stream, self._is_last = stream, is_last
 
     def write(self, text: str) -> int:
-        try:
-            self._stream.write(shown(text))
-        except BrokenPipeError as error:
-            if not any(lost(error) for lost in _lost):
-                raise
+        self._try(lambda: self._stream.write(shown(text)))
         return len(text)
 
     def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, call: Callable[[], object]) -> None:
         try:
-            self._stream.flush()
-        except BrokenPipeError as error:
-            if not any(lost(error) for lost in _lost):
-                raise
+            call()
+        except OSError as error:
+            if self._is_last:
+                silence(2)
+                return
+            told = error if isinstance(error, BrokenPipeError) else OutputError(error.errno, error.strerror)
+            if not any(lost(told) for lost in _lost):
+                raise told from None
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:

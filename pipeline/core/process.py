@@ -9,13 +9,19 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NoReturn
 
+from pipeline.core import threads
 from pipeline.core.errors import PacelineError
 from pipeline.core.places import HOME, IS_INSTALLED
+
+_PART_BYTES = 1 << 16
+_DRAIN_S = 0.5  # for what an ended command has said last, where another process still holds its stderr
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,21 +88,33 @@ def run(
 
 def run_group(argv: Sequence[str], *, input: bytes, env: Mapping[str, str], timeout_s: float) -> Completed:  # noqa: A002
     """Like ``run``, in a process group of its own, which ends with the time. What a command that has ended itself has
-    left in the background is not waited for, and goes on.
+    left in the background is not waited for, and goes on. Of its output the end of stderr is kept, however much it is.
 
     Raises:
         PacelineError: the program isn't there, or it was still running after ``timeout_s`` and is ended.
     """
-    child = _popen(argv, stdin=subprocess.PIPE, env=env)
+    with tempfile.TemporaryFile() as given:  # a pipe would wait for a command that reads nothing
+        given.write(input)
+        given.seek(0)
+        child = _popen(argv, stdin=given, stdout=subprocess.DEVNULL, env=env)
+    assert child.stderr is not None
+    end: deque[bytes] = deque(maxlen=2)
+    drained = threads.start(_drain, child.stderr, end, name="stderr", on_error=lambda _: None)
     try:
-        stdout, stderr = child.communicate(input, timeout=timeout_s)
+        child.wait(timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.communicate()
-            raise PacelineError(f"{argv[0]} was still running after {timeout_s:g} s") from error
-        stdout, stderr = error.output or b"", error.stderr or b""
-    return _completed(argv, child.returncode, stdout, stderr)
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        raise PacelineError(f"{argv[0]} was still running after {timeout_s:g} s") from error
+    drained.join(_DRAIN_S)
+    return _completed(argv, child.returncode, b"", b"".join(end))
+
+
+def _drain(pipe: IO[bytes], end: deque[bytes]) -> None:
+    """All of it, whoever holds its other end; ``end`` has the last parts."""
+    with pipe:
+        while part := os.read(pipe.fileno(), _PART_BYTES):
+            end.append(part)
 
 
 def run_apart(
@@ -173,12 +191,14 @@ def _completed(argv: Sequence[str], code: int, stdout: bytes, stderr: bytes, err
     )
 
 
-def _popen(argv: Sequence[str], *, stdin: IO[bytes] | int, env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+def _popen(
+    argv: Sequence[str], *, stdin: IO[bytes] | int, env: Mapping[str, str] | None, stdout: int = subprocess.PIPE
+) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             list(argv),
             stdin=stdin,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.PIPE,
             env=env,
             start_new_session=True,

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pipeline.core.errors import PacelineError, UsageError, os_reason, text_of
-from pipeline.core.masking import shown
+from pipeline.core.masking import OutputError, shown
 from pipeline.core.printable import printable_lines
 from pipeline.core.signals import CTRL_C, leave_on_ctrl_c
 
@@ -38,6 +38,11 @@ def install() -> None:
     leave_on_ctrl_c()
 
 
+def is_of_output(error: BaseException) -> bool:
+    """Whether ``error`` says that stdout takes no more: its reader has left, its disk is full, its terminal gone."""
+    return isinstance(error, OutputError) or nobody_reads(error)
+
+
 def nobody_reads(error: BaseException) -> bool:
     """Whether ``error`` says that the reader of stdout has left, as ``| head`` does: nothing failed."""
     if not isinstance(error, BrokenPipeError):
@@ -55,6 +60,8 @@ def told(error: BaseException) -> str:
 def _told(error: BaseException) -> str:
     if isinstance(error, PacelineError):
         return str(error)
+    if isinstance(error, OutputError):
+        return f"what this command says can't be written to its stdout: {os_reason(error)}"
     kept = keep(error)
     if isinstance(error, OSError):  # a disk, a permission: the computer's, as a rule
         return f"{shown(os_reason(error))} (unexpected here; the traceback: {kept})"
@@ -84,7 +91,7 @@ def exit_code(error: BaseException) -> int:
     """The exit code of a command that ``error`` ended."""
     if isinstance(error, UsageError):
         return EXIT_USAGE
-    return EXIT_FAILED if isinstance(error, PacelineError) else EXIT_BROKE
+    return EXIT_FAILED if isinstance(error, PacelineError | OutputError) else EXIT_BROKE
 
 
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -278,7 +278,8 @@ def _leave_if_pruned(run: Run, recorder: Recorder, say: Say) -> None:
     pruned = run.folder.read_json(PRUNED)
     if pruned is None:
         return
-    detail = f"after epoch {pruned['epoch']}, step {pruned['step']}"
+    epoch = f"epoch {pruned['epoch']}, " if pruned["epoch"] else ""  # a script has none
+    detail = f"after {epoch}step {pruned['step']}"
     note(run, State.PRUNED, journal.attempts(run.folder.journal), detail)
     recorder.finish(say)
     hint = "doit train with the same configuration goes on from there"

@@ -60,5 +60,6 @@ def time_left(seconds: float) -> str:
 
 
 def figure(name: str, value: float) -> str:
-    """``val accuracy 0.9889``, ``loss nan``."""
-    return f"{_NAMES.get(name, name)} {value:.4g}" if abs(value) >= 1000 else f"{_NAMES.get(name, name)} {value:.4f}"
+    """``val accuracy 0.9889``, ``loss nan``, ``loss 3.37e-05``."""
+    short = abs(value) >= 1000 or 0 < abs(value) < 1e-3
+    return f"{_NAMES.get(name, name)} {value:{'.4g' if short else '.4f'}}"

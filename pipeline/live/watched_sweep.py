@@ -62,7 +62,7 @@ class SweepFiles:
         Args:
             unix_now, now: the same moment, in seconds since 1970 and by the clock of the state's times.
         """
-        about = self._folder.about()
+        about = self._folder.begun()
         self._total = about.total
         state = SweepState(
             name=self._folder.name,
@@ -117,7 +117,7 @@ class SweepFiles:
         """What sets a trial apart; a search writes it down before it starts one."""
         if number not in self._chosen:
             with suppress(UsageError, OSError):
-                self._chosen = {trial.number: trial.chosen for trial in self._folder.about().trials}
+                self._chosen = {trial.number: trial.chosen for trial in self._folder.begun().trials}
         return self._chosen.get(number, ())
 
     def _figures(self, key: str) -> Mapping[str, float]:

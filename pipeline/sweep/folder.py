@@ -82,6 +82,13 @@ class SweepFolder:
                 "finished trials stay finished",
             ) from error
 
+    def begun(self) -> SweepRecord:
+        """Of one that has begun. Raises UsageError: what ``about`` does, or it was removed meanwhile."""
+        about = self.about()
+        if not about.has_begun:
+            raise UsageError(f"{self.path / 'sweep.json'} was removed", hint="the same doit sweep makes it anew")
+        return about
+
     def begin(self, about: SweepRecord) -> None:
         """Write sweep.json, unless it names the same trials already (however they were spelled), as many at a time."""
         known = self.about()

@@ -14,6 +14,7 @@ from pipeline.runs import acceptance, journal
 from pipeline.sweep.trial import Outcome
 
 _FULL = (*FULL, errno.EROFS)
+_LONGEST = 300  # characters
 
 
 def finished(run: Run, *, elsewhere: bool = False) -> Outcome:
@@ -29,10 +30,12 @@ def was_pruned(run: Run) -> bool:
 
 
 def detail_of(error: PacelineError | OSError) -> str:
-    """The first line of an error; of a HostError also the second, which names the first host."""
+    """The first line of an error, as far as a table has room; of a HostError also the second, which names the first
+    host. The run's journal has all of it."""
     text = error.what if isinstance(error, PacelineError) else os_reason(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return ": ".join(lines[: 2 if isinstance(error, HostError) else 1])
+    told = ": ".join(lines[: 2 if isinstance(error, HostError) else 1])
+    return told if len(told) <= _LONGEST else f"{told[:_LONGEST]}…"
 
 
 def first_line(text: str) -> str:

@@ -18,6 +18,7 @@ BY = "val/accuracy"
 """What decides which configuration is best: choosing by test figures would make them mean less."""
 _QUALITY = ("val/accuracy", "test/accuracy", "val/loss")
 SHOWN = (*_QUALITY, "images_per_s", "train_s")
+_TINY = 1e-3
 _OTHERS = 4  # columns of metrics that only a script has: a terminal is narrow
 MAXIMIZE, MINIMIZE = "maximize", "minimize"
 _MORE = re.compile(
@@ -161,13 +162,19 @@ def _columns(found: Sequence[Group]) -> list[str]:
 def _cell(value: Statistic | None, is_best: bool) -> str:
     if value is None:
         return "-"
-    spread = "" if value.std is None else f" ± {figure(value.std)}"
-    return f"{figure(value.mean)}{spread}{' *' if is_best else ''}"
+    told = tiny if 0 < abs(value.mean) < _TINY else figure
+    spread = "" if value.std is None else f" ± {told(value.std)}"
+    return f"{told(value.mean)}{spread}{' *' if is_best else ''}"
 
 
 def figure(value: float) -> str:
     """Four digits after the point for shares and losses, none for hundreds."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.4f}"
+
+
+def tiny(value: float) -> str:
+    """Three digits of what would have one or none after four places."""
+    return f"{value:.3g}"
 
 
 def trial_table(trials: Sequence[TrialResult]) -> str:

@@ -49,6 +49,15 @@ def explained(text: str) -> str | None:
             "the server refuses the login: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (in ASCII: MLflow "
             "sends other characters wrongly with files), or MLFLOW_TRACKING_TOKEN, to what it knows"
         )
+    if "mlflow-artifacts URI was supplied" in text:
+        return (
+            "the files of this experiment are kept by a tracking server (doit server): set tracking.uri to its "
+            "address, or tracking.experiment to another one"
+        )
+    return _of_database(text)
+
+
+def _of_database(text: str) -> str | None:
     login = _LOGIN.search(text)
     if login:
         return (

@@ -62,7 +62,7 @@ def server_command(
     auth: bool = False,
 ) -> tuple[list[str], dict[str, str], str]:
     """The same for a server that others may use too. A database's login stands in the environment alone."""
-    chosen = _free_port(host, port)
+    chosen = _free_port(host, port, for_team=artifacts is not None)
     argv = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(chosen), "--workers", "1"]
     env = dict(_SETTINGS)
     database = sqlite_path(uri)
@@ -182,15 +182,18 @@ def _prepare(uri: str) -> None:
         raise PacelineError(f"the store {shown(uri)} cannot be opened: {done.stderr.strip()}")
 
 
-def _free_port(host: str, port: int | None) -> int:
-    """``port`` itself, or MLflow's usual one, or any that is free."""
+def _free_port(host: str, port: int | None, *, for_team: bool) -> int:
+    """``port`` itself, or MLflow's usual one, or any that is free. Raises PacelineError."""
     for wanted in (_USUAL_PORT, 0) if port is None else (port,):
         try:
             with socket.create_server((host, wanted)) as probe:
                 return int(probe.getsockname()[1])
         except OSError as error:
-            reason = error.strerror or str(error)
-    raise PacelineError(f"the MLflow UI can't listen on {host}, port {port}: {reason}", hint="doit ui port=5001")
+            reason = (error.strerror or str(error)).partition(" (while")[0]  # create_server adds the address
+    what, hint = "the MLflow UI", "doit ui port=5001"
+    if for_team:
+        what, hint = "the tracking server", f"doit server tracking.server_port={5001 if port != 5001 else 5002}"
+    raise PacelineError(f"{what} can't listen on {host}, port {port}: {reason}", hint=hint)
 
 
 def _wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path) -> None:

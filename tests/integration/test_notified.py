@@ -82,3 +82,28 @@ def test_a_training_whose_reader_leaves_says_so_once_and_goes_on(project: Projec
         "train", "experiment=quickstart", "trainer.epochs=3", "seed=1", *ALONE, "tracking=none", "-v", "0"
     )
     assert [line.split()[0] for line in quiet.stdout.splitlines()] == ["FINISHED"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+def test_a_full_disk_behind_stdout_ends_no_training_and_is_told_of_other_commands_in_a_line(project: Project) -> None:
+    lost = "what this command says can't be written to its stdout: No space left on device"
+    words = ("experiment=quickstart", "trainer.epochs=1", *ALONE, "tracking=none")
+    with Path("/dev/full").open("w") as full:
+
+        def said(*argv: str) -> tuple[int, str]:
+            done = subprocess.run(
+                project.argv(*argv),
+                cwd=ROOT,
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=HANG_S,
+                check=False,
+            )
+            return done.returncode, done.stderr
+
+        goes_on = "it goes on without: doit status watch=1 shows how far it is, doit stop ends it"
+        assert said("train", *words) == (0, f"{lost}; {goes_on}\n")
+        assert said("runs") == (1, f"ERROR: {lost}\n")
+    assert project.states()[-1] == "FINISHED"
+    assert not (project.folder / "runs" / ".errors").exists()

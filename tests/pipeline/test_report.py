@@ -116,6 +116,17 @@ def test_a_run_has_a_page_of_its_own_that_says_why_it_was_made(tmp_path: Path, r
     assert "ab" * 32 in text
 
 
+def test_of_many_fields_in_which_a_run_differs_the_page_says_how_many_more_there_are(
+    tmp_path: Path, reported: Printed
+) -> None:
+    trained(tmp_path)
+    run = trained(tmp_path, 1, model={"name": "own", "args": {f"a{n}": n for n in range(30)}})
+    reported(tmp_path, run.key[:6])
+    text = Page((tmp_path / "reports" / f"{run.key}.html").read_text()).text
+    assert len(re.findall(r"model\.args\.a\d+:", text)) < 30
+    assert re.search(r"and 1\d more fields", text), text
+
+
 def test_values_that_are_no_number_are_gaps_that_are_said(tmp_path: Path, reported: Printed) -> None:
     run = trained(tmp_path)
     write_curve(run, 0.9, {30: float("nan")})

@@ -114,6 +114,11 @@ def test_a_refused_login_is_said_with_the_variables_that_hold_it(text: str) -> N
     assert "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in str(explained(text))
 
 
+def test_files_that_a_tracking_server_keeps_are_said_with_what_reaches_them() -> None:
+    text = "When an mlflow-artifacts URI was supplied, the tracking URI must be a valid http or https URI, but it was …"
+    assert "set tracking.uri to its address, or tracking.experiment to another one" in str(explained(text))
+
+
 def test_an_address_without_credentials_stands_in_the_command() -> None:
     command = tracking.recorder_command(Path("runs/k"), "http://host:5000", "paceline")
     assert command[command.index("--uri") + 1] == "http://host:5000"

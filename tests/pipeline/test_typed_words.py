@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import clone, typed_words
+from pipeline.core.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -35,3 +36,12 @@ def test_a_script_is_found_where_the_command_was_typed(tmp_path: Path, monkeypat
     assert typed_words.for_project(words) == (f"program.script={tmp_path}/train.py", "program.script=dodo.py")
     monkeypatch.setattr(clone, "started_in", lambda: clone.ROOT / "trainers")
     assert typed_words.for_project(["program.script=entry.py"]) == ("program.script=trainers/entry.py",)
+
+
+@pytest.mark.parametrize(
+    "word", ["hydra.run.dir=/x", "hydra.mode=MULTIRUN", "++hydra.job.chdir=true", "hydra/launcher=basic"]
+)
+def test_a_word_about_hydras_own_application_is_refused_as_nothing_reads_it(word: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        typed_words.for_project(["seed=1", word])
+    assert refused.value.what == f"{word} sets Hydra's own application, of which doit takes the configuration alone"

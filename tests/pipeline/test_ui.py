@@ -46,9 +46,15 @@ def test_a_tracking_server_shows_its_runs_itself() -> None:
 def test_a_taken_port_is_an_error_and_no_port_means_a_free_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(PacelineError, match=rf"127\.0\.0\.1, port {port}: Address already in use"):
+        with pytest.raises(PacelineError, match=rf"127\.0\.0\.1, port {port}: Address already in use\n"):
             ui.ui_command("sqlite:////x.db", port=port)
         assert f":{port}" not in ui.ui_command("sqlite:////x.db")[2]
+        with pytest.raises(PacelineError) as team:
+            ui.server_command("sqlite:////x.db", "127.0.0.1", port, artifacts="/a")
+        assert str(team.value) == (
+            f"the tracking server can't listen on 127.0.0.1, port {port}: Address already in use\n"
+            "  try: doit server tracking.server_port=5001"
+        )
 
 
 def test_other_hosts_are_answered_when_the_server_listens_on_one() -> None:

@@ -78,6 +78,17 @@ def test_words_choose_the_runs_that_they_trained(
     assert sorted(compared) == [*keys]
 
 
+def test_arguments_choose_the_runs_of_scripts_without_the_scripts_name(tmp_path: Path, printed: Printed) -> None:
+    for letter, lr in (("a", 0.5), ("b", 0.7)):
+        folder = tmp_path / (letter * 12)
+        folder.mkdir()
+        (folder / "key.json").write_text('{"version": 2, "topology": {"nproc_per_node": [1]}}')
+        (folder / "config.json").write_text(json.dumps({"program": {"name": "script", "args": {"lr": lr}}}))
+        journal.append(folder / "journal.jsonl", journal.Entry(state=State.FAILED, attempt=1, time=1e9))
+    assert printed(listing.runs, tmp_path, "program.args.lr=0.7").startswith("bbbbbbbbbbbb  FAILED")
+    assert printed(listing.runs, tmp_path, "program.args.lr=0.9").endswith("has these values\n")
+
+
 @pytest.mark.parametrize(
     ("word", "said"),
     [

@@ -90,7 +90,8 @@ def row_of(value: Any) -> Row | None:
         return None
     epoch = _whole(value.get("epoch"))
     besides = {"step"} if epoch is None else {"step", "epoch"}
-    metrics = {str(name): _number(item) for name, item in value.items() if name not in besides and _is_number(item)}
+    named = {name: item for name, item in value.items() if name.strip() and name not in besides}
+    metrics = {name: _number(item) for name, item in named.items() if _is_number(item)}
     return Row(time_s=time.time(), step=step, epoch=epoch, metrics=metrics) if metrics else None
 
 

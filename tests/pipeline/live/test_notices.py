@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -142,6 +143,24 @@ def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started(
     assert told(NotifyConfig(command=f"sh -c 'sleep 100 & echo $! > {tmp_path}/lasts'")) == []
     assert is_alive(tmp_path / "lasts"), "its command had ended in time"
     os.kill(int((tmp_path / "lasts").read_text()), signal.SIGKILL)
+
+
+def test_of_what_a_command_says_the_end_of_its_errors_is_kept_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "LIMIT_S", 20.0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    many = "head -c 200000000 /dev/zero"
+    said = told(NotifyConfig(command=f"sh -c '{many}; {many} >&2; (echo; echo the last line) >&2; exit 3'"))
+    assert len(said) == 1
+    assert said[0].endswith("the last line"), said[0][-100:]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kB
+    monkeypatch.setattr(notices, "LIMIT_S", 1.0)
+    apart = f"sh -c 'setsid sleep 30 & echo $! > {tmp_path}/apart; sleep 30'"  # which keeps its stderr open
+    assert told(NotifyConfig(command=apart)) == [
+        "WARNING: notify.command could not be told: sh was still running after 1 s"
+    ]
+    os.kill(int((tmp_path / "apart").read_text()), signal.SIGKILL)
 
 
 def is_alive(pid_file: Path) -> bool:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from pipeline.cli import provenance, showing
 from pipeline.core.beats import NodeBeat, Usage
+from pipeline.core.errors import PacelineError
 from pipeline.core.specs import LaunchPlan, LogLine
 from pipeline.live.folder_news import FolderNews
 from pipeline.live.run_state import Saved
@@ -17,6 +22,8 @@ from pipeline.runs import rank_beats
 from pipeline.runs.folder import RunFolder
 from pipeline.runs.lock import RunLock
 from pipeline.runs.rank_beats import RankRow
+from tests.pipeline.comparing_folders import trained
+from tests.pipeline.conftest import Printed
 from tests.pipeline.live.test_run_state import plan
 
 USAGE = Usage(cpu=0.5, memory_bytes=1, memory_total_bytes=2, received_per_s=3.0, sent_per_s=4.0)
@@ -91,3 +98,12 @@ def test_metrics_and_checkpoints_are_news_once_and_a_torn_line_waits(tmp_path: P
     assert list(news.look()) == []
     (tmp_path / "metrics.jsonl").write_text(line)  # cut back to a checkpoint
     assert list(news.look()) == []
+
+
+def test_a_run_that_is_removed_while_it_is_watched_is_said(
+    tmp_path: Path, printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = trained(tmp_path).key
+    monkeypatch.setattr(showing, "watch", lambda folder: shutil.rmtree(folder.path))
+    with pytest.raises(PacelineError, match=f"^run {key} was removed while it was watched\n  try: doit runs$"):
+        printed(provenance.status, tmp_path, key, "watch=1")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.cli import sweeping
+from pipeline.core.errors import UsageError
 from pipeline.core.locks import FileLock
 from pipeline.core.specs import LogLine, State
 from pipeline.live.sweep_picture import SweepPicture
@@ -71,6 +74,18 @@ def test_what_its_journal_has_stands_in_the_first_view(sweep: Sweep) -> None:
         "lr=9.0 seed=0  starting",
     ]
     assert (state.took_s, state.running[1].began) == ((60.0,), 970.0)
+
+
+def test_one_whose_folder_is_removed_is_said_by_whoever_shows_it(sweep: Sweep) -> None:
+    files = SweepFiles(sweep.folder)
+    shutil.rmtree(sweep.folder.path)
+    assert [*files.look()] == []
+    for ask in (
+        partial(files.so_far, STARTED, 0.0),
+        *(partial(f, sweep.folder) for f in (sweeping.show, sweeping.standing)),
+    ):
+        with pytest.raises(UsageError, match=r"sweeps/tuned/sweep\.json was removed"):
+            ask()
 
 
 def test_it_is_followed_to_its_end_and_left_alone(sweep: Sweep) -> None:

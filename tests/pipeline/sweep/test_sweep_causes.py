@@ -9,7 +9,7 @@ import pytest
 from pipeline.cluster.failures import cause
 from pipeline.core.errors import DataError, HostError, PacelineError, TrainingError
 from pipeline.core.specs import NodeExit, NodeLost, RankError
-from pipeline.sweep.outcomes import cause_of
+from pipeline.sweep.outcomes import cause_of, detail_of
 
 
 def ended(message: str, host: str = "a") -> NodeExit:
@@ -46,3 +46,10 @@ def test_every_error_has_a_cause() -> None:
         "disk",
         "disk",
     ]
+
+
+def test_a_line_of_a_sweep_has_room_for_300_characters_of_an_error() -> None:
+    assert detail_of(TrainingError(f"{'x' * 5000}\nmore")) == f"{'x' * 300}…"
+    assert detail_of(HostError("1 of 2 hosts can't take part\n  node1: gone\n  node2: gone")).endswith(
+        "part: node1: gone"
+    )

@@ -85,7 +85,7 @@ def test_a_step_that_no_tracker_keeps_is_left_out_and_noted(tmp_path: Path) -> N
     settings = ScriptConfig(script="a.py")
     recorder = Recorder(settings, tmp_path, logged=tmp_path / "log", log_dir=None, attempt="k-1", resumes=False)
     (tmp_path / "outputs").mkdir()
-    (tmp_path / "outputs/x.jsonl").write_text('{"step": 1e300, "loss": 1}\n{"step": 7, "loss": 2}\n')
+    (tmp_path / "outputs/x.jsonl").write_text('{"step": 1e300, "loss": 1}\n{"step": 7, "loss": 2, "": 3}\n')
     recorder.look(last=True)
     assert (recorder.metrics.step, recorder.metrics.last) == (7, {"loss": 2.0})
     assert recorder.notes(ended_well=True) == ["metrics of a step of more than 64 bits were not recorded: step 1e+300"]

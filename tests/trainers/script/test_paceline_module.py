@@ -78,6 +78,15 @@ def test_a_metric_that_is_no_number_is_named(
     assert not (tmp_path / "log").exists()
 
 
+@pytest.mark.parametrize("name", ["", " "])
+def test_a_metric_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(paceline.LOG, str(tmp_path / "log"))
+    for call in (partial(paceline.log, 1), paceline.finish):
+        with pytest.raises(ValueError, match=rf"^paceline: '{name}' is no name of a metric$"):
+            call(**{"loss": 1, name: 2})
+    assert not (tmp_path / "log").exists()
+
+
 @pytest.mark.parametrize("step", [1 << 63, -(1 << 63) - 1])
 def test_a_step_that_no_tracker_keeps_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setenv(paceline.LOG, str(tmp_path / "log"))
