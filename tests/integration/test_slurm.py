@@ -17,6 +17,7 @@ import pytest
 from pipeline.cluster import preflight
 from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
+from pipeline.cluster.launchers.slurm_queue import Queue
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError, TrainingError
 from tests.contract.conftest import Bench, slurm_bench
@@ -38,6 +39,25 @@ def test_a_refused_job_is_told_with_slurms_own_words(bench: Bench) -> None:
     with pytest.raises(HostError, match="Slurm refused the job: invalid partition specified: nowhere") as caught:
         run(settings(bench, partition="nowhere"), bench.stub(RUN_TO_END, stand_in=True))
     assert caught.value.hint == "sinfo -s shows the partitions; cluster.partition=NAME"
+
+
+def test_variables_of_the_persons_shell_make_no_other_job_and_hide_none(
+    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_JOB_NAME", "mine")
+    monkeypatch.setenv("SBATCH_PARTITION", "urgent")
+    monkeypatch.setenv("SBATCH_ARRAY_INX", "0-1")
+    monkeypatch.setenv("SBATCH_WAIT", "1")
+    monkeypatch.setenv("SQUEUE_STATES", "COMPLETED")
+    monkeypatch.setenv("SCANCEL_STATE", "COMPLETED")
+    script = "#!/bin/bash\n#SBATCH --job-name=paceline-x\n#SBATCH --partition=debug\nsleep 60\n"
+    queue = Queue()
+    job = queue.submit(script, folder=str(tmp_path), output=str(tmp_path / "out"), secrets={})
+    assert queue.mine("paceline-x") == [(job, "paceline-x")]
+    assert (shown := queue.show(job)) is not None
+    assert shown.partition == "debug"
+    queue.cancel(job)
+    wait_until(lambda: slurm.jobs() == [])
 
 
 def test_an_interpreter_that_the_nodes_lack_is_told_with_the_field(slurm: Slurm, bench: Bench) -> None:

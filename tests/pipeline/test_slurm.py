@@ -10,13 +10,23 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster import launchers
+from pipeline.cluster.agent import slurm_node
 from pipeline.cluster.agent.job import JobNode
 from pipeline.cluster.agent.nodelist import expand
 from pipeline.cluster.launchers import LAUNCHERS
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.cluster.launchers.job_folder import JobFolder
 from pipeline.cluster.launchers.payload import BOOTSTRAP
-from pipeline.cluster.launchers.slurm_queue import JobState, parse_job, refused, stuck, waiting, why_it_ended
+from pipeline.cluster.launchers.slurm_queue import (
+    JobState,
+    job_id,
+    options_of,
+    parse_job,
+    refused,
+    stuck,
+    waiting,
+    why_it_ended,
+)
 from pipeline.cluster.launchers.slurm_script import Job, script
 from pipeline.core.errors import HostError
 from pipeline.core.specs import Cluster, Host, NodeFacts
@@ -87,6 +97,11 @@ def test_a_plan_shows_the_script_before_the_commands_of_nodes_without_names(tmp_
         ({"cpus_per_task": 0}, r"cluster\.cpus_per_task=0 must be null or a whole number from 1"),
         ({"time_limit": "3600"}, r"cluster\.time_limit='3600' must be minutes:seconds"),
         ({"sbatch": ["exclusive"]}, r"cluster\.sbatch: 'exclusive' is no option of sbatch"),
+        ({"sbatch": ["--exclusive\nreboot"]}, r"cluster\.sbatch: '--exclusive\\nreboot' is no option of sbatch"),
+        ({"sbatch": ["--comment=it's"]}, r"cluster\.sbatch: .* is not quoted as a shell would read it"),
+        ({"sbatch": ["-N4"]}, r"'-N4' would make another job of it than the run needs; cluster\.nnodes="),
+        ({"sbatch": ["--array 0-3"]}, r"'--array 0-3' would make another job .*; doit sweep"),
+        ({"sbatch": ["--job-name=mine"]}, r"by its name the job is found again"),
     ],
 )
 def test_what_would_break_the_script_is_refused_by_name(change: dict[str, object], said: str) -> None:
@@ -123,6 +138,29 @@ SHOWN = (
 def shown(state: str, reason: str = "None", restarts: int = 0, preempted: str = "None") -> JobState:
     """A job as scontrol prints it."""
     return parse_job("42", SHOWN.format(state=state, reason=reason, restarts=restarts, preempted=preempted))
+
+
+def test_a_script_gives_sbatch_its_options_as_arguments_which_go_before_the_shells_variables() -> None:
+    text = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --comment='a b' # c\n#SBATCH -p gpu\necho '#SBATCH --no'\n"
+    assert options_of(text) == ["--nodes=2", "--comment=a b", "-p", "gpu"]
+
+
+def test_the_number_of_a_job_is_found_below_what_a_sites_sbatch_greets_with() -> None:
+    assert job_id("-----\n  Welcome to the cluster\n--> Verifying host (login1)...OK\n13;alpha\n") == "13"
+    with pytest.raises(HostError, match="told no number of it: Welcome"):
+        job_id("Welcome\n")
+
+
+def test_a_node_whose_secret_variables_stayed_behind_starts_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "node1")
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    assert slurm_node.secrets({"is_told": False}) == {}
+    with pytest.raises(SystemExit):
+        slurm_node.secrets({"is_told": True})
+    assert "node1: the ranks' secret variables did not come" in (said := capsys.readouterr().err)
+    assert "--export=ALL takes it along" in said
 
 
 def test_a_job_is_read_from_what_scontrol_prints() -> None:

@@ -21,7 +21,16 @@ def who() -> tuple[str, int, int]:
 
 
 def secrets(request: Json) -> Json:
-    """The ranks' secret variables, and what hides these in their output: they travel in the job's environment."""
+    """The ranks' secret variables, and what hides these in their output: they travel in the job's environment.
+
+    Raises SystemExit: they didn't come, and ranks would take the *** in the request for their values.
+    """
+    if SECRETS not in os.environ and request["is_told"]:
+        refuse(
+            f"{who()[0]}: the ranks' secret variables did not come: they travel in PACELINE_SECRETS of the job's "
+            "environment, which --export in cluster.sbatch or SBATCH_EXPORT leaves behind; --export=ALL takes it "
+            "along, and so does --export=NAME,PACELINE_SECRETS"
+        )
     value: Json = json.loads(os.environ.pop(SECRETS, "{}"))
     return value
 

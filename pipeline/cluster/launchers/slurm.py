@@ -72,9 +72,11 @@ class SlurmConfig(ClusterConfig):
                 f"cluster.time_limit={self.time_limit!r} must be minutes:seconds, hours:minutes:seconds or days-hours "
                 "(in a file in quotes: YAML takes 1:00:00 for the number 3600)"
             )
+        from pipeline.cluster.launchers.slurm_script import unfit  # settings are read without their module
+
         for option in self.sbatch:
-            if not option.startswith("-"):
-                raise ConfigError(f"cluster.sbatch: {option!r} is no option of sbatch; write [--exclusive]")
+            if why := unfit(option):
+                raise ConfigError(f"cluster.sbatch: {option!r} {why}")
 
 
 class SlurmLauncher(GrantedLauncher):

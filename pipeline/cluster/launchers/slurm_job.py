@@ -67,7 +67,8 @@ class BatchJob:
         nonce = secrets.token_hex(3)
         text = self._script(nonce)
         self.folder = JobFolder(self._run_dir / FOLDERS / nonce, SCRIPT)
-        self.folder.make(text, {**request, "folder": str(self.folder.path)}, self._nnodes)
+        asked = {**request, "folder": str(self.folder.path), "is_told": any(told.values())}
+        self.folder.make(text, asked, self._nnodes)
         output = str(self.folder.path / OUTPUT)
         id_ = self._queue.submit(text, folder=str(self._run_dir), output=output, secrets={SECRETS: json.dumps(told)})
         self.state = JobState(id=id_, state="PENDING")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -107,15 +108,21 @@ class Queue:
 
     def submit(self, script: str, *, folder: str, output: str, secrets: Mapping[str, str]) -> str:
         """The id of the new job, which starts in ``folder``. Raises HostError: refused, with Slurm's own words."""
-        argv = ["sbatch", "--parsable", f"--chdir={folder}", f"--output={output.replace('%', '%%')}"]
+        argv = [
+            "sbatch",
+            *options_of(script),
+            "--parsable",
+            f"--chdir={folder}",
+            f"--output={output.replace('%', '%%')}",
+        ]
         done = process.run(argv, input=script.encode(), env={**_environment(), **secrets}, timeout_s=_TIMEOUT_S)
         if done.code != 0:
             raise refused(done.stderr)
-        return done.stdout.strip().partition(";")[0]
+        return job_id(done.stdout)
 
     def rehearse(self, script: str) -> str:
         """When and where Slurm would start such a job, in its own words. Raises HostError: it refuses it."""
-        argv = ["sbatch", "--test-only"]
+        argv = ["sbatch", *options_of(script), "--test-only"]
         done = process.run(argv, input=script.encode(), env=_environment(), timeout_s=_TIMEOUT_S)
         if done.code != 0:
             raise refused(done.stderr)
@@ -168,6 +175,24 @@ class Queue:
         process.run(["scancel", id_], env=_environment(), timeout_s=_TIMEOUT_S)
 
 
+def options_of(script: str) -> list[str]:
+    """What its lines for sbatch say, as arguments: variables of the person's shell (SBATCH_PARTITION) go before such
+    lines, but not before arguments."""
+    lines = re.findall(r"^#SBATCH (.*)", script, re.MULTILINE)
+    return [word for line in lines for word in shlex.split(line, comments=True)]
+
+
+def job_id(said: str) -> str:
+    """The id that ``sbatch --parsable`` prints; a site's sbatch may greet in lines before it. Raises HostError."""
+    found = re.findall(r"^(\d+)(?:;\S*)?$", said, re.MULTILINE)
+    if not found:
+        raise HostError(
+            f"sbatch has taken the job and told no number of it: {_words(said)}",
+            hint="the same command finds the job by its name; doit stop ends it",
+        )
+    return str(found[-1])
+
+
 def refused(said: str) -> HostError:
     """sbatch's refusal with what helps, or that it found no cluster to ask."""
     if re.search(_NOT_CONFIGURED, said):
@@ -200,8 +225,9 @@ def stuck(job: JobState) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """Without what a job has set around this process: sbatch would take it for options."""
-    return {name: value for name, value in os.environ.items() if not _OF_A_JOB.match(name)}
+    """Without what Slurm's commands would take for options, unless it is how the person submits jobs: what a job has
+    set around this process, how his squeue and scancel behave, and what would make something else of a run's job."""
+    return {name: value for name, value in os.environ.items() if not _OPTIONS.match(name)}
 
 
 def why_it_ended(before: JobState, now: JobState, output: Sequence[str]) -> Outcome:
@@ -243,7 +269,7 @@ def why_it_ended(before: JobState, now: JobState, output: Sequence[str]) -> Outc
     return Outcome(text=said.strip())
 
 
-_OF_A_JOB = re.compile(r"SLURM_(?!CONF$)")
+_OPTIONS = re.compile(r"SLURM_(?!CONF$)|(SQUEUE|SCANCEL|SCONTROL)_|SBATCH_(ARRAY_INX|CLUSTERS|WAIT)$")
 
 
 def complaints(lines: Sequence[str]) -> list[str]:

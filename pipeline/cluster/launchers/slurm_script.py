@@ -16,6 +16,31 @@ FOLDERS, SCRIPT = "slurm", "job.sh"
 """Where in a run folder those of its jobs lie, and what holds the script there."""
 
 
+_DECIDED = {
+    **dict.fromkeys(("-N", "--nodes"), "cluster.nnodes="),
+    **dict.fromkeys(("-n", "--ntasks", "--ntasks-per-node"), "cluster.nnodes= cluster.nproc_per_node="),
+    **dict.fromkeys(("-a", "--array"), "doit sweep submits a job for each trial"),
+    **dict.fromkeys(("-J", "--job-name"), "by its name the job is found again"),
+    **dict.fromkeys(("-o", "--output", "--open-mode"), "what it prints lies in the run folder"),
+    **dict.fromkeys(("-D", "--chdir"), "it starts in the run folder"),
+    **dict.fromkeys(("-M", "--clusters"), "SLURM_CONF= names the cluster"),
+    **dict.fromkeys(("-W", "--wait", "--wrap", "--test-only", "-h", "--help", "-V", "--version"), "leave it out"),
+}
+"""Options of sbatch that would make something else of a run's job → what is said of it."""
+
+
+def unfit(option: str) -> str:
+    """Why an option of ``cluster.sbatch`` can't stand in the script; '' where it can."""
+    if not option.startswith("-") or not option.isprintable():
+        return "is no option of sbatch; write [--exclusive]"
+    try:
+        name = shlex.split(option, comments=True)[0].partition("=")[0]
+    except ValueError as error:
+        return f"is not quoted as a shell would read it: {error}"
+    instead = _DECIDED.get(name if name.startswith("--") else name[:2])
+    return "" if instead is None else f"would make another job of it than the run needs; {instead}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """One job before it is submitted. ``folder`` is the one that it shares with the controller, ``gpus`` a node's."""
