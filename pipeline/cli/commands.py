@@ -266,7 +266,7 @@ def holder(folder: RunFolder) -> RunFolder:
 
 def stop() -> None:
     from pipeline.cluster.attempt import stop_run
-    from pipeline.runs.lock import note_stopped
+    from pipeline.runs.lock import ask_to_stop, note_stopped
 
     folder = _under_way() if _names_no_run() else session().folder()
     if folder is None:
@@ -274,6 +274,7 @@ def stop() -> None:
         return
     cluster = session().cluster_of(folder)
     with waiting(say, "ending what runs there"):
+        ask_to_stop(folder)
         asked = stop_run(cluster, folder.path, folder.key)
     if note_stopped(folder):
         say(f"{folder.key} is stopped; no command was attached, and the same doit train goes on with it")

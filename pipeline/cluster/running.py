@@ -12,6 +12,7 @@ from functools import partial
 from typing import IO
 
 from pipeline.cluster import earlier, lost_hosts, starts
+from pipeline.cluster.agent.beats import newest_change
 from pipeline.cluster.checkpoint_fetch import CheckpointFetch
 from pipeline.cluster.launchers.base import NOT_ENDED, AttemptSpec, Following, Launcher
 from pipeline.cluster.stalls import Verdict
@@ -200,6 +201,10 @@ class RunningAttempt:
             self._note_ranks()
             self.watchers.on_line(LogLine(host=self.verdict.host, rank=self.verdict.rank, text=self.verdict.text))
 
+    def _saved_here(self) -> int:
+        """What ``NodeBeat.saved`` is elsewhere: of a script nobody knows what its checkpoints are called."""
+        return newest_change(str(self.run_dir)) if self.plan.outputs.whole else newest_step(self.run_dir)
+
     def _ask_others(self, following: Following) -> None:
         """Whether the other nodes still reach those that no longer answer here."""
         lost = {host: lost_hosts.ssh_server(self.plan, host) for host, end in self.ends.items() if _is_lost(end)}
@@ -263,7 +268,7 @@ class RunningAttempt:
         elif isinstance(event, NodeBeat):
             self.watch.heard(event)
             self._note_ranks()
-            saved = newest_step(self.run_dir) if self.launcher.capabilities.shares_run_dir else event.saved
+            saved = self._saved_here() if self.launcher.capabilities.shares_run_dir else event.saved
             if saved:
                 self._fetch.heard(saved)
         elif isinstance(event, NodeLook):

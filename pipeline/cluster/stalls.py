@@ -47,7 +47,7 @@ def judge(looks: Sequence[RankLook], hosts: Mapping[str, str], idle_s: float) ->
         idle_s: for how long no rank has moved.
     """
     ranked = sorted(looks, key=lambda look: look.beat.rank)
-    stopped = [look for look in ranked if look.state in ("T", "t")]
+    stopped = [look for look in ranked if _is_stopped(look)]
     if stopped:
         return _verdict(stopped[0], "stopped", ranked, idle_s)
     nccl = _Nccl.of(ranked)
@@ -126,6 +126,10 @@ def _numbered(row: Collectives) -> str:
     return f"{row.next} (number {row.ended + 1})"
 
 
+def _is_stopped(look: RankLook) -> bool:
+    return look.state in ("T", "t")
+
+
 def _waits(look: RankLook) -> bool:
     """In a collective: by its own word, or (one that the model has made) by its stack."""
     return look.beat.phase == WAITING or any(_IN_COLLECTIVE in frame for frame in look.stack[:3])
@@ -153,9 +157,11 @@ def _verdict(culprit: RankLook, kind: str, looks: Sequence[RankLook], idle_s: fl
         "lock": "it waits for a lock that nobody gives back",
         "sleeps": f"it sleeps{' in the loading of data' if beat.phase == LOADING else ''} ({_sleep(culprit)})",
     }[kind]
-    others = [look for look in looks if look is not culprit]
+    too = [look for look in looks if look is not culprit and _is_stopped(look)]
+    others = [look for look in looks if look is not culprit and look not in too]
     inside = f" in {waited_in}" if waited_in else ""
-    wait = f"; {_ranks(others)} {_wait(others)} for it{inside}" if others else ""
+    also = "".join(f"; rank {look.beat.rank} on {look.host} (process {look.beat.pid}) is stopped, too" for look in too)
+    wait = f"{also}; {_ranks(others)} {_wait(others)} for it{inside}" if others else also
     text = f"{_head(idle_s)}: rank {beat.rank} on {host} hangs in {_where(culprit)}: {why}{_at(culprit)}{wait}"
     return Verdict(rank=beat.rank, host=host, kind=kind, text=text, stack=culprit.stack)
 

@@ -88,6 +88,8 @@ INITIAL_WEIGHTS = "init.pt"
 """File of a run folder: the weights that the run starts from, where they aren't fresh."""
 PRUNE, PRUNED = "prune", "pruned.json"
 """Files of a run folder: the controller's wish that the run ends at the next epoch, and rank 0's word that it has."""
+STOP = "stop"
+"""File of a run folder: `doit stop` has ended what runs, and the command that is attached starts nothing again."""
 
 _RESUME = (
     "checkpoints/step-*.pt",

@@ -17,7 +17,7 @@ from pipeline.cluster.running import Progress, Watchers, nothing
 from pipeline.core.beats import NodeBeat
 from pipeline.core.errors import HostError, TrainingError, UsageError
 from pipeline.core.files import write_json
-from pipeline.core.specs import SCRIPT_OUTPUTS, TRAINING_OUTPUTS, Cluster, LaunchPlan, LogLine, NodeFacts, State
+from pipeline.core.specs import SCRIPT_OUTPUTS, STOP, TRAINING_OUTPUTS, Cluster, LaunchPlan, LogLine, NodeFacts, State
 from pipeline.execution.configured_run import Run
 from pipeline.execution.restarts import Restarts
 from pipeline.execution.work import Work, note
@@ -78,7 +78,7 @@ def run_attempts(work: Work) -> None:
             raise _or_without_it(error, run) from error
         except TrainingError as error:
             gone = work.lock.lost() or not (run.folder.path / "config.json").exists()
-            if number == last or gone:
+            if number == last or gone or (run.folder.path / STOP).exists():
                 raise
             restarts.after(error, step=_last_step(run, number))
             note(run, State.FAILED, number, error.what)

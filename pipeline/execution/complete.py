@@ -12,11 +12,11 @@ from pathlib import Path
 
 from pipeline.cluster.launchers import local_agent
 from pipeline.core import leftovers, process, threads
-from pipeline.core.errors import Killed, PacelineError, Pruned, TrainingError, UsageError, os_reason
+from pipeline.core.errors import HostError, Killed, PacelineError, Pruned, TrainingError, UsageError, os_reason
 from pipeline.core.files import write_atomic, write_hint, write_json
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.signals import Interruptible
-from pipeline.core.specs import PRUNE, PRUNED, State
+from pipeline.core.specs import PRUNE, PRUNED, STOP, State
 from pipeline.data.trees import Tree
 from pipeline.evaluation import report_key
 from pipeline.execution import mirroring, starting
@@ -120,13 +120,20 @@ def _finish(work: Work) -> None:
             raise
         except BaseException as error:
             signals.hold()
-            killed = signals.killed(error)
+            killed = signals.killed(error) or _stopped(work, error)
             _note_end(work, killed or error)
             if killed is not None:
                 key = work.run.key.short
                 raise Killed(f"KILLED {key}: {killed.what}", hint=_goes_on(work.run)) from None
             work.lock.check()  # that says more than what came of it
             raise
+
+
+def _stopped(work: Work, error: BaseException) -> Killed | None:
+    """What a bad end is that `doit stop` has made in another terminal; None: it is what it seems."""
+    if isinstance(error, TrainingError | HostError) and (work.run.folder.path / STOP).exists():
+        return Killed("stopped by doit stop")
+    return None
 
 
 def _launch_unless_done(work: Work) -> None:

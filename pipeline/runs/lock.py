@@ -12,7 +12,7 @@ from pipeline.core import cache, leftovers
 from pipeline.core.errors import Killed, PacelineError, TrainingError
 from pipeline.core.locks import FileLock
 from pipeline.core.signals import Stop
-from pipeline.core.specs import State
+from pipeline.core.specs import STOP, State
 from pipeline.runs import journal, misplaced
 from pipeline.runs.folder import RunFolder
 
@@ -77,6 +77,7 @@ def locked(
         inside = (folder.path / name for name in _WRITTEN_IN)
         leftovers.remove([runs_dir, runs_dir / cache.FOLDER, folder.path, *inside])
         leftovers.remove_of_system()
+        (folder.path / STOP).unlink(missing_ok=True)  # it was meant for a command before this one
         for line in misplaced.set_aside(folder.path):
             say(line)
         yield lock
@@ -87,6 +88,15 @@ def locked(
 def _heed(stop: Stop | None) -> None:
     if stop is not None and stop.told:
         raise Killed(f"stopped by {stop.by} while it waited for another command")
+
+
+def ask_to_stop(folder: RunFolder) -> None:
+    """Let a command that is attached to the run know that its next bad end was meant. Raises OSError, PacelineError."""
+    lock = RunLock(folder)
+    if lock.take():
+        lock.release()
+    else:
+        (folder.path / STOP).touch()
 
 
 def note_stopped(folder: RunFolder) -> bool:

@@ -76,6 +76,16 @@ paceline.log(1, loss=1)
 time.sleep(600)
 """
 
+WAITS_FOR_THE_MIRROR = """
+import pathlib, sys, time, paceline
+(paceline.checkpoints() / "model.bin").write_text("saved")
+until = time.monotonic() + 30
+while not any(pathlib.Path(sys.argv[2]).glob("*/script.json")):
+    if time.monotonic() > until:
+        sys.exit("nothing has come to the mirror")
+    time.sleep(0.1)
+"""
+
 OF_GLOBALS = """
 import os
 rate, steps, vocabulary = 1.0, 1, 1000
@@ -178,6 +188,15 @@ def test_a_script_whose_run_folder_is_lost_goes_on_from_the_mirror(project: Proj
     assert "the run folder has no checkpoint; took 2 files that its script had left from" in done.stdout
     summary = json.loads((project.only_run() / "summary.json").read_text())
     assert (summary["steps"], summary["metrics"]) == (3, {"loss": pytest.approx((8 * 0.5**4) ** 2)})
+
+
+def test_what_a_script_has_saved_comes_to_the_mirror_while_it_runs(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "my scripts/train.py").write_text(WAITS_FOR_THE_MIRROR)
+    address = f"cluster.checkpoint_mirror={tmp_path}/mirror"
+    arguments = ("program.args.out=null", f"program.args.mirror={tmp_path}/mirror", "program.args.resume={resume}")
+    alone = ("program.torchrun=false", "cluster.nproc_per_node=1")
+    done = project.doit("train", *arguments, *alone, address, "cluster.checkpoint_fetch_s=0.1")
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_run_that_read_what_its_key_lacks_does_not_count_until_that_is_added(project: Project) -> None:

@@ -124,14 +124,17 @@ def test_a_signal_ends_every_process_and_says_killed_and_the_same_command_resume
     assert not (project.only_run() / "result.json").exists()
 
 
-@pytest.mark.long  # of every launcher with a stub: tests/contract; doit stop itself: the next test
-def test_stop_from_another_terminal_ends_the_run(project: Project) -> None:
-    child = project.start("train", *LONG)
+def test_stop_from_another_terminal_ends_the_run_which_is_not_started_again(project: Project) -> None:
+    child = project.start("train", *LONG, "cluster.max_restarts=2")
     wait_for_step(project, 20, child)
     stopped = project.doit("stop", f"run={project.only_run().name}")
     assert f"nothing of {project.only_run().name} runs on localhost" in stopped.stdout
     output, _ = child.communicate(timeout=HANG_S)
     assert child.returncode == 1, output
+    assert "ERROR: KILLED" in output
+    assert ": stopped by doit stop\n" in output
+    assert "attempt 2" not in output
+    assert project.states()[-1] == "KILLED"
     assert list(processes_of(project.folder)) == []
 
 

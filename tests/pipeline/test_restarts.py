@@ -84,9 +84,11 @@ def test_the_same_failure_at_the_same_step_is_not_tried_a_third_time() -> None:
         restarts.after(failed("training failed on a, rank 1: index 71 is out of bounds\nlogs: 2"), step=58)
 
 
-def test_a_value_that_ranks_refuse_is_not_tried_again() -> None:
+def test_a_value_that_ranks_refuse_and_a_cancelled_job_are_not_tried_again() -> None:
     with pytest.raises(TrainingError, match="must be at most"):
         Restarts(CLUSTER).after(failed("training failed on a, rank 0: seed=-1 must be at most 9", "config"), step=0)
+    with pytest.raises(TrainingError, match="was ended by Slurm"):
+        Restarts(CLUSTER).after(failed("training failed: job 7 was ended by Slurm: CANCELLED", "cancelled"), step=0)
 
 
 @pytest.mark.parametrize(

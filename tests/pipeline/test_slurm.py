@@ -211,7 +211,7 @@ OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=42.0. Some of the 
         (shown("OUT_OF_MEMORY"), [OOM], "out of memory", "cluster.mem=", "memory"),
         (shown("RUNNING"), [OOM], "Detected 1 oom_kill event", "cluster.mem=", "memory"),
         (shown("NODE_FAIL"), [], "lost a node (NODE_FAIL)", "sinfo -R", "host"),
-        (shown("CANCELLED"), [], "was ended by Slurm: CANCELLED", "the same command", ""),
+        (shown("CANCELLED"), [], "was ended by Slurm: CANCELLED", "the same command", "cancelled"),
         (shown("RUNNING"), ["srun: error: node1: task 1: Killed"], "node1: task 1: Killed", "the same command", "host"),
         (shown("RUNNING"), [], "", "", ""),
     ],
