@@ -259,11 +259,8 @@ def why_it_ended(before: JobState, now: JobState, output: Sequence[str]) -> Outc
     if now.state in ("NODE_FAIL", "BOOT_FAIL"):
         return Outcome(text=f"{name} lost a node ({now.state}){said}", hint="sinfo -R says why", cause="host")
     if now.state in ("CANCELLED", "DEADLINE"):
-        return Outcome(
-            text=f"{name} was ended by Slurm: {now.state}{said}",
-            hint="the same command submits it again",
-            cause="cancelled",
-        )
+        text = f"{name} was ended by Slurm: {now.state}{said}"
+        return Outcome(text=text, hint="the same command submits it again", cause="cancelled")
     if now.state == "FAILED" or re.search(r"task \d+: Killed", said):
         return Outcome(
             text=f"the node agent in {name} was ended{said}",
