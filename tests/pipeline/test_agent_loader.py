@@ -99,3 +99,16 @@ def _siblings(text: str) -> set[str]:
     """The modules of the agent that this one imports anywhere in it."""
     found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom) and node.level == 1]
     return {name for node in found for name in ([node.module] if node.module else [one.name for one in node.names])}
+
+
+def test_a_probe_loads_no_library_that_takes_longer_than_what_it_is_asked(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-E", "-c", BOOTSTRAP],
+        input=message({"do": "probe", "workdir": str(tmp_path), "local": True}, "f00d"),
+        capture_output=True,
+        check=True,
+    )
+    assert b'@paceline f00d {"identity": ' in done.stdout
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.decode().splitlines()}
+    assert "paceline_agent.checks" in imported
+    assert imported.isdisjoint({"_hashlib", "_bz2", "_lzma", "_ctypes", "asyncio", "ssl", "typing"})

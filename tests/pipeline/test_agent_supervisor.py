@@ -64,7 +64,10 @@ def test_a_silent_controller_makes_a_node_ask_one_other_node_and_all_only_when_t
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
-        if len(slept) == 3:
+        if len(slept) == 2:
+            assert asked == [], "while other nodes are being started"
+            (tmp_path / "attached").touch()  # the controller follows
+        if len(slept) == 5:
             alive.clear()
         if one.reason:
             raise TimeoutError
@@ -74,7 +77,7 @@ def test_a_silent_controller_makes_a_node_ask_one_other_node_and_all_only_when_t
         one.watch_peers()
     numbers = [int(address.rpartition(".")[2]) for address in asked]
     assert numbers == [1, 2, 2, 2, *(2, 1, 3), *(2, 1, 3)]
-    assert slept == [1.0, 1.0, 1.0, 0.2, 0.2]
+    assert slept == [processes.POLL_S, processes.POLL_S, 1.0, 1.0, 1.0, 0.2, 0.2]
     assert one.reason.startswith("isolated")
 
 

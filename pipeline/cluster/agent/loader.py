@@ -6,6 +6,7 @@ first imported. One that is first imported after a fork is served as well.
 """
 
 import marshal
+import os
 import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec
@@ -57,7 +58,7 @@ def show(kind: "type[BaseException]", error: BaseException, trace: "TracebackTyp
 
 
 def run(modules: bytes) -> None:
-    """Answer the request that is next on stdin; never returns. Raises SystemExit with the agent's exit code.
+    """Answer the request that is next on stdin; never returns: the agent's exit code is that of the process.
 
     Args:
         modules: magic number of a Python, texts, code; by marshal, in a version that any Python 3 reads.
@@ -65,4 +66,11 @@ def run(modules: bytes) -> None:
     magic_number, sources, code = marshal.loads(modules)
     sys.meta_path.insert(0, SourceFinder(sources, code if magic_number == MAGIC_NUMBER else {}))
     sys.excepthook = show
-    sys.exit(import_module(PACKAGE + ".main").main())
+    for name in ("bz2", "lzma"):  # shutil would load their libraries, for archives that nothing here makes
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    code = import_module(PACKAGE + ".main").main()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)  # nothing is left to be done, and taking the interpreter apart takes a host milliseconds

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import hashlib
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ from collections.abc import Callable
 from .certificates import certificates
 from .checks import facts
 from .left import look_after
-from .node import address_and_port, identity, machine
+from .node import address_and_port, identity, machine, sha256
 from .processes import LINUX
 from .processors import count_cpus, count_gpus
 from .staging import free_bytes, holds_pack
@@ -97,7 +96,7 @@ def content(folder: str) -> str:
     with contextlib.suppress(OSError), open(os.path.join(folder, "RECORD"), encoding="utf-8") as file:
         lines = file.read().splitlines()
     told = sorted(line for line in lines if not re.match(r"\.\.|/|[^,]*(\.dist-info/|\.pyc,)", line))
-    digest = hashlib.sha256("\n".join(told).encode()).hexdigest()
+    digest = sha256("\n".join(told).encode())
     return f" (content {digest[:12]})"
 
 

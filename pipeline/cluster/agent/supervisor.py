@@ -231,6 +231,9 @@ class Supervisor:
 
         One that answers will do, and it is asked once a second: each try is a process of its ssh server.
         """
+        until = time.monotonic() + BEAT_STALE_S
+        while not os.path.exists(self.path("attached")) and time.monotonic() < until:  # other nodes are being started
+            time.sleep(POLL_S)
         peers, beats = peers_of(self.request, self.node), Silence(self.path("lease"))
         reached, misses = False, 0
         while peers:
