@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pipeline.cli.options import is_on
-from pipeline.cli.output import command, say, say_usual
+from pipeline.cli.output import command, say, say_folded, say_usual
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.heartbeat import waiting
@@ -154,7 +154,7 @@ def _finished(current: Session) -> bool:
     if result is None:  # removed a moment ago
         return False
     word = "finished" if accepted is None else str(accepted)
-    say(f"{run.key.short} is {word}: {_figures(result)}; {relative(run.folder.path)}")
+    say_folded(f"{run.key.short} is {word}: {_figures(result)}; {relative(run.folder.path)}")
     return True
 
 
@@ -186,7 +186,7 @@ def _train(current: Session, *, attach: bool = False) -> None:
         services = showing.services_shown(services, shown, told.hear)
         result = training.train(run, argv=sys.argv, say=shown.say, services=services, attach=attach)
         told.ended(result.metrics)
-    say(f"FINISHED {run.key.short}: {_figures(result)}")
+    say_folded(f"FINISHED {run.key.short}: {_figures(result)}")
     say_usual(f"  results  {relative(run.folder.result)}")
     say_usual(f"  compare  {command()} ui")
     say_usual(f"  prove    {command()} reproduce run={run.key.short}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.cli.verbosity import QUIET, is_wanted, verbosity
 from pipeline.core import masking, unexpected
 from pipeline.core.printable import printable_lines
-from pipeline.core.tables import ENDLESS
+from pipeline.core.tables import ENDLESS, wrapped
 
 _HINT = "\n  try: "
 _UNREAD = "nobody reads this command's output any more"
@@ -30,6 +30,11 @@ def say_usual(text: str) -> None:
     """A line that -v 0 leaves out."""
     if verbosity() != QUIET or is_wanted(text):
         say(text)
+
+
+def say_folded(text: str) -> None:
+    """A line for people alone, which a terminal would break in the midst of a word."""
+    say("\n".join(wrapped(text, width())))
 
 
 def width() -> int:

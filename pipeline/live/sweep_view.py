@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rich.cells import cell_len
 from rich.console import Group
 from rich.text import Text
 
+from pipeline.core.printable import printable
 from pipeline.core.specs import State
 from pipeline.core.tables import counted
 from pipeline.live.cells import Part, bar, figure, fitted, line, percent, time_left
@@ -56,7 +58,7 @@ def _trials(state: SweepState, width: int, most: int) -> Iterator[Text]:
     trials = sorted(state.running.items())
     if len(trials) > most:
         trials = trials[: most - 1]
-    names = max((len(trial.words) for _, trial in trials), default=0)
+    names = max((cell_len(printable(trial.words)) for _, trial in trials), default=0)
     names = min(names, _MOST_WORDS, width // 2)
     for number, trial in trials:
         yield line(_row(number, trial, names, width - names - 2), width)

@@ -178,7 +178,9 @@ def _publish(uri: str, run_dir: Path) -> int:
     model = Published(**{**told, "classes": tuple(told["classes"])})
     from pipeline.tracking.publishing import publish
 
-    print(json.dumps(asdict(publish(run_dir, model, uri=uri, **asked))))
+    done = publish(run_dir, model, uri=uri, **asked)
+    with contextlib.suppress(BrokenPipeError):  # who has asked was killed, and it is published all the same
+        print(json.dumps(asdict(done)), flush=True)
     return 0
 
 

@@ -68,11 +68,11 @@ def refuse_names(name: str | None, alias: str | None) -> None:
     """Raises UsageError: MLflow doesn't take them, or an address of the model couldn't hold them."""
     if name is None:
         raise UsageError("which name is the model registered under?", hint="doit publish run=KEY name=NAME alias=ALIAS")
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or not name.strip("."):
         raise UsageError(
             f"name={name!r} can't be registered: letters, digits, '_', '.', '-' and spaces inside make a name, "
-            "at most 200",
-            hint=f"name={re.sub(r'[^A-Za-z0-9_.-]+', '-', name).strip('-')[:200] or 'digits'}",
+            "at most 200, not of dots alone",
+            hint=f"name={re.sub(r'[^A-Za-z0-9_.-]+', '-', name).strip('-.')[:200] or 'digits'}",
         )
     if alias is None:
         return

@@ -58,6 +58,7 @@ _TOKEN_TAG = "paceline.recorder"
 _REJECTIONS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 _FULL = re.compile(rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS}|{errno.EACCES})\]")  # of the artifacts
 _NO_FOLDER = re.compile(rf"\[Errno (?:{errno.ENOTDIR}|{errno.EEXIST})\] [^:]+: '([^']+)'")
+_UNQUOTABLE = re.compile(r"""'.*"|".*'|(?<![:\w]):\w""")  # both kinds of quotes, or the name of a parameter
 _REFUSALS = ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED")
 
 Item = TypeVar("Item")
@@ -329,8 +330,14 @@ def _make_tables(database: Path) -> None:
         if _has_tables(database):
             return
         made = database.with_name(f"{database.name}.{os.getpid()}.new")
-        MlflowClient(tracking_uri=sqlite_uri(made)).get_experiment("0")
+        with contextlib.chdir(_quotable(Path.cwd())):  # MLflow writes its own experiment's folder, below it, into SQL
+            MlflowClient(tracking_uri=sqlite_uri(made)).get_experiment("0")
         made.replace(database)
+
+
+def _quotable(folder: Path) -> Path:
+    """It, or the nearest folder above it whose path SQLAlchemy reads as it stands, between quotes."""
+    return next(place for place in (folder, *folder.parents) if not _UNQUOTABLE.search(str(place)))
 
 
 def _has_tables(database: Path) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from pipeline.cli import listing
-from pipeline.cli.output import say
+from pipeline.cli.output import say, say_folded
 from pipeline.comparing import groups
 from pipeline.comparing.reading import command_line
 from pipeline.core.errors import UsageError
@@ -65,3 +65,14 @@ def test_a_command_line_is_printable_and_a_shell_reads_the_same_words(word: str)
     done = subprocess.run(["bash", "-c", line], capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"})
     assert done.stdout.decode() == word
     assert command_line("train", [word]).isprintable()
+
+
+def test_a_line_for_people_is_folded_at_a_terminals_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stdout, expected in (
+        (Terminal(), "FINISHED 1: loss\n    0.5, 1 rank\n"),
+        (io.StringIO(), "FINISHED 1: loss 0.5, 1 rank\n"),
+    ):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setenv("COLUMNS", "20")
+        say_folded("FINISHED 1: loss 0.5, 1 rank")
+        assert stdout.getvalue() == expected

@@ -374,3 +374,19 @@ def test_a_pruned_run_is_killed_in_mlflow_with_its_state_as_a_tag_and_finished_o
     assert tracking.record(run, uri, EXPERIMENT).run_id == first.run_id
     (only,) = store.runs(uri)
     assert (only.info.status, only.data.tags["paceline.state"]) == ("FINISHED", "FINISHED")
+
+
+@pytest.mark.parametrize(
+    ("folder", "taken"),
+    [
+        ("/a'b/c", "/a'b/c"),
+        ('/a"b:c', '/a"b:c'),
+        ("/p/a'b\"c/d", "/p"),
+        ("/p/:x/d", "/p"),
+        ("/p/12:30 x", "/p/12:30 x"),
+    ],
+)
+def test_a_new_database_is_made_where_mlflow_can_write_the_folder_into_sql(folder: str, taken: str) -> None:
+    from pipeline.tracking.store import _quotable  # imports mlflow
+
+    assert str(_quotable(Path(folder))) == taken

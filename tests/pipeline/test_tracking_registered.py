@@ -76,7 +76,7 @@ def test_names_of_any_language_are_taken(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "try_this"),
     [("a/b", "name=a-b"), ("a:1", "name=a-1"), ("it's", "name=it-s"), ("", "name=digits"), (" a", "name=a"),
-     ("a\nb", "name=a-b"), ("x" * 201, "name=xxx")],
+     ("a\nb", "name=a-b"), ("x" * 201, "name=xxx"), (".", "name=digits"), ("..", "name=digits")],
 )  # fmt: skip
 def test_a_name_that_an_address_cant_hold_is_refused_with_one_that_works(name: str, try_this: str) -> None:
     with pytest.raises(UsageError, match="can't be registered") as refused:

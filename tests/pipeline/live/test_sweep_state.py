@@ -115,3 +115,8 @@ def test_a_search_that_minimises_has_its_lowest_value_for_the_best() -> None:
         state = after_trial_event(state, ended(number, accuracy=value), 1.0)
     assert state.best is not None
     assert (state.best.value, state.best.words) == (0.2, "lr=0.1 seed=2")
+
+
+def test_the_words_of_a_trial_have_the_columns_that_they_take() -> None:
+    wide = TrialBegan(number=0, key="0" * 12, chosen=("program.args.tag=模型",))
+    assert text(after_trial_event(FIRST, wide, 0.0), 1.0)[-1] == "tag=模型  starting"
