@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NoReturn
@@ -73,14 +73,13 @@ def run(
     that isn't UTF-8.
 
     Raises:
-        PacelineError: the program isn't there, or it was still running after ``timeout_s``.
+        PacelineError: the program can't be run, or it was still running after ``timeout_s``.
     """
     try:
-        done = subprocess.run(
-            list(argv), input=input or b"", capture_output=True, timeout=timeout_s, env=env, check=False
-        )
-    except FileNotFoundError as error:
-        raise PacelineError(f"program not found: {argv[0]}") from error
+        with _start_errors_explained(argv):
+            done = subprocess.run(
+                list(argv), input=input or b"", capture_output=True, timeout=timeout_s, env=env, check=False
+            )
     except subprocess.TimeoutExpired as error:
         raise PacelineError(f"{argv[0]} was still running after {timeout_s:g} s") from error
     return _completed(argv, done.returncode, done.stdout, done.stderr, errors)
@@ -91,7 +90,7 @@ def run_group(argv: Sequence[str], *, input: bytes, env: Mapping[str, str], time
     left in the background is not waited for, and goes on. Of its output the end of stderr is kept, however much it is.
 
     Raises:
-        PacelineError: the program isn't there, or it was still running after ``timeout_s`` and is ended.
+        PacelineError: the program can't be run, or it was still running after ``timeout_s`` and is ended.
     """
     with tempfile.TemporaryFile() as given:  # a pipe would wait for a command that reads nothing
         given.write(input)
@@ -126,7 +125,7 @@ def run_apart(
     When something interrupts the wait, the child gets SIGINT (on which pssh ends the ssh clients it started).
 
     Raises:
-        PacelineError: the program isn't there, or it was still running after ``timeout_s``.
+        PacelineError: the program can't be run, or it was still running after ``timeout_s``.
     """
     stdin.seek(0)
     child = _popen(argv, stdin=stdin, env=env)
@@ -151,12 +150,10 @@ def attached(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
     When something interrupts the wait, the child gets SIGTERM and its clean-up is waited for.
 
     Raises:
-        PacelineError: the program isn't there.
+        PacelineError: the program can't be run.
     """
-    try:
+    with _start_errors_explained(argv):
         child = subprocess.Popen(list(argv), cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL)
-    except FileNotFoundError as error:
-        raise PacelineError(f"program not found: {argv[0]}") from error
     try:
         return child.wait()
     except BaseException:
@@ -194,7 +191,7 @@ def _completed(argv: Sequence[str], code: int, stdout: bytes, stderr: bytes, err
 def _popen(
     argv: Sequence[str], *, stdin: IO[bytes] | int, env: Mapping[str, str] | None, stdout: int = subprocess.PIPE
 ) -> subprocess.Popen[bytes]:
-    try:
+    with _start_errors_explained(argv):
         return subprocess.Popen(
             list(argv),
             stdin=stdin,
@@ -203,6 +200,13 @@ def _popen(
             env=env,
             start_new_session=True,
         )
+
+
+@contextlib.contextmanager
+def _start_errors_explained(argv: Sequence[str]) -> Iterator[None]:
+    """Raises PacelineError: the program isn't there, or the system can't run it."""
+    try:
+        yield
     except FileNotFoundError as error:
         raise PacelineError(f"program not found: {argv[0]}") from error
     except OSError as error:  # a folder, not executable, of another kind of computer

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,9 +39,19 @@ def test_too_slow_a_child_is_ended(tmp_path: Path) -> None:
     assert note.read_text() == "got INT\n"
 
 
-def test_missing_program_is_named() -> None:
+STARTS: dict[str, Callable[[list[str]], object]] = {
+    "run": process.run,
+    "attached": partial(process.attached, cwd=Path("/"), env={}),
+    "stream": process.stream,
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_program_that_is_missing_or_cannot_be_run_is_named(start: str, tmp_path: Path) -> None:
     with pytest.raises(PacelineError, match="program not found: no-such-program"):
-        process.stream(["no-such-program"])
+        STARTS[start](["no-such-program"])
+    with pytest.raises(PacelineError, match=f"{tmp_path} can't be run: Permission denied"):
+        STARTS[start]([str(tmp_path)])
 
 
 def test_stream_is_not_reached_by_signals_to_our_group() -> None:
