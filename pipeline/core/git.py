@@ -38,9 +38,9 @@ def git(
     return run(argv, input=input_, timeout_s=_TIMEOUT_S, env={**environment(), **(env or {})}, errors=errors)
 
 
-def answer(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) -> str | None:
+def answer(folder: Path, *arguments: str) -> str | None:
     """git's output, or None where git or the repository is missing or it refuses."""
-    done = git(folder, *arguments, env=env)
+    done = git(folder, *arguments)
     return done.stdout if done is not None and done.code == 0 else None
 
 

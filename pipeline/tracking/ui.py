@@ -31,6 +31,7 @@ _PREPARE_TIMEOUT_S = 600.0  # as for the tables in store.py
 _POLL_S = 0.2
 _ANSWER_TIMEOUT_S = 5.0
 _USUAL_PORT = 5000
+_HOST = "127.0.0.1"
 _ANYWHERE = ("0.0.0.0", "::")
 _LOG_LINES = 15
 _SETTINGS = {
@@ -39,17 +40,18 @@ _SETTINGS = {
 }
 
 
-def ui_command(uri: str, host: str = "127.0.0.1", port: int | None = None) -> tuple[list[str], dict[str, str], str]:
-    """The argv of the server, what to add to its environment, and its URL. ``port`` None: a free one.
+def ui_command(uri: str, port: int | None = None) -> tuple[list[str], dict[str, str], str]:
+    """The argv of a server for this computer alone, what to add to its environment, and its URL. ``port`` None: a free
+    one.
 
     For an http(s) tracking server the argv is empty: it shows its runs itself.
 
     Raises:
-        PacelineError: the port is taken, or the host is no address of this computer.
+        PacelineError: the port is taken.
     """
     if uri.startswith(("http://", "https://")):
         return [], {}, shown(uri)
-    return server_command(uri, host, port)
+    return server_command(uri, _HOST, port)
 
 
 def server_command(
@@ -95,7 +97,6 @@ def serve(
     uri: str,
     experiment: str,
     *,
-    host: str = "127.0.0.1",
     port: int | None = None,
     wanted: Wanted | None = None,
     say: Callable[[str], None] = print,
@@ -105,7 +106,7 @@ def serve(
     Raises:
         PacelineError: the store can't be opened, the server ends or doesn't answer, or has no run of a key.
     """
-    argv, env, url = ui_command(uri, host, port)
+    argv, env, url = ui_command(uri, port)
     if not argv:
         say(
             "\n  ".join([f"the tracking server shows the runs itself: {url}", *addresses(url, experiment, wanted, uri)])

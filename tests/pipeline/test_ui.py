@@ -58,7 +58,7 @@ def test_a_taken_port_is_an_error_and_no_port_means_a_free_one() -> None:
 
 
 def test_other_hosts_are_answered_when_the_server_listens_on_one() -> None:
-    argv, _, url = ui.ui_command("sqlite:////x.db", host="0.0.0.0")
+    argv, _, url = ui.server_command("sqlite:////x.db", "0.0.0.0", None)
     names = argv[argv.index("--allowed-hosts") + 1].split(",")
     assert "localhost:*" in names
     assert url.split("//")[1].split(":")[0] in names

@@ -100,14 +100,11 @@ def new_token() -> str:
     return secrets.token_hex(8)
 
 
-def message(request: dict[str, Any], token: str, commands: tuple[str, ...] = ()) -> bytes:
+def message(request: dict[str, Any], token: str) -> bytes:
     """What goes into the stdin of BOOTSTRAP: length and modules, length and request, both compressed: a request holds
     the parts of all nodes, which hardly differ. A tar may follow.
-
-    Args:
-        commands: all that this agent is going to be asked; (): this request alone.
     """
-    return opening(commands or (str(request.get("do")),)) + request_bytes(request, token)
+    return opening((str(request.get("do")),)) + request_bytes(request, token)
 
 
 def request_bytes(request: dict[str, Any], token: str) -> bytes:
