@@ -14,7 +14,7 @@ from pipeline.cli.session import relative, session
 from pipeline.cli.wanted import config_of, matches, wanted_values
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.printable import printable
-from pipeline.core.tables import aligned, counted, duration, file_size, wrapped
+from pipeline.core.tables import aligned, counted, duration, file_size, folded
 from pipeline.keys.diff import flat
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ def runs() -> None:
     elif not rows:
         say(f"no run under {relative(runs_dir)} has these values")
     else:
-        lines = _table(rows, sizes, differing).splitlines()
-        say("\n".join(part for line in lines for part in wrapped(line, width())))
+        say(folded(_table(rows, sizes, differing), width()))
 
 
 def _table(rows: Sequence[Row], sizes: Mapping[str, int], differing: Mapping[str, Mapping[str, Any]]) -> str:

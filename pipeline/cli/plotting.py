@@ -15,7 +15,7 @@ from pipeline.cli.output import say
 from pipeline.cli.session import relative, session
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.files import asked_for, expanded, write_atomic
-from pipeline.core.tables import wrapped
+from pipeline.core.tables import folded
 from pipeline.runs.index import ALTERED
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def plot() -> None:
     drawn = terminal_plot.plot(bands, metric=metric, axis=axis, width=columns, height=_HEIGHT, log=log, colour=colour)
     say(drawn, painted=colour)
     more_of_them = f"; {more} more configurations: name fewer" if more else ""
-    say("\n".join(wrapped(f"± one standard deviation over seeds as dots{more_of_them}", columns)))
+    say(folded(f"± one standard deviation over seeds as dots{more_of_them}", columns))
 
 
 def _bands(metric: str, axis: str) -> tuple[list[Band], int]:

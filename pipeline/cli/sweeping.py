@@ -12,7 +12,7 @@ from pipeline.cli.output import say, width
 from pipeline.cli.session import ROOT, session
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import State
-from pipeline.core.tables import wrapped
+from pipeline.core.tables import folded
 from pipeline.runs.index import ALTERED
 from pipeline.runs.result import AlteredError
 
@@ -83,7 +83,7 @@ def show(folder: SweepFolder, *, as_json: bool = False) -> None:
         told = reporting.as_json(results, about.total, about.by, about.goals)
         say(json.dumps({"sweep": folder.name, **told}, indent=2))
         return
-    say("\n".join(wrapped(f"sweep {folder.name}: {' '.join(about.words)}", width())))
+    say(folded(f"sweep {folder.name}: {' '.join(about.words)}", width()))
     say(reporting.text(results, about.total, about.by, about.goals, width=width()))
 
 

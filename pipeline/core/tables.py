@@ -61,8 +61,15 @@ def _blocks(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
             yield from wrapped(line, width)
 
 
+def folded(text: str, width: int) -> str:
+    """Each of its lines wrapped."""
+    return "\n".join(part for line in text.split("\n") for part in wrapped(line, width))
+
+
 def wrapped(line: str, width: int) -> list[str]:
     """In lines of so many columns. Long words (a path, a key) are never broken: they can be copied."""
+    if columns(line) <= width:
+        return [line]
     start = line[: len(line) - len(line.lstrip())]
     lines = textwrap.wrap(
         _filled(line.strip()), width, initial_indent=start, subsequent_indent=f"{start}    ",

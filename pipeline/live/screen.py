@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import textwrap
 import threading
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from pipeline.core import threads
 from pipeline.core.beats import NodeBeat
 from pipeline.core.heartbeat import Waiting
 from pipeline.core.printable import printable_lines
+from pipeline.core.tables import folded
 from pipeline.live.run_state import Said
 
 if TYPE_CHECKING:  # imported where a view is drawn: without a terminal nobody pays for it
@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # imported where a view is drawn: without a terminal nobody p
 
 FRAME_S = 0.5  # between two looks for something new; a view without news is drawn once a second
 _STILL_S = 1.0
+_LEAST_WIDTH = 20  # columns; in fewer nothing could be read
 _DUMB = ("dumb", "unknown")
 
 
@@ -62,28 +63,6 @@ def plain_width(stream: TextIO, environment: Mapping[str, str]) -> int | None:
         return None
     told = environment.get("COLUMNS", "")
     return int(told) if told.isdecimal() and int(told) > 0 else shutil.get_terminal_size().columns
-
-
-def folded(text: str, width: int | None) -> str:
-    """Each line in pieces of ``width`` columns at most, at spaces; what follows the first is indented. A word that is
-    longer (a path) stays whole, so that it can be copied."""
-    if width is None:
-        return text
-    pieces = [_folded(one, max(20, width)) if len(one) > width else one for one in text.split("\n")]
-    return "\n".join(pieces)
-
-
-def _folded(text: str, width: int) -> str:
-    indent = " " * (len(text) - len(text.lstrip()))
-    return textwrap.fill(
-        text,
-        width,
-        subsequent_indent=f"{indent}    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-        replace_whitespace=False,
-    )
 
 
 @dataclass
@@ -167,7 +146,7 @@ class Screen:
             self._woken.wait()
             over, news = self._over, self._taken()
             for text in news.texts:
-                print(text if self._width is None else folded(printable_lines(text), self._width), flush=True)
+                print(text if self._width is None else _shown(text, self._width), flush=True)
             if over and not self._news.texts:
                 return
 
@@ -230,4 +209,8 @@ def _above(texts: deque[str], width: int) -> Any:
     """Lines as rich prints them, folded: without what would move the cursor off the view."""
     from rich.text import Text
 
-    return Text("\n".join(folded(printable_lines(text), width) for text in texts))
+    return Text("\n".join(_shown(text, width) for text in texts))
+
+
+def _shown(text: str, width: int) -> str:
+    return folded(printable_lines(text), max(_LEAST_WIDTH, width))

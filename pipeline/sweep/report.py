@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pipeline.core.printable import printable, shell_line
-from pipeline.core.tables import ENDLESS, aligned, counted, in_width, wrapped
+from pipeline.core.tables import ENDLESS, aligned, counted, folded, in_width, wrapped
 from pipeline.runs.naming import short_value
 
 SEED = "seed"
@@ -217,7 +217,7 @@ def text(
         lines += wrapped(f"trial {item.number} ({item.key}) is {item.detail}", width)
     failed = [trial for trial in trials if trial.state not in ("FINISHED", "PRUNED")]
     if failed:
-        lines += ["", *(part for line in trial_table(failed).splitlines() for part in wrapped(line, width))]
+        lines += ["", folded(trial_table(failed), width)]
     return "\n".join(lines)
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.live.screen import folded, is_live, plain_width
+from pipeline.core.tables import columns, folded
+from pipeline.live.screen import is_live, plain_width
 
 PROGRAM = """
 import sys, time
@@ -122,6 +123,7 @@ def test_plain_lines_are_folded_where_there_are_columns_and_nowhere_else() -> No
     pieces = folded(line, 60).split("\n")
     assert max(map(len, pieces)) <= 60
     assert " ".join(" ".join(pieces).split()) == " ".join(line.split())
-    assert folded(line, None) == line
+    wide = folded("日志行 " * 20, 60).split("\n")
+    assert max(map(columns, wide)) <= 60
     path = f"  results  /{'x' * 100}"
     assert f"/{'x' * 100}" in folded(path, 60).split()
