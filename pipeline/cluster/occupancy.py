@@ -15,7 +15,7 @@ from pipeline.cluster.launchers.base import AttemptSpec
 from pipeline.cluster.preflight import occupation
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError
-from pipeline.core.specs import Host, NodeFacts
+from pipeline.core.specs import STOP, Host, NodeFacts
 from pipeline.runs import attempts
 
 _LOOK_S = 0.2
@@ -86,6 +86,12 @@ class _Queue:
         """Who else is on the hosts, as they told last."""
         return occupation.occupied(self._hosts.cluster, self._facts(), self._prefix)
 
+    def _heed(self) -> None:
+        """Raises what ``check`` does, and HostError where `doit stop` was typed meanwhile: nothing runs yet."""
+        self._check()
+        if (self._spec.run_dir / STOP).exists():
+            raise HostError("doit stop has taken the run out of the queue")
+
     def wait(self) -> None:
         """One host after the other, in an order that is the same for everybody: nobody waits for one who waits for
         him. Then until no process without a claim is on their GPUs."""
@@ -98,7 +104,7 @@ class _Queue:
             self._say(f"waiting for {found[0].host}: {'; '.join(found[0].processes)}")
             until = time.monotonic() + _ASK_AGAIN_S
             while time.monotonic() < until:
-                self._check()
+                self._heed()
                 time.sleep(_LOOK_S)
             self._hosts.forget()
 
@@ -110,7 +116,7 @@ class _Queue:
         self._places.append(place)
         waited = False
         while place.ahead is None or place.ahead:
-            self._check()
+            self._heed()
             if place.lost:
                 raise HostError(f"{host.label}: its queue can't be waited in: {place.lost}", hosts=[host.label])
             if place.ahead:

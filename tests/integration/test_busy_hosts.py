@@ -18,7 +18,7 @@ from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError
-from pipeline.core.specs import Cluster, Host
+from pipeline.core.specs import STOP, Cluster, Host
 from pipeline.lab import Lab
 from tests.contract.conftest import Bench, count_here
 from tests.contract.stub import RUN_TO_END, SLEEP
@@ -91,7 +91,8 @@ def test_the_second_run_is_refused_with_who_and_since_when_and_a_restart_waits_a
 
 
 @pytest.mark.long  # a run that waits and then runs: above
-def test_a_waiting_run_that_is_stopped_leaves_the_queue(bench: Bench, lab: Lab) -> None:
+@pytest.mark.parametrize("by_doit_stop", [False, True])
+def test_a_waiting_run_that_is_stopped_leaves_the_queue(bench: Bench, lab: Lab, by_doit_stop: bool) -> None:
     waits = part(bench, "waits", "wait")
     with running(part(bench, "first", "share")):
         stub = waits.stub(SLEEP, stand_in=True)
@@ -101,8 +102,12 @@ def test_a_waiting_run_that_is_stopped_leaves_the_queue(bench: Bench, lab: Lab) 
             kill.start()
             line = next(line for line in attempt.stdout if line.startswith("waiting for"))
             assert "has its processors since" in line
-            os.killpg(attempt.pid, signal.SIGINT)
-            assert "KILLED stopped by SIGINT" in attempt.stdout.read()
+            if by_doit_stop:
+                (stub.run_dir / STOP).touch()
+            else:
+                os.killpg(attempt.pid, signal.SIGINT)
+            ended = "doit stop has taken the run out of the queue" if by_doit_stop else "KILLED stopped by SIGINT"
+            assert ended in attempt.stdout.read()
             kill.cancel()
         wait_until(lambda: not any('"waits"' in claims(lab, host.name) for host in lab.hosts))
         assert [claims(lab, host.name).count('"attempts"') for host in lab.hosts] == [1, 1], "of the first run"

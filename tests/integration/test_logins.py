@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -77,6 +78,14 @@ def test_a_login_that_gets_in_the_way_is_told_with_its_words(
     assert mends in told.rpartition("try: ")[2]
     if "echo" in text:
         assert f"\n      {text.split(';')[0].removeprefix('echo ')}\n" in told
+
+
+def test_a_login_that_prints_without_end_is_told_before_its_time_is_up(lab: Lab, bashrc: Bashrc) -> None:
+    bashrc("yes no end")
+    began = time.monotonic()
+    told = error(lab, connect_timeout_s=60.0)
+    assert "node0: its login prints without end (32 MiB so far); it said:\n      no end\n" in told
+    assert time.monotonic() - began < 60.0
 
 
 def test_a_home_that_cannot_be_written_is_told_before_anything_starts(lab: Lab) -> None:

@@ -87,6 +87,8 @@ def test_what_is_no_claim_is_passed_over_and_what_is_shown_cannot_be_forged(tmp_
     assert Path("/etc/passwd").exists()
     Path(held.path).write_text('{"resources": 7}')
     assert mine.ahead(str(folder)) == []
+    Path(held.path).write_text(json.dumps({**wish("a"), "since": 1e300}))  # no date
+    assert [row["what"] for row in claims.seen(str(folder))] == ["run b"]
 
 
 def test_a_run_that_shares_goes_beside_others_and_shows_where_it_is(

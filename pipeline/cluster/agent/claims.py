@@ -27,6 +27,7 @@ FOLDER = "/tmp/paceline-claims"
 BUSY = "is busy: "
 _MUTEX_S = 5.0  # nobody needs the folder for more than some milliseconds
 _MOST_BYTES = 4096
+_LATEST = 1e11  # unix seconds; later ones have no date
 _LOOK_S = 1.0
 _HEARTBEAT_TIMEOUT_S = 8.0
 
@@ -117,13 +118,16 @@ def read_claim(path: str) -> Json | None:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return None
         value = json.loads(os.read(descriptor, _MOST_BYTES))
+        since = float(value["since"])
+        if not 0 <= since < _LATEST:
+            raise ValueError(path)
         return {
             "resources": [str(resource) for resource in value["resources"]],
             "attempts": str(value["attempts"]),
             "group": str(value["group"]),
             "what": printable(str(value["what"])),
             "waits": bool(value.get("waits")),
-            "since": float(value["since"]),
+            "since": since,
             "user": user_name(found.st_uid),
         }
     finally:

@@ -58,6 +58,8 @@ def received_bytes(stdout: bytes, token: str) -> int:
 
 
 def _newest_first(stdout: bytes, token: str) -> Iterator[dict[str, Any]]:
+    if token.encode() not in stdout:  # as often as something comes of a login that prints much
+        return iter(())
     return (value for line in reversed(stdout.split(b"\n")) if (value := parse(line, token)) is not None)
 
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from pipeline.cluster.launchers.pssh_output import late_note, output_of, written
+from pipeline.cluster.launchers.pssh_output import endless, late_note, output_of, written
 from pipeline.cluster.launchers.replies import Output, answer_in
 from pipeline.core import process
 
@@ -29,6 +29,7 @@ _USABLE_S = LIFE_S / 2
 _LOOK_S = 0.01
 _LOOK_AT_ONE_S = 50e-6  # with many hosts a look costs processor time too
 _LEAVE_S = 2.0
+_MORE_S = 3.0  # for the other hosts, once one prints without end
 _SILENT_S = 5.0  # of a first request: a start file of the login may read all input, and wait for its end
 _CHUNK_BYTES = 1 << 16
 
@@ -146,7 +147,8 @@ class LiveAgents:
         report = (self.folder / "report").read_text(encoding="utf-8", errors="replace")
         for label, name in self._names.items():
             if label in late:
-                outputs[label] = replace(written(self.folder, name), code=None, note=late_note(timeout_s))
+                output = written(self.folder, name)
+                outputs[label] = endless(output) or replace(output, code=None, note=late_note(timeout_s))
             elif label not in outputs:
                 outputs[label] = output_of(self.folder, name, report, timeout_s)
         return outputs
@@ -174,6 +176,8 @@ class LiveAgents:
                 output = self._news(label, seen)
                 if output is not None and answer_in(output, token).value is not None:
                     outputs[label], moved = output, time.monotonic()
+                elif output is not None and endless(output) is not None:  # it fills the disk here
+                    timeout_s = min(timeout_s, time.monotonic() - began + _MORE_S)
                 if label in outputs or line.broken:
                     del waiting[label]
             if time.monotonic() - moved >= hang_up_s:

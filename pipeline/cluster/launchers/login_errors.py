@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pipeline.cluster.agent.reasons import HERE, THERE
 from pipeline.cluster.launchers.payload import NO_PROGRAM, TAKEN_FOR_COMMANDS, TOO_OLD
-from pipeline.cluster.launchers.replies import Output
+from pipeline.cluster.launchers.replies import ENDLESS, Output
 from pipeline.core.printable import printable
 from pipeline.core.redact import hide
 from pipeline.core.specs import Host
@@ -75,6 +75,8 @@ def explain(host: Host, output: Output, ssh: str) -> tuple[str, str]:
     Args:
         ssh: the ssh command that a person would type to reach the host.
     """
+    if output.note.startswith(ENDLESS):
+        return output.note + quoted(output, host.secrets.values()), f"{ssh} true; see {_START_FILES}"
     said = "\n".join([output.stdout.decode(errors="replace"), output.stderr])
     found = of_interpreter(host, output, ssh)
     if found:

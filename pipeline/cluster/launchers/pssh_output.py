@@ -7,8 +7,12 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from pipeline.cluster.launchers.replies import Output
+from pipeline.cluster.launchers.replies import ENDLESS, Output
 from pipeline.core.specs import Host
+
+MOST_BYTES = 32 << 20
+"""No answer is so long, and nothing that a login prints before one."""
+_SHOWN_BYTES = 4096
 
 
 def pssh_name(host: Host) -> str:
@@ -26,9 +30,22 @@ def written(folder: Path, name: str) -> Output:
     """
     out, err = folder / "out" / name, folder / "err" / name
     return Output(
-        stdout=out.read_bytes() if out.exists() else b"",
+        stdout=_beginning(out) if out.exists() else b"",
         stderr=err.read_text(encoding="utf-8", errors="replace") if err.exists() else "",
     )
+
+
+def _beginning(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MOST_BYTES)
+
+
+def endless(output: Output) -> Output | None:
+    """The end of what was read, with a note; None: what was written has an end so far."""
+    if len(output.stdout) < MOST_BYTES:
+        return None
+    note = f"{ENDLESS} ({MOST_BYTES >> 20} MiB so far)"
+    return replace(output, stdout=output.stdout[-_SHOWN_BYTES:], code=None, note=note)
 
 
 def output_of(folder: Path, name: str, report: str, timeout_s: float) -> Output:
@@ -41,9 +58,12 @@ def output_of(folder: Path, name: str, report: str, timeout_s: float) -> Output:
     ended = _ends(report).get(name)
     how = ended or ""
     code, number = re.search(r"error code (\d+)", how), re.search(r"signal (\d+)", how)
+    output = written(folder, name)
+    if (more := endless(output)) is not None:
+        return more
     late = late_note(timeout_s) if "Timed out" in how else ""
     return replace(
-        written(folder, name),
+        output,
         code=None if late or ended is None else int(code[1]) if code else -int(number[1]) if number else 0,
         note="pssh has not asked it" if ended is None else late,
     )

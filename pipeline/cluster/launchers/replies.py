@@ -7,6 +7,9 @@ from typing import Any
 
 from pipeline.cluster.launchers.answers import parse_answer
 
+ENDLESS = "its login prints without end"
+"""How the note of an output begins that was cut off."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
