@@ -338,11 +338,10 @@ def _figures(result: Result) -> str:
 
 def _figures_of_script(result: Result) -> str:
     """The last value of its first metrics, and whether another run has ever come out the same."""
-    from pipeline.runs.result import nonfinite_note
+    from pipeline.runs.result import first_metrics, nonfinite_note
 
-    most, odd = 4, [note] if (note := nonfinite_note(result.fields)) else []
-    shown = [f"{name} {value:.6g}" for name, value in sorted(result.metrics.items())]
-    more = [f"{len(shown) - most} more metrics"] if len(shown) > most else []
+    odd = [note] if (note := nonfinite_note(result.fields)) else []
+    shown = first_metrics(result.metrics, 4) or ["no metric was logged"]
     proven = [] if result.fields.get("proven") else [f"unproven ({command()} reproduce makes it again and compares)"]
     ranks = counted(sum(result.nproc_per_node), "rank")
-    return ", ".join([*(shown[:most] or ["no metric was logged"]), *more, *odd, ranks, *proven])
+    return ", ".join([*shown, *odd, ranks, *proven])

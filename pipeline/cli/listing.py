@@ -31,6 +31,7 @@ _TOLD = (
 _ELSEWHERE = ("cluster.", "paths.", "tracking.")  # where it was run, and not what
 _MOST = 1000  # runs whose configurations are read for the fields in which they differ
 _MOST_MEASURED = 200  # whose files are counted, a millisecond each: unless the words ask for sizes
+_MOST_METRICS = 2  # of a script: a line has little room
 _NAMES_WIDTH = 24  # characters; longer lists of hosts are a number
 
 
@@ -86,8 +87,16 @@ def _cells(row: Row, size: int | None) -> Sequence[str]:
         names if len(names) <= _NAMES_WIDTH else counted(len(row.hosts), "host"),
         "" if row.train_s is None else duration(row.train_s),
         "" if size is None else file_size(size),
-        "" if row.accuracy is None else f"test/accuracy {row.accuracy:.4f}",
+        _figures(row),
     )
+
+
+def _figures(row: Row) -> str:
+    """The test accuracy; of a script its first metrics."""
+    from pipeline.runs.result import first_metrics
+
+    accuracy = [] if row.accuracy is None or row.metrics else [f"test/accuracy {row.accuracy:.4f}"]
+    return ", ".join([*accuracy, *first_metrics(row.metrics, _MOST_METRICS)])
 
 
 def _words(row: Row, differing: Mapping[str, Any]) -> str:

@@ -34,9 +34,8 @@ def plot() -> None:
     axis = options.get("x", "step")
     if axis not in curves.AXES:
         raise UsageError(f"x={axis} is no axis; {suggestion(axis, curves.AXES)}")
-    metric, log = options.get("metric", _METRIC), is_on(options, "log")
-    target = _target(options.get("file"))
-    bands, more = _bands(metric, axis)
+    log, target = is_on(options, "log"), _target(options.get("file"))
+    metric, bands, more = _bands(options.get("metric"), axis)
     if target is not None:
         _write(target, bands, metric, axis, log=log)
         return
@@ -48,23 +47,25 @@ def plot() -> None:
     say(folded(f"± one standard deviation over seeds as dots{more_of_them}", columns))
 
 
-def _bands(metric: str, axis: str) -> tuple[list[Band], int]:
-    """Of the first configurations that have the curve, and how many more there are."""
+def _bands(asked: str | None, axis: str) -> tuple[str, list[Band], int]:
+    """The metric, the first configurations that have its curve, and how many more there are."""
     from pipeline.comparing import curves
     from pipeline.comparing.groups import grouped
 
     runs = chosen(session(), session().asked.paths)
     rows = curves.of_runs(runs)
+    known = sorted({name for of_run in rows.values() for row in of_run for name in row.metrics})
+    of_scripts = [] if _METRIC in known else curves.names(rows.values())  # metrics have names of their own
+    metric = asked or next(iter(of_scripts), _METRIC)
     for run in runs:
         if run.state == ALTERED:
             say(f"left out: {run.key} is {run.reservation}")
     bands = [curves.band(group, rows, metric, axis) for group in grouped(runs)]
     found = [band for band in bands if band.points]
     if not found:
-        known = sorted({name for of_run in rows.values() for row in of_run for name in row.metrics})
         told = f"; {suggestion(metric, known)}" if metric not in known else f", over x={axis}"
         raise UsageError(f"metric={metric}: none of these runs has such a curve{told}")
-    return found[:_MOST], max(0, len(found) - _MOST)
+    return metric, found[:_MOST], max(0, len(found) - _MOST)
 
 
 def _target(told: str | None) -> Path | None:

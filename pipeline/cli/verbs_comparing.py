@@ -74,7 +74,7 @@ COMPARING: Mapping[str, Verb] = {
         summary="curves of a metric with their spread over seeds, in the terminal or as a picture",
         details="KEY and overrides choose runs as in doit compare. A value that is no number is a gap.",
         options={
-            "metric": Option("NAME", "without it val/accuracy"),
+            "metric": Option("NAME", "without it val/accuracy, of scripts their first one"),
             "x": Option("step|epoch|minutes", "without it step"),
             "log": Option("1", "a logarithmic axis of values"),
             "file": Option("FILE", "a picture instead: .svg, .png or .pdf"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ _MLFLOW_ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One run as a list shows it; ``accuracy`` is test/accuracy in 0..1 once the run is finished.
+    """One run as a list shows it; ``accuracy`` is test/accuracy in 0..1 once the run is finished, ``metrics`` are the
+    last values of a script's.
 
     ``nodes`` are the ranks of each node in words, ``hosts`` the names of the nodes; ``train_s`` is how long the
     training took, once the run is finished. ``note`` is what a reader has to know of it, for the end of its line;
@@ -59,6 +60,7 @@ class Row:
     unix_time: float
     note: str = ""
     nonfinite: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def find(runs_dir: Path, named: str) -> RunFolder:
@@ -164,6 +166,7 @@ def row(folder: RunFolder) -> Row:
         unix_time=result.unix_time,
         note=f"  {accepted}" if accepted is not None else _note(result),
         nonfinite=results.nonfinite_note(result.fields),
+        metrics=result.metrics if result.fields.get("program") else {},
     )
 
 

@@ -170,6 +170,13 @@ def nonfinite_note(summary: Mapping[str, Any]) -> str:
     return next((f"{name} was {what}{more}" for name, what in told.items()), "")
 
 
+def first_metrics(metrics: Mapping[str, float], most: int) -> list[str]:
+    """Of a script, whose metrics have names of their own: ``loss 0.25`` for each of the first few by name, and how many
+    more there are."""
+    shown = [f"{name} {value:.6g}" for name, value in sorted(metrics.items())]
+    return [*shown[:most], *([f"{len(shown) - most} more metrics"] if len(shown) > most else [])]
+
+
 def number(value: Any) -> float:
     """A JSON number as a float (NaN is one). Raises TypeError, OverflowError."""
     if type(value) is not float and type(value) is not int:

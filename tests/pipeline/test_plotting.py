@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -48,6 +49,20 @@ def test_a_terminal_shows_curves_within_its_width_with_n_and_spread(tmp_path: Pa
     assert "10" in lines[-4]
     assert lines[-4].endswith("50 step")
     assert "\x1b" not in text  # nobody looks at it in colours
+
+
+def test_runs_without_a_val_accuracy_show_their_first_metric_that_has_a_curve(tmp_path: Path, plotted: Printed) -> None:
+    folder = trained(tmp_path, 0)
+    rows = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
+    told = [{**row, "metrics": {"perplexity": row["step"], "loss": row["step"]}} for row in rows]
+    told[-1]["metrics"]["final"] = 1.0
+    (folder.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
+    (folder.path / "result.json").unlink()  # what was altered has no curve
+    assert plotted(tmp_path, folder.key).splitlines()[0] == "loss"
+    with pytest.raises(
+        UsageError, match="metric=val/accuracy: none of these runs has such a curve; valid: final, loss"
+    ):
+        plotted(tmp_path, folder.key, "metric=val/accuracy")
 
 
 def test_no_line_is_wider_than_40_columns(tmp_path: Path, plotted: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
