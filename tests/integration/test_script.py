@@ -276,17 +276,21 @@ def test_a_script_trains_on_two_hosts_with_its_data(project: Project, lab: Lab) 
     assert "is finished" in project.doit("train", *data, *hosts).stdout
 
 
-@pytest.mark.long  # that of the README: below
-def test_the_example_of_the_page_trains_as_printed(tmp_path: Path, fetched: Path) -> None:
-    (example, *_) = re.findall(
+def test_the_examples_of_the_page_train_as_printed_and_an_experiment_file_sweeps_the_same_run(
+    tmp_path: Path, fetched: Path
+) -> None:
+    (example, experiment) = re.findall(
         r"^```\n(.*?)^```$", (ROOT / "docs/own-scripts.md").read_text(), re.MULTILINE | re.DOTALL
-    )
+    )[:2]
     assert example.count("\n") <= 15
     checkout = copied(tmp_path / "project", fetched)
     done = typed(checkout, example, ALONE)
     assert done.returncode == 0, done.stdout
     assert "FINISHED" in done.stdout
-    assert "is finished: loss" in typed(checkout, example.splitlines()[-1], ALONE).stdout
+    done = typed(checkout, experiment, ALONE)
+    assert "is finished: loss" in done.stdout, done.stdout
+    assert "2 of 2 trials finished" in done.stdout
+    assert (len(checkout.runs()), checkout.launches()) == (2, 2)
 
 
 def test_the_script_of_the_readme_trains_in_a_new_clone(tmp_path: Path, fetched: Path) -> None:
