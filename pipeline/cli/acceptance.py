@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from pipeline.cli.output import command, say
+from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, Session, session
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.tables import counted
@@ -50,8 +50,8 @@ def accept() -> None:
     say(f"{run.key.short} is {accepted}; it differs in:")
     for item in differing:
         say(f"  {item}")
-    say(f"  prove it      {command()} reproduce run={run.key.short}")
-    say(f"  take it back  {command()} accept undo=1 with the same words")
+    say(f"  prove it      doit reproduce run={run.key.short}")
+    say("  take it back  doit accept undo=1 with the same words")
     _record(current, base)
 
 

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pipeline.cli.options import is_on
-from pipeline.cli.output import command, say, say_folded, say_usual
+from pipeline.cli.output import say, say_folded, say_usual
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.heartbeat import waiting
@@ -188,8 +188,8 @@ def _train(current: Session, *, attach: bool = False) -> None:
         told.ended(result.metrics)
     say_folded(f"FINISHED {run.key.short}: {_figures(result)}")
     say_usual(f"  results  {relative(run.folder.result)}")
-    say_usual(f"  compare  {command()} ui")
-    say_usual(f"  prove    {command()} reproduce run={run.key.short}")
+    say_usual("  compare  doit ui")
+    say_usual(f"  prove    doit reproduce run={run.key.short}")
     if (lacks := run.key_lacks) is not None:
         say(f"WARNING: {lacks}; until then it does not count as finished, and the same command runs it again")
 
@@ -342,6 +342,6 @@ def _figures_of_script(result: Result) -> str:
 
     odd = [note] if (note := nonfinite_note(result.fields)) else []
     shown = first_metrics(result.metrics, 4) or ["no metric was logged"]
-    proven = [] if result.fields.get("proven") else [f"unproven ({command()} reproduce makes it again and compares)"]
+    proven = [] if result.fields.get("proven") else ["unproven (doit reproduce makes it again and compares)"]
     ranks = counted(sum(result.nproc_per_node), "rank")
     return ", ".join([*shown, *odd, ranks, *proven])

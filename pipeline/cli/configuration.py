@@ -9,4 +9,4 @@ from pipeline.cli.session import session
 def config() -> None:
     from pipeline.config import origins
 
-    say(origins.text(origins.values(session().asked.overrides)))
+    say(origins.text(origins.values(session().asked.overrides)), data=True)

@@ -125,11 +125,12 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
 def _answer_help() -> None:
     """Print what was asked for, if it was help, and end."""
     from pipeline.cli import help as pages
+    from pipeline.cli import output
 
     text = pages.asked(sys.argv[1:])
     if text is not None:
         try:
-            print(text, flush=True)
+            print(output.as_typed(text), flush=True)
         except OSError as error:
             leave(error)
         raise SystemExit(0)

@@ -34,10 +34,12 @@ def main() -> int:
 def _without_project(words: list[str]) -> int:
     """Help alone. Raises UsageError."""
     from pipeline.cli import help as pages
+    from pipeline.cli.output import as_typed
 
     text = pages.asked(words or ["help"])
     if text is None:
         raise clone.no_project()
+    text = as_typed(text)
     print(text if words else f"{text}\n\nThere is no project here: {clone.INIT}", flush=True)
     return 0
 

@@ -9,20 +9,23 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline.cli.verbosity import QUIET, is_wanted, verbosity
+from pipeline.cli.verbs import VERBS
 from pipeline.core import masking, unexpected
 from pipeline.core.printable import printable_lines
 from pipeline.core.tables import ENDLESS, wrapped
 
-_HINT = "\n  try: "
 _UNREAD = "nobody reads this command's output any more"
+_GOES_ON = "it goes on without: doit status watch=1 shows how far it is, doit stop ends it"
 
 
-def say(text: str, *, painted: bool = False) -> None:
+def say(text: str, *, painted: bool = False, data: bool = False) -> None:
     """One line (or several) on stdout, at once; what came from elsewhere moves no terminal's cursor.
 
     Args:
         painted: it has colours of ours.
+        data: it is for programs, or somebody else's words: commands in it are nothing that this person is told to type.
     """
+    text = text if data else as_typed(text)
     print(text if painted or not sys.stdout.isatty() else printable_lines(text), flush=True)
 
 
@@ -34,7 +37,7 @@ def say_usual(text: str) -> None:
 
 def say_folded(text: str) -> None:
     """A line for people alone, which a terminal would break in the midst of a word."""
-    say("\n".join(wrapped(text, width())))
+    say("\n".join(wrapped(as_typed(text), width())))
 
 
 def width() -> int:
@@ -47,12 +50,13 @@ def command() -> str:
     return "paceline" if Path(sys.argv[0]).name == "paceline" else "doit"
 
 
-def as_typed(error: str) -> str:
-    """An error whose hint names what this person types: a plain doit finds no project from its subfolders."""
+def as_typed(text: str) -> str:
+    """A text of ours whose commands are named as this person types them: a plain doit finds no project from its
+    subfolders. What doit itself is called stays (``doit's own options``)."""
     if command() == "doit":
-        return error
-    what, hint, rest = error.partition(_HINT)
-    return what + hint + re.sub(r"\bdoit (?=[a-z])", f"{command()} ", rest)
+        return text
+    verbs = "|".join([*VERBS, "VERB", "help", "list", "tabcompletion", r"-\w"])
+    return re.sub(rf"\bdoit (?=(?:{verbs})\b)", f"{command()} ", text)
 
 
 def outlive_reader(error: BaseException) -> bool:
@@ -61,8 +65,6 @@ def outlive_reader(error: BaseException) -> bool:
         return False
     masking.silence(1)
     why = unexpected.told(error) if isinstance(error, masking.OutputError) else _UNREAD
-    doit = command()
-    goes_on = f"it goes on without: {doit} status watch=1 shows how far it is, {doit} stop ends it"
     with suppress(OSError):
-        print(f"{why}; {goes_on}", file=sys.stderr, flush=True)
+        print(as_typed(f"{why}; {_GOES_ON}"), file=sys.stderr, flush=True)
     return True

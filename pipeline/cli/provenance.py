@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.acceptance import settle
 from pipeline.cli.options import is_on
-from pipeline.cli.output import command, say
+from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.cluster.spares import without_use
 from pipeline.core import leftovers
@@ -35,7 +35,7 @@ def plan() -> None:
     shape = "json" if is_on(options, "json") else options.get("format", "text")
     if shape not in shapes:
         raise UsageError(f"format={shape} is not known; {suggestion(shape, shapes)}")
-    say(shapes[shape](_trials()))
+    say(shapes[shape](_trials()), data=shape != "text")
     current = session()
     if shape == "text" and not current.sweeps and (idle := without_use(current.config.cluster)):
         say(idle)
@@ -86,7 +86,7 @@ def _why_run(current: Session) -> None:
             "differences": [asdict(item) for item in found[1]] if found else [],
             "steps": [asdict(step) for step in steps],
         }
-        say(json.dumps(answer, indent=2, ensure_ascii=False))
+        say(json.dumps(answer, indent=2, ensure_ascii=False), data=True)
         return
     name, standing = run.key.short if run else "this run", "finished" if damage else "finished and intact"
     say(f"{name}: {reason or f'{accepted or standing}; doit train launches nothing'}")
@@ -157,11 +157,11 @@ def status() -> None:
         sweeping.show(sweep)
         return
     if sweep is not None:
-        say(f"{sweeping.standing(sweep)}: {command()} status watch=1 follows it; its newest trial:")
+        say(f"{sweeping.standing(sweep)}: doit status watch=1 follows it; its newest trial:")
     if watched:
         showing.watch(folder)
         if not runs.is_run(folder):
-            raise PacelineError(f"run {folder.key} was removed while it was watched", hint=f"{command()} runs")
+            raise PacelineError(f"run {folder.key} was removed while it was watched", hint="doit runs")
     say(progress.status(folder))
 
 
@@ -172,10 +172,10 @@ def logs() -> None:
         from pipeline.cli import steps as own
 
         log = own.log_of(session().asked.options["step"])
-        say(f"{relative(log)}:\n{log.read_text(encoding='utf-8', errors='replace').rstrip()}")
+        say(f"{relative(log)}:\n{log.read_text(encoding='utf-8', errors='replace').rstrip()}", data=True)
         return
     for line in progress.logs(_named_or_newest(), session().asked.options.get("host")):
-        say(line)
+        say(line, data=True)
 
 
 def _named_or_newest() -> RunFolder:
@@ -226,7 +226,7 @@ def export() -> None:
     except PacelineError as error:
         say(f"  it tells of the run, but can't be made again: {error.what}")
         return
-    again = f"{command()} reproduce {shlex.quote(f'run={to}')}"
+    again = f"doit reproduce {shlex.quote(f'run={to}')}"
     if git.has_commit(ROOT, made_of.commit):
         say(f"  make it again anywhere  {again}")
     else:

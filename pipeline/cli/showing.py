@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cli.output import command, say
+from pipeline.cli.output import say
 from pipeline.cli.verbosity import QUIET, VERBOSE, is_wanted, verbosity
 from pipeline.live.screen import Picture, Screen, is_live, plain_width
 
@@ -56,7 +56,7 @@ def watch(folder: RunFolder) -> None:
         with screen(picture) as shown:
             follow(folder, shown)
     except KeyboardInterrupt:
-        say(f"no longer watched; the run goes on: {command()} status {folder.key} watch=1")
+        say(f"no longer watched; the run goes on: doit status {folder.key} watch=1")
 
 
 def watch_sweep(folder: SweepFolder) -> None:
@@ -70,7 +70,7 @@ def watch_sweep(folder: SweepFolder) -> None:
         with screen(lambda: SweepPicture(state, folder.path.parent.parent)) as shown:
             follow(folder, files, shown)
     except KeyboardInterrupt:
-        say(f"no longer watched; the sweep goes on: {command()} status watch=1")
+        say("no longer watched; the sweep goes on: doit status watch=1")
 
 
 def services_shown(services: RunServices, shown: Screen, hear: Callable[[Any], None]) -> RunServices:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline.cli import showing, telling
-from pipeline.cli.output import command, say
+from pipeline.cli.output import say
 from pipeline.cli.session import ROOT
 from pipeline.core import leftovers
 from pipeline.core.errors import Killed, PacelineError, os_reason
@@ -145,7 +145,7 @@ def conclude(folder: SweepFolder, results: Sequence[TrialResult], ended: Sequenc
     started = sum(not item.before for item in ended) - elsewhere
     others = f", {elsewhere} by another command meanwhile" if elsewhere else ""
     say(f"\nsweep {folder.name}: {', '.join(shown)}; {started} run just now{others}")
-    say(f"  report   {command()} report sweep={folder.name}\n  compare  {command()} ui")
+    say(f"  report   doit report sweep={folder.name}\n  compare  doit ui")
     failed = [item for item in results if item.state == State.FAILED]
     if failed:
         raise PacelineError(

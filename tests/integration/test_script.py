@@ -329,13 +329,13 @@ def test_a_search_prunes_a_script_that_falls_behind(project: Project) -> None:
         pytest.param(
             "import sys; sys.exit(3)",
             r"training failed on localhost, rank 0: ended with exit code 3",
-            marks=pytest.mark.long,
+            marks=[pytest.mark.long, pytest.mark.ci],
         ),
         ("input()", r"rank 0: EOFError: EOF when reading a line\n.*File \"\S*train\.py\", line 1"),
         pytest.param(
             "import os; os.chdir('/'); open('model.pt')",
             r"No such file or directory: 'model\.pt'",
-            marks=pytest.mark.long,
+            marks=[pytest.mark.long, pytest.mark.ci],
         ),
         ("print('done')", r"train\.py ended with exit code 0 without \*\.pt$"),
     ],

@@ -12,7 +12,7 @@ import pytest
 from pipeline.cli import commands
 from pipeline.cli.invocation import Invocation, parse
 from pipeline.cli.options import is_on
-from pipeline.cli.output import command, say_usual
+from pipeline.cli.output import command, say, say_usual
 from pipeline.cli.session import Session
 from pipeline.cli.verbosity import QUIET, VERBOSE, is_wanted, taken_out
 from pipeline.config import compose
@@ -130,10 +130,16 @@ def test_a_configuration_or_a_key_that_takes_long_says_so(
     ("typed", "said"), [("/env/bin/paceline", "paceline"), ("/env/bin/doit", "doit"), ("/x/doit/__main__.py", "doit")]
 )
 def test_the_next_command_is_told_in_the_words_that_were_typed(
-    monkeypatch: pytest.MonkeyPatch, typed: str, said: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, said: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", [typed, "train"])
     assert command() == said
+    say("doit's own options; try: doit lab down=1\n  prove  doit reproduce run=0c, as `doit help run` says")
+    say('{"ran": "doit train"}', data=True)
+    assert capsys.readouterr().out == (
+        f"doit's own options; try: {said} lab down=1\n  prove  {said} reproduce run=0c, as `{said} help run` says\n"
+        '{"ran": "doit train"}\n'
+    )
 
 
 @pytest.mark.parametrize(
