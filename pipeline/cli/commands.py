@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from pipeline.cli.figures import figures
 from pipeline.cli.options import is_on
 from pipeline.cli.output import say, say_folded, say_usual
 from pipeline.cli.session import ROOT, Session, relative, session
@@ -14,7 +15,6 @@ from pipeline.core.tables import counted
 
 if TYPE_CHECKING:
     from pipeline.runs.folder import RunFolder
-    from pipeline.runs.result import Result
 
 
 def overview() -> None:
@@ -154,7 +154,7 @@ def _finished(current: Session) -> bool:
     if result is None:  # removed a moment ago
         return False
     word = "finished" if accepted is None else str(accepted)
-    say_folded(f"{run.key.short} is {word}: {_figures(result)}; {relative(run.folder.path)}")
+    say_folded(f"{run.key.short} is {word}: {figures(result)}; {relative(run.folder.path)}")
     return True
 
 
@@ -186,7 +186,7 @@ def _train(current: Session, *, attach: bool = False) -> None:
         services = showing.services_shown(services, shown, told.hear)
         result = training.train(run, argv=sys.argv, say=shown.say, services=services, attach=attach)
         told.ended(result.metrics)
-    say_folded(f"FINISHED {run.key.short}: {_figures(result)}")
+    say_folded(f"FINISHED {run.key.short}: {figures(result)}")
     say_usual(f"  results  {relative(run.folder.result)}")
     say_usual("  compare  doit ui")
     say_usual(f"  prove    doit reproduce run={run.key.short}")
@@ -324,24 +324,3 @@ def lab() -> None:
     for host in raised.hosts:
         say(f"{host.name}  {host.address}  ssh -F {relative(raised.ssh_config)} {host.name}")
     say("  train on it  doit train experiment=quickstart cluster=two_node\n  remove it    doit lab down=1")
-
-
-def _figures(result: Result) -> str:
-    if result.fields.get("program"):
-        return _figures_of_script(result)
-    accuracy = result.metrics.get("test/accuracy")
-    shown = "no test accuracy" if accuracy is None else f"test/accuracy {accuracy:.4f}"
-    warning = " (SYNTHETIC DATA: means nothing)" if result.synthetic else ""
-    ranks = [counted(result.fields.get(name, 0), noun) for name, noun in (("nnodes", "node"), ("world_size", "rank"))]
-    return f"{shown}{warning}, {', '.join(ranks)}, {result.images_per_s or 0:,.0f} images/s"
-
-
-def _figures_of_script(result: Result) -> str:
-    """The last value of its first metrics, and whether another run has ever come out the same."""
-    from pipeline.runs.result import first_metrics, nonfinite_note
-
-    odd = [note] if (note := nonfinite_note(result.fields)) else []
-    shown = first_metrics(result.metrics, 4) or ["no metric was logged"]
-    proven = [] if result.fields.get("proven") else ["unproven (doit reproduce makes it again and compares)"]
-    ranks = counted(sum(result.nproc_per_node), "rank")
-    return ", ".join([*shown, *odd, ranks, *proven])

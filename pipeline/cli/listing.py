@@ -9,12 +9,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.options import is_on
-from pipeline.cli.output import say, width
+from pipeline.cli.output import say, say_folded
 from pipeline.cli.session import relative, session
 from pipeline.cli.wanted import config_of, matches, wanted_values
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.printable import printable
-from pipeline.core.tables import aligned, counted, duration, file_size, folded
+from pipeline.core.tables import aligned, counted, duration, file_size
 from pipeline.keys.diff import flat
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def runs() -> None:
     elif not rows:
         say(f"no run under {relative(runs_dir)} has these values")
     else:
-        say(folded(_table(rows, sizes, differing), width()))
+        say_folded(_table(rows, sizes, differing))
 
 
 def _table(rows: Sequence[Row], sizes: Mapping[str, int], differing: Mapping[str, Mapping[str, Any]]) -> str:

@@ -12,7 +12,7 @@ from pipeline.cli.verbosity import QUIET, is_wanted, verbosity
 from pipeline.cli.verbs import VERBS
 from pipeline.core import masking, unexpected
 from pipeline.core.printable import printable_lines
-from pipeline.core.tables import ENDLESS, wrapped
+from pipeline.core.tables import ENDLESS, folded
 
 _UNREAD = "nobody reads this command's output any more"
 _GOES_ON = "it goes on without: doit status watch=1 shows how far it is, doit stop ends it"
@@ -36,8 +36,8 @@ def say_usual(text: str) -> None:
 
 
 def say_folded(text: str) -> None:
-    """A line for people alone, which a terminal would break in the midst of a word."""
-    say("\n".join(wrapped(as_typed(text), width())))
+    """Lines for people alone, which a terminal would break in the midst of a word."""
+    say(folded(as_typed(text), width()))
 
 
 def width() -> int:

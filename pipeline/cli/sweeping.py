@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from pipeline.cli import grids, trials
 from pipeline.cli.options import is_on
-from pipeline.cli.output import say, width
+from pipeline.cli.output import say, say_folded, width
 from pipeline.cli.session import ROOT, session
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import State
-from pipeline.core.tables import folded
 from pipeline.runs.index import ALTERED
 from pipeline.runs.result import AlteredError
 
@@ -83,7 +82,7 @@ def show(folder: SweepFolder, *, as_json: bool = False) -> None:
         told = reporting.as_json(results, about.total, about.by, about.goals)
         say(json.dumps({"sweep": folder.name, **told}, indent=2), data=True)
         return
-    say(folded(f"sweep {folder.name}: {' '.join(about.words)}", width()))
+    say_folded(f"sweep {folder.name}: {' '.join(about.words)}")
     say(reporting.text(results, about.total, about.by, about.goals, width=width()))
 
 
