@@ -28,6 +28,7 @@ from pipeline.core.redact import HIDDEN, hide, placeholders, secret_values, with
 from pipeline.core.secret_words import in_word
 from pipeline.data import store
 from pipeline.keys import rank_environment
+from pipeline.keys.order import with_sorted_arguments
 from pipeline.keys.script_files import ScriptFiles
 from trainers.core import config as node
 from trainers.script.settings import ScriptConfig
@@ -282,10 +283,9 @@ def of_the_run(resolved: Mapping[str, Any], secrets: frozenset[str]) -> dict[str
     outside = ["sweep", "search", "notify", *([] if says_something(resolved) else [programs.SECTION])]
     if not resolved.get("step"):
         outside.append("step")
-    run = {name: value for name, value in resolved.items() if name not in outside}
-    shown = without_secrets(run, secrets)
+    shown = without_secrets({name: value for name, value in resolved.items() if name not in outside}, secrets)
     _refuse_secrets_of_the_trainer(resolved, shown)
-    return shown
+    return with_sorted_arguments(shown)
 
 
 def words_of_the_run(words: tuple[str, ...], resolved: Mapping[str, Any], secrets: frozenset[str]) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ _BUILDERS = ("pipeline/cluster", "pipeline/core")
 
 _MODULES = (
     "pipeline/core/options.py",
-    *(f"pipeline/keys/{name}.py" for name in ("canonical", "content_key", "rank_environment")),
+    *(f"pipeline/keys/{name}.py" for name in ("canonical", "content_key", "order", "rank_environment")),
     *(f"trainers/{name}.py" for name in ("core/config", "core/fields", "core/trainer_config", "script/settings")),
 )
 _OUTSIDE = re.compile(r"\$\{(?![^${}:]+\}|oc\.(?:create|decode|deprecated|select|dict\.\w+):)")

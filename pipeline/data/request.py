@@ -21,6 +21,7 @@ from pipeline.core.redact import hide
 from pipeline.data import manifest
 from pipeline.data.manifest import Pack, Stamp
 from pipeline.keys.import_closure import import_closure
+from pipeline.keys.order import order_in
 
 OWN = "pipeline.data.datasets."
 _PACKING = "pipeline.data.packing"
@@ -90,6 +91,8 @@ def request(inputs: Inputs, data_dir: Path) -> Request:
     names = inputs.names or [str(number) for number in range(len(inputs.files))]
     wanted["inputs"] = {name: known[path][1] for name, path in zip(names, inputs.files, strict=True)}
     wanted["version"] = manifest.VERSION
+    if order := order_in({"dataset": inputs.settings}):
+        wanted["order"] = order
     code = import_closure(ROOT, (inputs.module, _PACKING, *inputs.own), given=_GIVEN)
     wanted["code"] = dict(code.digests)
     if inputs.own or not inputs.module.startswith(OWN):  # what is installed counts by its version

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from pipeline.keys.order import order_in
 from trainers.core.config import DatasetConfig, OptimizerConfig, TrainerConfig, later_fields
 from trainers.script.settings import ScriptConfig
 
@@ -23,6 +24,7 @@ _LATER = {
 }
 _NOT_OF_A_SCRIPT = ("inputs", "data", "seal")
 _WHERE = ("cluster", "tracking", "paths")  # where it runs and who is told; the topology part holds the rest
+ORDER = "order"
 _BEFORE = ("step",)  # what its data was made with, which counts by its digest
 
 
@@ -32,7 +34,8 @@ def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
     Without fields that came later where they have their defaults (``trainers.core.config.LATER``): a run without
     trainer.shards keeps the key that it had before there were any. Of the weights that a run starts from their digest
     counts, and not what names them. Of a script's section what it reads counts by
-    content, in ``code`` and ``data``, and what becomes of its run not at all.
+    content, in ``code`` and ``data``, and what becomes of its run not at all. Where the order of a mapping can change
+    the run it stands beside, unless the names are sorted.
     """
     kept = {name: copy.deepcopy(value) for name, value in config.items() if name not in (*_WHERE, *_BEFORE)}
     if isinstance(kept.get("dataset"), dict):
@@ -49,6 +52,8 @@ def canonical_config(config: Mapping[str, Any]) -> dict[str, Any]:
         kept["init"] = init
     if isinstance(kept.get("program"), dict):
         kept["program"] = _of_script(kept["program"])
+    if order := order_in(kept):
+        kept[ORDER] = order
     return kept
 
 

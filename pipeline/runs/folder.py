@@ -123,10 +123,15 @@ class RunFolder(NamedTuple):
 
     def config_agrees(self, key: ContentKey) -> bool:
         """Whether config.json is the configuration that the key was taken of."""
-        from pipeline.keys.canonical import canonical_config
+        from pipeline.keys.canonical import ORDER, canonical_config
 
-        config = self.read_json("config.json")
-        return config is not None and canonical_config(config) == key.parts.get("config")
+        config, known = self.read_json("config.json"), key.parts.get("config")
+        if config is None or not isinstance(known, Mapping):
+            return False
+        now = canonical_config(config)
+        if ORDER not in known:  # an older Paceline's
+            now.pop(ORDER, None)
+        return now == known
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """A JSON object of the folder, or None where it is missing or damaged."""

@@ -126,7 +126,7 @@ def _program(making: Making) -> tuple[dict[str, Any], dict[str, Path]]:
     flat = [name for group in placed for name in group]
     section: dict[str, Any] = {"name": SCRIPT.name, "seal": "off", "script": None, "command": [], "env": dict(step.env)}
     if step.function:
-        told = {"function": step.function, "args": dict(step.args), "inputs": flat, "out": "OUT"}
+        told = {"function": step.function, "args": dict(sorted(step.args.items())), "inputs": flat, "out": "OUT"}
         script = f"{CALL.replace('.', '/')}.py"
         files[script] = root / script
         text = _literal(json.dumps(told)).replace('"out": "OUT"', '"out": "{run}"')

@@ -29,7 +29,7 @@ def command(making: Making) -> list[str]:
     inputs = [[str(path) for path in group] for group in making.inputs]
     flat = [path for group in inputs for path in group]
     if step.function:
-        told = {"function": step.function, "args": dict(step.args), "inputs": flat, "out": out}
+        told = {"function": step.function, "args": dict(sorted(step.args.items())), "inputs": flat, "out": out}
         return [sys.executable, "-m", CALL, json.dumps(told)]
     if isinstance(step.command, str):
         return ["bash", "-euo", "pipefail", "-c", step.command, step.name, *flat]

@@ -12,6 +12,7 @@ from pipeline.core.files import canonical_json, sha256_file, sha256_text
 from pipeline.keys.content_key import ContentKey, environment
 from pipeline.keys.diff import differences
 from pipeline.keys.import_closure import Closure, ScriptEntry, import_closure
+from pipeline.keys.order import order_in, order_of
 from pipeline.steps.code_named import code_named
 from pipeline.steps.step import PREFIX, Step, StepError
 
@@ -46,9 +47,11 @@ def step_key(step: Step, inputs: Mapping[str, str], root: Path, hosts: int = 0) 
         "env": {name: redact.hide(value, step.secrets) for name, value in step.env.items()},
         "on": step.on,
     }
+    is_words = isinstance(step.command, tuple) and bool(step.command)
+    order = order_of(step.args, "args") if is_words else order_in({"step": {"args": step.args}})
     parts: dict[str, Any] = {
         "version": VERSION,
-        "config": config,
+        "config": {**config, "order": order} if order else config,
         "code": dict(sorted(code.items())),
         "data": dict(inputs),
         "environment": environment(versions) if versions is not None else {},

@@ -82,6 +82,19 @@ def test_code_data_and_environment_change_the_key(part: dict[str, Any]) -> None:
     assert key_of(**part).digest != key_of().digest
 
 
+def test_the_order_inside_of_an_argument_counts_and_that_of_arguments_by_name_does_not() -> None:
+    own = ("model=own", "model.target=torchvision.models:resnet18")
+    first = configured(*own, "model.args.parts={b: 8, a: 16}", "model.args.z=1", "model.args.c=2")
+    assert list(first.resolved["model"]["args"]) == ["c", "parts", "z"]  # what **more gets
+    assert list(first.resolved["model"]["args"]["parts"]) == ["b", "a"]
+    told = canonical_config(first.resolved)
+    assert told["order"] == {"model.args.parts": ["b", "a"]}
+    swapped = configured(*own, "model.args.c=2", "model.args.parts={b: 8, a: 16}", "model.args.z=1")
+    assert canonical_config(swapped.resolved) == told
+    other = configured(*own, "model.args.parts={a: 16, b: 8}", "model.args.z=1", "model.args.c=2")
+    assert "order" not in canonical_config(other.resolved)  # the key that it had when no order was kept
+
+
 def test_two_hosts_by_other_names_have_the_same_key() -> None:
     hosts = "cluster.hosts=[{name: a, port: 22, user: me}, {name: b}]"
     assert key_of("cluster=two_node", hosts).digest == key_of("cluster=two_node").digest

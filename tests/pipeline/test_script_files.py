@@ -142,6 +142,8 @@ def test_one_value_in_a_list_of_arguments_has_a_name_of_its_own(folder: Path) ->
         ("program.args.x=true", "program.args.x=true program.args.y=null", "program.args.x='true'"),
         ("program.args=[--x,true,1]", "program.args=[--x,'true','1']", "program.args=[--x,true,'1.0']"),
         ("program.args.x=[1,a]", "program.args.x=['1',a]", "program.args.x=[1,b]"),
+        ("program.args.b=1 program.args.a=2", "program.args={b:1,a:2}", "program.args.a=2 program.args.b=1"),
+        ("program.env.B=1 program.env.A=2", "program.env.A=2 program.env.B=1", "program.env.A=1 program.env.B=1"),
     ],
 )
 def test_the_same_command_line_has_one_key(folder: Path, words: str, same: str, other: str) -> None:

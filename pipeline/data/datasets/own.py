@@ -100,7 +100,7 @@ def _made(config: OwnDatasetConfig) -> Any:
     try:
         make = getattr(importlib.import_module(module), name)
         offered = {"source": _source(config)} if "source" in inspect.signature(make).parameters else {}
-        return make(**{**offered, **config.args})
+        return make(**{**offered, **dict(sorted(config.args.items()))})
     except DataError:
         raise
     except Exception as error:  # whatever a person's function raises

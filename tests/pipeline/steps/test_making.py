@@ -56,6 +56,20 @@ def test_what_comes_out_the_same_makes_nothing_after_it(project: StepProject) ->
     assert [line for line in project.said if line.startswith("step two")] == ["step two: never made"]
 
 
+def test_the_order_of_arguments_counts_where_they_become_words(project: StepProject) -> None:
+    project.write("code.py", "import sys\nopen(sys.argv[1] + '/x', 'w').write(' '.join(sys.argv[2:]))\n")
+    project.write("own.py", "def go(inputs, out, **more): (out / 'x').write_text(' '.join(more))\n")
+    words, function = 'command: [python, code.py, "{out}"]\noutputs: [x]\n', "function: own:go\noutputs: [x]\n"
+    for args in ("{b: 2, a: 1}", "{a: 1, b: 2}"):
+        project.step("words", f"{words}args: {args}\n")
+        project.step("function", f"{function}args: {args}\n")
+        project.make("words")
+        project.make("function")
+        assert (project.out("words") / "x").read_text() == ("--b 2 --a 1" if args[1] == "b" else "--a 1 --b 2")
+    assert (project.out("function") / "x").read_text() == "a b"
+    assert len([line for line in project.said if line.startswith("made step function")]) == 1
+
+
 def test_a_comment_in_the_code_is_no_change(project: StepProject) -> None:
     project.write("own/__init__.py", "")
     module = project.write("own/steps.py", "def clean(inputs, out, rate):\n    (out / 'x').write_text(str(rate))\n")
