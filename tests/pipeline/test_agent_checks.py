@@ -20,6 +20,7 @@ from pipeline.cluster.agent import checks, processors
 from pipeline.cluster.launchers.answers import parse_answer
 from pipeline.cluster.launchers.payload import BOOTSTRAP, message
 from tests.pipeline.test_agent import ask
+from tests.pipeline.test_preflight_checks import PORT
 from tests.small_disk import mounted
 
 
@@ -139,16 +140,7 @@ def test_infiniband_ports_have_what_ibstatus_and_ibdev2netdev_show(tmp_path: Pat
         files |= {f"mlx5_1/ports/{number}/{name}": text for name, text in down.items()}
     files |= {"mlx5_1/device/net/ens1f0/dev_port": "0", "mlx5_1/device/net/ens1f1/dev_port": "1"}
     first, second, third = checks.infiniband(tree(tmp_path, files))
-    assert first == {
-        "device": "mlx5_0",
-        "port": 1,
-        "state": "ACTIVE",
-        "phys_state": "LinkUp",
-        "rate": "200 Gb/sec (4X HDR)",
-        "link_layer": "InfiniBand",
-        "gid": "fe80:0000:0000:0000:b859:9f03:00d4:fe72",
-        "netdev": "ib0",
-    }
+    assert first == PORT
     assert (second["device"], second["port"], second["netdev"]) == ("mlx5_1", 1, "ens1f0")
     assert (third["port"], third["netdev"], third["state"], third["phys_state"]) == (2, "ens1f1", "DOWN", "Disabled")
 
