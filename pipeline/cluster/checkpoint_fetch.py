@@ -12,6 +12,7 @@ from pipeline.cluster.launchers.base import Launcher
 from pipeline.core import threads
 from pipeline.core.specs import LaunchPlan, Outputs
 
+_COPY_S = 5.0
 _SHARE = 10  # a fetch that took a minute is followed by ten without one: encryption takes rank 0's processor time
 
 
@@ -30,22 +31,30 @@ class CheckpointFetch:
         self._launcher, self._plan, self._run_dir, self._every_s = launcher, plan, run_dir, every_s
         self._on_fetched = on_fetched
         self._thread: threading.Thread | None = None
+        self._is_here = threading.Event()
         self._step, self._next = 0, time.monotonic() + every_s
 
     def heard(self, step: int) -> None:
         """The newest checkpoint on rank 0's host is that of ``step``."""
         busy = self._thread is not None and self._thread.is_alive()
         if self._every_s and step > self._step and not busy and time.monotonic() >= self._next:
+            self._is_here.clear()
             self._thread = threads.start(self._fetch, step, name="checkpoints", on_error=lambda _: None)
 
-    def wait(self) -> None:
-        """Until nothing is under way any more."""
+    def wait(self, *, copied: bool = True) -> None:
+        """Until nothing is brought any more, and what was is ``copied``, too: a run that has ended well doesn't wait
+        for a mirror that hangs."""
         if self._thread is not None:
-            self._thread.join()
+            self._is_here.wait()
+            self._thread.join(None if copied else _COPY_S)
 
     def _fetch(self, step: int) -> None:
         began = time.monotonic()
-        if self._launcher.collect(of_step(self._plan, step), self._run_dir, final=False):
+        try:
+            came = self._launcher.collect(of_step(self._plan, step), self._run_dir, final=False)
+        finally:
+            self._is_here.set()
+        if came:
             self._step = step
             self._on_fetched()
         now = time.monotonic()

@@ -301,7 +301,7 @@ class RunningAttempt:
 
         What could not be brought stays there: the next attempt asks for it (pipeline/cluster/earlier.py).
         """
-        self._fetch.wait()
+        self._fetch.wait(copied=not keep_final)
         heard = bool(self.ends) and self._folder_is_ours()
         if heard and not self.launcher.collect(self.plan, self.run_dir, final=keep_final):
             return

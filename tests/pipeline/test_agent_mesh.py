@@ -61,6 +61,18 @@ def test_a_record_with_a_key_that_is_no_text_is_damaged(ssh: Path) -> None:
         mesh.recorded()
 
 
+def test_undo_takes_lines_that_somebody_has_edited_and_no_others(ssh: Path, said: dict[str, Any]) -> None:
+    ssh.mkdir()
+    mesh.note(authorized_keys=[OURS, OURS.replace("ours", "more")], known_hosts=["b ssh-ed25519 AAAAb"])
+    others = f"ssh-ed25519 AAAAown me\n# {OURS}\n"
+    (ssh / "authorized_keys").write_text(f"{others}no-pty {OURS}\n{OURS.replace('ours', 'more')}\r\n")
+    (ssh / "known_hosts").write_text("a ssh-ed25519 AAAAb\r\nb ssh-ed25519 AAAAb\r\n")
+    mesh.mesh_undo({})
+    assert (said["keys"], said["hosts"]) == (2, 1)
+    assert (ssh / "authorized_keys").read_text() == others
+    assert (ssh / "known_hosts").read_bytes() == b"a ssh-ed25519 AAAAb\r\n"
+
+
 def test_keys_with_the_mark_go_where_the_record_is_gone(ssh: Path, said: dict[str, Any]) -> None:
     ssh.mkdir()
     (ssh / "authorized_keys").write_text(f"{OURS}\n")

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.cluster import lost_hosts, spares
+from pipeline.cluster import checkpoint_fetch, lost_hosts, spares
 from pipeline.cluster.checkpoint_fetch import CheckpointFetch
 from pipeline.cluster.launchers.base import Launcher
 from pipeline.config.build import build
@@ -20,6 +20,7 @@ from pipeline.core.specs import LaunchPlan, NodePlan
 from pipeline.execution.restarts import Restarts
 from pipeline.keys.content_key import content_key
 from pipeline.runs.metrics_file import cut_torn_line
+from tests.waiting import HANG_S
 
 HOSTS = (Host(name="a", nproc_per_node=2), Host(name="b", nproc_per_node=4, env={"X": "1"}))
 SPARES = (Host(name="c", nproc_per_node=2), Host(name="d", nproc_per_node=4, env={"X": "1"}), Host(name="e"))
@@ -178,6 +179,22 @@ class Collecting:
         self.asked.append(plan.outputs.resume)
         self.go_on.wait()
         return self.brings
+
+
+def test_a_run_that_has_ended_well_does_not_wait_for_a_mirror_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_fetch, "_COPY_S", 0.01)
+    launcher, goes_on = Collecting(), threading.Event()
+    launcher.go_on.set()
+    where = plan("n0 10.0.0.1:22 uid 0")
+    fetch = CheckpointFetch(cast(Launcher, launcher), where, tmp_path, 1e-9, lambda: (goes_on.wait(HANG_S), None)[1])
+    fetch.heard(40)
+    fetch.wait(copied=False)
+    assert len(launcher.asked) == 1
+    assert not goes_on.is_set()
+    goes_on.set()
+    fetch.wait()
 
 
 def test_new_checkpoints_are_fetched_one_at_a_time_without_the_metrics_that_are_being_written(tmp_path: Path) -> None:

@@ -299,13 +299,21 @@ def take_back(name: str, ours: list[str]) -> int:
     lines = lines_of(name)
     before = len(lines)
     for line in ours:
-        if line in lines:
-            lines.reverse()
-            lines.remove(line)
-            lines.reverse()
+        found = [number for number, other in enumerate(lines) if is_still(line, other, with_options=name == AUTHORIZED)]
+        if found:
+            del lines[found[-1]]
     if len(lines) != before:
         if lines:
             replace(name, lines)
         else:
             os.unlink(path(name))
     return before - len(lines)
+
+
+def is_still(line: str, other: str, *, with_options: bool) -> bool:
+    """Whether ``other`` is a line of ours, also where an editor has changed its end, or somebody has put options before
+    the key: it still lets the same one in."""
+    if other.rstrip() == line.rstrip():
+        return True
+    key = line.split()[1:2]
+    return with_options and not other.lstrip().startswith("#") and bool(key) and key[0] in other.split()
