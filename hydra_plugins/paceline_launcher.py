@@ -24,9 +24,12 @@ class PacelineLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Results lie in the run folders; a failed trial ends the command with code 1."""
         from pipeline.cli.loader import leave
+        from pipeline.cli.output import outlive_reader
         from pipeline.cli.sweeping import run_jobs
+        from pipeline.core import masking
         from pipeline.core.errors import PacelineError
 
+        masking.outlive(outlive_reader)
         try:
             run_jobs([tuple(job) for job in job_overrides], self._typed)
         except PacelineError as error:

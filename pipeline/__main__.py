@@ -10,6 +10,7 @@ from pipeline.core import unexpected
 
 unexpected.install()  # before the other imports: a Ctrl-C during them is told in a line too
 
+import logging  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -22,6 +23,7 @@ from omegaconf import DictConfig  # noqa: E402
 from pipeline.cli import clone, commands, shadowing  # noqa: E402
 from pipeline.cli.invocation import Invocation, typed_runs_dir  # noqa: E402
 from pipeline.cli.loader import for_verb, leave  # noqa: E402
+from pipeline.cli.output import outlive_reader  # noqa: E402
 from pipeline.cli.session import Session  # noqa: E402
 from pipeline.config import hydra_flags  # noqa: E402
 from pipeline.config.compose import CONF_DIRS, CONFIG_NAME, HYDRA_VERSION_BASE, compose_config  # noqa: E402
@@ -42,6 +44,7 @@ def main(config: DictConfig) -> None:
     """Fetch, train, evaluate and record one composed configuration."""
     os.environ.pop(_FULL_ERROR, None)  # ranks don't need it
     signals.begin()
+    masking.outlive(outlive_reader)
     overrides = tuple(HydraConfig.get().overrides.task)
     session = Session(Invocation(verb="train", overrides=overrides), composed=config)
     try:
@@ -67,7 +70,8 @@ def checked_words() -> tuple[str, ...]:
     """The overrides, which Hydra finds in the form that it takes. What `doit` refuses is refused with the same line."""
     try:
         asked = hydra_flags.read(sys.argv[1:])
-        sys.argv[1:] = for_hydra(sys.argv[1:])
+        flags = [word for word in sys.argv[1:] if word not in asked.words]
+        sys.argv[1:] = [*for_hydra(asked.words), *flags]  # argparse takes words on one side of the flags alone
         trials = jobs(asked.words) if asked.multirun else []
         if trials and asked.composes:
             compose_config(trials[0])  # Hydra's own error knows no other words than these
@@ -80,6 +84,7 @@ def checked_words() -> tuple[str, ...]:
 
 if __name__ == "__main__":
     masking.begin()
+    logging.raiseExceptions = False  # a page of Hydra's --info for each line that `| head` doesn't take
     unexpected.keep_in(clone.ROOT / typed_runs_dir(sys.argv))
     sys.argv[1:], told = by_environment(sys.argv[1:])  # Hydra writes words and values to multirun.yaml
     os.environ.update(told)
@@ -88,7 +93,7 @@ if __name__ == "__main__":
     os.environ[_FULL_ERROR] = "1"  # Hydra passes on what it would print in its own form
     try:
         main()
-    except BrokenPipeError as error:  # in Hydra's own output: --cfg all | head
+    except (BrokenPipeError, masking.OutputError) as error:  # in Hydra's own output: --cfg all | head
         leave(error)
     except HydraException as error:  # of what only Hydra composes: --config-name, --config-dir, --multirun
         leave(explain(error, [*words], lambda _: None))

@@ -161,6 +161,7 @@ class Screen:
         with Live(
             view, console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
         ) as live:
+            console.show_cursor(True)  # which Ctrl-Z or kill -9 would leave a terminal without
             while True:
                 over, news, now = self._over, self._taken(), time.monotonic()
                 drawn = self._frame(live, picture, news, now, drawn)

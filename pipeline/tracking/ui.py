@@ -180,7 +180,10 @@ def _prepare(uri: str) -> None:
     env = process.of_this_clone(recorder_env(uri))
     done = process.run(tracking.prepare_command(uri), timeout_s=_PREPARE_TIMEOUT_S, env=env)
     if done.code != 0:
-        raise PacelineError(f"the store {shown(uri)} cannot be opened: {done.stderr.strip()}")
+        why = done.stderr.strip().splitlines() or [
+            f"exit code {done.code}"
+        ]  # above the last one MLflow's own traceback
+        raise PacelineError(f"the store {shown(uri)} cannot be opened: {why[-1]}")
 
 
 def _free_port(host: str, port: int | None, *, for_team: bool) -> int:

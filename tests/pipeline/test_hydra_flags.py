@@ -120,3 +120,21 @@ def test_the_application_takes_hosts_by_their_names_as_doit_does() -> None:
         [sys.executable, "-m", "pipeline", *words], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert [host["name"] for host in yaml.safe_load(done.stdout)] == ["a", "b"]
+
+
+def test_the_application_takes_a_script_by_its_name_on_either_side_of_the_flags() -> None:
+    for words in (["--cfg", "job", "-p", "program.script", "program.script=dodo.py"],
+                  ["program.script=dodo.py", "--cfg", "job", "-p", "program.script"]):  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "pipeline", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout.strip()) == (0, "dodo.py"), done.stderr
+
+
+def test_a_reader_that_leaves_the_application_gets_no_page_of_loggings_own() -> None:
+    argv = [sys.executable, "-m", "pipeline", "--info", "defaults"]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        child.stdout.close()
+        assert child.stderr is not None
+        assert "Logging error" not in child.stderr.read()
