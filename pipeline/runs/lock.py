@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from pipeline.core import cache, leftovers
@@ -82,6 +82,8 @@ def locked(
             say(line)
         yield lock
     finally:
+        with suppress(OSError):
+            (folder.path / STOP).unlink(missing_ok=True)
         lock.release()
 
 

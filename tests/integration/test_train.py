@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core.specs import STOP
 from tests.integration.commands import (
     ALONE,
     ROOT,
@@ -134,6 +135,7 @@ def test_stop_from_another_terminal_ends_the_run_which_is_not_started_again(proj
     assert "ERROR: KILLED" in output
     assert ": stopped by doit stop\n" in output
     assert "attempt 2" not in output
+    assert not (project.only_run() / STOP).exists()
     assert project.states()[-1] == "KILLED"
     assert list(processes_of(project.folder)) == []
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from pipeline.cluster.agent import follow, log_lines, probe, processes, processors, rank_errors, reasons, staging
+from pipeline.cluster.launchers import login_errors
 from pipeline.cluster.launchers.answers import parse_answer
 from pipeline.cluster.launchers.payload import BOOTSTRAP, message
 from tests.small_disk import mounted
@@ -322,6 +323,14 @@ def test_what_a_rank_says_of_its_error_is_cut_and_has_no_half_characters() -> No
     assert told["traceback"] == f"Trace\n{told['message']}"
     short = {"unix_time": 1.0, "message": "KeyError: 1", "traceback": ""}
     assert rank_errors.tellable(short, str) == short
+
+
+def test_a_limit_of_a_logins_files_is_told_with_the_command_that_shows_it() -> None:
+    text = reasons.reason(OSError(errno.EFBIG, "File too large", "/w/.try-1"))
+    assert login_errors.told(text, "ssh node1") == (
+        "a limit of its login keeps files small ([Errno 27] File too large: '/w/.try-1'): see its start files",
+        "ssh node1 -t 'ulimit -f'",
+    )
 
 
 def test_a_request_that_fails_answers_with_the_reason(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ def reason(error: BaseException) -> str:
             f"can't write there ({error}); set cluster.workdir (on this computer paths.runs) to a folder that "
             "this login can write to, or fix its permissions"
         )
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return f"a limit of its login keeps files small ({error}): see its start files{THERE}ulimit -f"
     if isinstance(error, (FileExistsError, NotADirectoryError)):
         name = shlex.quote(str(error.filename))
         return f"something that is no folder is in the way of {name} there ({error.strerror}){THERE}ls -ld {name}"
