@@ -53,8 +53,10 @@ class Shared:
 
     def services(self, run: Run, slot: int, on_trained: Callable[[], None], stop: Stop) -> RunServices:
         """For a run on the hosts of ``slot``."""
+        if run.config.script is None:  # of a script no report is made
+            self._reports()
         return RunServices(
-            evaluate=self._reports().evaluate,
+            evaluate=lambda folder, root: self._reports().evaluate(folder, root),
             recorder=self.records(run).recorder,
             provenance=self._provenance,
             on_trained=on_trained,

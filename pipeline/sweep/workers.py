@@ -70,11 +70,13 @@ class WorkerProcess:
         return answer
 
     def close(self) -> None:
-        """Let it finish what it was asked, then end it."""
+        """Let it finish what it was asked, then end it. One that was asked nothing may still import, for seconds."""
         assert self._child.stdin is not None
         try:
             self._child.stdin.close()
-            self._child.wait(timeout=_END_S)
+            with self._lock:
+                is_idle = not self._waiting
+            self._child.wait(timeout=0 if is_idle else _END_S)
         except (OSError, subprocess.TimeoutExpired):
             self._child.kill()
             self._child.wait()

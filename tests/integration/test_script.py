@@ -135,6 +135,7 @@ def test_a_script_is_swept_and_not_run_twice(project: Project) -> None:
     (folders[0] / "outputs/w.txt").write_text("other")
     changed = json.loads((folders[0] / "config.json").read_text())["program"]["args"]["lr"]
     assert "outputs/w.txt" in project.doit("why", f"program.args.lr={changed}").stdout
+    assert not [*(project.folder / "runs" / "sweeps").glob("*/reports.log")]  # of scripts no process waits to make any
 
 
 def test_a_script_that_reads_its_settings_by_exec_is_swept_as_it_runs_alone(project: Project) -> None:
