@@ -22,6 +22,7 @@ from pipeline.config.schema import OPTIONS, PROGRAMS
 from pipeline.config.unknown_key import Names, UnknownKeyError, field_names, not_of_a_host
 from pipeline.core.errors import UsageError, nearest, suggestion
 from pipeline.core.places import ROOT, conf_dirs
+from pipeline.core.printable import shell_line
 
 _ABSENT = object()
 Composer = Callable[[Sequence[str]], DictConfig | None]
@@ -75,7 +76,7 @@ def explain(error: Exception, overrides: list[str], composed: Composer) -> Usage
         return UsageError(
             f"{culprit}: several values are a sweep, and this command takes one; "
             "write key=[a,b] for a list, key=\"'a,b'\" for a text with a comma, "
-            "or train them all: doit sweep …"
+            f"or train them all: {shell_line(['doit', 'sweep', *overrides])}"
         )
     for pattern in _UNKNOWN:
         if found := pattern.search(text):

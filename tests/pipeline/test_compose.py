@@ -176,7 +176,10 @@ def test_composes_what_hydra_main_composes(
         ("~x", ["unknown key 'x'", "valid: cluster, dataset"]),
         ("~optimizer.lr", ["~optimizer.lr"]),
         ("~model=resnet50", ["~model=resnet50: Could not delete", "No match in the defaults list"]),
-        ("seed=1,2", ["seed=1,2", "several values are a sweep", "doit sweep"]),
+        (
+            "seed=1,2",
+            ["seed=1,2", "several values are a sweep", "train them all: doit sweep trainer.epochs=2 seed=1,2"],
+        ),
         ("tracking.experiment=a,b", ["tracking.experiment=a,b", "key=\"'a,b'\" for a text with a comma"]),
         ("seed=[1", ["'seed=[1' is not an override"]),
         ("trainer.freeze=x", ["trainer.freeze=x: a list is wanted there; write 'trainer.freeze=[x]'"]),
