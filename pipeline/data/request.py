@@ -18,9 +18,9 @@ from pipeline.core.errors import DataError
 from pipeline.core.files import canonical_json, sha256_file, sha256_text, write_json
 from pipeline.core.places import ROOT
 from pipeline.core.redact import hide
-from pipeline.data import manifest
+from pipeline.data import manifest, own_code
 from pipeline.data.manifest import Pack, Stamp
-from pipeline.keys.import_closure import import_closure
+from pipeline.keys.import_closure import Closure, import_closure
 from pipeline.keys.order import order_in
 
 OWN = "pipeline.data.datasets."
@@ -50,10 +50,13 @@ class Inputs(NamedTuple):
 
 
 class Request(NamedTuple):
-    """``name`` is ``<data set>-<12 hex>``. ``stamps`` are those that the source files had before they were hashed."""
+    """``name`` is ``<data set>-<12 hex>``. ``stamps`` are those that the source files had before they were hashed;
+    ``code`` are the digests of what reads and packs, by path, and ``modules`` where it begins."""
 
     name: str
     stamps: Mapping[Path, Stamp]
+    code: Mapping[str, str]
+    modules: tuple[str, ...]
 
     def refuse_changed(self) -> None:
         """Raises DataError where a source file isn't the one that was hashed: what was read of it since is another's.
@@ -63,6 +66,11 @@ class Request(NamedTuple):
         for path, before in self.stamps.items():
             if manifest.stamp(path) != before:
                 raise _changing(path)
+        now = _code(self.modules).digests
+        if edited := sorted(name for name in {*now, *self.code} if now.get(name) != self.code.get(name)):
+            raise DataError(
+                f"{', '.join(edited[:3])} was edited while the data was packed", hint="the same command again"
+            )
 
 
 def find(inputs: Inputs, data_dir: Path) -> Pack | None:
@@ -72,7 +80,7 @@ def find(inputs: Inputs, data_dir: Path) -> Pack | None:
     if not any(data_dir.glob(f"{inputs.dataset}-*")):
         return None  # spares hashing a large source that was never packed
     try:
-        return manifest.read(data_dir / request(inputs, data_dir).name)
+        return intact(data_dir / request(inputs, data_dir).name)
     except (DataError, OSError):  # the source is gone or unreadable: `fetch` says so
         return None
 
@@ -93,12 +101,24 @@ def request(inputs: Inputs, data_dir: Path) -> Request:
     wanted["version"] = manifest.VERSION
     if order := order_in({"dataset": inputs.settings}):
         wanted["order"] = order
-    code = import_closure(ROOT, (inputs.module, _PACKING, *inputs.own), given=_GIVEN)
+    modules = (inputs.module, _PACKING, *inputs.own)
+    code = _code(modules)
     wanted["code"] = dict(code.digests)
     if inputs.own or not inputs.module.startswith(OWN):  # what is installed counts by its version
         wanted["versions"] = dict(code.versions)
     name = f"{inputs.dataset}-{sha256_text(canonical_json(wanted))[:12]}"
-    return Request(name=name, stamps={path: stamp for path, (stamp, _) in known.items()})
+    stamps = {path: stamp for path, (stamp, _) in known.items()}
+    return Request(name=name, stamps=stamps, code=code.digests, modules=modules)
+
+
+def intact(folder: Path) -> Pack | None:
+    """The pack, unless it is altered or a file that its function read besides is another now. Raises what read does."""
+    found = manifest.read(folder)
+    return found if found is not None and own_code.is_current(folder, ROOT) else None
+
+
+def _code(modules: tuple[str, ...]) -> Closure:
+    return import_closure(ROOT, modules, given=_GIVEN)
 
 
 def _source(inputs: Inputs) -> str | None:

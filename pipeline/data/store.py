@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,7 +14,8 @@ from pipeline.core import leftovers
 from pipeline.core.errors import DataError, os_reason
 from pipeline.core.files import fsync
 from pipeline.core.locks import held
-from pipeline.data import datasets, manifest, request
+from pipeline.core.places import ROOT
+from pipeline.data import datasets, own_code, request
 from pipeline.data.base import DatasetModule, Workspace
 from pipeline.data.manifest import Pack
 from pipeline.data.progress import OnProgress, reporting
@@ -86,11 +88,13 @@ def fetch(dataset: DatasetConfig, data_dir: Path, *, on_progress: OnProgress | N
         data_dir.mkdir(parents=True, exist_ok=True)
         wanted = request.request(inputs(dataset), data_dir)
         target = data_dir / wanted.name
-        found = manifest.read(target)
+        found = request.intact(target)
         if found is not None:
             return found
         with _only_one(data_dir / f".{dataset.name}.lock", report):
-            return manifest.read(target) or _make(dataset, module, target, wanted, report)
+            wanted = request.request(inputs(dataset), data_dir)  # what decides it may be another after a wait
+            target = data_dir / wanted.name
+            return request.intact(target) or _make(dataset, module, target, wanted, report)
 
 
 @contextmanager
@@ -128,14 +132,27 @@ def _make(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: R
 def _build(dataset: DatasetConfig, module: DatasetModule, target: Path, wanted: Request, work: Workspace) -> Pack:
     from pipeline.data import packing
 
-    raw = module.load(dataset, work)
+    own_code.forget_edited(wanted.code)
+    with own_code.watched() as opened:
+        raw = module.load(dataset, work)
     folder = work.folder / "pack"
     folder.mkdir()
     made = packing.write(raw, dataset, folder, work.report)
     wanted.refuse_changed()  # its name promises the content that was hashed
+    if dataset.name == OWN:
+        besides = own_code.read_besides(opened, [*wanted.stamps], ROOT, target.parent)
+        _tell_of(dataset, own_code.keep(folder, besides, ROOT))
     fsync(folder)
     if target.exists():  # altered or incomplete: `manifest.read` has just refused it
         target.rename(work.folder / "refused")
     folder.rename(target)
     fsync(target.parent)
     return Pack(target, made)
+
+
+def _tell_of(dataset: DatasetConfig, read: list[str]) -> None:
+    if read:
+        shown = f"{', '.join(read[:8])}{f' and {len(read) - 8} more' if len(read) > 8 else ''}"
+        change = "it changes" if len(read) == 1 else "they change"
+        what = f"read {shown}, no part of dataset.source; the data is made anew when {change}"
+        print(f"WARNING: {getattr(dataset, 'target', '')} {what}", file=sys.stderr, flush=True)

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.core.errors import DataError
+from pipeline.core.locks import held
 from pipeline.core.places import ROOT
 from pipeline.data import request, store
+from pipeline.data.datasets import own
 from pipeline.data.datasets.own import OwnDatasetConfig
+from pipeline.data.manifest import Pack
 from pipeline.data.store import fetch, find
 from pipeline.keys.import_closure import import_closure
 from tests.pipeline.data.data_fixtures import read_pack
@@ -66,3 +73,67 @@ def test_what_can_t_be_taken_is_told(tmp_path: Path, name: str, settings: dict[s
 def test_a_target_that_names_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"dataset.target='squares' must be MODULE:NAME"):
         OwnDatasetConfig(target="squares")
+
+
+CODE = """
+import pathlib
+import numpy as np
+
+def make(count=20):
+    value = int((pathlib.Path(__file__).parent / "value.txt").read_text()) + 1
+    return {"images": np.full((count, 8, 8), value, np.uint8), "labels": np.arange(count) % 2}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A project with a function of its own: ``own_made.py`` and ``value.txt``."""
+    for module in (request, store, own):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    (tmp_path / "own_made.py").write_text(CODE)
+    (tmp_path / "value.txt").write_text("1")
+    yield tmp_path
+    sys.modules.pop("own_made", None)
+    sys.path[:] = [path for path in sys.path if path != str(tmp_path)]
+
+
+def values(pack: Pack) -> set[int]:
+    return {int(value) for value in read_pack(pack.path, (1, 8, 8))[0].ravel()}
+
+
+def test_what_the_function_reads_besides_its_source_is_told_and_a_change_of_it_makes_the_pack_anew(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = OwnDatasetConfig(target="own_made:make", holdout=4)
+    assert values(fetch(settings, project / "data")) == {2}
+    told = "WARNING: own_made:make read value.txt, no part of dataset.source; the data is made anew when it changes\n"
+    assert capfd.readouterr().err.endswith(told)
+    found = find(settings, project / "data")
+    assert found == fetch(settings, project / "data")
+    (project / "value.txt").write_text("6")
+    assert find(settings, project / "data") is None
+    assert values(fetch(settings, project / "data")) == {7}
+    (project / "value.txt").unlink()
+    with pytest.raises(DataError, match=r"raised FileNotFoundError: .*value\.txt"):
+        fetch(settings, project / "data")
+
+
+def test_a_source_is_nothing_besides(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = OwnDatasetConfig(target="own_made:make", holdout=4, source=str(project / "value.txt"))
+    fetch(settings, project / "data")
+    assert "WARNING" not in capfd.readouterr().err
+
+
+def test_code_that_was_edited_while_another_command_held_the_lock_is_packed_under_its_own_name(project: Path) -> None:
+    settings = OwnDatasetConfig(target="own_made:make", holdout=4)
+    (project / "data").mkdir()
+    waited = threading.Event()
+    with ThreadPoolExecutor() as other:
+        with held(project / "data" / ".own.lock"):
+            waiting = other.submit(fetch, settings, project / "data", on_progress=lambda *_: waited.set())
+            assert waited.wait(10.0)
+            (project / "own_made.py").write_text(CODE.replace("+ 1", "+ 10"))
+        assert values(waiting.result()) == {11}
+    (project / "own_made.py").write_text(CODE)  # in the same process, as a search's next trial
+    assert find(settings, project / "data") is None
+    assert values(fetch(settings, project / "data")) == {2}

@@ -1,0 +1,95 @@
+"""What a function that makes a data set runs and reads, where the pack's name can't hold it: its modules as they were
+imported by this process, and files of the project that it opens besides its source."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.core import places
+from pipeline.core.files import sha256_file, write_json
+
+READ = "read.json"
+"""In a pack: the sha256 of each file of the project that the function read besides, by its path there."""
+
+_NO_INPUTS = ("site-packages", "__pycache__")
+_imported: dict[str, str] = {}  # digests of sources, by path, when this process imported them
+_opened: set[str] | None = None
+_hooked = False
+
+
+def forget_edited(digests: Mapping[str, str]) -> None:
+    """Have modules imported anew whose sources were edited since this process did: a search makes packs for hours."""
+    if any(_imported.get(path, digest) != digest for path, digest in digests.items()):
+        for path in digests:
+            name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            if name.partition(".")[0] not in places.MODULES:
+                sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+    _imported.update(digests)
+
+
+@contextmanager
+def watched() -> Iterator[set[str]]:
+    """The paths that this process opens for reading within the block; a process that it starts isn't seen."""
+    global _opened, _hooked
+    if not _hooked:
+        sys.addaudithook(_note)  # there is no way to take one away
+        _hooked = True
+    found: set[str] = set()
+    _opened = found
+    try:
+        yield found
+    finally:
+        _opened = None
+
+
+def _note(event: str, args: tuple[object, ...]) -> None:
+    if _opened is None or event != "open":
+        return
+    path, _, flags = args
+    if isinstance(path, str | bytes) and isinstance(flags, int) and not flags & (os.O_WRONLY | os.O_CREAT):
+        _opened.add(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100
+
+
+def read_besides(opened: Collection[str], known: Collection[Path], root: Path, data_dir: Path) -> list[Path]:
+    """Of the files that were opened those of the project that nothing in the pack's name stands for, sorted."""
+    counted = {os.path.realpath(path) for path in known}
+    places_of_modules = (getattr(module, "__file__", None) for module in [*sys.modules.values()])
+    counted |= {os.path.realpath(place) for place in places_of_modules if place}
+    real, data = Path(os.path.realpath(root)), os.path.realpath(data_dir)
+    found = set[Path]()
+    for path in {os.path.realpath(name) for name in opened} - counted:
+        if not path.startswith(f"{real}/") or path.startswith(f"{data}/") or not os.path.isfile(path):  # noqa: PTH113
+            continue
+        parts = Path(path).relative_to(real).parts
+        if not any(part.startswith(".") or part in _NO_INPUTS for part in parts) and parts[0] != "runs":
+            found.add(Path(path))
+    return sorted(found)
+
+
+def keep(folder: Path, files: Collection[Path], root: Path) -> list[str]:
+    """Note in a pack what was read besides; by the paths in the project. Raises OSError."""
+    found = {path.relative_to(os.path.realpath(root)).as_posix(): sha256_file(path) for path in files}
+    if found:
+        write_json(folder / READ, found)
+    return [*found]
+
+
+def is_current(folder: Path, root: Path) -> bool:
+    """Whether what was read besides, when the pack in ``folder`` was made, is what it was."""
+    try:
+        noted = json.loads((folder / READ).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, RecursionError):
+        return False
+    try:
+        return all(sha256_file(root / name) == digest for name, digest in noted.items())
+    except (OSError, AttributeError):
+        return False
