@@ -1,7 +1,8 @@
 """``python guard.py COMMAND…``: a command that ends with its starter. Standard library only.
 
 Its stdin is a pipe that the starter holds: when that closes, however the starter ended, the command and all that it
-started get SIGTERM and 3 s later SIGKILL. What it leaves running in the background when it ends is killed.
+started get SIGTERM and 3 s later SIGKILL. What it leaves running in the background when it ends is killed, on Linux
+also what has begun a session of its own (setsid): this process adopts what its parent has left.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from contextlib import suppress
 
 _GRACE_S = 3.0
 _LOOK_S = 0.02
+_SUBREAPER = 36
 
 
 def main(argv: Sequence[str]) -> int:
     """The command's exit code; 128 + N where signal N ended it, 127 where there is no such program."""
+    _adopt()
     try:
         child = subprocess.Popen(list(argv), stdin=subprocess.DEVNULL, start_new_session=True)
     except OSError as error:
@@ -28,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
         return 127
     code = _followed(child)
     _signal(child.pid, signal.SIGKILL)
+    _end_adopted()
     return code if code >= 0 else 128 - code
 
 
@@ -45,6 +49,42 @@ def _followed(child: subprocess.Popen[bytes]) -> int:
                 _signal(child.pid, signal.SIGKILL)
         waiting = min(0.1, waiting * 1.5)
     return code
+
+
+def _adopt() -> None:
+    """Become the parent of descendants whose own one has ended: man 2 PR_SET_CHILD_SUBREAPER. Linux alone has it."""
+    if sys.platform == "linux":
+        with suppress(ImportError, OSError, AttributeError):
+            import ctypes
+
+            ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end_adopted() -> None:
+    """Kill children until there is none; what a killed one leaves becomes one."""
+    until = time.monotonic() + _GRACE_S
+    while time.monotonic() < until:
+        try:
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not ended:
+            for pid in _children():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(_LOOK_S)
+
+
+def _children() -> list[int]:
+    from pathlib import Path  # 10 ms of a start
+
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state = (folder / "stat").read_text(encoding="utf-8", errors="replace")
+            if int(state.rpartition(")")[2].split()[1]) == os.getpid():  # the parent
+                found.append(int(folder.name))
+    return found
 
 
 def _signal(group: int, number: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,13 @@ def test_the_trainer_imports_torch_alone_and_only_the_model_it_was_given() -> No
     assert "trainers/models/small_cnn.py" in closure.digests
     others = {"trainers/models/resnet.py", "trainers/strategies/fsdp.py", "trainers/optimizers/adam.py"}
     assert not others & {*closure.digests}
+
+
+@pytest.mark.parametrize("entry", [[], {"digest": 1}, {"digest": "a", "sight": "none", "imports": {"x": []}}])
+def test_what_was_remembered_in_another_form_is_read_anew(tmp_path: Path, entry: object) -> None:
+    (tmp_path / "own.py").write_text("import helper\n")
+    (tmp_path / "helper.py").write_text("x = 1\n")
+    found = import_closure(tmp_path, "own")
+    remembered = tmp_path / ".paceline" / "imports.json"
+    remembered.write_text(json.dumps(dict.fromkeys(json.loads(remembered.read_text()), entry)))
+    assert import_closure(tmp_path, "own") == found

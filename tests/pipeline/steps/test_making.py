@@ -70,6 +70,17 @@ def test_the_order_of_arguments_counts_where_they_become_words(project: StepProj
     assert len([line for line in project.said if line.startswith("made step function")]) == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands on orphans")
+def test_a_step_ends_with_its_program_and_leaves_nothing_running_in_a_session_of_its_own(project: StepProject) -> None:
+    line = "setsid sleep 60 & echo $! > \"$out/x\"; setsid bash -c 'sleep 60 & wait' & sleep 0.3"
+    project.step("leaves", f"command: |\n  {line}\noutputs: [x]\n")
+    begun = time.monotonic()
+    project.make("leaves")
+    assert time.monotonic() - begun < 30  # not the minute for which its stdout is held open
+    pid = int((project.out("leaves") / "x").read_text())
+    assert not Path(f"/proc/{pid}").exists()
+
+
 def test_a_comment_in_the_code_is_no_change(project: StepProject) -> None:
     project.write("own/__init__.py", "")
     module = project.write("own/steps.py", "def clean(inputs, out, rate):\n    (out / 'x').write_text(str(rate))\n")
