@@ -117,6 +117,8 @@ def _refuse_unknown(argv: Sequence[str], verb: str | None, loader_options: Seque
     except CmdParseError as error:
         what = str(error).removeprefix("Error parsing Command: ").partition(" (parsing options")[0]
         raise UsageError(f"doit {name}: {' '.join(what.split())}", hint=f"doit help {name}") from error
+    if verb is None and name == "run" and rest and not rest[0].startswith("-"):
+        return  # behind a task of one's own stand its own options
     for word in rest:
         if word.startswith("-"):
             stands = f"doit {word} {verb or name}"

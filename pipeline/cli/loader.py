@@ -22,6 +22,7 @@ from doit import doit_cmd  # noqa: E402
 from doit.cmd_base import DodoTaskLoader, check_tasks_exist  # noqa: E402
 from doit.cmd_run import Run  # noqa: E402
 from doit.exceptions import InvalidCommand  # noqa: E402
+from doit.task import Task  # noqa: E402
 
 from pipeline.cli import clone, invocation, shadowing  # noqa: E402
 from pipeline.cli.verbosity import taken_out  # noqa: E402
@@ -89,8 +90,8 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
             check_tasks_exist({task.name: task for task in tasks}, pos_args)
         if isinstance(cmd, Run):
             names = {task.name for task in tasks}
-            for word in pos_args:
-                if word not in names and "*" not in word and ":" not in word:
+            for word in pos_args if verb is not None or not _takes_words(tasks, pos_args) else ():
+                if word not in names and "*" not in word and ":" not in word and not _is_target(tasks, word):
                     shown = [name for name in names if not name.startswith("_")]
                     verb = self._invocation.verb
                     if verb is not None and "run" in VERBS[verb].options and _KEY.fullmatch(word):
@@ -120,6 +121,17 @@ class Loader(DodoTaskLoader):  # type: ignore[misc]  # doit has no type hints
                 session().basis  # noqa: B018  (composed once, kept)
             except PacelineError as error:
                 leave(for_verb(error, verb))
+
+
+def _takes_words(tasks: list[Task], words: list[str]) -> bool:
+    """Whether the first names a task that has options or arguments of its own, which may follow."""
+    return any(task.name == words[0] and (task.pos_arg or task.params) for task in tasks) if words else False
+
+
+def _is_target(tasks: list[Task], word: str) -> bool:
+    """Whether a task makes this file, or says by a pattern that one which is made later does."""
+    late = (task.loader.target_regex for task in tasks if task.loader is not None)
+    return any(word in task.targets for task in tasks) or any(re.match(pattern, word) for pattern in late if pattern)
 
 
 def _answer_help() -> None:

@@ -216,3 +216,42 @@ def test_a_project_trains_on_two_hosts_that_have_nothing_of_it(environment: Path
     (key,) = RUN.findall(done.stdout)
     result = json.loads((project / "runs" / key / "result.json").read_text())
     assert result["nnodes"] == 2
+
+
+DODO = """
+from pipeline.cli.project import *
+from doit import create_after
+
+def task_made():
+    return {"actions": ["echo made > out.txt"], "targets": ["out.txt"]}
+
+def task_told():
+    return {"actions": [lambda many: print("many", many)], "verbosity": 2,
+            "params": [{"name": "many", "short": "m", "type": int, "default": 1}]}
+
+def task_words():
+    return {"actions": [lambda pos: print("pos", pos)], "pos_arg": "pos", "verbosity": 2}
+
+@create_after(executed="made", target_regex="late-.*")
+def task_late():
+    yield {"name": "x", "actions": ["echo late > late-x"], "targets": ["late-x"]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("told -m 3", 0, "many 3"),
+        ("words a b", 0, "pos ['a', 'b']"),
+        ("out.txt", 0, "made"),
+        ("late-x", 0, "late:x"),
+        ("made nix", 3, "there is no command 'nix'"),
+    ],
+)
+def test_tasks_of_one_s_own_are_named_as_doit_does_it(tmp_path: Path, words: str, code: int, said: str) -> None:
+    (tmp_path / "dodo.py").write_text(DODO)
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pipeline/template/pyproject.toml.txt").read_text())
+    argv = [sys.executable, "-m", "pipeline.cli.main", *words.split()]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr
