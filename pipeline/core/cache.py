@@ -1,6 +1,7 @@
 """What earlier calls worked out, each entry under a digest of everything that decides it.
 
-So an entry that is found is the answer, and losing the file costs nothing but the work.
+So an entry that is found is the answer, and losing the file costs nothing but the work. A file that was damaged is as
+good as lost: it begins with a digest of what follows.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.files import write_json
+from pipeline.core.files import sha256_text, write_atomic
 
 FOLDER = ".paceline"
+_END = "]\n"
 _places: dict[Path, Path] = {}
 
 
@@ -41,7 +43,7 @@ class Remembered:
         """Of two commands that write at once the last one's stay; a folder that can't be written does without."""
         self.__dict__.pop("_entries", None)  # others may have written meanwhile
         with suppress(OSError):
-            write_json(self._path, dict([*self._entries.items(), *entries.items()][-self._most :]))
+            write_atomic(self._path, _written(dict([*self._entries.items(), *entries.items()][-self._most :])))
         self.__dict__.pop("_entries", None)
 
     @cached_property
@@ -53,8 +55,21 @@ class Remembered:
             return {}
 
 
+def _written(entries: Mapping[str, Any]) -> str:
+    """A list of two: the digest of all lines behind it, and the entries."""
+    lines = json.dumps(entries, indent=2) + _END
+    return f"{_head(lines)}\n{lines}"
+
+
+def _head(lines: str) -> str:
+    return f'["{sha256_text(lines)}",'
+
+
 @lru_cache(maxsize=8)
 def _read(path: Path, mtime_ns: int, size: int, inode: int) -> dict[str, Any]:
     """Once a version of the file; not to be changed. Raises OSError, ValueError."""
-    entries = json.loads(path.read_text(encoding="utf-8"))
-    return entries if isinstance(entries, dict) else {}
+    head, _, lines = path.read_text(encoding="utf-8").partition("\n")
+    if head != _head(lines):
+        return {}
+    entries: dict[str, Any] = json.loads(lines.removesuffix(_END))
+    return entries

@@ -46,7 +46,7 @@ class Readings:
         name = sha256_text(f"{self._reader} {path} {text}")
         found = self._known[name]
         self._count += 1
-        if not _is_reading(found):
+        if found is None:
             found = self._new[name] = _read(source, path, shown or path)
         return Reading(
             text=text,
@@ -66,15 +66,6 @@ class Readings:
     def _reader(self) -> str:
         readers = (__file__, str(imports.__file__), str(syntax.__file__))
         return " ".join([*(sha256_file(Path(reader)) for reader in readers), sys.version])
-
-
-def _is_reading(found: Any) -> bool:
-    """Whether an entry has the form of one: the file may have been damaged, and costs nothing but the work then."""
-    if not isinstance(found, dict) or not isinstance(found.get("imports"), dict):
-        return False
-    return all(isinstance(found.get(name), str) for name in ("digest", "sight")) and all(
-        isinstance(lines, dict) for lines in found["imports"].values()
-    )
 
 
 def _read(source: bytes, path: str, shown: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 from pathlib import Path
 
 import pytest
@@ -81,13 +80,6 @@ def test_sources_are_not_parsed_twice_but_edits_new_files_and_other_choices_are_
     assert names(tmp_path, "app.main", "app.one") == [package, first, "app/later.py", main, "app/one.py", "app/two.py"]
 
 
-def test_a_damaged_memory_costs_a_parse(tmp_path: Path) -> None:
-    write(tmp_path, main="import app.first\n", first="")
-    before = names(tmp_path, "app.main")
-    (tmp_path / ".paceline" / "imports.json").write_text('{"')
-    assert names(tmp_path, "app.main") == before
-
-
 MODULES = (
     "trainers.classifier",
     "trainers.models.small_cnn",
@@ -105,11 +97,18 @@ def test_the_trainer_imports_torch_alone_and_only_the_model_it_was_given() -> No
     assert not others & {*closure.digests}
 
 
-@pytest.mark.parametrize("entry", [[], {"digest": 1}, {"digest": "a", "sight": "none", "imports": {"x": []}}])
-def test_what_was_remembered_in_another_form_is_read_anew(tmp_path: Path, entry: object) -> None:
+@pytest.mark.parametrize("damage", ['{"', "[]", "3", "{}", '["0",\n{}]\n', None])
+@pytest.mark.parametrize("name", ["imports", "installed"])
+def test_what_was_remembered_and_is_damaged_is_read_anew(tmp_path: Path, name: str, damage: str | None) -> None:
     (tmp_path / "own.py").write_text("import helper\n")
-    (tmp_path / "helper.py").write_text("x = 1\n")
+    (tmp_path / "helper.py").write_text("import numpy\n")
     found = import_closure(tmp_path, "own")
-    remembered = tmp_path / ".paceline" / "imports.json"
-    remembered.write_text(json.dumps(dict.fromkeys(json.loads(remembered.read_text()), entry)))
+    assert (sorted(found.digests), sorted(found.versions)) == (["helper.py", "own.py"], ["numpy"])
+    remembered = tmp_path / ".paceline" / f"{name}.json"
+    whole = remembered.read_text()
+    remembered.write_text(damage if damage is not None else whole.replace("numpy", "torch"))
+    assert import_closure(tmp_path, "own") == found
+    assert remembered.read_text() == whole
+    remembered.unlink()
+    remembered.mkdir()
     assert import_closure(tmp_path, "own") == found
