@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline.core.places import ROOT, conf_dirs
 
@@ -23,8 +23,7 @@ def choice_of(group: str) -> str:
     return _CHOICES.get(group, "name")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Group:
+class Group(NamedTuple):
     """``options``: name → what it is. ``default`` is the option that is taken where none is named; None: none."""
 
     name: str

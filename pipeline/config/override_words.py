@@ -17,9 +17,10 @@ NAME_A_SCRIPT = ("program.script", "program.command")
 _OF_A_SCRIPT = tuple(f"{name}=" for name in NAME_A_SCRIPT)
 _HOSTS = ("cluster.hosts", "cluster.spares")
 _NAME = r"\s*([\w.-]+@)?[\w.-]+(:\d+)?\s*"
-_NAMED = re.compile(rf"(?P<field>\+{{0,2}}cluster\.(hosts|spares))=\[(?P<names>{_NAME}(,{_NAME})*)\]$", re.ASCII)
-_NOT_A_NAME = re.compile(r"[{,]\s*name\s*:\s*(true|false)\s*[,}]", re.IGNORECASE)
-_CLASS = re.compile(r"^(\+{0,2})dataset\.class=")  # no field of a dataclass can have this name
+# compiled by the words that have use for them: most calls have none
+_NAMED = rf"(?P<field>\+{{0,2}}cluster\.(hosts|spares))=\[(?P<names>{_NAME}(,{_NAME})*)\]$"
+_NOT_A_NAME = r"[{,]\s*name\s*:\s*(true|false)\s*[,}]"
+_CLASS = r"^(\+{0,2})dataset\.class="  # no field of a dataclass can have this name
 _NO_NAMES = ("null", "true", "false")
 
 
@@ -33,15 +34,23 @@ def for_hydra(overrides: Sequence[str]) -> list[str]:
     for word in overrides:
         if "{" in word and (key := next(_doubled(word), None)) is not None:
             raise UsageError(f"{word}: {key} stands twice in one {{…}}; {_mended(word)}")
-        if word.lstrip("+").startswith(_HOSTS) and (found := _NOT_A_NAME.search(word)):
+        if word.lstrip("+").startswith(_HOSTS) and (found := re.search(_NOT_A_NAME, word, re.IGNORECASE)):
             raise UsageError(f"{word}: {found[1]} is no name of a host; where one is called so, write '{found[1]}'")
     if any(word.startswith(_OF_A_SCRIPT) for word in overrides):
         overrides = [
             *([] if any(word.startswith("program=") for word in overrides) else ["program=script"]),
             *overrides,
         ]
-    overrides = [_CLASS.sub(r"\1dataset.class_name=", word) for word in overrides]
-    return [f"++{word}" if word.startswith(_OPEN) else _NAMED.sub(_as_mappings, word) for word in overrides]
+    return [_with_own_names(word) for word in overrides]
+
+
+def _with_own_names(word: str) -> str:
+    if word.startswith(_OPEN):
+        return f"++{word}"
+    bare = word.lstrip("+")
+    if bare.startswith("dataset.class="):
+        return re.sub(_CLASS, r"\1dataset.class_name=", word)
+    return re.sub(_NAMED, _as_mappings, word, flags=re.ASCII) if bare.startswith(_HOSTS) else word
 
 
 def quoted_run(word: str) -> str:

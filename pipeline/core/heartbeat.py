@@ -6,21 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from pipeline.core import threads
 
+if TYPE_CHECKING:
+    from pipeline.core.specs import Waiting
+
 EVERY_S = 5.0
 _TOLD_S = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Waiting:
-    """What a command waits for: words that follow "still", and for how long already."""
-
-    what: str
-    for_s: float = 0.0
 
 
 class Heartbeat:
@@ -64,6 +59,8 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while self._on_wait is not None and not self._over.wait(_TOLD_S):
+            from pipeline.core.specs import Waiting  # a finished run waits for nothing
+
             self._on_wait(Waiting(what=self._what(), for_s=time.monotonic() - self._since))
         while not self._over.wait(max(0.05, self._heard + self._every_s - time.monotonic())):
             if time.monotonic() - self._heard >= self._every_s:

@@ -141,6 +141,14 @@ class LaunchPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """What a command waits for: words that follow "still", and for how long already."""
+
+    what: str
+    for_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankError:
     """The first thing that went wrong in one rank, as torch's error file tells it."""
 

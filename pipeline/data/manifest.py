@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,8 +33,7 @@ class Stamp(NamedTuple):
     ctime_ns: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
+class Manifest(NamedTuple):
     """What manifest.json says. ``splits`` are half-open index ranges; ``mean`` and ``std`` are per channel,
     in units of 0..1, over the train split (a constant channel has std 1). ``digest`` covers all other fields,
     none of which holds a path or address: the same files give the same digest wherever they were found.
@@ -46,7 +44,7 @@ class Manifest:
     version: int
     name: str
     synthetic: bool
-    count: int
+    count: int  # type: ignore[assignment]  # a tuple has a method of this name
     channels: int
     height: int
     width: int
@@ -72,7 +70,7 @@ class Manifest:
 
     def seal(self) -> dict[str, Any]:
         """The JSON object with its digest filled in."""
-        fields = json.loads(json.dumps(asdict(self)))
+        fields = json.loads(json.dumps(self._asdict()))
         for name in ("digest", *(name for name in _OF_ENCODED if fields[name] is None)):
             del fields[name]
         return {**fields, "digest": sha256_text(canonical_json(fields))}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -171,4 +170,4 @@ def _manifest(
         encoding=raw.encoding,
         files=None if raw.encoding is None else {name: (folder / name).stat().st_size for name in writer.files.names},
     )
-    return replace(made, digest=made.seal()["digest"])
+    return made._replace(digest=made.seal()["digest"])

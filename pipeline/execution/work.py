@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.running import Progress, nothing
-from pipeline.core.heartbeat import Heartbeat, Waiting
+from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.signals import Stop
-from pipeline.core.specs import Cluster, LaunchPlan, State
+from pipeline.core.specs import Cluster, LaunchPlan, State, Waiting
 from pipeline.execution.configured_run import Run
 from pipeline.execution.mirroring import Mirroring
 from pipeline.runs import journal, provenance

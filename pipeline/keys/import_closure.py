@@ -181,7 +181,8 @@ class _Walk:
                 self.follow(item.name)
 
     def _read(self, file: _File) -> Reading:
-        reading = self.found[file.path] = self.readings.of(file.module, Path(file.place).read_bytes(), file.path)
+        with open(file.place, "rb") as source:  # noqa: PTH123  (a path's own methods take as long as the reading)
+            reading = self.found[file.path] = self.readings.of(file.module, source.read(), file.path)
         self.places[file.path] = file.place
         return reading
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from pipeline.core.beats import PHASES, WAITING, NodeBeat, RankBeat, Usage
-from pipeline.core.heartbeat import Waiting
-from pipeline.core.specs import LaunchPlan, LogLine, NodeExit, NodeLost
+from pipeline.core.specs import LaunchPlan, LogLine, NodeExit, NodeLost, Waiting
 from pipeline.runs.metrics_file import MetricsRow
 
 LOSSES = ("train/loss", "loss", "val/loss")

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from pipeline.core import threads
 from pipeline.core.beats import NodeBeat
-from pipeline.core.heartbeat import Waiting
 from pipeline.core.printable import printable_lines
+from pipeline.core.specs import Waiting
 from pipeline.core.tables import folded
 from pipeline.live.run_state import Said
 

@@ -13,8 +13,7 @@ from pipeline.cluster.launchers.answers import log_line
 from pipeline.cluster.tracebacks import is_for_a_person
 from pipeline.core import locks
 from pipeline.core.beats import NodeBeat, RankBeat
-from pipeline.core.heartbeat import Waiting
-from pipeline.core.specs import LaunchPlan, LogLine
+from pipeline.core.specs import LaunchPlan, LogLine, Waiting
 from pipeline.execution.attempting import shown
 from pipeline.live.screen import Screen
 from pipeline.runs import rank_beats

@@ -15,10 +15,10 @@ from pipeline.cluster.running import Progress, nothing
 from pipeline.core import threads
 from pipeline.core.errors import DECIDED, Killed, PacelineError, Pruned, UsageError, os_reason
 from pipeline.core.files import write_hint
-from pipeline.core.heartbeat import Waiting, waiting
+from pipeline.core.heartbeat import waiting
 from pipeline.core.printable import printable
 from pipeline.core.signals import Interruptible, Stop
-from pipeline.core.specs import Cluster, State
+from pipeline.core.specs import Cluster, State, Waiting
 from pipeline.execution import complete as training
 from pipeline.execution.configured_run import Run
 from pipeline.execution.work import RunServices

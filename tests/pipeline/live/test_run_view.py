@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from pipeline.core.beats import Gpu, Usage
-from pipeline.core.heartbeat import Waiting
+from pipeline.core.specs import Waiting
 from pipeline.live.run_state import HostState, RunState
 from pipeline.live.run_view import run_view
 
