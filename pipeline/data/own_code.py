@@ -26,10 +26,12 @@ _hooked = False
 def forget_edited(digests: Mapping[str, str]) -> None:
     """Have modules imported anew whose sources were edited since this process did: a search makes packs for hours."""
     if any(_imported.get(path, digest) != digest for path, digest in digests.items()):
-        for path in digests:
-            name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-            if name.partition(".")[0] not in places.MODULES:
-                sys.modules.pop(name, None)
+        names = {path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in digests}
+        tops = {name.partition(".")[0] for name in names} - {*places.MODULES}
+        for name, module in [*sys.modules.items()]:
+            # a package without __init__.py goes too: it asks for its parent, which may have gone
+            if name.partition(".")[0] in tops and (name in names or getattr(module, "__file__", None) is None):
+                del sys.modules[name]
         importlib.invalidate_caches()
     _imported.update(digests)
 

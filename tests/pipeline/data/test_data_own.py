@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from pipeline.core.errors import DataError
 from pipeline.core.locks import held
 from pipeline.core.places import ROOT
-from pipeline.data import request, store
+from pipeline.data import own_code, request, store
 from pipeline.data.datasets import own
 from pipeline.data.datasets.own import OwnDatasetConfig
 from pipeline.data.manifest import Pack
@@ -137,3 +138,18 @@ def test_code_that_was_edited_while_another_command_held_the_lock_is_packed_unde
     (project / "own_made.py").write_text(CODE)  # in the same process, as a search's next trial
     assert find(settings, project / "data") is None
     assert values(fetch(settings, project / "data")) == {2}
+
+
+def test_a_package_below_one_that_is_imported_anew_is_so_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no __init__.py of its own, and asked for the one above, which was gone: KeyError."""
+    (tmp_path / "outer_package/inner").mkdir(parents=True)
+    (tmp_path / "outer_package/__init__.py").touch()
+    module = tmp_path / "outer_package/inner/made.py"
+    module.write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = ("outer_package/__init__.py", "outer_package/inner/made.py")
+    own_code.forget_edited(dict.fromkeys(names, "before"))
+    assert importlib.import_module("outer_package.inner.made").VALUE == 1
+    module.write_text("VALUE = 1234\n")
+    own_code.forget_edited(dict.fromkeys(names, "after"))
+    assert importlib.import_module("outer_package.inner.made").VALUE == 1234
