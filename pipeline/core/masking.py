@@ -81,6 +81,10 @@ class _Masked:
     def flush(self) -> None:
         self._try(self._stream.flush)
 
+    def close(self) -> None:
+        """It stays open: a person's function may close it, and this process has more to say."""
+        self.flush()
+
     def _try(self, call: Callable[[], object]) -> None:
         try:
             call()

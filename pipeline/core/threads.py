@@ -82,6 +82,10 @@ def _run(target: Callable[..., None], args: tuple[object, ...], on_error: Callab
 def described(error: BaseException) -> str:
     """``ValueError: invalid literal (streams.py:123)``: an error that was not foreseen, on one line with its place."""
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return named(error) + (f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else "")
+
+
+def named(error: BaseException) -> str:
+    """``ValueError: invalid literal``, on one line."""
     text = text_of(error)
-    return f"{type(error).__name__}{': ' if text else ''}{text}{place}"
+    return f"{type(error).__name__}{': ' if text else ''}{text}"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pipeline.core.errors import DataError
 from pipeline.core.places import ROOT
-from pipeline.core.threads import described
+from pipeline.core.threads import named
 from pipeline.data.base import RawSet, Workspace
 from pipeline.data.datasets import arrays
 from pipeline.data.npz import Header
@@ -94,17 +96,42 @@ def _source(config: DatasetConfig) -> Path | None:
 
 
 def _made(config: OwnDatasetConfig) -> Any:
+    """What the function returns. Whatever it raises is a DataError, a sys.exit() as well; a copy of this process that
+    it forks ends here: two of them would make one pack."""
+    caller, stdout = os.getpid(), os.dup(1)
+    try:
+        return _called(config)
+    except (DataError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise DataError(f"dataset.target={config.target} raised {named(error)}{_place(error)}") from error
+    finally:
+        if os.getpid() != caller:
+            _tell_and_end(config.target)
+        os.dup2(stdout, 1)  # it may have closed it
+        os.close(stdout)
+
+
+def _tell_and_end(target: str) -> NoReturn:
+    what = "forked, and the copy came back from it: it ends here (with os._exit(0) in it nothing is said)"
+    print(f"WARNING: {target} {what}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _called(config: OwnDatasetConfig) -> Any:
     module, _, name = config.target.partition(":")
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
-    try:
-        make = getattr(importlib.import_module(module), name)
-        offered = {"source": _source(config)} if "source" in inspect.signature(make).parameters else {}
-        return make(**{**offered, **dict(sorted(config.args.items()))})
-    except DataError:
-        raise
-    except Exception as error:  # whatever a person's function raises
-        raise DataError(f"dataset.target={config.target} raised {described(error)}") from error
+    make = getattr(importlib.import_module(module), name)
+    offered = {"source": _source(config)} if "source" in inspect.signature(make).parameters else {}
+    return make(**{**offered, **dict(sorted(config.args.items()))})
+
+
+def _place(error: BaseException) -> str:
+    """`` (my_package/data.py:12)``: where the project's own code was, or else what it called."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    own = [frame for frame in frames if frame.filename.startswith(f"{ROOT}/") and "site-packages" not in frame.filename]
+    return "".join(f" ({frame.filename.removeprefix(f'{ROOT}/')}:{frame.lineno})" for frame in (own or frames)[-1:])
 
 
 class _InMemory:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,19 @@ def nothing() -> None:
 
 
 def failing() -> None:
-    """Raises."""
-    raise KeyError("no such file")
+    """Raises, in a library."""
+    json.loads("no")
+
+
+def leaving() -> None:
+    """Ends the process."""
+    sys.exit(3)
+
+
+def closing() -> dict[str, Any]:
+    """Closes what the process writes to."""
+    os.close(1)
+    return squares(10)
 
 
 def renamed(names: list[str]) -> dict[str, Any]:

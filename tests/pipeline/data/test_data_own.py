@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from pipeline.keys.import_closure import import_closure
 from tests.pipeline.data.data_fixtures import read_pack
 from tests.pipeline.data.own_data import squares
 from trainers.core.config import ConfigError
+
+PLACE = r"\(tests/pipeline/data/own_data\.py:\d+\)$"
 
 
 def config(name: str = "squares", **settings: Any) -> OwnDatasetConfig:
@@ -55,7 +58,8 @@ def test_its_module_its_arguments_and_its_files_decide_the_pack(tmp_path: Path) 
     ("name", "settings", "text"),
     [
         ("nothing", {}, r"own_data:nothing returned NoneType; wanted: a mapping with images, labels, and where"),
-        ("failing", {}, r"dataset.target=tests.pipeline.data.own_data:failing raised KeyError: .*own_data.py:\d+"),
+        ("failing", {}, rf"dataset.target=tests.pipeline.data.own_data:failing raised JSONDecodeError: .* {PLACE}"),
+        ("leaving", {}, rf"dataset.target=tests.pipeline.data.own_data:leaving raised SystemExit: 3 {PLACE}"),
         ("absent", {}, r"raised AttributeError: module 'tests.pipeline.data.own_data' has no attribute 'absent'"),
         ("renamed", {"args": {"names": ["a"]}}, "returned 1 names of classes; its labels have 2"),
         ("renamed", {"args": {"names": ["a", "a"]}}, "own_data:renamed: classes 0 and 1 have one name, 'a'"),
@@ -69,6 +73,17 @@ def test_what_can_t_be_taken_is_told(tmp_path: Path, name: str, settings: dict[s
     with pytest.raises(DataError, match=text):
         fetch(config(name, **settings), tmp_path)
     assert not list(tmp_path.glob("own-*"))
+
+
+def test_a_function_that_closes_stdout_closes_it_for_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = os.dup(1)
+    try:
+        fetch(config("closing"), tmp_path)
+        os.write(1, b"packed")
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+    assert capfd.readouterr().out == "packed"
 
 
 def test_a_target_that_names_nothing_is_refused() -> None:
@@ -153,3 +168,16 @@ def test_a_package_below_one_that_is_imported_anew_is_so_too(tmp_path: Path, mon
     module.write_text("VALUE = 1234\n")
     own_code.forget_edited(dict.fromkeys(names, "after"))
     assert importlib.import_module("outer_package.inner.made").VALUE == 1234
+
+
+def test_a_copy_of_the_process_that_the_function_forks_makes_no_pack(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    forking = CODE.replace("value =", "global copy; copy = os.fork(); value =")
+    (project / "own_made.py").write_text(f"import os\n{forking}")
+    settings = OwnDatasetConfig(target="own_made:make", holdout=4, source=str(project / "value.txt"))
+    assert values(fetch(settings, project / "data")) == {2}
+    _, status = os.waitpid(sys.modules["own_made"].copy, 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+    told = "WARNING: own_made:make forked, and the copy came back from it: it ends here"
+    assert capfd.readouterr().err.count(told) == 1
