@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.architecture import picture
 
 
@@ -10,6 +12,7 @@ def test_the_picture_of_the_packages_is_current() -> None:
     assert drawn == picture.svg(), "draw it anew: python -m tests.architecture.picture"
 
 
+@pytest.mark.slow
 def test_every_import_between_packages_leads_to_one_that_stands_below() -> None:
     for half, layers in picture.layers().items():
         row = {name: at for at, layer in enumerate(layers) for name in layer}

@@ -33,6 +33,7 @@ def _offenders(allowed: set[str], *wanted: str) -> list[str]:
     return [f"{path}: {call}" for path, call in found if call in wanted and path not in allowed]
 
 
+@pytest.mark.slow
 def test_processes_are_started_in_the_shell_and_the_agent_alone() -> None:
     starters = [f"subprocess.{name}" for name in ("Popen", "run", "call")]
     starters += [f"os.{name}" for name in ("system", "fork", "execv", "execvp")]
@@ -43,6 +44,7 @@ def test_processes_are_started_in_the_shell_and_the_agent_alone() -> None:
     assert _offenders({*own, *agent}, *starters) == []
 
 
+@pytest.mark.slow
 def test_threads_of_the_controller_are_started_in_one_module() -> None:
     starters = ("threading.Thread", "Thread", "threading.Timer", "Timer")
     ranks = {"trainers/training/session.py", "trainers/distributed/termination.py"}

@@ -125,6 +125,7 @@ def test_truncated_pack_is_not_taken_for_the_whole(tmp_path: Path) -> None:
     assert not staging.holds_pack(str(stub.pack_dir), stub.digest)
 
 
+@pytest.mark.slow
 def test_end_tree_takes_the_marked_and_their_sessions_and_nothing_else() -> None:
     mark = uuid.uuid4().hex
     # ignores TERM, and has a child that dropped the mark

@@ -242,6 +242,7 @@ def test_the_answers_of_nvidia_smi_are_told_as_they_are(smi: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_an_nvidia_smi_that_hangs_is_not_waited_for(smi: Path) -> None:
     smi.write_text(SMI.format(throttle="exec sleep 60"))
     smi.chmod(0o755)

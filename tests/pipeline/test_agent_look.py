@@ -94,6 +94,7 @@ def test_a_beat_tells_where_each_rank_stands(node: dict[str, Any]) -> None:
     assert [beat.collectives for beat in beats] == [0, 0, 0, 0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "name"), list(enumerate(KINDS)))
 def test_a_look_tells_the_kinds_of_hanging_apart(seen: NodeLook, number: int, name: str) -> None:
     culprit, waiting = seen.ranks[number], seen.ranks[-1]
@@ -103,6 +104,7 @@ def test_a_look_tells_the_kinds_of_hanging_apart(seen: NodeLook, number: int, na
         assert f" in {name}" in culprit.stack[0]
 
 
+@pytest.mark.slow
 def test_a_look_ends_no_rank_that_has_no_handler(tmp_path: Path) -> None:
     folder = tmp_path / "ranks" / "x" / "attempt_0" / "0"
     folder.mkdir(parents=True)
@@ -124,6 +126,7 @@ def test_ranks_that_are_gone_and_damaged_files_are_no_ranks(tmp_path: Path) -> N
     assert read_beats({"state_dir": str(tmp_path), "first_rank": 0}) == []
 
 
+@pytest.mark.slow
 def test_bytes_that_a_peer_does_not_take_are_seen_on_the_connection(node: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "ranks" / "x" / "attempt_0" / "0"
     folder.mkdir(parents=True)

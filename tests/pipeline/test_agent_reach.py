@@ -58,6 +58,7 @@ def replying(address: str, port: int, said: bytes) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_thirty_two_nodes_reach_each_other_at_every_port_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach, "CONNECT_S", 60.0)  # all of them share one processor here
     all_nodes = nodes(32)
@@ -78,10 +79,12 @@ def test_a_node_has_no_more_connections_open_than_a_process_may_have_files(monke
     assert max(seen) == 2
 
 
+@pytest.mark.slow
 def test_a_node_that_begins_late_is_refused_at_first_and_tried_again() -> None:
     assert checked(nodes(2), 0, 1, late=1) == [{"taken": {}, "failed": []}] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
 def test_a_node_that_never_listens_is_refused() -> None:
     two = nodes(2)
@@ -89,6 +92,7 @@ def test_a_node_that_never_listens_is_refused() -> None:
     assert answer["failed"] == [{"node": 1, "port": two[1]["ports"][0], "why": "refused"}]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
 def test_a_port_that_swallows_what_is_sent_times_out() -> None:
     two = nodes(2)
@@ -105,6 +109,7 @@ def test_a_port_that_swallows_what_is_sent_times_out() -> None:
     assert [item["why"] for item in answer["failed"]] == ["timed out after 0.6 s"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize(
     ("said", "why"),
@@ -122,6 +127,7 @@ def test_a_foreign_listener_is_not_taken_for_the_node(said: bytes, why: str) -> 
     assert [item["why"] for item in answer["failed"]] == [why]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("address", ["1.2.3.4; id", "a..b"])  # neither asks a name server
 def test_an_address_that_nobody_can_look_up_is_told_by_all_and_its_node_by_itself(address: str) -> None:
@@ -134,6 +140,7 @@ def test_an_address_that_nobody_can_look_up_is_told_by_all_and_its_node_by_itsel
         assert failed["why"].startswith("can't resolve it: ")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
 def test_a_port_that_was_taken_meanwhile_is_told_and_not_waited_for() -> None:
     two = nodes(2)

@@ -124,6 +124,7 @@ def test_who_loses_its_source_on_the_way_goes_on_with_the_first_host(
     assert sum(given) < 2 * hosts.total_bytes, "it has begun anew"
 
 
+@pytest.mark.slow
 def test_who_does_not_know_the_secret_gets_nothing(tmp_path: Path) -> None:
     hosts = Hosts(tmp_path, [[], [0], [0]])
     told = hosts.run(secrets={1: "guessed"})
@@ -138,6 +139,7 @@ def test_what_comes_changed_is_not_kept(tmp_path: Path) -> None:
     assert not hosts.workdir(1).joinpath("data").exists()
 
 
+@pytest.mark.slow
 def test_a_source_that_cannot_be_reached_is_named_with_the_reason(tmp_path: Path) -> None:
     hosts = Hosts(tmp_path, [[], [0]])
     assert hosts.run(1) == ["node 0: refused"]

@@ -235,6 +235,7 @@ def test_a_removed_folder_ends_the_tree(node: tuple[dict[str, Any], dict[str, An
     assert list(Path(request["registry"]).iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change_s", [-1e9, 1e9])
 def test_a_clock_that_is_moved_ends_nothing(node: tuple[dict[str, Any], dict[str, Any]], change_s: float) -> None:
     """The supervisor sees the time stamp of its lease jump, as it would if the system's clock did."""
@@ -254,6 +255,7 @@ def test_a_clock_that_is_moved_ends_nothing(node: tuple[dict[str, Any], dict[str
     assert alive == [True]
 
 
+@pytest.mark.slow
 def test_a_controller_that_beats_no_more_ends_the_run_whatever_the_time_stamp_says(
     node: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
@@ -265,6 +267,7 @@ def test_a_controller_that_beats_no_more_ends_the_run_whatever_the_time_stamp_sa
     assert json.loads((state / "exit.json").read_text())["reason"] == ("the controller has not been heard of for 1.5 s")
 
 
+@pytest.mark.slow
 def test_stop_ends_what_no_registration_names_and_only_what_is_of_this_folder(
     tmp_path: Path, node: tuple[dict[str, Any], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,6 +321,7 @@ TELLS_ALL = "print('  exitcode  : -6 (pid: %d)' % early.pid);"
 EARLY = [(4, "ended with exit code 0 before the run was ov")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("then", "named"),
     [

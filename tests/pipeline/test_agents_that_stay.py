@@ -16,6 +16,7 @@ printf '@paceline f00d {"told": 1}\\n' >"$0/out/one"; read -r more <&3
 """
 
 
+@pytest.mark.slow
 def test_agents_that_begin_late_stay_as_others_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_agents, "_SILENT_S", 0.5)
     folder = tmp_path / "pssh"

@@ -90,6 +90,7 @@ def test_the_table_says_what_is_missing() -> None:
     assert "no peak" not in known
 
 
+@pytest.mark.slow
 def test_the_picture_is_a_png() -> None:
     assert picture(whole(result(1, [100.0], [90.0]), result(2, [150.0], [100.0]))).startswith(b"\x89PNG")
 

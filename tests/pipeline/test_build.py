@@ -24,6 +24,7 @@ def test_auto_is_all_gpus_or_two_cpu_ranks() -> None:
     assert configured(gpus=0).cluster.world_size == 2
 
 
+@pytest.mark.slow
 def test_hosts_take_what_they_leave_open_from_the_cluster() -> None:
     cluster = configured(
         "cluster=pssh",
@@ -51,6 +52,7 @@ def test_arguments_of_torchs_class_need_no_plus(word: str) -> None:
     assert configured("optimizer=torch", word).resolved["optimizer"]["arguments"] == {"eps": 1e-6}
 
 
+@pytest.mark.slow
 def test_fsdp_takes_the_classes_of_torch_that_update_each_element_alone() -> None:
     words = ("optimizer=torch", "strategy=fsdp")
     assert configured(*words, "optimizer.class_name=RAdam").train.strategy.name == "fsdp"
@@ -154,6 +156,7 @@ def test_what_cannot_work_is_refused_in_one_line(overrides: list[str], said: str
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", sorted(path.stem for path in (Path(__file__).parents[2] / "conf/experiment").glob("*.yaml"))
 )
@@ -162,6 +165,7 @@ def test_every_experiment_composes_for_one_and_two_nodes(name: str, cluster: str
     assert configured(f"experiment={name}", f"cluster={cluster}").cluster.nnodes == nnodes
 
 
+@pytest.mark.slow
 def test_auto_may_need_the_code_of_either_strategy_and_the_others_their_own() -> None:
     strategies = {f"trainers/strategies/{name}.py" for name in ("auto", "ddp", "fsdp")}
     for name, wanted in (("auto", strategies), ("ddp", {"trainers/strategies/ddp.py"})):
@@ -169,6 +173,7 @@ def test_auto_may_need_the_code_of_either_strategy_and_the_others_their_own() ->
         assert strategies & {*code.digests} == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "said"),
     [

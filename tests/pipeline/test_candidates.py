@@ -53,6 +53,7 @@ def test_runs_and_sweeps_are_offered_by_name(tmp_path: Path) -> None:
     assert candidates("doit report sweep=f", tmp_path) == ["sweep=first"]
 
 
+@pytest.mark.slow
 def test_bash_asks_with_the_script_and_replaces_what_stands_behind_the_equals_sign() -> None:
     script = subprocess.run(
         [sys.executable, "-m", "doit", "tabcompletion"], cwd=ROOT, capture_output=True, text=True, check=True

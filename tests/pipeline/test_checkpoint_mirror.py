@@ -70,6 +70,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_without_checkpoints_goes_on_from_the_newest_copy(address: str, run_dir: Path, empty: Path) -> None:
     mirror = CheckpointMirror(address, "abc")
     mirror.try_writing()
@@ -130,6 +131,7 @@ def test_a_name_that_leads_elsewhere_is_not_followed(run_dir: Path, empty: Path,
     assert names(empty) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_has_checkpoints_takes_none_and_one_that_lost_them_says_what_it_took(
     address: str, run_dir: Path, empty: Path
 ) -> None:
@@ -157,6 +159,7 @@ def test_a_mirror_that_cannot_be_written_is_told_once_and_ends_nothing(run_dir: 
     assert (tmp_path / "mirror" / "abc" / "step-00000010.json").exists()
 
 
+@pytest.mark.slow
 def test_a_bucket_that_is_not_there_is_refused_and_not_made(s3: ObjectStore, run_dir: Path, empty: Path) -> None:
     mirror = CheckpointMirror("s3://modells/mirror", "abc")
     for act in (mirror.restore, mirror.push):
@@ -165,6 +168,7 @@ def test_a_bucket_that_is_not_there_is_refused_and_not_made(s3: ObjectStore, run
     assert s3.buckets() == [BUCKET]
 
 
+@pytest.mark.slow
 def test_a_wrong_login_is_told_with_where_it_is_taken_from_and_never_shown(
     s3: ObjectStore, run_dir: Path, empty: Path
 ) -> None:

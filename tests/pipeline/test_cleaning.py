@@ -85,6 +85,7 @@ def with_checkpoint(folder: RunFolder) -> RunFolder:
     return folder
 
 
+@pytest.mark.slow
 def test_without_a_rule_what_failed_or_is_superseded_is_shown_and_nothing_removed(
     tmp_path: Path, clean: Printed
 ) -> None:
@@ -267,6 +268,7 @@ def test_a_word_that_chooses_nothing_is_refused(clean: Printed, words: tuple[str
     assert str(error.value).startswith(said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -280,6 +282,7 @@ def test_a_wrong_word_is_one_line_with_the_nearest(tmp_path: Path, words: str, s
     assert (done.returncode, done.stdout, done.stderr[: len(said) + 7]) == (3, "", f"ERROR: {said}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "left"), [("\n", 1), ("y\n", 0)])
 def test_at_a_terminal_it_asks_and_no_is_the_default(tmp_path: Path, answer: str, left: int) -> None:
     folder = ended(tmp_path, "f" * 12, State.FAILED)

@@ -202,6 +202,7 @@ def test_distributions_go_by_their_own_names_those_of_a_namespace_by_what_is_imp
     assert versions("import goo") == {"proto-buf": "6.1", "goo-auth": "2.0", "goo-b": "3.0"}
 
 
+@pytest.mark.slow
 def test_the_names_that_this_environment_has_are_known() -> None:
     source = "import PIL.Image\nimport yaml\nimport google.protobuf\nfrom sklearn import svm\n"
     assert {*_versions_here(source)} == {"pillow", "protobuf", "pyyaml", "scikit-learn"}
@@ -284,6 +285,7 @@ def test_an_editable_install_that_links_shared_libraries_of_its_own_is_refused_w
     assert "install its project without -e" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_editable_install_by_setuptools_own_finder_is_followed(tmp_path: Path) -> None:
     """A real build of a project whose folders aren't named as its packages, so that no line of a .pth can do."""
     pytest.importorskip("setuptools")

@@ -259,6 +259,7 @@ def test_figures_beyond_what_a_square_can_hold_are_no_error() -> None:
     assert spread.difference("x", huge[0], huge[1]).unknown == "a spread too large to be counted with"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["config.json", "key.json"])
 def test_an_edited_value_is_not_shown_as_if_it_were_the_runs(
     tmp_path: Path, compared: Printed, printed: Printed, reported: Printed, name: str
@@ -287,6 +288,7 @@ def test_an_edited_value_is_not_shown_as_if_it_were_the_runs(
     assert near[0] == good.key, "the other one is nearer, and was edited"
 
 
+@pytest.mark.slow
 def test_runs_of_a_script_that_was_moved_are_found_by_its_name(
     tmp_path: Path, compared: Printed, printed: Printed
 ) -> None:

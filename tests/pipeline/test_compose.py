@@ -134,6 +134,7 @@ def test_composes_what_hydra_main_composes(
     assert 0 < refused < 0.8 * len(lines)  # both outcomes were compared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -246,6 +247,7 @@ def test_a_value_that_leads_nowhere_names_its_field(override: str, said: str) ->
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((CONF_DIRS[0] / "experiment").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_named_experiment_is_a_configuration_that_can_train(path: Path) -> None:
     train_config(resolve(compose_config([f"experiment={path.stem}"])))
@@ -279,6 +281,7 @@ def test_a_configuration_file_that_cannot_be_read_is_named_with_its_line(
     assert str(caught.value) == "conf/optimizer/sgd.yaml" + said.format(place)
 
 
+@pytest.mark.slow
 def test_hosts_by_their_names_alone_in_a_file_are_told_how_a_file_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ def run_folder(tmp_path: Path, *, classes: list[str] | None = None, **prediction
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_report_holds_the_figures_of_each_class(tmp_path: Path) -> None:
     run = run_folder(tmp_path)
     report = evaluate(run, {})
@@ -42,6 +43,7 @@ def test_the_report_holds_the_figures_of_each_class(tmp_path: Path) -> None:
     assert (report["weights_sha256"], report["dataset_digest"]) == ("ab", "cd")
 
 
+@pytest.mark.slow
 def test_chinese_names_keep_the_columns_of_the_table(tmp_path: Path) -> None:
     lines = format_report(evaluate(run_folder(tmp_path, classes=["猫", "dog", "青蛙"]), {})).splitlines()
     assert lines[2].startswith("猫               1.0000")
@@ -57,16 +59,19 @@ def test_a_name_that_no_font_here_has_is_a_number_in_pictures(monkeypatch: pytes
     assert fonts.drawable(["ü", "猫", "猫蛙"]) == (["DejaVu Sans", "Some"], ["ü", "猫", "#2"])
 
 
+@pytest.mark.slow
 def test_a_class_that_never_occurs_has_zero_support(tmp_path: Path) -> None:
     report = evaluate(run_folder(tmp_path, targets=[0], predictions=[0]), {})
     assert report["per_class"]["frog"] == {"precision": 0.0, "recall": 0.0, "f1-score": 0.0, "support": 0}
 
 
+@pytest.mark.slow
 def test_equal_class_names_are_kept_apart(tmp_path: Path) -> None:
     report = evaluate(run_folder(tmp_path, classes=["a", "b", "a"]), {})
     assert list(report["per_class"]) == ["a (0)", "b", "a (2)"]
 
 
+@pytest.mark.slow
 def test_the_trials_of_a_sweep_are_answered_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +102,7 @@ def test_the_picture_is_a_png_and_equal_for_equal_figures(tmp_path: Path, count:
     assert picture.read_bytes() == first
 
 
+@pytest.mark.slow
 def test_the_table_is_compact_and_says_synthetic(tmp_path: Path) -> None:
     report = evaluate(run_folder(tmp_path), {})
     lines = format_report(report).splitlines()

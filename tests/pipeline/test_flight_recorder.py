@@ -50,6 +50,7 @@ def test_the_first_collective_that_has_not_ended_is_told_with_its_place(tmp_path
     assert now(path) == [{"group": "0", "given": 2, "ended": 2, "next": "", "at": ""}]
 
 
+@pytest.mark.slow
 def test_a_rank_is_asked_over_its_pipe_and_an_old_dump_is_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,7 @@ def test_what_the_key_has_and_a_host_lacks_is_refused(tmp_path: Path) -> None:
     check([facts(0, extra={"packages": {}, "modules": {"flash-attn": "unknown"}})], key, {})
 
 
+@pytest.mark.slow
 def test_a_real_host_is_asked_for_what_the_key_calls_absent() -> None:
     here = Cluster(launcher="local", hosts=(Host(name="localhost"),))
     found = preflight.examine(here).facts[0]

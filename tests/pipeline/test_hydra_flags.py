@@ -53,6 +53,7 @@ def test_doit_says_that_it_takes_no_other_configuration(line: str) -> None:
         flags.check(argv, invocation.parse(argv), [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
@@ -92,6 +93,7 @@ def test_hydras_short_flags_behind_the_verb_are_hydras(line: str, monkeypatch: p
     assert started == [[sys.executable, "-m", "pipeline", *argv[1:]]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -114,6 +116,7 @@ def test_what_doit_refuses_the_application_refuses_with_the_same_line(line: str,
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_application_takes_hosts_by_their_names_as_doit_does() -> None:
     words = ["--cfg", "job", "-p", "cluster.hosts", "cluster=pssh", "cluster.hosts=[a,me@b:2222]"]
     done = subprocess.run(
@@ -122,6 +125,7 @@ def test_the_application_takes_hosts_by_their_names_as_doit_does() -> None:
     assert [host["name"] for host in yaml.safe_load(done.stdout)] == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_the_application_takes_a_script_by_its_name_on_either_side_of_the_flags() -> None:
     for words in (["--cfg", "job", "-p", "program.script", "program.script=dodo.py"],
                   ["program.script=dodo.py", "--cfg", "job", "-p", "program.script"]):  # fmt: skip
@@ -131,6 +135,7 @@ def test_the_application_takes_a_script_by_its_name_on_either_side_of_the_flags(
         assert (done.returncode, done.stdout.strip()) == (0, "dodo.py"), done.stderr
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_the_application_gets_no_page_of_loggings_own() -> None:
     argv = [sys.executable, "-m", "pipeline", "--info", "defaults"]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:

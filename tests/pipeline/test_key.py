@@ -52,6 +52,7 @@ def test_spelling_order_and_whereabouts_do_not_change_the_key(same: tuple[str, .
     assert key_of(*same).digest == key_of().digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other",
     [
@@ -82,6 +83,7 @@ def test_code_data_and_environment_change_the_key(part: dict[str, Any]) -> None:
     assert key_of(**part).digest != key_of().digest
 
 
+@pytest.mark.slow
 def test_the_order_inside_of_an_argument_counts_and_that_of_arguments_by_name_does_not() -> None:
     own = ("model=own", "model.target=torchvision.models:resnet18")
     first = configured(*own, "model.args.parts={b: 8, a: 16}", "model.args.z=1", "model.args.c=2")
@@ -100,6 +102,7 @@ def test_two_hosts_by_other_names_have_the_same_key() -> None:
     assert key_of("cluster=two_node", hosts).digest == key_of("cluster=two_node").digest
 
 
+@pytest.mark.slow
 def test_with_shards_their_number_stands_in_the_key_in_place_of_the_ranks() -> None:
     words = ("trainer.shards=8",)
     alone = key_of(*words)
@@ -169,6 +172,7 @@ def test_the_key_leaves_the_configuration_alone() -> None:
     assert config.resolved == before
 
 
+@pytest.mark.slow
 def test_versions_are_those_that_python_names() -> None:
     names = {found.name for found in importlib.metadata.distributions()}
     assert {name: version(name) for name in names} == {name: importlib.metadata.version(name) for name in names}

@@ -82,6 +82,7 @@ def _lists(value: Any) -> list[list[Any]]:
     return [*([value] if isinstance(value, list) else []), *(found for item in inner for found in _lists(item))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "model"),
     [
@@ -192,6 +193,7 @@ def test_a_pod_waits_for_others_as_long_as_its_controller_does(tmp_path: Path, m
     assert 103 <= clock[0] <= 105
 
 
+@pytest.mark.slow
 def test_the_pods_are_told_to_leave_though_the_api_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +254,7 @@ def test_what_no_manifest_can_be_made_of_is_refused_by_name(change: dict[str, An
         SETTINGS(**{**NEEDED, **change})
 
 
+@pytest.mark.slow
 def test_all_that_no_manifest_can_be_made_of_is_told_at_once_and_before_the_user() -> None:
     wrong = ("'a b; touch x'", "../../claim", "'$(id)'")
     words = [f"cluster.{name}={value}" for name, value in zip(("image", "pvc", "namespace"), wrong, strict=True)]
@@ -283,6 +286,7 @@ def test_images_are_named_as_registries_name_them(image: str) -> None:
 WORDS = ("cluster=kubernetes", "cluster.image=torch", "cluster.pvc=shared", "cluster.run_as_user=1000")
 
 
+@pytest.mark.slow
 def test_a_plan_shows_the_manifest_before_the_commands_of_nodes_without_names(tmp_path: Path) -> None:
     plan = planned(tmp_path, *WORDS, f"cluster.mount_path={tmp_path}", "cluster.nnodes=2", "cluster.kind=trainjob")
     shown = yaml.safe_load(plan.launch.submission)

@@ -140,6 +140,7 @@ time.sleep(600)
 STUCK = [sys.executable, "-c", SAYS_TAR]
 
 
+@pytest.mark.slow
 def test_a_connection_that_brings_nothing_is_given_up_and_another_one_brings_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def typed(runs_dir: Path, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "keys"),
     [
@@ -67,6 +68,7 @@ def test_words_choose_runs_by_their_values(runs_dir: Path, listed: Printed, word
     assert [line[0] for line in listed(runs_dir, *words).splitlines()] == [*keys]
 
 
+@pytest.mark.slow
 def test_a_line_has_the_fields_in_which_the_listed_runs_differ(runs_dir: Path, listed: Printed) -> None:
     (second, first) = listed(runs_dir, "model=resnet18").splitlines()
     assert first.endswith("kB  optimizer.lr=0.1  seed=0")
@@ -83,6 +85,7 @@ def test_a_run_that_goes_while_runs_are_listed_is_left_out(
     assert [line[0] for line in listed(runs_dir).splitlines()] == ["c", "b", "a"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "said"),
     [
@@ -131,6 +134,7 @@ def test_the_sizes_of_many_runs_are_told_when_they_are_asked_for(
         assert (" kB" in listed(runs_dir, *words)) == shown
 
 
+@pytest.mark.slow
 def test_where_no_run_has_the_values_that_is_said(runs_dir: Path) -> None:
     assert typed(runs_dir, "seed=77") == (0, f"no run under {runs_dir} has these values\n")
 

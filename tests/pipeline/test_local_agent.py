@@ -37,6 +37,7 @@ def asked(launcher: LocalLauncher, turn: Turn) -> str:
     return str(answer.value) if answer.value is not None else answer.output.note
 
 
+@pytest.mark.slow
 @ENDS
 def test_one_that_is_gone_before_it_is_asked_is_replaced(launcher: LocalLauncher, number: int) -> None:
     begun = local_agent._begun[0]

@@ -22,6 +22,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_holder_frees_it_and_who_waits_is_told_for_how_long(tmp_path: Path) -> None:
     path, rounds = tmp_path / "lock", 0
     root = Path(__file__).parents[2]

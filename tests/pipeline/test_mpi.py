@@ -51,6 +51,7 @@ def test_the_command_is_the_one_that_was_read_by_a_person(name: str, mpirun: Mpi
     assert "\n".join(words) + "\n" == (GOLDEN / f"mpi_{name}.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_plan_shows_the_command_for_each_host_and_no_value_of_the_environment(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a slots=2\nb:1\n")
     hosts = f"cluster.hostfile={tmp_path / 'hosts'}"

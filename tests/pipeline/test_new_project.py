@@ -125,6 +125,7 @@ def test_a_project_is_found_from_every_folder_below_and_a_clone_is_one(project: 
     assert places.conf_dirs(places.HOME) == (places.HOME / "conf",)
 
 
+@pytest.mark.slow
 def test_of_two_options_with_one_name_the_projects_counts(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "conf/schedule").mkdir()
     (project / "conf/schedule/step.yaml").write_text(
@@ -151,6 +152,7 @@ def test_other_applications_and_older_commits_are_left_alone(monkeypatch: pytest
     assert search_path.get_path() == []
 
 
+@pytest.mark.slow
 def test_the_option_of_the_docs_is_one_of_pacelines_with_another_value(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +163,7 @@ def test_the_option_of_the_docs_is_one_of_pacelines_with_another_value(
     assert (model["name"], model["width"]) == ("small_cnn", 64)
 
 
+@pytest.mark.slow
 def test_the_closure_has_pacelines_sources_wherever_they_lie(project: Path) -> None:
     there = import_closure(project, ["trainers.classifier", "acme.nets"])
     here = import_closure(places.HOME, "trainers.classifier")

@@ -210,6 +210,7 @@ def test_settings_that_can_not_be_read_are_said_when_they_are_chosen(
     assert said in str(caught.value)
 
 
+@pytest.mark.slow
 def test_one_broken_option_stops_only_its_own_runs(project: Path) -> None:
     (project / "trainers/models/torn.py").write_text("class TornConfig(ModelConfig):\nnot python\n")
     (project / "conf/model/torn.yaml").write_text("defaults:\n  - /schema/model@_here_: torn\nname: torn\n")
@@ -218,6 +219,7 @@ def test_one_broken_option_stops_only_its_own_runs(project: Path) -> None:
     assert bad.startswith("model=torn: trainers/models/torn.py: ")
 
 
+@pytest.mark.slow
 def test_the_model_of_the_documentation_is_an_option(project: Path) -> None:
     python, yaml = (
         textwrap.dedent(block.partition("\n")[2])
@@ -291,6 +293,7 @@ def test_an_entry_point_that_leads_nowhere_is_named(monkeypatch: pytest.MonkeyPa
         options.settings("gone")
 
 
+@pytest.mark.slow
 def test_of_the_options_only_the_chosen_ones_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read, settings = [], Options.settings
 

@@ -41,6 +41,7 @@ def test_a_value_comes_from_what_was_merged_last(
     assert [(item.value, item.origin) for item in found if ".".join(item.keys) == key] == [(value, origin)]
 
 
+@pytest.mark.slow
 def test_what_is_printed_is_the_composition_as_yaml(found: list[origins.Value]) -> None:
     read = yaml.safe_load(origins.text(found))
     composed = compose.resolve(compose.compose_config(WORDS))
@@ -48,6 +49,7 @@ def test_what_is_printed_is_the_composition_as_yaml(found: list[origins.Value]) 
     assert read == {name: section for name, section in composed.items() if name != "cluster"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

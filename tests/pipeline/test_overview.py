@@ -48,6 +48,7 @@ def test_a_curve_has_the_finite_points_and_may_be_one(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("without", ["", "metrics.jsonl", "data/images.bin"])
 def test_the_picture_is_a_png_equal_for_equal_runs_and_does_without_what_is_gone(tmp_path: Path, without: str) -> None:
     run = run_folder(tmp_path)

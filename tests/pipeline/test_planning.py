@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pipeline.config.build import build
 from pipeline.config.compose import compose_config, resolve
 from pipeline.execution import dry_run
@@ -18,6 +20,7 @@ def planned(tmp_path: Path, *overrides: str) -> dry_run.PlannedRun:
     return dry_run.planned(config, None, None, root=tmp_path)
 
 
+@pytest.mark.slow
 def test_what_only_a_probe_can_tell_is_a_named_placeholder(tmp_path: Path) -> None:
     hosts = "cluster.hosts=[{name: a, port: 23, nproc_per_node: 2}, {name: b, address: 10.0.0.2, interface: eth1}]"
     plan = planned(tmp_path, "cluster=pssh", hosts, "cluster.python=/opt/py", "trainer.global_batch_size=66").launch
@@ -60,6 +63,7 @@ def test_the_run_that_init_run_names_is_a_step_of_the_plan_and_of_the_graph(tmp_
     assert "  init0 --> train0" in dry_run.mermaid([trial]).splitlines()
 
 
+@pytest.mark.slow
 def test_neither_torch_nor_mlflow_is_imported_for_a_plan() -> None:
     code = "import sys, pipeline.execution.dry_run, pipeline.cli.provenance"
     shown = "print({'torch', 'mlflow', 'sklearn'} & {*sys.modules})"

@@ -75,6 +75,7 @@ def test_no_line_is_wider_than_40_columns(tmp_path: Path, plotted: Printed, monk
     assert "B  model.width=16 optimizer.lr=2  n 1," in lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["svg", "png", "pdf"])
 def test_a_picture_of_the_same_curves_is_the_same_file(tmp_path: Path, plotted: Printed, form: str) -> None:
     keys = [folder.key for folder in three_seeds(tmp_path)]

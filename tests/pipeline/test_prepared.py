@@ -141,6 +141,7 @@ def test_one_that_somebody_has_stopped_is_not_waited_for(run_dir: Path, script: 
     assert child.returncode == -9
 
 
+@pytest.mark.slow
 def test_a_script_whose_torchrun_was_stopped_starts_another(run_dir: Path) -> None:
     (run_dir / "script.py").write_text(DECLINES)
     child, code = Prepared(asked(script=True)), str(run_dir / "code")

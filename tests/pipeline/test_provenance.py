@@ -154,6 +154,7 @@ def test_a_name_that_is_no_text_costs_nothing(repository: Path, tmp_path: Path) 
     assert names == [b".git", b"caf\xe9.py", b"code.py", b"new.py"]
 
 
+@pytest.mark.slow
 def test_what_no_patch_can_keep_is_named_and_the_rest_is_kept(repository: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
@@ -381,6 +382,7 @@ def nested(repository: Path, tmp_path: Path) -> Path:
     return repository
 
 
+@pytest.mark.slow
 def test_submodules_come_back_at_their_commits_from_the_git_folders_that_are_here(nested: Path, tmp_path: Path) -> None:
     for name in ("inner", "outer"):  # their addresses can't be reached any more
         shutil.rmtree(tmp_path / name)
@@ -395,6 +397,7 @@ def test_submodules_come_back_at_their_commits_from_the_git_folders_that_are_her
     assert (brought_back(tmp_path / "tree", b"", tmp_path / "c") / "lib/outer/in/inner.py").is_file()
 
 
+@pytest.mark.slow
 def test_a_submodule_that_is_not_here_is_named_with_the_command_that_gets_it(nested: Path, tmp_path: Path) -> None:
     commit = git(nested, "rev-parse", "HEAD:lib/outer").strip()
     copy = tmp_path / "a copy"

@@ -216,6 +216,7 @@ def test_a_composition_whose_runs_cannot_be_seen_in_its_words_is_made_anew(proje
     assert not (project / "runs/.paceline/composed.json").read_text().count("other")
 
 
+@pytest.mark.slow
 def test_a_basis_is_built_anew_where_files_of_this_computer_decide(project: Path, tmp_path: Path) -> None:
     words = ("dataset=arrays", f"dataset.source='{tmp_path}/mine.npz'")
     for before in (None, b"some"):

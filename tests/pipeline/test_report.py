@@ -62,6 +62,7 @@ class Page(HTMLParser):
         return [attributes for tag, attributes in self.elements if tag in tags]
 
 
+@pytest.mark.slow
 def test_the_page_of_a_sweep_fetches_nothing_and_runs_nothing(tmp_path: Path, reported: Printed) -> None:
     a_sweep(tmp_path)
     said = reported(tmp_path)

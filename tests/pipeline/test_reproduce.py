@@ -43,6 +43,7 @@ def test_equal_weights_and_metrics_are_reproduced(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_script_that_is_started_without_torchrun_has_the_one_rank_that_it_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +94,7 @@ def test_data_that_is_gone_is_named_with_its_digest_and_the_mend(tmp_path: Path)
     assert "try: dataset.source=<where it is now>" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_runs_words_are_kept_but_for_what_says_where(tmp_path: Path) -> None:
     made = recipe(
         tmp_path, overrides=["experiment=x", "paths.runs=/old", "tracking.uri=x", "cluster=two_node", "seed=1"]

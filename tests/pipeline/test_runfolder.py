@@ -122,6 +122,7 @@ def damaged(text: str) -> list[bytes]:
     ]
 
 
+@pytest.mark.slow
 def test_a_result_that_was_altered_is_told_and_made_again_from_what_the_nodes_left(finished: RunFolder) -> None:
     written = finished.result.read_text()
     for data in damaged(written):

@@ -24,6 +24,7 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path / "runs" / "0123456789ab")
 
 
+@pytest.mark.slow
 def test_a_second_command_waits_and_is_told(folder: RunFolder) -> None:
     said: list[str] = []
     done = threading.Event()

@@ -109,6 +109,7 @@ def test_a_program_that_is_not_python_counts_by_its_bytes(folder: Path) -> None:
     assert files.path == ""
 
 
+@pytest.mark.slow
 def test_the_key_holds_what_a_script_is_told_and_not_where_it_lies(folder: Path, tmp_path: Path) -> None:
     def key(*words: str, script: Path = folder / "train.py") -> str:
         made = prepare(configured(f"program.script='{script}'", *words), ROOT, trees.NONE)
@@ -155,6 +156,7 @@ def test_the_same_command_line_has_one_key(folder: Path, words: str, same: str, 
     assert key(words) == key(same) != key(other)
 
 
+@pytest.mark.slow
 def test_config_json_of_a_script_has_no_section_of_the_classifier(folder: Path) -> None:
     config = configured(f"program.script='{folder}/train.py'")
     assert [*config.resolved] == ["seed", "program", "cluster", "tracking", "paths"]
@@ -177,6 +179,7 @@ def test_the_data_of_a_script_counts_by_names_and_contents(tmp_path: Path) -> No
     assert (alone.inside, dict(alone.sizes)) == ("content/a.txt", {"content/a.txt": 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -31,6 +31,7 @@ def test_apart_reads_a_file_and_is_in_a_session_of_its_own(tmp_path: Path) -> No
     assert int(session) != os.getsid(0)
 
 
+@pytest.mark.slow
 def test_too_slow_a_child_is_ended(tmp_path: Path) -> None:
     note = tmp_path / "note"
     command = f"trap 'echo got INT > \"{note}\"; exit 1' INT; echo; while :; do sleep 0.05; done"

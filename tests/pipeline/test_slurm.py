@@ -78,6 +78,7 @@ def test_the_script_is_the_one_that_was_read_by_a_person(name: str, change: dict
     assert shown == (GOLDEN / f"slurm_{name}.sh").read_text()
 
 
+@pytest.mark.slow
 def test_a_plan_shows_the_script_before_the_commands_of_nodes_without_names(tmp_path: Path) -> None:
     trial = planned(tmp_path, "cluster=slurm", "cluster.nnodes=2", "cluster.partition=gpu")
     plan = trial.launch

@@ -74,6 +74,7 @@ def test_the_content_of_a_file_counts_in_the_key_and_not_its_name(root: Path) ->
     assert parts[0]["init"] == {"sha256": hashlib.sha256(CONTENT).hexdigest()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -140,6 +141,7 @@ def test_the_run_before_has_its_own_words_and_the_cluster_of_the_one_that_names_
     assert (found.sha256, found.waits) == (None, "its run is to be trained first, whose key isn't known yet")
 
 
+@pytest.mark.slow
 def test_words_of_the_run_before_may_name_their_own_cluster(root: Path) -> None:
     said = "experiment=quickstart cluster=local cluster.nproc_per_node=1"
     parent = configured(root, run_word(said), "cluster.nproc_per_node=4").parent
@@ -147,6 +149,7 @@ def test_words_of_the_run_before_may_name_their_own_cluster(root: Path) -> None:
     assert parent.cluster.world_size == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "wrong"),
     [
@@ -218,6 +221,7 @@ def test_a_file_that_torch_has_not_saved_whole_is_refused_before_the_launch(
         start(root, "init.weights=w.pt")
 
 
+@pytest.mark.slow
 def test_an_address_is_fetched_once_and_then_stands_for_its_content(root: Path) -> None:
     with served(root) as (address, asked):
         word = f"init.weights={address}/w.pt"
@@ -231,6 +235,7 @@ def test_an_address_is_fetched_once_and_then_stands_for_its_content(root: Path) 
         assert error.value.hint == "get the file by other means, then init.weights=<its path>"
 
 
+@pytest.mark.slow
 def test_torchvisions_address_is_read_in_its_sources_and_the_digest_in_its_name_is_checked(root: Path) -> None:
     known = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
     assert weights.published("resnet18", "default") == weights.published("resnet18", "IMAGENET1K_V1") == known

@@ -179,6 +179,7 @@ def files(root: Path) -> list[Path]:
     return sorted((root / "trainers").rglob("*.py"))
 
 
+@pytest.mark.slow
 def test_comments_docstrings_and_a_formatter_run_change_no_file_of_the_closure(project: Path) -> None:
     before = closures(project)
     for path in files(project):

@@ -83,6 +83,7 @@ def hear(
         following.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [
@@ -107,6 +108,7 @@ def test_a_broken_stream_is_taken_up_again_and_every_line_comes_once(
     assert heard[-1] == NodeExit(host="node0", code=0)
 
 
+@pytest.mark.slow
 def test_an_agent_of_this_computer_that_gets_no_processor_for_a_while_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +124,7 @@ def test_an_agent_of_this_computer_that_gets_no_processor_for_a_while_is_not_los
     assert [line.text for line in heard if isinstance(line, LogLine)] == [str(number) for number in range(50)]
 
 
+@pytest.mark.slow
 def test_a_node_that_never_answers_sensibly_is_lost_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "LOST_S", 4.0)
     (lost,) = hear("print('this host is down today, token=hf_" + "a" * 20 + "', flush=True)")
@@ -129,6 +132,7 @@ def test_a_node_that_never_answers_sensibly_is_lost_with_what_it_said(monkeypatc
     assert lost.reason == "no longer answers: it says 'this host is down today, token=***', which is no answer"
 
 
+@pytest.mark.slow
 def test_a_mistake_in_a_follower_is_a_message_and_not_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "LOST_S", 4.0)
 
@@ -151,6 +155,7 @@ def test_a_mistake_in_the_thread_of_the_beats_is_a_message(monkeypatch: pytest.M
     assert lost.reason.startswith("can no longer be followed from here: RuntimeError: can't")
 
 
+@pytest.mark.slow
 def test_a_stream_killed_at_twenty_random_moments_brings_every_line_once() -> None:
     program = """
 import json, os, sys, time

@@ -112,6 +112,7 @@ def test_a_tracker_of_another_package_gets_each_point_once_with_its_own_settings
     assert not (run / "tracking.json").exists()
 
 
+@pytest.mark.slow
 def test_points_whose_answer_was_lost_are_there_once(tmp_path: Path, lines: str) -> None:
     run = run_of(tmp_path)
     (run / "faults").write_text("lost answer")
@@ -158,6 +159,7 @@ def test_an_experiment_that_can_have_no_folder_is_refused_before_anything_starts
     assert tracking_config({"experiment": "../a b"}).experiment == "../a b"
 
 
+@pytest.mark.slow
 def test_a_secret_of_a_tracker_stands_in_no_file_of_the_run_and_another_one_makes_no_other_record(
     tmp_path: Path, lines: str
 ) -> None:
@@ -181,6 +183,7 @@ def test_a_trackers_name_may_have_a_dot(tmp_path: Path) -> None:
     assert trackers_of(tmp_path) == ["acme.lines"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "most_s"), [("down", 0.3), ("refused", 60)])
 def test_a_tracker_that_fails_is_given_up_and_asked_again_later(
     tmp_path: Path, lines: str, fault: str, most_s: float

@@ -16,6 +16,7 @@ def _said(word: str, verb: str = "train") -> str:
     return str(for_verb(caught.value, verb))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "meant"),
     [
@@ -40,6 +41,7 @@ def test_a_wrong_word_is_answered_with_the_right_one_and_its_value(word: str, me
     assert f"; did you mean {meant}? valid" in _said(word)
 
 
+@pytest.mark.slow
 def test_the_options_of_the_verb_are_among_the_words() -> None:
     assert "did you mean json=1? valid: cluster, dataset, experiment," in _said("jsn=1", "plan")
     assert _said("jsn=1", "plan").endswith("; of doit plan: format, json")
@@ -47,6 +49,7 @@ def test_the_options_of_the_verb_are_among_the_words() -> None:
     assert "unknown key 'undo'; it is an option of doit accept, mesh; valid: " in _said("undo=1", "train")
 
 
+@pytest.mark.slow
 def test_an_option_of_other_verbs_is_not_taken_for_a_field_that_is_written_alike() -> None:
     assert _said("run=2d9f31", "plan").startswith("doit plan takes the words of the run, as doit train got them")
     assert _said("run=2d9f31", "train").endswith("try: doit train experiment=…")
@@ -58,11 +61,13 @@ def test_an_option_of_other_verbs_is_not_taken_for_a_field_that_is_written_alike
     assert said.endswith("; of doit logs: host, run, step")
 
 
+@pytest.mark.slow
 def test_what_is_like_nothing_is_answered_with_what_there_is() -> None:
     assert _said("optimizer.rho=2").startswith("unknown key 'optimizer.rho'; valid in optimizer: ")
     assert _said("zzzz=1").startswith("unknown key 'zzzz'; valid: cluster, dataset, experiment, init, model, ")
 
 
+@pytest.mark.slow
 def test_the_value_of_a_secret_is_not_repeated() -> None:
     assert "hunter22" not in _said("cluster.token=hunter22") + _said("experiment.password=hunter22")
 

@@ -48,6 +48,7 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory, composing: None) -> Itera
         yield project / "runs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "keys"),
     [
@@ -89,6 +90,7 @@ def test_arguments_choose_the_runs_of_scripts_without_the_scripts_name(tmp_path:
     assert printed(listing.runs, tmp_path, "program.args.lr=0.9").endswith("has these values\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "said"),
     [

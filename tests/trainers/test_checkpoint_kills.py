@@ -78,6 +78,7 @@ def good_steps(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("keep", [1, 2])
 def test_killed_before_any_operation_and_again_in_the_resumed_run(tmp_path: Path, keep: int, sharded: bool) -> None:

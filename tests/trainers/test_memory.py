@@ -25,6 +25,7 @@ def _page_faults(how: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc is told")
 def test_a_large_block_that_was_freed_is_taken_again_without_page_faults() -> None:
     assert _page_faults("kept") < 100

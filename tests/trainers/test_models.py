@@ -9,6 +9,7 @@ from trainers.models.whitened_cnn import WhitenedCNNConfig, whitening_filters
 CIFAR = ImageShape(channels=3, height=32, width=32, num_classes=10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "parameters"), [("resnet18", 11_173_962), ("resnet50", 23_520_842)])
 def test_residual_networks_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
     assert sum(item.numel() for item in build(ModelConfig(name=name), CIFAR).parameters()) == parameters

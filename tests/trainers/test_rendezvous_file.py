@@ -28,6 +28,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         _file_store(path, Ranks(world_size=2), "here")
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_not_shared_names_the_ranks_that_were_not_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def packed(config: DatasetConfig, folder: Path, shape: tuple[int, ...]) -> np.nd
 TWO = {"test_images": IMAGES[:10], "test_labels": LABELS[:10]}
 
 
+@pytest.mark.slow
 def test_channels_last_and_first_give_the_same_pack(tmp_path: Path) -> None:
     last = packed(save(tmp_path, images=IMAGES, labels=LABELS, **TWO), tmp_path, (3, 6, 7))
     np.testing.assert_array_equal(last, np.concatenate([IMAGES, IMAGES[:10]]).transpose(0, 3, 1, 2))
@@ -175,6 +176,7 @@ def test_a_source_where_none_is_used_is_refused(config: DatasetConfig, tmp_path:
         fetch(config, tmp_path / "data")
 
 
+@pytest.mark.slow
 def test_digits_are_scikit_learn_s(tmp_path: Path) -> None:
     theirs = pytest.importorskip("sklearn.datasets").load_digits()
     ((images, labels),) = digits.load(digits.DigitsConfig(holdout=360), None).train.blocks()  # type: ignore[arg-type]

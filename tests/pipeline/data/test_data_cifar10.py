@@ -73,6 +73,7 @@ def test_download_of_the_official_archive(
     assert len(server.script.seen) == 1, "a kept and verified download is used again"
 
 
+@pytest.mark.slow
 def test_the_same_images_as_torchvision_reads(
     made: tuple[MadeSet, MadeSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def test_every_registered_data_set_is_tested_and_has_a_schema() -> None:
     assert sorted(CONFIGS) == DATASETS.names()
 
 
+@pytest.mark.slow
 def test_the_files_have_the_sizes_and_digests_of_the_manifest(config: DatasetConfig, tmp_path: Path) -> None:
     pack = fetch(config, tmp_path / "data")
     made = pack.manifest
@@ -103,6 +104,7 @@ def test_the_files_have_the_sizes_and_digests_of_the_manifest(config: DatasetCon
     assert {name: sha256_file(pack.path / name) for name in made.sha256} == made.sha256
 
 
+@pytest.mark.slow
 def test_the_digest_covers_all_other_fields_and_no_path(config: DatasetConfig, tmp_path: Path) -> None:
     pack = fetch(config, tmp_path / "data")
     raw = json.loads((pack.path / "manifest.json").read_text())
@@ -111,6 +113,7 @@ def test_the_digest_covers_all_other_fields_and_no_path(config: DatasetConfig, t
     assert str(tmp_path) not in json.dumps(raw)
 
 
+@pytest.mark.slow
 def test_splits_follow_each_other_and_have_the_sizes_asked_for(config: DatasetConfig, tmp_path: Path) -> None:
     made = fetch(config, tmp_path / "data").manifest
     (zero, a), (b, c), (d, end) = (made.splits[name] for name in ("train", "val", "test"))
@@ -123,6 +126,7 @@ def test_splits_follow_each_other_and_have_the_sizes_asked_for(config: DatasetCo
         assert f"hold-out of {config.holdout} training images" in made.source
 
 
+@pytest.mark.slow
 def test_labels_and_classes_agree(config: DatasetConfig, tmp_path: Path) -> None:
     pack = fetch(config, tmp_path / "data")
     labels = np.fromfile(pack.path / "labels.bin", dtype="<i8")
@@ -130,6 +134,7 @@ def test_labels_and_classes_agree(config: DatasetConfig, tmp_path: Path) -> None
     assert set(labels.tolist()) == set(range(pack.manifest.num_classes))
 
 
+@pytest.mark.slow
 def test_mean_and_std_are_those_of_the_train_split(config: DatasetConfig, tmp_path: Path) -> None:
     pack = fetch(config, tmp_path / "data")
     made = pack.manifest
@@ -139,12 +144,14 @@ def test_mean_and_std_are_those_of_the_train_split(config: DatasetConfig, tmp_pa
     np.testing.assert_allclose(made.std, train.std(axis=(0, 2, 3)), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_only_generated_images_are_called_synthetic(config: DatasetConfig, tmp_path: Path) -> None:
     made = fetch(config, tmp_path / "data").manifest
     assert made.synthetic == (config.name == "synthetic")
     assert ("means nothing" in made.source) == made.synthetic
 
 
+@pytest.mark.slow
 def test_two_folders_get_the_same_pack_and_find_returns_it(config: DatasetConfig, tmp_path: Path) -> None:
     first, second = fetch(config, tmp_path / "one"), fetch(config, tmp_path / "two")
     assert first.digest == second.digest
@@ -152,12 +159,14 @@ def test_two_folders_get_the_same_pack_and_find_returns_it(config: DatasetConfig
     assert find(config, tmp_path / "one") == first
 
 
+@pytest.mark.slow
 def test_what_only_the_nodes_apply_makes_no_new_pack(config: DatasetConfig, tmp_path: Path) -> None:
     first = fetch(config, tmp_path / "data")
     other = replace(config, crop_padding=4, flip=True, normalise=False)
     assert find(other, tmp_path / "data") == first
 
 
+@pytest.mark.slow
 def test_another_val_size_is_another_pack_with_the_same_test_images(config: DatasetConfig, tmp_path: Path) -> None:
     first, second = (fetch(replace(config, val_size=n), tmp_path / "data") for n in (2, 8))
     assert first.path != second.path

@@ -71,12 +71,14 @@ def test_a_file_without_a_known_digest_is_always_fetched(served: Server, tmp_pat
     assert content(retrieve(wanted(served.url, sha256=None), tmp_path, silent)) == CONTENT
 
 
+@pytest.mark.slow
 def test_a_broken_download_goes_on_where_it_stopped(served: Server, tmp_path: Path) -> None:
     served.script.cut_after = [700_000, 200_000]
     assert content(retrieve(wanted(served.url), tmp_path, silent)) == CONTENT
     assert [asked for _, asked in served.script.seen] == [None, "bytes=700000-", "bytes=900000-"]
 
 
+@pytest.mark.slow
 def test_another_process_goes_on_with_what_is_left(
     served: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +100,7 @@ def test_a_changed_file_or_a_server_without_ranges_begins_anew(served: Server, t
     assert served.script.seen == [("/set.bin", "bytes=3000-")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("etag", [None, 'W/"v1"'])
 def test_without_a_strong_validator_nothing_is_resumed(served: Server, tmp_path: Path, etag: str | None) -> None:
     served.script.etag = etag
@@ -106,6 +109,7 @@ def test_without_a_strong_validator_nothing_is_resumed(served: Server, tmp_path:
     assert [asked for _, asked in served.script.seen] == [None, None]
 
 
+@pytest.mark.slow
 def test_a_resumed_download_with_a_wrong_checksum_is_tried_whole(served: Server, tmp_path: Path) -> None:
     (tmp_path / "set.bin.part").write_bytes(b"wrong" * 1000)
     (tmp_path / "set.bin.part.json").write_text(f'{{"url": "{served.url}set.bin", "validator": "\\"v1\\""}}')
@@ -113,6 +117,7 @@ def test_a_resumed_download_with_a_wrong_checksum_is_tried_whole(served: Server,
     assert [asked for _, asked in served.script.seen] == ["bytes=5000-", None]
 
 
+@pytest.mark.slow
 def test_a_busy_server_is_asked_again(served: Server, tmp_path: Path) -> None:
     served.script.statuses = [503, 429]
     assert content(retrieve(wanted(served.url), tmp_path, silent)) == CONTENT
@@ -133,6 +138,7 @@ def test_a_wrong_checksum_leaves_nothing_and_the_next_mirror_is_taken(served: Se
         assert content(retrieve(wanted(bad.url, served.url), tmp_path, silent)) == CONTENT
 
 
+@pytest.mark.slow
 def test_every_refusing_address_is_named_and_the_end_comes_soon(
     server: Server, refused_url: str, tmp_path: Path
 ) -> None:
@@ -162,6 +168,7 @@ def test_other_protocols_come_through_fsspec(tmp_path: Path) -> None:
     assert failure.absent
 
 
+@pytest.mark.slow
 def test_a_file_of_an_object_store_comes_to_who_may_read_it(tmp_path: Path, s3: ObjectStore) -> None:
     fsspec.filesystem("s3").pipe(f"{BUCKET}/set.bin", CONTENT)
     assert content(retrieve(wanted(f"s3://{BUCKET}/"), tmp_path, silent)) == CONTENT

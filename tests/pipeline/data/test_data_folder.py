@@ -137,6 +137,7 @@ def bucket(root: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     store.rm(f"/{BUCKET}/photos", recursive=True)
 
 
+@pytest.mark.slow
 def test_a_folder_behind_an_address_gives_the_digest_of_the_folder(root: Path, tmp_path: Path, bucket: str) -> None:
     made = fetch(config(root), tmp_path / "here").manifest
     again = fetch(FolderConfig(source=f"{bucket}/photos", holdout=4), tmp_path / "there")
@@ -318,6 +319,7 @@ def test_the_result_is_that_of_torchvision_s_resize_and_centre_crop() -> None:
     assert np.abs(ours - np.asarray(theirs)).mean() < 1.5
 
 
+@pytest.mark.slow
 def test_a_large_photo_is_decoded_in_small_to_nearly_the_same_pixels() -> None:
     smooth = np.random.default_rng(0).integers(0, 255, (9, 12, 3), dtype=np.uint8)
     image = Image.fromarray(smooth).resize((1600, 1200), Image.Resampling.BICUBIC)

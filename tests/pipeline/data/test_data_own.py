@@ -31,6 +31,7 @@ def config(name: str = "squares", **settings: Any) -> OwnDatasetConfig:
     return OwnDatasetConfig(target=f"tests.pipeline.data.own_data:{name}", **{"holdout": 4, **settings})
 
 
+@pytest.mark.slow
 def test_what_the_function_returns_is_packed_with_its_names_of_classes(tmp_path: Path) -> None:
     pack = fetch(config(args={"count": 20}), tmp_path)
     assert (pack.manifest.classes, pack.manifest.num_classes) == (("small", "large"), 2)
@@ -40,6 +41,7 @@ def test_what_the_function_returns_is_packed_with_its_names_of_classes(tmp_path:
     assert found == {(image.tobytes(), int(label)) for image, label in zip(made["images"], made["labels"], strict=True)}
 
 
+@pytest.mark.slow
 def test_its_module_its_arguments_and_its_files_decide_the_pack(tmp_path: Path) -> None:
     (tmp_path / "value").write_text("1")
     first = config(args={"count": 20}, source=str(tmp_path / "value"))
@@ -54,6 +56,7 @@ def test_its_module_its_arguments_and_its_files_decide_the_pack(tmp_path: Path) 
     assert "numpy" in code.versions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings", "text"),
     [
@@ -75,6 +78,7 @@ def test_what_can_t_be_taken_is_told(tmp_path: Path, name: str, settings: dict[s
     assert not list(tmp_path.glob("own-*"))
 
 
+@pytest.mark.slow
 def test_a_function_that_closes_stdout_closes_it_for_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = os.dup(1)
     try:
@@ -117,6 +121,7 @@ def values(pack: Pack) -> set[int]:
     return {int(value) for value in read_pack(pack.path, (1, 8, 8))[0].ravel()}
 
 
+@pytest.mark.slow
 def test_what_the_function_reads_besides_its_source_is_told_and_a_change_of_it_makes_the_pack_anew(
     project: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,12 +139,14 @@ def test_what_the_function_reads_besides_its_source_is_told_and_a_change_of_it_m
         fetch(settings, project / "data")
 
 
+@pytest.mark.slow
 def test_a_source_is_nothing_besides(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     settings = OwnDatasetConfig(target="own_made:make", holdout=4, source=str(project / "value.txt"))
     fetch(settings, project / "data")
     assert "WARNING" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_code_that_was_edited_while_another_command_held_the_lock_is_packed_under_its_own_name(project: Path) -> None:
     settings = OwnDatasetConfig(target="own_made:make", holdout=4)
     (project / "data").mkdir()
@@ -170,6 +177,7 @@ def test_a_package_below_one_that_is_imported_anew_is_so_too(tmp_path: Path, mon
     assert importlib.import_module("outer_package.inner.made").VALUE == 1234
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_process_that_the_function_forks_makes_no_pack(
     project: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from pipeline.data import progress
 from tests.waiting import HANG_S
 
 
+@pytest.mark.slow
 def test_a_log_gets_a_line_every_few_seconds_also_while_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Log(io.StringIO):
         def write(self, text: str) -> int:

@@ -133,6 +133,7 @@ def test_the_line_of_a_script_has_its_figures() -> None:
     assert notice.text == "FINISHED run k (script a.py), loss 0.04, x 1e-05, 0.0 min"
 
 
+@pytest.mark.slow
 def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started(
     os.kill(int((tmp_path / "lasts").read_text()), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_of_what_a_command_says_the_end_of_its_errors_is_kept_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +211,7 @@ def test_an_address_that_nobody_listens_at_and_a_program_that_is_not_there() -> 
     assert any("notify.url" in line and "refused" in line for line in said)
 
 
+@pytest.mark.slow
 def test_who_sends_never_waits_and_who_ends_waits_for_the_limit_alone(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

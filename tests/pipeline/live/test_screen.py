@@ -69,6 +69,7 @@ class Terminal:
         return seen.decode()
 
 
+@pytest.mark.slow
 def test_lines_go_above_the_view_and_none_is_lost_when_the_terminal_is_resized(tmp_path: Path) -> None:
     terminal = Terminal(tmp_path, "40", "0.05", "")
     before = terminal.read(until="line 5 ")
@@ -83,11 +84,13 @@ def test_lines_go_above_the_view_and_none_is_lost_when_the_terminal_is_resized(t
     assert before.rindex("\x1b[?25h") > before.rindex("\x1b[?25l")  # the cursor stays, whatever ends the view
 
 
+@pytest.mark.slow
 def test_a_line_above_the_view_is_folded_at_a_space_where_the_terminal_would_break_a_word(tmp_path: Path) -> None:
     said = Terminal(tmp_path, "3", "0.05", " 4 min 08 s left", columns=40).read()
     assert said.count("4 min\r\n    08 s left") == 3
 
 
+@pytest.mark.slow
 def test_who_has_something_to_say_never_waits_for_a_terminal_that_takes_nothing(tmp_path: Path) -> None:
     """Nobody reads the pty, as after Ctrl-S: half a megabyte is far beyond what it holds by itself."""
     terminal = Terminal(tmp_path, "1000", "0", "." * 500)

@@ -79,6 +79,7 @@ def test_a_circle_is_told_as_one(project: StepProject) -> None:
         project.graph().standing("b")
 
 
+@pytest.mark.slow
 def test_outputs_of_two_steps_never_meet(project: StepProject) -> None:
     for name in "ab":
         project.step(name, f"command: echo {name} > $out/x.txt\noutputs: [x.txt]\n")

@@ -24,6 +24,7 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.slow
 def test_an_input_a_parameter_the_code_and_an_upstream_step_are_named(project: StepProject) -> None:
     project.write("raw/a.csv", "1\n")
     project.write("raw/b.csv", "2\n")
@@ -46,6 +47,7 @@ def test_an_input_a_parameter_the_code_and_an_upstream_step_are_named(project: S
     assert project.why("count") == ("step:clean/x.txt changed",)
 
 
+@pytest.mark.slow
 def test_what_comes_out_the_same_makes_nothing_after_it(project: StepProject) -> None:
     project.write("a.txt", "1")
     project.step("one", 'command: echo same > "$out/x"\ninputs: [a.txt]\noutputs: [x]\n')
@@ -56,6 +58,7 @@ def test_what_comes_out_the_same_makes_nothing_after_it(project: StepProject) ->
     assert [line for line in project.said if line.startswith("step two")] == ["step two: never made"]
 
 
+@pytest.mark.slow
 def test_the_order_of_arguments_counts_where_they_become_words(project: StepProject) -> None:
     project.write("code.py", "import sys\nopen(sys.argv[1] + '/x', 'w').write(' '.join(sys.argv[2:]))\n")
     project.write("own.py", "def go(inputs, out, **more): (out / 'x').write_text(' '.join(more))\n")
@@ -70,6 +73,7 @@ def test_the_order_of_arguments_counts_where_they_become_words(project: StepProj
     assert len([line for line in project.said if line.startswith("made step function")]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands on orphans")
 def test_a_step_ends_with_its_program_and_leaves_nothing_running_in_a_session_of_its_own(project: StepProject) -> None:
     line = "setsid sleep 60 & echo $! > \"$out/x\"; setsid bash -c 'sleep 60 & wait' & sleep 0.3"
@@ -125,6 +129,7 @@ def test_one_that_fails_leaves_its_log_and_nothing_else(project: StepProject, co
     assert log.endswith(".log")
 
 
+@pytest.mark.slow
 def test_a_failure_ends_what_runs_beside_it(project: StepProject) -> None:
     project.step("bad", "command: sleep 0.3; exit 1\noutputs: [x]\n")
     project.step("slow", f"command: echo $$ > {project.root}/pid; sleep 60\noutputs: [x]\n")
@@ -145,6 +150,7 @@ def test_independent_steps_run_side_by_side(project: StepProject) -> None:
     assert project.make("one", "two", at_once=2) == 2
 
 
+@pytest.mark.slow
 def test_altered_outputs_are_made_anew(project: StepProject) -> None:
     project.step("one", 'command: echo 1 > "$out/x"\noutputs: [x]\n')
     project.make("one")
@@ -195,6 +201,7 @@ def _command(project: StepProject) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
+@pytest.mark.slow
 def test_after_a_kill_the_same_command_makes_it_and_nothing_goes_on(project: StepProject) -> None:
     once = f"if [ ! -e {project.root}/pid ]; then echo $$ > {project.root}/pid; sleep 60; fi"
     project.step("slow", f'command: |\n  echo half > "$out/x"; {once}; echo whole > "$out/x"\noutputs: [x]\n')
@@ -210,6 +217,7 @@ def test_after_a_kill_the_same_command_makes_it_and_nothing_goes_on(project: Ste
     assert project.left == [project.out("slow").parent.name]
 
 
+@pytest.mark.slow
 def test_of_two_commands_one_makes_it_and_the_other_waits(project: StepProject) -> None:
     wait = f"until [ -e {project.root}/go ]; do sleep 0.02; done"
     project.step("slow", f'command: echo x >> {project.root}/runs.txt; {wait}; touch "$out/x"\noutputs: [x]\n')
@@ -221,6 +229,7 @@ def test_of_two_commands_one_makes_it_and_the_other_waits(project: StepProject) 
     assert all(text.startswith("MADE") for text in told)  # one that comes late finds it made, and says nothing
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_step_too(project: StepProject) -> None:
     project.step("slow", f"command: echo $$ > {project.root}/pid; sleep 60\noutputs: [x]\n")
     command = _command(project)
@@ -232,6 +241,7 @@ def test_a_signal_ends_the_step_too(project: StepProject) -> None:
     assert all(name.endswith(".log") for name in project.left)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -271,6 +281,7 @@ def test_a_file_that_a_step_reads_and_its_key_lacks_is_told(project: StepProject
     assert sorted(path.name for path in project.out("make").parent.iterdir()) == ["log.txt", "out", "step.json"]
 
 
+@pytest.mark.slow
 def test_a_step_that_is_being_made_is_known_by_its_log(project: StepProject) -> None:
     project.step(
         "slow",
@@ -289,6 +300,7 @@ def test_a_step_that_is_being_made_is_known_by_its_log(project: StepProject) -> 
     assert store.under_way(project.root / "runs") == []
 
 
+@pytest.mark.slow
 def test_clean_finds_what_is_damaged_and_logs_of_failures_and_leaves_what_is_being_made(project: StepProject) -> None:
     project.step("good", 'command: touch "$out/x"\noutputs: [x]\n')
     project.step("bad", "command: echo why; exit 3\noutputs: [x]\n")

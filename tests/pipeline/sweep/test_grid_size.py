@@ -32,12 +32,14 @@ def test_a_grid_without_trials_or_with_too_many_is_refused(words: str, said: str
         jobs(words.split())
 
 
+@pytest.mark.slow
 def test_the_largest_grid_is_counted_as_it_is_made() -> None:
     words = ["seed=range(0,1)", "seed=range(5,1,-2)", "optimizer.lr=range(0.0,0.3,0.1)", "model=glob(resnet*)"]
     assert len(jobs(words)) == 2 * 3 * len(jobs(["model=glob(resnet*)"]))
     assert len(jobs(["seed=range(0,100000)"])) == 100_000
 
 
+@pytest.mark.slow
 def test_one_run_is_told_of_doit_sweep_whatever_the_sweep_is_written_as() -> None:
     for word in ("seed=1,2", "seed=range(1,1)", "model=glob(*)"):
         with pytest.raises(UsageError, match=rf"^{re.escape(word)}: several values are a sweep.*doit sweep"):

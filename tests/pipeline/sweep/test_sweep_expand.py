@@ -77,6 +77,7 @@ def space(*words: str, root: Path) -> Space:
     return expand(words, root=root, local_gpus=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_a_trial_with_a_value_that_no_key_holds_is_refused_as_a_run_is(tmp_path: Path, value: str) -> None:
     (tmp_path / "train.py").write_text("")
@@ -84,6 +85,7 @@ def test_a_trial_with_a_value_that_no_key_holds_is_refused_as_a_run_is(tmp_path:
         space("program.script=train.py", "program.torchrun=false", f"program.args.lr=1,{value}", root=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_words_of_a_swept_script_stand_in_any_order(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     words = ["program.torchrun=false", "program.args.lr=1,2", "program.script=train.py"]
@@ -92,6 +94,7 @@ def test_the_words_of_a_swept_script_stand_in_any_order(tmp_path: Path) -> None:
     assert len({one.configurations for one in found}) == 1
 
 
+@pytest.mark.slow
 def test_equal_configurations_are_one_trial_however_they_are_spelled(tmp_path: Path) -> None:
     found = space("optimizer.lr=0.1,0.10,1e-1,0.2", "seed=range(2)", root=tmp_path)
     assert [trial.chosen for trial in found.trials] == [
@@ -103,6 +106,7 @@ def test_equal_configurations_are_one_trial_however_they_are_spelled(tmp_path: P
     assert found.duplicates == 4
 
 
+@pytest.mark.slow
 def test_a_named_grid_and_a_word_of_the_command_line_that_replaces_a_part_of_it(tmp_path: Path) -> None:
     found = space("sweep=lr_grid", "experiment=quickstart", "seed=5,6", root=tmp_path)
     assert [trial.config.train.seed for trial in found.trials[:2]] == [5, 6]
@@ -117,6 +121,7 @@ def test_what_says_how_the_sweep_runs_is_no_part_of_a_trial(tmp_path: Path) -> N
     assert "sweep" not in other.trials[0].config.resolved
 
 
+@pytest.mark.slow
 def test_nodes_gives_each_trial_hosts_of_its_own_and_the_batch_must_fit_them(tmp_path: Path) -> None:
     found = space("seed=0,1", "cluster=two_node", "sweep.nodes=1", "trainer.global_batch_size=65", root=tmp_path)
     assert [part.hosts[0].name for part in found.slots] == ["node0", "node1"]
@@ -125,6 +130,7 @@ def test_nodes_gives_each_trial_hosts_of_its_own_and_the_batch_must_fit_them(tmp
         space("seed=0,1", "cluster=two_node", "trainer.global_batch_size=65", root=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -48,6 +48,7 @@ def test_a_sweep_is_its_trials_whatever_their_order_and_spelling(root: Path) -> 
     assert space(root, "seed=0,1", "optimizer.lr=0.1,0.3").key != key
 
 
+@pytest.mark.slow
 def test_a_shuffled_order_is_written_down_and_kept(root: Path, tmp_path: Path) -> None:
     first = space(root, "seed=shuffle(range(40))")
     about = begun(root, tmp_path, first).about()

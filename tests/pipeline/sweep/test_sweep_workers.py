@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from pipeline.sweep.workers import WorkerProcess
 
 IMPORTS = "import time; time.sleep(60)"
@@ -23,6 +25,7 @@ def worker(folder: Path, program: str) -> WorkerProcess:
     return WorkerProcess(argv, os.environ, folder / "worker.log")
 
 
+@pytest.mark.slow
 def test_one_that_was_asked_nothing_is_not_waited_for_and_one_at_work_is(tmp_path: Path) -> None:
     began = time.monotonic()
     worker(tmp_path, IMPORTS).close()

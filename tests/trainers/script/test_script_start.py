@@ -67,6 +67,7 @@ def test_a_script_that_logs_nothing_finishes_and_that_is_said(run: ScriptRun) ->
     assert "nonfinite" not in run.read("summary.json")
 
 
+@pytest.mark.slow
 def test_nan_is_told_once_with_how_often_it_came(run: ScriptRun) -> None:
     script = (
         "import paceline\nfor step in range(1, 1201): paceline.log(step, loss=float('nan'), lr=1.0)\n"
@@ -91,6 +92,7 @@ def test_exit_code_0_without_its_outputs_is_a_failure(run: ScriptRun) -> None:
     assert not (run.path / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_the_exit_code_is_the_scripts(run: ScriptRun) -> None:
     run.write(LOGS + "raise SystemExit(3)").start(code=3)
     assert run.rows() == [(1, {"loss": 0.5})]
@@ -127,6 +129,7 @@ def test_another_node_records_nothing(run: ScriptRun) -> None:
     assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "code", "config.json", "outputs"]
 
 
+@pytest.mark.slow
 def test_starting_over_drops_earlier_rows_and_going_on_keeps_those_before(run: ScriptRun) -> None:
     script = (
         "import paceline, pathlib, sys\nfirst = int(pathlib.Path(sys.argv[2]).read_text()) if sys.argv[1:] else 0\n"
@@ -154,6 +157,7 @@ def test_a_script_that_hears_that_it_was_pruned_leaves_pruned_json(run: ScriptRu
     assert run.read("pruned.json") == {"step": 1, "epoch": 0, "metrics": {"loss": 0.5}}
 
 
+@pytest.mark.slow
 def test_metrics_that_can_not_be_written_end_the_run_at_once(run: ScriptRun) -> None:
     script = "import os, sys, time\nos.remove(sys.argv[1] + '/../metrics.jsonl')\n" + LOGS + "time.sleep(600)"
     said = run.write(script, args=["{run}"]).start(code=1)
@@ -165,6 +169,7 @@ def test_a_folder_that_is_no_part_of_the_snapshot_is_named(run: ScriptRun) -> No
     assert "{data} is named and there is none; set program.data" in run.write("", args=["{data}"]).start(code=1)
 
 
+@pytest.mark.slow
 def test_a_program_that_is_not_there_is_told_in_one_line(run: ScriptRun) -> None:
     for word, said in (
         ("nosuchprogram", "no nosuchprogram in PATH=/usr/bin:sub; install it on this host, or set program.env.PATH"),

@@ -44,6 +44,7 @@ KINDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_files_of_the_project_are_found_however_they_are_read(run: ScriptRun) -> None:
     run.write(textwrap.dedent(READS))
     for name in KINDS:
@@ -91,6 +92,7 @@ def test_what_is_keyed_written_by_the_run_or_elsewhere_is_no_finding(run: Script
     assert run.read("summary.json")["unkeyed"] == {}
 
 
+@pytest.mark.slow
 def test_what_the_snapshot_lacks_is_named_although_the_run_failed_for_it(run: ScriptRun) -> None:
     run.write("import importlib\ntry: importlib.import_module('plugin')\nexcept ImportError: open('configs/a.yaml')")
     (run.project / "configs").mkdir()
@@ -111,6 +113,7 @@ def test_the_project_is_not_imported_from(run: ScriptRun) -> None:
     assert "No module named 'plugin'" in said
 
 
+@pytest.mark.slow
 def test_seal_fail_and_off(run: ScriptRun) -> None:
     script = "import os; open(os.environ['PROJECT'] + '/a.yaml')"
     for seal, code in (("fail", 1), ("off", 0)):
