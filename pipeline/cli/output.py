@@ -37,7 +37,7 @@ def say_usual(text: str) -> None:
 
 def say_folded(text: str) -> None:
     """Lines for people alone, which a terminal would break in the midst of a word."""
-    say(folded(as_typed(text), width()))
+    say(folded(as_typed(text), width()), data=True)  # named as typed before it is folded
 
 
 def width() -> int:

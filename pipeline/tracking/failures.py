@@ -1,4 +1,4 @@
-"""Failures of a tracking store, those that a person has to mend in words that say how. Pure."""
+"""Failures of a tracking store; where a person has to act, in words that say how. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plain(text: str) -> str:
 
 
 def explained(text: str) -> str | None:
-    """What to do about it; None for a failure that says enough, or that time may mend."""
+    """What to do about it; None for a failure that says enough, or that may pass by itself."""
     if "Invalid Host header" in text:
         return (
             "the server doesn't answer to the name that tracking.uri has for it (Invalid Host header): start it with "
