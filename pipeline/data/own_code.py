@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pipeline.core import places
 from pipeline.core.files import sha256_file, write_json
+from pipeline.keys.readings import module_of
 
 READ = "read.json"
 """In a pack: the sha256 of each file of the project that the function read besides, by its path there."""
@@ -26,7 +27,7 @@ _hooked = False
 def forget_edited(digests: Mapping[str, str]) -> None:
     """Have modules imported anew whose sources were edited since this process did: a search makes packs for hours."""
     if any(_imported.get(path, digest) != digest for path, digest in digests.items()):
-        names = {path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in digests}
+        names = {module_of(path) for path in digests}
         tops = {name.partition(".")[0] for name in names} - {*places.MODULES}
         for name, module in [*sys.modules.items()]:
             # a package without __init__.py goes too: it asks for its parent, which may have gone

@@ -68,6 +68,11 @@ class Readings:
         return " ".join([*(sha256_file(Path(reader)) for reader in readers), sys.version])
 
 
+def module_of(path: str) -> str:
+    """The module of a source, by its path from where it is imported."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
 def _read(source: bytes, path: str, shown: str) -> dict[str, Any]:
     try:
         tree = ast.parse(source, filename=path)
@@ -75,8 +80,7 @@ def _read(source: bytes, path: str, shown: str) -> dict[str, Any]:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         why = error.msg if isinstance(error, SyntaxError) else error
         raise UsageError(f"{shown}{line} can't be parsed: {why}", hint="fix the file, then the same command") from error
-    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    found = imports.imports(tree, module, is_package=path.endswith("/__init__.py"))
+    found = imports.imports(tree, module_of(path), is_package=path.endswith("/__init__.py"))
     kinds: dict[str, dict[str, int]] = {}
     for item in found:
         kinds.setdefault(item.kind, {})[item.name] = item.line
