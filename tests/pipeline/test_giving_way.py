@@ -88,6 +88,7 @@ def test_of_a_process_that_leads_no_session_the_session_stays_as_it_is() -> None
 
 
 def _niceness(pid: int) -> tuple[int, int]:
-    """The process's, and its session's where the kernel has that."""
+    """The process's, and its session's where that has one: the file is empty where nothing ever began a session."""
     own, session = os.getpriority(os.PRIO_PROCESS, pid), Path(f"/proc/{pid}/autogroup")
-    return own, int(session.read_text().split()[-1]) if session.exists() else own
+    words = session.read_text().split() if session.exists() else []
+    return own, int(words[-1]) if words else own

@@ -141,7 +141,6 @@ def test_one_that_somebody_has_stopped_is_not_waited_for(run_dir: Path, script: 
     assert child.returncode == -9
 
 
-@pytest.mark.slow
 def test_a_script_whose_torchrun_was_stopped_starts_another(run_dir: Path) -> None:
     (run_dir / "script.py").write_text(DECLINES)
     child, code = Prepared(asked(script=True)), str(run_dir / "code")
@@ -167,9 +166,13 @@ def test_a_script_has_its_own_process_between_and_that_one_gets_the_prepared_tor
 
 
 def waits(pid: int, *, script: bool) -> bool:
-    """For its order: its imports are over (it has a second name for the socket), or what imports is below it."""
+    """For its order: its imports are over (it has a second name for the socket), or what imports is below it.
+
+    That has begun its program by then: until it has, whoever forked it waits, however often it is stopped.
+    """
     if script:
-        return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+        below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return bool(below) and "/dev/fd/" in Path(f"/proc/{below[0]}/cmdline").read_text()
     streams = [stream.readlink() for stream in Path(f"/proc/{pid}/fd").iterdir()]
     return streams.count(Path(f"/proc/{pid}/fd/0").readlink()) > 1
 
