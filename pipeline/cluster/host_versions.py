@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pipeline.core.errors import HostError
 from pipeline.core.hydra_value import hydra_value
 from pipeline.core.specs import NodeFacts
-from pipeline.keys.import_closure import ABSENT
+from pipeline.keys import ABSENT
 
 Versions = Mapping[str, str]
 

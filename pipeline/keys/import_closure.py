@@ -22,12 +22,12 @@ from typing import NamedTuple
 
 from pipeline.core import places
 from pipeline.core.errors import UsageError
+from pipeline.keys import ABSENT
 from pipeline.keys.imports import Import
 from pipeline.keys.installed import Found, Installed
 from pipeline.keys.readings import Reading, Readings
 from trainers.core.installer import install
 
-ABSENT = "absent"
 _SUFFIXES = (*(f"/__init__{end}" for end in (*EXTENSION_SUFFIXES, ".py")), *EXTENSION_SUFFIXES, ".py")  # Python's order
 _LIBRARY = re.compile(r"lib.+\.(so|dylib)(\.\d+)*|.+\.dll")
 _CONTROLLER = ("pipeline", "hydra_plugins", "dodo")

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from pipeline.core.errors import UsageError
 from pipeline.core.files import expanded, sha256_file
-from pipeline.keys.import_closure import ABSENT, Closure, ScriptEntry, import_closure
+from pipeline.keys import ABSENT
+from pipeline.keys.import_closure import Closure, ScriptEntry, import_closure
 from pipeline.keys.installed import Installed
 
 OUTSIDE = "_script"

@@ -24,9 +24,8 @@ from pipeline.core.locks import FileLock
 from pipeline.core.signals import Interruptible
 from pipeline.core.specs import INITIAL_WEIGHTS
 from pipeline.data import store, weights
-from pipeline.keys import content_key
+from pipeline.keys import ABSENT, content_key
 from pipeline.keys.diff import Difference, differences
-from pipeline.keys.import_closure import ABSENT
 from pipeline.keys.installed import version
 from pipeline.reproduction.compare import Verdict, compare
 from pipeline.reproduction.recipe import Recipe, checkout, read
