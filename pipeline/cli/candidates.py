@@ -15,7 +15,6 @@ from pipeline.config.groups import groups
 from pipeline.core.places import ROOT
 
 _OF_DOIT = ("help", "list", "tabcompletion")
-_CHOOSING = ("runs", "clean")  # by what a run is made of, and no run tells of its experiment
 
 
 def candidates(line: str, root: Path = ROOT) -> list[str]:
@@ -46,7 +45,7 @@ def _names(verb: str, current: str, root: Path) -> Iterator[str]:
         mark = current[: len(current) - len(current.lstrip("+~"))]
         yield from (f"{mark}{section}.{name}=" for name in _fields(section))
         return
-    names = [group.name for group in groups(root) if verb not in _CHOOSING or group.name != "experiment"]
+    names = [group.name for group in groups(root)]
     yield from (f"{name}=" for name in (*names, "seed"))
     yield from (f"{name}." for name in (*names, "paths") if name != "experiment")
 

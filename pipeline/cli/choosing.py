@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.cli.session import Session, relative
-from pipeline.cli.wanted import PLACE, config_of, matches, wanted_values
+from pipeline.cli.wanted import PLACE, config_of, experiments_of, matches, started_with, wanted_values
 from pipeline.core.errors import UsageError
 
 if TYPE_CHECKING:
     from pipeline.comparing.reading import ComparedRun
     from pipeline.runs.folder import RunFolder
     from pipeline.sweep.folder import SweepFolder
-
-_EXPERIMENT = "experiment="
 
 
 def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
@@ -71,17 +69,15 @@ def of_sweep(runs_dir: Path, name: str | None) -> tuple[SweepFolder, list[RunFol
 
 
 def _having(current: Session, words: Sequence[str], folders: Sequence[RunFolder]) -> list[RunFolder]:
-    """``experiment=NAME`` is looked for among the words that a run was started with: nothing else tells it. An
-    altered run is one of them where nothing that its key vouches for says otherwise."""
+    """An altered run is one of them where nothing that its key vouches for says otherwise."""
     from pipeline.runs import index
 
-    experiments = {word for word in words if word.startswith(_EXPERIMENT)}
-    wanted = wanted_values([word for word in words if word not in experiments], current.config.resolved)
+    experiments = experiments_of(words)
+    wanted = wanted_values(words, current.config.resolved)
     found = []
     for folder in folders:
-        started = (folder.read_json("provenance.json") or {}).get("overrides") if experiments else []
         altered = index.row(folder).state == index.ALTERED
         config = config_of(folder, wanted, altered=altered)
-        if experiments <= set(started or ()) and matches(config, wanted, in_part=altered):
+        if started_with(folder, experiments) and matches(config, wanted, in_part=altered):
             found.append(folder)
     return found

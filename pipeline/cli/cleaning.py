@@ -16,7 +16,7 @@ from pipeline.cli.listing import day, of_state
 from pipeline.cli.options import is_on
 from pipeline.cli.output import say
 from pipeline.cli.session import relative, session
-from pipeline.cli.wanted import config_of, matches, wanted_values
+from pipeline.cli.wanted import config_of, experiments_of, matches, started_with, wanted_values
 from pipeline.core import leftovers
 from pipeline.core.errors import PacelineError, UsageError, os_reason, suggestion
 from pipeline.core.heartbeat import Heartbeat
@@ -90,8 +90,10 @@ def agreed(amount: str) -> bool:
 def _chosen(runs_dir: Path, rules: Rules) -> list[Item]:
     rows = index.rows(runs_dir)
     newer = _superseded(runs_dir, rows)
-    wanted = wanted_values(session().asked.overrides, session().config.resolved)
+    words = session().asked.overrides
+    wanted, experiments = wanted_values(words, session().config.resolved), experiments_of(words)
     rows = of_state(rows, rules.state, index.STATES)
+    rows = [row for row in rows if started_with(RunFolder(runs_dir / row.key), experiments)]
     if wanted:
         rows = [row for row in rows if _has(runs_dir, row, wanted)]
     if rules.checkpoints:

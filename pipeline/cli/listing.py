@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.cli.options import is_on
 from pipeline.cli.output import say, say_folded
 from pipeline.cli.session import relative, session
-from pipeline.cli.wanted import config_of, matches, wanted_values
+from pipeline.cli.wanted import config_of, experiments_of, matches, started_with, wanted_values
 from pipeline.core.errors import UsageError, suggestion
 from pipeline.core.printable import printable
 from pipeline.core.tables import aligned, counted, duration, file_size
@@ -42,16 +42,18 @@ def runs() -> None:
     from pipeline.runs.folder import RunFolder
 
     options, runs_dir = session().asked.options, session().config.runs_dir
-    wanted = wanted_values(session().asked.overrides, session().config.resolved)
+    words = session().asked.overrides
+    wanted, experiments = wanted_values(words, session().config.resolved), experiments_of(words)
     by, as_json = options.get("sort", "time"), is_on(options, "json")
     rows = of_state(index.rows(runs_dir), options.get("state"), index.STATES)
     altered = {row.key for row in rows if row.state == index.ALTERED}
+    is_empty = not rows and "state" not in options
+    rows = [row for row in rows if started_with(RunFolder(runs_dir / row.key), experiments)]
     configs: dict[str, dict[str, Any]] = {}
     if wanted or len(rows) <= _MOST:
         configs = {
             row.key: config_of(RunFolder(runs_dir / row.key), wanted, altered=row.key in altered) for row in rows
         }
-    is_empty = not rows and "state" not in options
     rows = [row for row in rows if matches(configs.get(row.key, {}), wanted, in_part=row.key in altered)]
     measures = as_json or by == "size" or len(rows) <= _MOST_MEASURED
     sizes = {row.key: measured(runs_dir / row.key).bytes for row in rows if measures}

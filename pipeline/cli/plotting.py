@@ -36,6 +36,7 @@ def plot() -> None:
         raise UsageError(f"x={axis} is no axis; {suggestion(axis, curves.AXES)}")
     log, target = is_on(options, "log"), _target(options.get("file"))
     metric, bands, more = _bands(options.get("metric"), axis)
+    bands = [curves.above_0(band) for band in bands] if log else bands
     if target is not None:
         _write(target, bands, metric, axis, log=log)
         return

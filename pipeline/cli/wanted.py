@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 PLACE = "paths.runs"
 """Whose folders are looked through; where it lies isn't asked of a run."""
+_EXPERIMENT = "experiment="
 _RANK = "nproc_per_node"
 _RANKS = f"cluster.{_RANK}"
 
 
 def wanted_values(words: Sequence[str], resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields and the values that the words give them; of a group those that its option stands for.
+    """Fields and the values that the words give them; of a group those that its option stands for. Nothing of
+    ``experiments_of`` them.
 
     Raises:
         UsageError: a word of which a run tells nothing.
@@ -31,7 +33,8 @@ def wanted_values(words: Sequence[str], resolved: Mapping[str, Any]) -> dict[str
     from pipeline.config.override_words import for_hydra
 
     wanted: dict[str, Any] = {}
-    for word in for_hydra(words):
+    experiments = experiments_of(words)
+    for word in for_hydra([word for word in words if word not in experiments]):
         name = word.lstrip("+~").partition("=")[0]
         of_group = "." not in name and isinstance(resolved.get(name), Mapping)
         for field in _set_by(name, words) if of_group else [name]:
@@ -45,6 +48,17 @@ def wanted_values(words: Sequence[str], resolved: Mapping[str, Any]) -> dict[str
     for name in placeholders(wanted):
         raise UsageError(f"{name} is secret, which no file of a run tells; leave it out")
     return {name: value for name, value in wanted.items() if name != PLACE}
+
+
+def experiments_of(words: Sequence[str]) -> frozenset[str]:
+    """The words ``experiment=NAME``: of all that a run tells, those that it was started with alone have them."""
+    return frozenset(word for word in words if word.startswith(_EXPERIMENT))
+
+
+def started_with(folder: RunFolder, experiments: frozenset[str]) -> bool:
+    """Whether these are among the words that made the run."""
+    told = (folder.read_json("provenance.json") or {}).get("overrides") if experiments else None
+    return experiments <= {str(word) for word in (told if isinstance(told, list) else ())}
 
 
 def _set_by(group: str, words: Sequence[str]) -> Sequence[str]:

@@ -86,7 +86,7 @@ def _frame(across: Scale, up: Scale, axis: str) -> Iterator[str]:
 
 def _band(band: Band, across: Scale, up: Scale, colour: str, most: int) -> Iterator[str]:
     """Its pieces, and one element with what a pointer over them tells."""
-    said = f"{band.label} {band.title} (n {band.n}{f', {band.gaps} values are no number' if band.gaps else ''})"
+    said = f"{band.label} {band.title} (n {band.count}{f', {band.gaps} values are no number' if band.gaps else ''})"
     yield f'<g class="{colour}"><title>{escape(said)}</title>'
     for part in band.parts:
         points = thinned(part, most)
@@ -143,14 +143,19 @@ def _axis(values: Sequence[float | str | None]) -> Scale | dict[str, float] | No
     numbers = [value for value in told if isinstance(value, int | float) and math.isfinite(value)]
     if len(numbers) == len(told) and numbers:
         return scales.around(numbers, log=min(numbers) > 0 and max(numbers) / min(numbers) >= 9.99)
-    return scales.positions(sorted(map(str, told))) if told else None
+    return scales.positions(sorted(map(_name, told))) if told else None
+
+
+def _name(value: float | str) -> str:
+    """Of a number among names (``auto``, ``2``)."""
+    return value if isinstance(value, str) else scales.text(value)
 
 
 def _share(value: float | str | None, end: Scale | dict[str, float] | None) -> float | None:
     if value is None or end is None:
         return None
     if isinstance(end, dict):
-        return end[str(value)]
+        return end[_name(value)]
     return end.share(float(value))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from pathlib import Path
 
 from pipeline.comparing.groups import Group
@@ -20,10 +21,12 @@ _MOST_POINTS = 400  # of a curve over minutes, and of one that is drawn
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One run's values of a metric: ``x`` increases; a value may be NaN or infinite, where the curve has a gap."""
+    """One run's values of a metric: ``x`` increases; a value may be NaN or infinite, where the curve has a gap. Of
+    steps that a script counts anew, each epoch from 0, it has the last of ``passes``."""
 
     x: tuple[float, ...]
     y: tuple[float, ...]
+    passes: int = 1
 
     @property
     def gaps(self) -> int:
@@ -43,7 +46,8 @@ class Point:
 @dataclass(frozen=True, kw_only=True)
 class Band:
     """A group's curve. ``parts`` are its pieces between gaps; ``gaps`` counts values that are no number, of all runs;
-    ``n`` is the number of runs, and ``unfinished`` says in words how many of them have not ended well, or ''."""
+    ``n`` is the number of runs, and ``unfinished`` says in words how many of them have not ended well, or ''. Of steps
+    that were counted anew the last of ``passes`` is drawn. ``below`` counts points at or below 0 that are left out."""
 
     label: str
     title: str
@@ -51,6 +55,19 @@ class Band:
     gaps: int
     n: int
     unfinished: str = ""
+    passes: int = 1
+    below: int = 0
+
+    @property
+    def count(self) -> str:
+        """``3``, or ``1 to 3`` where some of its points are means of fewer."""
+        fewest = min((point.n for point in self.points), default=self.n)
+        return f"{self.n}" if fewest == self.n else f"{fewest} to {self.n}"
+
+    @property
+    def about_passes(self) -> str:
+        """For the end of a line; '' as a rule."""
+        return f", the last of {self.passes} passes over the steps (x=minutes: all)" if self.passes > 1 else ""
 
     @property
     def points(self) -> list[Point]:
@@ -86,17 +103,29 @@ def names(found: Iterable[Sequence[MetricsRow]]) -> list[str]:
 
 
 def curve(found: Sequence[MetricsRow], metric: str, axis: str) -> Curve:
-    """Of one run. A step that was made again after a restart counts as it was made last."""
-    by_step = {row.step: row for row in found if metric in row.metrics}
+    """Of one run. A step that was made again counts as it was made last."""
+    told = [row for row in found if metric in row.metrics]
     begun = min((row.time_s for row in found), default=0.0)
-    points: dict[float, float] = {}
-    for step in sorted(by_step):
-        row = by_step[step]
-        x = {"step": float(step), "minutes": (row.time_s - begun) / 60}.get(axis, float(row.epoch or 0))
-        if axis != "epoch" or row.epoch is not None:
-            points[x] = row.metrics[metric]  # of an epoch its last value
+    standing = _standing(told)
+    if axis == "step":
+        points = {float(row.step): row.metrics[metric] for row in told}
+    elif axis == "minutes":
+        points = {(row.time_s - begun) / 60: row.metrics[metric] for row in standing}
+    else:  # of an epoch its last value
+        points = {float(row.epoch): row.metrics[metric] for row in standing if row.epoch is not None}
     ordered = sorted(points)
-    return Curve(x=tuple(ordered), y=tuple(points[x] for x in ordered))
+    passes = 1 + sum(after.step <= before.step for before, after in pairwise(standing)) if axis == "step" else 1
+    return Curve(x=tuple(ordered), y=tuple(points[x] for x in ordered), passes=passes)
+
+
+def _standing(found: Sequence[MetricsRow]) -> list[MetricsRow]:
+    """Without what a later attempt made again. Within an attempt steps may begin anew: a script counts as it likes."""
+    kept: list[MetricsRow] = []
+    for row in found:
+        if kept and row.attempt != kept[-1].attempt:
+            kept = [before for before in kept if before.step < row.step]
+        kept.append(row)
+    return kept
 
 
 def band(group: Group, of_runs: Mapping[str, Sequence[MetricsRow]], metric: str, axis: str) -> Band:
@@ -122,6 +151,7 @@ def band(group: Group, of_runs: Mapping[str, Sequence[MetricsRow]], metric: str,
         parts=tuple(tuple(part) for part in parts if part),
         gaps=sum(item.gaps for item in curves),
         n=len(curves),
+        passes=max((item.passes for item in curves), default=1),
         unfinished=_unfinished([run.state for run in group.runs if not run.counts and run.state != ALTERED]),
     )
 
@@ -139,6 +169,13 @@ def _point(x: float, values: Sequence[float]) -> Point:
     return Point(x=x, mean=mean, std=math.sqrt(squares / (n - 1)) if n > 1 else None, n=n)
 
 
+def above_0(found: Band) -> Band:
+    """What a logarithmic axis can show, with gaps where it can't."""
+    pieces = [(above, tuple(run)) for part in found.parts for above, run in groupby(part, lambda one: one.mean > 0)]
+    below = sum(len(piece) for above, piece in pieces if not above)
+    return replace(found, parts=tuple(piece for above, piece in pieces if above), below=below)
+
+
 def thinned(part: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
     """At most so many of its points, evenly chosen, with the first and the last."""
     if len(part) <= most:
@@ -151,7 +188,9 @@ def _evenly(curves: Sequence[Curve]) -> list[float]:
         return []
     low, high = min(item.x[0] for item in curves), max(item.x[-1] for item in curves)
     count = min(_MOST_POINTS, max(len(item.x) for item in curves))
-    return [low] if count < 2 or high <= low else [low + (high - low) * at / (count - 1) for at in range(count)]
+    if count < 2 or high <= low:
+        return [low]
+    return [*(low + (high - low) * at / (count - 1) for at in range(count - 1)), high]  # not beyond it by rounding
 
 
 def _value(item: Curve, x: float, *, between: bool) -> float | None:

@@ -14,9 +14,7 @@ from pipeline.core.tables import counted
 from pipeline.keys.diff import flat
 from pipeline.runs.index import ALTERED
 from pipeline.runs.naming import short_value
-
-_SEEDS = ("seed", "program.args.seed")
-"""The fields that say which seed; the second is how scripts are told theirs."""
+from pipeline.sweep.report import SEEDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +81,7 @@ def flat_config(run: ComparedRun) -> dict[str, Any]:
 def differing_fields(runs: Sequence[ComparedRun]) -> list[str]:
     """Fields of the configuration that aren't the same in all of which it is known, without the seed."""
     known = [flat_config(run) for run in runs if run.config]
-    names = sorted({name for fields in known for name in fields} - set(_SEEDS))
+    names = sorted({name for fields in known for name in fields} - set(SEEDS))
     return [name for name in names if len({_text(fields.get(name)) for fields in known}) > 1]
 
 
@@ -100,7 +98,7 @@ def _order(name: str) -> int:
 
 def _without_seed(run: ComparedRun) -> str:
     """All that decides a run but its seed."""
-    fields = {name: value for name, value in flat_config(run).items() if name not in _SEEDS}
+    fields = {name: value for name, value in flat_config(run).items() if name not in SEEDS}
     others = {name: value for name, value in run.parts.items() if name != "config"}
     return _text({"config": fields, **others})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.comparing import charts, tables
 from pipeline.comparing.charts import COLOURS
-from pipeline.comparing.curves import Point
+from pipeline.comparing.curves import Band, Point
 from pipeline.comparing.report import Report
 from pipeline.comparing.tables import RULE
 from pipeline.core.redact import hide
@@ -29,13 +29,14 @@ def html(found: Report) -> str:
     """The page. Every text is escaped by the template; charts escape what they are given."""
     from markupsafe import Markup
 
-    log = {name: name.endswith("loss") for name in found.bands}
+    log = {name: name.endswith("loss") and _are_above_0(bands) for name, bands in found.bands.items()}
     drawn = [
         {
             "metric": name,
             "log": log[name],
             "svg": Markup(charts.curves(bands, title=name, axis="step", log=log[name], colours=found.colours)),
             "gaps": sum(band.gaps for band in bands),
+            "passes": max(band.passes for band in bands),
         }
         for name, bands in found.bands.items()
     ]
@@ -60,6 +61,11 @@ def html(found: Report) -> str:
         day=_time,
         verdict=_verdict,
     )
+
+
+def _are_above_0(bands: Sequence[Band]) -> bool:
+    """As a logarithmic axis needs: some losses are negative (of a likelihood, a reward)."""
+    return all(point.mean > 0 for band in bands for point in band.points)
 
 
 @cache

@@ -48,7 +48,9 @@ def picture(bands: Sequence[Band], *, metric: str, axis: str, form: str, log: bo
 
 def _draw(axes: Axes, band: Band, colour: str) -> None:
     """Its pieces between gaps; the first has the name."""
-    told = [f"n={band.n}", band.unfinished, f"{band.gaps} gaps" if band.gaps else ""]
+    told = [f"n={band.count}", band.unfinished, f"{band.gaps} gaps" if band.gaps else ""]
+    told += [f"last of {band.passes} passes"] if band.passes > 1 else []
+    told += [f"{band.below} points at or below 0"] if band.below else []
     name = f"{_plain(band.title)} ({', '.join(filter(None, told))})"
     for part in band.parts:
         across = [point.x for point in part]

@@ -48,9 +48,19 @@ def around(values: Iterable[float], *, log: bool = False) -> Scale | None:
 
 
 def text(value: float) -> str:
-    """A tick's: ``0.25``, ``1,500``, ``1e-05``."""
+    """A tick's: ``0.25``, ``1,500``, ``1.5e-05``. All its digits, as ticks may differ in the last one alone."""
     size = abs(value)
-    return f"{value:.0e}" if 0 < size < 1e-3 or size >= 1e6 else f"{value:,.10g}"
+    plain = f"{value:,.10g}"
+    if not (0 < size < 1e-3 or size >= 1e6):
+        return plain
+    digits, _, power = f"{value:.9e}".partition("e")
+    short = f"{digits.rstrip('0').rstrip('.')}e{power}"
+    return plain if size >= 1 and len(plain) < len(short) else short
+
+
+def end(value: float) -> str:
+    """What an axis begins or ends with, which is no round value: a whole number as it is, else three digits."""
+    return text(value if float(value).is_integer() else float(f"{value:.3g}"))
 
 
 def _round(low: float, high: float, most: int) -> list[float]:

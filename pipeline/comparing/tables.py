@@ -34,9 +34,10 @@ def with_spread(mean: float, std: float | None) -> str:
     """``0.9883 ± 0.0042``: both with as many digits as give the deviation two."""
     if std is None:
         return number(mean)
-    if std == 0 or not math.isfinite(std) or abs(mean) >= 1e9 or 0 < abs(mean) < 1e-3:
+    power = int(f"{std:.1e}".partition("e")[2]) if std and math.isfinite(std) else 0  # 0.00999… is 0.010 too
+    if std == 0 or not math.isfinite(std) or max(abs(mean), std) >= 1e9 or 0 < abs(mean) < 1e-3 or power < -5:
         return f"{number(mean)} ± {number(std) if std else '0'}"
-    digits = min(6, max(0, 1 - int(f"{std:.1e}".partition("e")[2])))  # 0.00999… is 0.010 too
+    digits = max(0, 1 - power)
     return f"{mean:,.{digits}f} ± {std:,.{digits}f}"
 
 

@@ -13,6 +13,8 @@ from pipeline.core.tables import wrapped
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character, by row and column
 _COLOURS = (34, 33, 32, 35, 36, 31)  # ANSI: blue, yellow, green, magenta, cyan, red
 _LEAST_WIDTH = 30
+_MARGIN = 9  # characters left of the axis; more where its values have more
+_TICKS = 4
 
 
 def plot(
@@ -28,14 +30,15 @@ def plot(
     across = scales.around(point.x for point in points)
     up = scales.around((value for point in points for value in _reach(point)), log=log)
     if across is None or up is None:
-        return f"{metric}: nothing to draw" + (" above 0, as a logarithmic axis needs" if log and points else "")
-    canvas = _Canvas(max(_LEAST_WIDTH, width) - 11, max(4, height - 4 - len(bands)))
+        return f"{printable(metric)}: nothing to draw" + (" above 0, as a logarithmic axis needs" if log else "")
+    margin = max([_MARGIN, *(len(scales.text(value)) for value in up.ticks(_TICKS))])
+    canvas = _Canvas(max(_LEAST_WIDTH, width) - margin - 2, max(4, height - 4 - len(bands)))
     for number, band in enumerate(bands):
         canvas.draw(band, number, across, up)
-    lines = [f"{printable(metric)}{', logarithmic' if log else ''}", *_framed(canvas, up, colour=colour)]
-    lines.append(f"{'':>10}└{'─' * canvas.columns}")
-    left, right = scales.text(across.low), f"{scales.text(across.high)} {axis}"
-    lines.append(f"{'':>11}{left}{right:>{canvas.columns - len(left)}}")
+    lines = [f"{printable(metric)}{', logarithmic' if log else ''}", *_framed(canvas, up, margin, colour=colour)]
+    lines.append(f"{'':>{margin}} └{'─' * canvas.columns}")
+    left, right = scales.end(across.low), f"{scales.end(across.high)} {axis}"
+    lines.append(f"{'':>{margin}}  {left}{right:>{canvas.columns - len(left)}}")
     legends = [line for number, band in enumerate(bands) for line in legend(band, number, width, colour=colour)]
     return "\n".join([*lines, *legends])
 
@@ -45,10 +48,12 @@ def legend(band: Band, number: int, width: int, *, colour: bool) -> list[str]:
     from pipeline.comparing.tables import with_spread
 
     gaps = f", {band.gaps} values are no number: gaps" if band.gaps else ""
+    gaps += f", {band.below} points at or below 0 aren't drawn" if band.below else ""
     last = band.points[-1] if band.points else None
-    said = "no points" if last is None else f"last {with_spread(last.mean, last.std)}"
+    of_fewer = f" (n {last.n})" if last is not None and last.n < band.n else ""
+    said = "no points" if last is None else f"last {with_spread(last.mean, last.std)}{of_fewer}"
     count = f"n {band.n}{f' ({band.unfinished})' if band.unfinished else ''}"
-    first, *others = wrapped(f"{band.label}  {band.title}  {count}, {said}{gaps}", width)
+    first, *others = wrapped(f"{band.label}  {band.title}  {count}, {said}{gaps}{band.about_passes}", width)
     return [_painted(band.label, number, colour=colour) + first.removeprefix(band.label), *others]
 
 
@@ -61,12 +66,12 @@ def _painted(text: str, number: int, *, colour: bool) -> str:
     return f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{text}\x1b[0m" if colour else text
 
 
-def _framed(canvas: _Canvas, up: Scale, *, colour: bool) -> Iterator[str]:
+def _framed(canvas: _Canvas, up: Scale, margin: int, *, colour: bool) -> Iterator[str]:
     """The rows of the canvas with the values of the axis beside them."""
-    marks = {round((1 - up.share(value)) * (canvas.rows - 1)): scales.text(value) for value in up.ticks(4)}
+    marks = {round((1 - up.share(value)) * (canvas.rows - 1)): scales.text(value) for value in up.ticks(_TICKS)}
     for row in range(canvas.rows):
         cells = [_painted(mark, owner, colour=colour) if mark != " " else mark for mark, owner in canvas.row(row)]
-        yield f"{marks.get(row, ''):>9} {'┤' if row in marks else '│'}{''.join(cells)}".rstrip()
+        yield f"{marks.get(row, ''):>{margin}} {'┤' if row in marks else '│'}{''.join(cells)}".rstrip()
 
 
 class _Canvas:

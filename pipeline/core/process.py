@@ -85,9 +85,17 @@ def run(
     return _completed(argv, done.returncode, done.stdout, done.stderr, errors)
 
 
-def run_group(argv: Sequence[str], *, input: bytes, env: Mapping[str, str], timeout_s: float) -> Completed:  # noqa: A002
+def run_group(
+    argv: Sequence[str],
+    *,
+    input: bytes,  # noqa: A002  (the word of subprocess.run)
+    env: Mapping[str, str],
+    timeout_s: float,
+    running: set[int],
+) -> Completed:
     """Like ``run``, in a process group of its own, which ends with the time. What a command that has ended itself has
     left in the background is not waited for, and goes on. Of its output the end of stderr is kept, however much it is.
+    ``running`` has the group until then, for ``end_groups`` in another thread.
 
     Raises:
         PacelineError: the program can't be run, or it was still running after ``timeout_s`` and is ended.
@@ -97,6 +105,7 @@ def run_group(argv: Sequence[str], *, input: bytes, env: Mapping[str, str], time
         given.seek(0)
         child = _popen(argv, stdin=given, stdout=subprocess.DEVNULL, env=env)
     assert child.stderr is not None
+    running.add(child.pid)
     end: deque[bytes] = deque(maxlen=2)
     drained = threads.start(_drain, child.stderr, end, name="stderr", on_error=lambda _: None)
     try:
@@ -105,8 +114,17 @@ def run_group(argv: Sequence[str], *, input: bytes, env: Mapping[str, str], time
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         raise PacelineError(f"{argv[0]} was still running after {timeout_s:g} s") from error
+    finally:
+        running.discard(child.pid)
     drained.join(_DRAIN_S)
     return _completed(argv, child.returncode, b"", b"".join(end))
+
+
+def end_groups(running: set[int]) -> None:
+    """End what ``run_group`` waits for."""
+    for group in [*running]:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
 
 
 def _drain(pipe: IO[bytes], end: deque[bytes]) -> None:

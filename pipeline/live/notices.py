@@ -18,9 +18,10 @@ from urllib.parse import urlsplit
 
 from pipeline.config.schema import NotifyConfig
 from pipeline.core import process, threads
-from pipeline.core.errors import PacelineError
+from pipeline.core.errors import Killed, PacelineError
 from pipeline.core.masking import shown
 from pipeline.core.redact import hide
+from pipeline.core.signals import Interruptible
 
 LIMIT_S = 8.0  # of one notice; a command of several seconds may well start another one that lasts
 _LONGEST = 100_000  # bytes of a variable: Linux starts no program with one of 128 KiB
@@ -78,8 +79,9 @@ class Notices:
 
     def __init__(self, config: NotifyConfig, say: Callable[[str], None]) -> None:
         self._config, self._say = config, say
-        self._threads: list[threading.Thread] = []
+        self._under_way: list[tuple[str, threading.Event]] = []
         self._failed: set[str] = set()
+        self._running: set[int] = set()
         # told now, not after hours of training
         if config.command and process.find(program := shlex.split(config.command)[0]) is None:
             self._tell("notify.command", f"{program} is not there, or not executable")
@@ -90,24 +92,39 @@ class Notices:
         for name, way in ways.items():
             if way:
                 on_error = lambda why, name=name: self._tell(name, why)  # noqa: E731
-                self._threads.append(threads.start(self._try, name, way, notice, name=name, on_error=on_error))
+                self._under_way.append((name, through := threading.Event()))
+                threads.start(self._try, name, way, notice, through, name=name, on_error=on_error)
 
     def wait(self) -> None:
-        """For those under way, at most LIMIT_S."""
-        end = time.monotonic() + LIMIT_S + 1
-        for thread in self._threads:
-            thread.join(max(0.0, end - time.monotonic()))
-            if thread.is_alive():
-                self._tell(thread.name, f"nothing came of it in {LIMIT_S:.0f} s")
-        self._threads = []
+        """For those under way, at most LIMIT_S. Ctrl-C ends them alone: what they tell of is over."""
+        try:
+            with Interruptible():
+                self._wait()
+        except Killed as error:
+            for name, through in self._under_way:
+                if not through.is_set():
+                    self._tell(name, f"{error.what.partition(';')[0]} before it was through")
+            process.end_groups(self._running)
+        except KeyboardInterrupt:  # the one that ended the work, of which they tell
+            self._wait()
+        self._under_way = []
 
-    def _try(self, name: str, way: Callable[[Notice], None], notice: Notice) -> None:
+    def _wait(self) -> None:
+        """Not by ``Thread.join``: one that a signal has interrupted takes the thread for ended."""
+        end = time.monotonic() + LIMIT_S + 1
+        for name, through in self._under_way:
+            if not through.wait(max(0.0, end - time.monotonic())):
+                self._tell(name, f"nothing came of it in {LIMIT_S:.0f} s")
+
+    def _try(self, name: str, way: Callable[[Notice], None], notice: Notice, through: threading.Event) -> None:
         try:
             way(notice)
         except PacelineError as error:
             self._tell(name, error.what)
         except OSError as error:  # urllib's are among them
             self._tell(name, str(getattr(error, "reason", "") or error.strerror or error))
+        finally:
+            through.set()
 
     def _tell(self, name: str, why: str) -> None:
         if name not in self._failed:
@@ -117,7 +134,8 @@ class Notices:
     def _call(self, notice: Notice) -> None:
         argv = shlex.split(self._config.command or "")
         env = {**os.environ, **as_environment(notice)}
-        done = process.run_group(argv, input=f"{as_json(notice)}\n".encode(), env=env, timeout_s=LIMIT_S)
+        told = f"{as_json(notice)}\n".encode()
+        done = process.run_group(argv, input=told, env=env, timeout_s=LIMIT_S, running=self._running)
         if done.code != 0:
             last = (done.stderr.strip().splitlines() or [""])[-1]
             raise PacelineError(f"{argv[0]} ended with exit code {done.code}{': ' if last else ''}{last}")

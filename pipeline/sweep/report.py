@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,12 +14,15 @@ from pipeline.core.printable import printable, shell_line
 from pipeline.core.tables import ENDLESS, aligned, counted, folded, in_width, wrapped
 from pipeline.runs.naming import short_value
 
-SEED = "seed"
+SEEDS = ("seed", "program.args.seed")
+"""The fields that say which seed; the second is how scripts are told theirs."""
 BY = "val/accuracy"
 """What decides which configuration is best: choosing by test figures would make them mean less."""
 _QUALITY = ("val/accuracy", "test/accuracy", "val/loss")
 SHOWN = (*_QUALITY, "images_per_s", "train_s")
 _TINY = 1e-3
+_TINY_SPREAD = 1e-4
+_LARGE = 1e9
 _OTHERS = 4  # columns of metrics that only a script has: a terminal is narrow
 MAXIMIZE, MINIMIZE = "maximize", "minimize"
 _MORE = re.compile(
@@ -87,7 +91,7 @@ def groups(trials: Iterable[TrialResult]) -> list[Group]:
 
 
 def _without_seed(words: Sequence[str]) -> tuple[str, ...]:
-    return tuple(word for word in words if word.lstrip("+").partition("=")[0] != SEED)
+    return tuple(word for word in words if word.lstrip("+").partition("=")[0] not in SEEDS)
 
 
 def _statistics(members: Sequence[TrialResult]) -> dict[str, Statistic]:
@@ -100,8 +104,11 @@ def _statistics(members: Sequence[TrialResult]) -> dict[str, Statistic]:
 
 def statistic(values: Sequence[float]) -> Statistic:
     """Mean, standard deviation (n - 1) and n of at least one value."""
-    std = statistics.stdev(values) if len(values) > 1 else None
-    return Statistic(mean=statistics.fmean(values), std=std, n=len(values))
+    n = len(values)
+    try:
+        return Statistic(mean=statistics.fmean(values), std=statistics.stdev(values) if n > 1 else None, n=n)
+    except OverflowError:  # of figures near the largest float
+        return Statistic(mean=math.fsum(value / n for value in values), std=math.inf, n=n)
 
 
 def best(
@@ -163,17 +170,20 @@ def _cell(value: Statistic | None, is_best: bool) -> str:
     if value is None:
         return "-"
     told = tiny if 0 < abs(value.mean) < _TINY else figure
-    spread = "" if value.std is None else f" ± {told(value.std)}"
+    of_spread = tiny if value.std is not None and 0 < value.std < _TINY_SPREAD else told
+    spread = "" if value.std is None else f" ± {of_spread(value.std)}"
     return f"{told(value.mean)}{spread}{' *' if is_best else ''}"
 
 
 def figure(value: float) -> str:
     """Four digits after the point for shares and losses, none for hundreds."""
+    if abs(value) >= _LARGE:
+        return tiny(value)
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.4f}"
 
 
 def tiny(value: float) -> str:
-    """Three digits of what would have one or none after four places."""
+    """Three digits of what would have one or none after four places, or ten before them."""
     return f"{value:.3g}"
 
 

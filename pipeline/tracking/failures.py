@@ -28,6 +28,8 @@ def plain(text: str) -> str:
         from http import HTTPStatus  # each `doit train` loads this module
 
         return f"it answers {many[1]} ({HTTPStatus(int(many[1])).phrase})"
+    if "database is locked" in text or "database table is locked" in text:
+        return "another program holds its database locked (sqlite lets one write at a time): end that one, or wait"
     inner = _INNERMOST.search(text) if any(mark in text for mark in _WRAPPED) else None
     if inner and "BadStatusLine(" in text:
         return f"it speaks no HTTP: {inner[1].strip()}"

@@ -30,7 +30,7 @@ HEAVY = ("doit", "hydra", "omegaconf", "yaml", "numpy", "pipeline.config.schema"
         ("doit lab ", ["down=", "hosts="]),
         ("doit train exp", ["experiment="]),
         ("doit runs state=F", ["state=FAILED", "state=FINISHED"]),
-        ("doit clean exp", []),
+        ("doit clean exp", ["experiment="]),
         ("doit train dataset.source=", []),
     ],
 )

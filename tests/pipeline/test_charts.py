@@ -23,6 +23,19 @@ def test_ticks_are_round(low: float, high: float, is_log: bool, ticks: list[floa
     assert scales.Scale(low=low, high=high, is_log=is_log).ticks() == pytest.approx(ticks)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "texts"),
+    [
+        (1e6, 2e6, ["1e+06", "1.2e+06", "1.4e+06", "1.6e+06", "1.8e+06", "2e+06"]),
+        (1.1e-4, 1.4e-4, ["1.1e-04", "1.2e-04", "1.3e-04", "1.4e-04"]),
+        (1_234_567, 1_234_569, ["1,234,567", "1,234,567.5", "1,234,568", "1,234,568.5", "1,234,569"]),
+        (0, 1500, ["0", "500", "1,000", "1,500"]),
+    ],
+)
+def test_each_tick_says_its_own_value(low: float, high: float, texts: list[str]) -> None:
+    assert [scales.text(tick) for tick in scales.Scale(low=low, high=high).ticks()] == texts
+
+
 def test_letters_can_be_read_on_every_colour_in_the_light_and_in_the_dark() -> None:
     """At least 4.5 : 1, as WCAG 2 asks of text: a configuration's letter stands on its colour in that of the page."""
     style = Path(charts.__file__).with_name("report.html.jinja").read_text().partition("</style>")[0]
@@ -60,6 +73,11 @@ def test_axes_of_parallel_coordinates_have_room_for_their_names_and_powers_of_te
     assert names == [f"…ettings.name_{at}" for at in range(6)]
     ends = [float(y) for y in re.findall(r'points="62,([\d.]+) ', svg)]
     assert ends[1] - ends[0] == pytest.approx(ends[2] - ends[1], abs=0.2)
+
+
+def test_a_number_among_names_is_written_as_a_number_is() -> None:
+    lines = [Line(title="t", values=(value, 1.0)) for value in ("auto", 2.0)]
+    assert re.findall(r">([^<]*)</text>", charts.parallel(["cores", "loss"], lines))[1:3] == ["2", "auto"]
 
 
 def test_values_that_differ_from_nothing_by_less_than_a_float_can_halve_are_drawn() -> None:

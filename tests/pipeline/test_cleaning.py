@@ -317,3 +317,11 @@ def test_the_best_comes_first_and_nan_last() -> None:
     values = {"a": 0.5, "b": float("nan"), "c": 0.9}
     assert ranks(values, least_first=False) == {"c": 1, "a": 2, "b": 3}
     assert ranks(values, least_first=True) == {"a": 1, "c": 2, "b": 3}
+
+
+def test_an_experiment_chooses_what_was_started_with_that_word(tmp_path: Path, clean: Printed) -> None:
+    first, second = seeded(tmp_path, 0, days=9), seeded(tmp_path, 1, days=9)
+    write_json(first.path / "provenance.json", {"overrides": ["experiment=quickstart"]})
+    write_json(second.path / "provenance.json", {"overrides": ["seed=1"]})
+    said = clean("experiment=quickstart", "older_than=1")
+    assert (first.key in said, second.key in said) == (True, False)

@@ -240,6 +240,8 @@ def test_a_table_for_a_paper_has_a_line_a_configuration_and_a_column_a_metric(
         (0.81, 0.00999999999, "0.810 ± 0.010"),
         (0.5, None, "0.5000"),
         (0.5, 0.0, "0.5000 ± 0"),
+        (0.5, 7.07e-10, "0.5000 ± 7.07e-10"),
+        (0.0, 1.41e308, "0.0000 ± 1.41e+308"),
     ],
 )
 def test_a_deviation_has_two_digits_and_its_mean_as_many(mean: float, std: float | None, said: str) -> None:

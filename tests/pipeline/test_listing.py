@@ -17,6 +17,7 @@ from pipeline.config import compose
 from pipeline.core.specs import State
 from pipeline.runs import index, journal
 from tests.integration import preloaded
+from tests.pipeline.comparing_folders import trained
 from tests.pipeline.conftest import Printed
 from tests.pipeline.finished_folder import finished
 
@@ -91,13 +92,19 @@ def test_a_run_that_goes_while_runs_are_listed_is_left_out(
     [
         ("state=FALED", "state=FALED is no state of a run; did you mean FAILED? valid: ACCEPTED, "),
         ("sort=best", "sort=best is no order; valid: accuracy, key, size, state, time, train_s"),
-        ("experiment=quickstart", "experiment=quickstart: a run doesn't tell its experiment; choose by what that sets"),
         ("sed=1", "unknown key 'sed'; did you mean seed=1?"),
     ],
 )
 def test_a_word_that_chooses_nothing_is_refused(runs_dir: Path, word: str, said: str) -> None:
     code, output = typed(runs_dir, word)
     assert (code, output.startswith(f"ERROR: {said}")) == (3, True), output
+
+
+def test_an_experiment_lists_what_was_started_with_that_word(tmp_path: Path, listed: Printed) -> None:
+    quick, other = trained(tmp_path, 0), trained(tmp_path, 1, provenance={"overrides": ["seed=1"]})
+    assert [line.split()[0] for line in listed(tmp_path, "experiment=quickstart").splitlines()] == [quick.key]
+    assert "has these values" in listed(tmp_path, "experiment=quickstart", "seed=1")
+    assert {line.split()[0] for line in listed(tmp_path).splitlines()} == {quick.key, other.key}
 
 
 def test_a_line_has_hosts_time_and_size(tmp_path: Path, listed: Printed) -> None:

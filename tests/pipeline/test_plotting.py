@@ -97,6 +97,47 @@ def test_a_value_that_is_no_number_is_a_gap_that_is_said(tmp_path: Path, plotted
     assert "n 1, last 0.2000, 1 values are no number: gaps" in said
 
 
+def test_a_last_value_of_fewer_seeds_says_of_how_many_it_is(tmp_path: Path, plotted: Printed) -> None:
+    short, long = three_seeds(tmp_path)[:2]
+    for run, most in ((short, 30), (long, 50)):
+        lines = (run.path / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (run.path / "metrics.jsonl").write_text("".join(line for line in lines if json.loads(line)["step"] <= most))
+        (run.path / "result.json").unlink()
+    assert "n 2, last 0.9000 (n 1)" in " ".join(plotted(tmp_path, short.key, long.key).split())
+
+
+def test_steps_that_a_script_counts_anew_are_drawn_over_minutes_and_said_over_steps(
+    tmp_path: Path, plotted: Printed
+) -> None:
+    again = [row(step, 5.0 - at, epoch=at // 3, time_s=6.0 * at) for at, step in enumerate([0, 1, 2, 0, 1, 2])]
+    assert curve(again, "loss", "step") == Curve(x=(0.0, 1.0, 2.0), y=(2.0, 1.0, 0.0), passes=2)
+    assert curve(again, "loss", "minutes").y == (5.0, 4.0, 3.0, 2.0, 1.0, 0.0)
+    assert curve(again, "loss", "epoch") == Curve(x=(0.0, 1.0), y=(3.0, 0.0))
+    folder = trained(tmp_path)
+    line = json.loads((folder.path / "metrics.jsonl").read_text().splitlines()[0])
+    rows = [{**line, "t": line["t"] + at, "step": at % 2} for at in range(4)]
+    (folder.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder.path / "result.json").unlink()
+    said = " ".join(plotted(tmp_path, folder.key).split())
+    assert "the last of 2 passes over the steps (x=minutes: all)" in said
+    assert "0.05 minutes" in plotted(tmp_path, folder.key, "x=minutes")
+
+
+def test_what_a_later_attempt_made_again_counts_once() -> None:
+    rows = [MetricsRow(time_s=float(at), step=step, epoch=1, metrics={"loss": at}, attempt=attempt)
+            for at, (step, attempt) in enumerate([(1, "a"), (2, "a"), (2, "b"), (3, "b")])]  # fmt: skip
+    assert curve(rows, "loss", "minutes").y == (0.0, 2.0, 3.0)
+    assert curve(rows, "loss", "step").passes == 1
+
+
+def test_points_at_or_below_0_are_left_out_of_a_logarithmic_axis_and_counted(tmp_path: Path, plotted: Printed) -> None:
+    run = trained(tmp_path)
+    write_curve(run, 0.9, {30: -1.0, 40: 0.0})
+    said = " ".join(plotted(tmp_path, run.key, "metric=train/loss", "log=1").split())
+    assert "n 1, last 0.2000, 2 points at or below 0 aren't drawn" in said
+    assert "points at or below" not in plotted(tmp_path, run.key, "metric=train/loss")
+
+
 def test_a_run_that_failed_is_not_drawn_as_if_it_had_finished(tmp_path: Path, plotted: Printed) -> None:
     run = failed(tmp_path)
     write_curve(run, 0.9)
@@ -133,7 +174,7 @@ def test_a_band_is_mean_and_sample_deviation_of_the_runs_that_have_the_step(tmp_
 
 def test_a_step_that_was_made_again_counts_once_and_as_it_was_last() -> None:
     found = [row(1, 3.0), row(2, 2.0), row(2, 1.0), row(1, 2.5)]
-    assert curve(found, "loss", "step") == Curve(x=(1.0, 2.0), y=(2.5, 1.0))
+    assert curve(found, "loss", "step") == Curve(x=(1.0, 2.0), y=(2.5, 1.0), passes=3)
 
 
 def test_a_script_that_tells_no_epoch_has_no_curve_over_epochs() -> None:

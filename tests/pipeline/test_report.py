@@ -267,3 +267,13 @@ def test_a_run_is_read_with_its_words_and_hosts(tmp_path: Path) -> None:
     run = read(trained(tmp_path))
     assert run.command == "doit train experiment=quickstart optimizer.lr=0.1 seed=0"
     assert (run.hosts, run.seed, run.counts) == (("a",), 0, True)
+
+
+def test_a_loss_that_is_negative_has_a_curve(tmp_path: Path, reported: Printed) -> None:
+    """Of a likelihood or a reward: a logarithmic axis shows none of it."""
+    run = trained(tmp_path)
+    write_curve(run, 0.9, {step: -float(step) for step in range(10, 60, 10)})
+    reported(tmp_path, run.key)
+    text = (tmp_path / "reports" / f"{run.key}.html").read_text()
+    assert 'aria-label="train/loss over step: 1 curve; A ends at -50"' in text
+    assert "logarithmic</span>" not in text.partition("</style>")[2]

@@ -183,4 +183,6 @@ def test_the_password_of_postgresql_comes_from_where_its_own_programs_have_it(
 def test_a_request_that_failed_is_said_without_the_exceptions_around_it(cause: str, said: str) -> None:
     at = "API request to http://h/api failed with exception HTTPConnectionPool(host='h', port=1): Max retries exceeded"
     assert plain(f"{at} with url: /api (Caused by {cause})") == said
+    locked = plain("(sqlite3.OperationalError) database is locked\n[SQL: INSERT INTO tags VALUES (?)]")
+    assert locked.startswith("another program holds its database locked (sqlite lets one write at a time)")
     assert plain("(sqlite3.OperationalError) near 'x'") == "(sqlite3.OperationalError) near 'x'"

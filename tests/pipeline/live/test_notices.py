@@ -225,6 +225,19 @@ def test_who_sends_never_waits_and_who_ends_waits_for_the_limit_alone(
     assert time.monotonic() - began < 2.0
 
 
+def test_ctrl_c_ends_the_notice_that_is_waited_for_and_nothing_else(tmp_path: Path) -> None:
+    said: list[str] = []
+    notes = Notices(NotifyConfig(command=f"sh -c 'echo $$ > {tmp_path}/pid; exec sleep 30'"), said.append)
+    notes.send(NOTICE)
+    wait_until(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text().endswith("\n"))
+    began = time.monotonic()
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    notes.wait()  # what it tells of is over: the command ends as it would have
+    assert time.monotonic() - began < 5
+    assert said == ["WARNING: notify.command could not be told: stopped by SIGINT before it was through"]
+    wait_until(lambda: not is_alive(tmp_path / "pid"))
+
+
 @pytest.mark.parametrize("url", ["ftp://host/x", "host:80", "http://", "file:///etc/passwd"])
 def test_an_address_that_is_none_is_refused_without_being_shown(url: str) -> None:
     with pytest.raises(UsageError, match=r"notify\.url(=\*\*\* names no host$| must begin with http)") as refused:

@@ -75,7 +75,7 @@ def test_a_script_whose_metrics_have_names_of_their_own_has_columns_too() -> Non
 
 
 def test_a_figure_that_four_places_have_no_room_for_keeps_three_digits() -> None:
-    rows = [trial(n, f"program.args.seed={n}", loss=loss) for n, loss in enumerate([2.1e-5, 3e-10])]
+    rows = [trial(n, f"program.args.lr={n}", loss=loss) for n, loss in enumerate([2.1e-5, 3e-10])]
     assert "2.1e-05" in text(rows, 2)
     assert "3e-10 *" in text(rows, 2)
     assert cells.figure("loss", 2.123e-5) == "loss 2.123e-05"
@@ -107,3 +107,25 @@ def test_a_searchs_long_numbers_are_rounded_in_the_table_and_whole_in_the_comman
     assert lines[3].startswith("optimizer.lr=0.0443  1/1")
     assert lines[5] == "best by val/accuracy: optimizer.lr=0.0443; trial 0 (key0)"
     assert lines[6] == "  doit train experiment=x optimizer.lr=0.044303752452182654"
+
+
+def test_the_seeds_of_a_script_are_taken_together_too() -> None:
+    rows = [trial(n, f"program.args.seed={n}", "program.args.lr=1", loss=1.0 + n) for n in range(3)]
+    said = text(rows, 3, by="loss")
+    assert "program.args.lr=1  3/3  2.0000 ± 1.0000" in said
+    assert "best by loss: program.args.lr=1; trial 0" in said
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([0.5, 0.5 + 1e-9], "0.5000 ± 7.07e-10"),
+        ([0.98765, 0.98766, 0.98767], "0.9877 ± 1e-05"),
+        ([0.5, 0.5], "0.5000 ± 0.0000"),
+        ([1.7e308, -1.7e308], "0.0000 ± inf"),
+        ([1e308, 1e308], "1e+308 ± inf"),
+    ],
+)
+def test_a_spread_is_nothing_only_where_it_is(values: list[float], said: str) -> None:
+    rows = [trial(n, "optimizer.lr=1", f"seed={n}", loss=value) for n, value in enumerate(values)]
+    assert f"  {said}\n" in text(rows, len(rows), by=None) + "\n"
