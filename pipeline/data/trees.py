@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from pipeline.core import leftovers
 from pipeline.core.errors import DataError, os_reason
 from pipeline.core.files import canonical_json, sha256_text, write_json
 from pipeline.data.manifest import MANIFEST
@@ -37,10 +39,13 @@ class Tree(NamedTuple):
         if self.path is None:
             return
         link = self.path / self.inside
+        if link.parent != self.path and link.parent.is_symlink():  # it leads into a folder of the person's own
+            link.parent.unlink()
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink() or link.readlink() != self.source:
-            link.unlink(missing_ok=True)
-            link.symlink_to(self.source)
+            made = self.path / f"{leftovers.prefix('.link')}{os.urandom(4).hex()}"
+            made.symlink_to(self.source)
+            made.replace(link)  # at once: another command may be about to do the same
         told = {"files": dict(self.sizes), "sha256": dict(self.contents), "empty": [*self.empty]}
         write_json(self.path / MANIFEST, {"digest": self.digest, **told})
 
@@ -66,7 +71,9 @@ def tree(source: Path | None, data_dir: Path) -> Tree:
         raise DataError(f"program.data={source} holds no file")
     below = {path: path.relative_to(source).as_posix() if source.is_dir() else path.name for path in found}
     contents = {below[path]: sha256 for path, (_, sha256) in found.items()}
-    digest = sha256_text(canonical_json({**contents, **dict.fromkeys(empty, "")}))
+    # a folder of one file isn't the file: a script that is told its path does something else with it
+    alone = ["./"] if source.is_dir() and len(contents) == 1 else []
+    digest = sha256_text(canonical_json({**contents, **dict.fromkeys([*empty, *alone], "")}))
     return Tree(
         path=data_dir.absolute() / f"script-{digest[:12]}",
         digest=digest,

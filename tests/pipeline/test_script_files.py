@@ -179,6 +179,17 @@ def test_the_data_of_a_script_counts_by_names_and_contents(tmp_path: Path) -> No
     assert (alone.inside, dict(alone.sizes)) == ("content/a.txt", {"content/a.txt": 1})
 
 
+def test_a_folder_and_its_only_file_are_two_data_and_laying_down_either_leaves_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "texts" / "a.txt"
+    file.parent.mkdir()
+    file.write_text("a")
+    folder, alone = (trees.tree(source, tmp_path / "packs") for source in (file.parent, file))
+    assert folder.digest != alone.digest
+    for one in (folder, alone, alone._replace(path=folder.path)):  # the last: where both once had one digest
+        one.lay_down()
+    assert (file.is_symlink(), file.read_text()) == (False, "a")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
