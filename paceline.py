@@ -6,6 +6,7 @@ runs alone nothing is recorded and nothing has to be changed. Only rank 0 writes
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -107,11 +108,14 @@ def _write(metrics: dict[str, Any], **row: Any) -> None:
     if not path or os.environ.get("RANK", "0") != "0":
         return
     numbers = {name: _number(name, value) for name, value in metrics.items()}
-    line = json.dumps({"t": round(time.time(), 6), **row, "metrics": numbers}) + "\n"
+    line = (json.dumps({"t": round(time.time(), 6), **row, "metrics": numbers}) + "\n").encode()
     try:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(file, line.encode())
+            written = os.write(file, line)
+            if written < len(line):  # the disk is full: what was written of it would spoil the next line
+                os.ftruncate(file, os.fstat(file).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(file)
     except OSError as error:

@@ -62,7 +62,8 @@ class Recorder:
         if (step := self.metrics.too_high) is not None:
             left_out.append(f"metrics of a step of more than 64 bits were not recorded: step {step:.6g}")
         nothing = ended_well and self.metrics.step is None and not left_out
-        return [*([_NO_METRIC] if nothing else []), *self._json.notes, *self._events.notes, *left_out]
+        found = [*self._logged.notes, *self._json.notes, *self._events.notes, *left_out]
+        return [_NO_METRIC, *found] if nothing else found
 
 
 def _told(left_out: Mapping[str, LeftOut]) -> list[str]:

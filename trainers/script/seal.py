@@ -8,6 +8,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,8 +131,9 @@ def _notes(path: Path) -> Iterator[tuple[str, str, str]]:
     import ast  # most runs leave no note
 
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        how, kind, inside = line.split(" ", 2)
-        yield how, kind, str(ast.literal_eval(inside))
+        with suppress(ValueError, SyntaxError):  # its process was killed while it wrote
+            how, kind, inside = line.split(" ", 2)
+            yield how, kind, str(ast.literal_eval(inside))
 
 
 def _is_record(name: str) -> bool:

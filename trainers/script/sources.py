@@ -124,8 +124,9 @@ class EventFiles:
         self.notes: dict[str, None] = {}
 
     def _found(self) -> list[Path]:
-        """By name: it begins with the time at which a writer was made."""
-        return sorted(self._folder.rglob("*tfevents*"), key=lambda path: (path.name, path))
+        """By name: it begins with the time at which a writer was made. A folder may be called so, too."""
+        found = (path for path in self._folder.rglob("*tfevents*") if path.is_file())
+        return sorted(found, key=lambda path: (path.name, path))
 
     def rows(self, *, last: bool) -> Iterator[Row]:
         """What came since the last look."""
@@ -199,11 +200,16 @@ class Logged:
         """``newest_step``: at which results of the whole run stand."""
         self._file, self._newest_step = GrowingFile(path), newest_step
         self.stopping = False
+        self.notes: dict[str, None] = {}
 
     def rows(self, *, last: bool) -> Iterator[Row]:
         """What came since the last look."""
         for line in self._file.lines():
-            value = json.loads(line)
+            try:
+                value = json.loads(line)
+            except ValueError:  # a rank was killed while it wrote, and the next one began in its line
+                self.notes.setdefault("a line of paceline.log breaks off and was left out")
+                continue
             self.stopping = self.stopping or "stopping" in value
             if value["metrics"]:
                 step = self._newest_step() or 0 if value["step"] is None else value["step"]

@@ -38,10 +38,14 @@ class EventFile:
         self._offset = 0
 
     def scalars(self) -> Iterator[Scalar]:
-        """What whole records came since the last call. Raises OSError."""
+        """What whole records came since the last call; nothing of a file that was removed."""
         if self.damage:
             return
-        with self.path.open("rb") as file:
+        try:
+            opened = self.path.open("rb")
+        except OSError:
+            return
+        with opened as file:
             file.seek(self._offset)
             while len(header := file.read(_HEADER_BYTES)) == _HEADER_BYTES:
                 (size,), (crc,) = struct.unpack("<Q", header[:8]), struct.unpack("<I", header[8:])

@@ -11,7 +11,8 @@ from tests.trainers.script.test_tensorboard import WRITTEN
 from trainers.script.metrics_file import MetricsFile, Row
 from trainers.script.recorder import Recorder
 from trainers.script.settings import ScriptConfig
-from trainers.script.sources import EventFiles, JsonLines, PatternLines
+from trainers.script.sources import EventFiles, JsonLines, Logged, PatternLines
+from trainers.script.tensorboard import EventFile
 
 
 def _told(rows: Iterable[Row]) -> list[tuple[int, int | None, dict[str, float]]]:
@@ -49,6 +50,25 @@ def test_event_files_of_further_folders_carry_their_names(tmp_path: Path) -> Non
     names = [name for row in source.rows(last=False) for name in row.metrics if name.endswith("acc")]
     assert names == ["acc", "val/acc", "val/deep/acc"]
     assert list(source.rows(last=True)) == []
+
+
+def test_a_folder_called_like_event_files_and_a_file_that_goes_end_nothing(tmp_path: Path) -> None:
+    source, path = EventFiles(tmp_path), tmp_path / "tfevents" / "events.out.tfevents.1"
+    path.parent.mkdir()
+    path.write_bytes(WRITTEN)
+    assert len([*source.rows(last=False)]) > 0
+    file = EventFile(path)
+    path.unlink()
+    assert [*file.scalars()] == []
+
+
+def test_half_a_line_of_paceline_log_is_left_out_and_told(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text('{"t": 1, "st{"t": 2, "step": 2, "metrics": {"loss": 1}}\n' * 2)
+    with (tmp_path / "log").open("a") as file:
+        file.write('{"t": 3, "step": 3, "metrics": {"loss": 0.5}}\n')
+    source = Logged(tmp_path / "log", lambda: None)
+    assert _told(source.rows(last=True)) == [(3, None, {"loss": 0.5})]
+    assert [*source.notes] == ["a line of paceline.log breaks off and was left out"]
 
 
 def test_lines_of_rank_0_are_searched_for_the_pattern(tmp_path: Path) -> None:

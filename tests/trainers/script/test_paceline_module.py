@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import sys
 import warnings
@@ -101,6 +102,22 @@ def test_what_can_not_be_written_is_said_and_ends_no_training(
     monkeypatch.setenv(paceline.LOG, "/dev/full")
     paceline.log(3, loss=1)
     assert capsys.readouterr().out.startswith("paceline: {'loss': 1.0} could not be recorded: [Errno 28]")
+
+
+def test_of_a_line_that_the_disk_has_no_room_for_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "log"
+    monkeypatch.setenv(paceline.LOG, str(path))
+    paceline.log(1, loss=1)
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
+    try:
+        paceline.log(2, loss=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    assert "could not be recorded: [Errno 28]" in capsys.readouterr().out
 
 
 def test_it_needs_nothing_that_is_installed() -> None:
