@@ -148,7 +148,8 @@ def log_of(name: str) -> Path:
     graph.step(name)
     steps_dir = store.steps_dir(graph.runs_dir)
     made = [folder / store.LOG for folder, _ in earlier_of(graph.runs_dir, name)]
-    found = [path for path in (*steps_dir.glob(f"{name}-*.log"), *made) if path.is_file()]
+    logs = (path for path in steps_dir.glob(f"{name}-*.log") if path.stem.rpartition("-")[0] == name)  # not NAME-2's
+    found = [path for path in (*logs, *made) if path.is_file()]
     if not found:
         raise UsageError(f"step {name} was never started: there is no log of it in {relative(steps_dir)}")
     return max(found, key=lambda path: path.stat().st_mtime)

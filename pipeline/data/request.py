@@ -144,7 +144,7 @@ def fingerprints(paths: Sequence[Path], data_dir: Path) -> dict[Path, tuple[Stam
         if noted[:-1] == list(now):
             found[path] = now, str(noted[-1])
         else:
-            found[path] = _hash(path)
+            found[path] = fingerprint(path)
             fresh[str(path)] = [*found[path][0], found[path][1]]
     if fresh and data_dir.is_dir():
         with suppress(OSError):  # a read-only folder of packs is still good to read from
@@ -152,7 +152,7 @@ def fingerprints(paths: Sequence[Path], data_dir: Path) -> dict[Path, tuple[Stam
     return found
 
 
-def _hash(path: Path) -> tuple[Stamp, str]:
+def fingerprint(path: Path) -> tuple[Stamp, str]:
     """The sha256 of a file that nobody wrote to meanwhile, and its stamp. Raises DataError, OSError."""
     if 0 <= time.time() - path.stat().st_ctime < _TICK_S:
         time.sleep(_TICK_S)

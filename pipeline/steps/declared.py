@@ -50,7 +50,7 @@ def load(name: str, composed: Mapping[str, Any], root: Path) -> Step:
     for told_name in own:
         _refuse_unknown(str(told_name), root)
     _refuse_unknown(name, root)
-    refuse_name(name, told_in="dodo.py" if name in REGISTERED else f"{FOLDER}/{name}.yaml")
+    refuse_name(name, told_in=_place(name))
     told = _told(name, own.get(name) or {}, root)
     whole = OmegaConf.create({**composed, SECTION: {name: told}})
     assert isinstance(whole, DictConfig)
@@ -79,20 +79,27 @@ def _refuse_unknown(name: str, root: Path) -> None:
         raise StepError(f"there is no step {name!r}; {suggestion(name, known)} ({where})")
 
 
+def _place(name: str) -> str:
+    """Where a step is told, for messages."""
+    return "dodo.py" if name in REGISTERED else f"{FOLDER}/{name}.yaml"
+
+
 def _told(name: str, changes: Any, root: Path) -> dict[str, Any]:
-    """The fields before interpolation, with what the command line says of them."""
-    path = root / FOLDER / f"{name}.yaml"
+    """The fields before interpolation, with what the command line says of them. Raises StepError."""
     try:
-        read = OmegaConf.create(dict(REGISTERED[name])) if name in REGISTERED else OmegaConf.load(path)
+        file = root / FOLDER / f"{name}.yaml"
+        read = OmegaConf.create(dict(REGISTERED[name])) if name in REGISTERED else OmegaConf.load(file)
         fields = OmegaConf.to_container(read, resolve=False)
         if isinstance(fields, dict) and True in fields:  # YAML takes a bare `on` for true
             fields["on"] = fields.pop(True)
         merged = OmegaConf.merge(OmegaConf.create(fields), OmegaConf.create(changes))
         told = OmegaConf.to_container(merged, resolve=False)
     except (OSError, yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
-        raise StepError(f"step {name}: {path} can't be read: {text_of(error)}") from error
+        raise StepError(f"step {name}: {_place(name)} can't be read: {text_of(error)}") from error
     if not isinstance(told, dict):
-        raise StepError(f"step {name}: {path} holds no fields", hint="command: [python, clean.py] and outputs: [a.npz]")
+        raise StepError(
+            f"step {name}: {_place(name)} holds no fields", hint="command: [python, clean.py] and outputs: [a.npz]"
+        )
     return {str(field): value for field, value in told.items()}
 
 
@@ -110,7 +117,8 @@ def _secrets(told: Mapping[str, Any], fields: Mapping[Any, Any], composed: Mappi
     """What neither key, folder nor log may hold: by name in ``env``, by reference, by form, of the configuration."""
     of_variables = {os.environ[name] for name in redact.referenced(told) if os.environ.get(name)}
     env = fields.get("env")
-    of_env = {str(value) for name, value in (env or {}).items() if redact.is_secret_name(str(name))} if env else set()
+    named = env.items() if isinstance(env, Mapping) else ()  # what else it may be is refused later
+    of_env = {str(value) for name, value in named if redact.is_secret_name(str(name))}
     found = {text for text in of_variables | of_env if redact.tells(text)}
     forms = {part for text in texts(fields) for part in redact.in_forms(text)}
     return frozenset(found | forms | redact.secret_values(composed))

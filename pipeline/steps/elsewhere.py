@@ -29,14 +29,15 @@ from pipeline.core.program import SCRIPT
 from pipeline.core.specs import LogLine, Outputs
 from pipeline.keys.import_closure import import_closure
 from pipeline.keys.script_files import STARTER
-from pipeline.steps.here import CALL, as_text
-from pipeline.steps.key import sources_of
+from pipeline.steps.here import CALL, as_text, call
+from pipeline.steps.key import is_python, sources_of
 from pipeline.steps.making import Making
-from pipeline.steps.step import StepError, filled
+from pipeline.steps.step import Step, StepError, filled
 
 _INPUTS = "_inputs"  # where the snapshot has the files that lie outside of the project
 _LEFT = Outputs(final=("outputs", "outputs.json", "summary.json"), needed=("summary.json",), whole=("outputs",))
 _NO_METRIC = "the script logged no metric"
+_OUT = "\0out\0"  # stands for the folder of outputs until braces have been doubled; no argument can hold a NUL
 _BRACES = re.compile(r"\{(\w*)\}")
 
 
@@ -109,43 +110,52 @@ def _one_each(cluster: Cluster) -> Cluster:
 
 def _program(making: Making) -> tuple[dict[str, Any], dict[str, Path]]:
     """The section ``program`` of config.json, and the files of the snapshot. Raises StepError."""
-    step, root = making.step, making.root
-    for variable, value in step.env.items():
-        if any(secret in value for secret in step.secrets):
-            raise StepError(
-                f"step {step.name}: env.{variable} is secret, and with on: {step.on} it would be sent as a file",
-                hint=f"++cluster.env.{variable}='${{oc.env:{variable}}}', which reaches the hosts' environment alone",
-            )
-    files = dict(sources_of(step, root))
-    placed: list[list[str]] = []
-    for number, group in enumerate(making.inputs):
-        steps_dir = making.out.parent.parent
-        names = [_inside(path, root, steps_dir, f"{_INPUTS}/{number}/{at}") for at, path in enumerate(group)]
-        files |= dict(zip(names, group, strict=True))
-        placed.append(names)
-    flat = [name for group in placed for name in group]
+    step = making.step
+    _refuse_secret(step)
+    placed, inputs = _inputs(making)
+    files, flat = {**sources_of(step, making.root), **inputs}, [name for group in placed for name in group]
     section: dict[str, Any] = {"name": SCRIPT.name, "seal": "off", "script": None, "command": [], "env": dict(step.env)}
     if step.function:
-        told = {"function": step.function, "args": dict(sorted(step.args.items())), "inputs": flat, "out": "OUT"}
         script = f"{CALL.replace('.', '/')}.py"
-        files[script] = root / script
-        text = _literal(json.dumps(told)).replace('"out": "OUT"', '"out": "{run}"')
-        return {**section, "script": script, "args": [text]}, files
+        text = _literal(call(step, flat, _OUT)).replace(json.dumps(_OUT)[1:-1], "{run}")
+        return {**section, "script": script, "args": [text]}, {**files, script: making.root / script}
     if isinstance(step.command, str):
         args = {name: _literal(as_text(value)) for name, value in step.args.items()}
         own = {**section["env"], **args, "out": "{run}"}
         line = ["bash", "-euo", "pipefail", "-c", step.command, step.name]
         return {**section, "command": line, "args": [_literal(word) for word in flat], "env": own}, files
-    out = "\0out\0"
-    words = [_literal(word).replace(out, "{run}") for word in filled(step, out, placed)]
-    if step.words[0] not in ("python", "python3"):
-        return {**section, "command": [step.words[0]], "args": words[1:]}, files
+    told = filled(step, _OUT, placed)
+    words = [_literal(word).replace(_OUT, "{run}") for word in told]
+    if not is_python(told[0]):
+        return {**section, "command": told[:1], "args": words[1:]}, files
     if len(words) < 2 or not words[1].endswith(".py"):
         raise StepError(
             f"step {step.name}: on: {step.on} takes python FILE.py …, a function, a line for bash or another program; "
             f"not python {' '.join(words[1:2])}"
         )
     return {**section, "script": words[1], "args": words[2:]}, files
+
+
+def _refuse_secret(step: Step) -> None:
+    """Raises StepError: a variable of its own holds one."""
+    for variable, value in step.env.items():
+        if any(secret in value for secret in step.secrets):
+            raise StepError(
+                f"step {step.name}: env.{variable} is secret, and with on: {step.on} it would be sent as a file",
+                hint=f"++cluster.env.{variable}='${{oc.env:{variable}}}', which reaches the hosts' environment alone",
+            )
+
+
+def _inputs(making: Making) -> tuple[list[list[str]], dict[str, Path]]:
+    """The files of each entry of ``inputs`` by their names in the snapshot, and where each lies here."""
+    placed: list[list[str]] = []
+    files: dict[str, Path] = {}
+    for number, group in enumerate(making.inputs):
+        steps_dir = making.out.parent.parent
+        names = [_inside(path, making.root, steps_dir, f"{_INPUTS}/{number}/{at}") for at, path in enumerate(group)]
+        files |= dict(zip(names, group, strict=True))
+        placed.append(names)
+    return placed, files
 
 
 def _inside(path: Path, root: Path, steps_dir: Path, elsewhere: str) -> str:

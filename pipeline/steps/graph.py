@@ -77,10 +77,11 @@ class Graph:
 
     def standing(self, name: str) -> Standing:
         """How a step stands. Raises StepError, UsageError: it can't be told, or an input is missing."""
-        if name not in self._standings:
+        known = self._standings.get(name)
+        if known is None:
             self.order([name])  # a circle is refused before it is walked
-            self._standings[name] = self._look(self.step(name))
-        return self._standings[name]
+            known = self._standings[name] = self._look(self.step(name))
+        return known  # not looked up again: another thread may have had all forgotten
 
     def forget(self) -> None:
         """Look anew: a step was made."""

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING
 from pipeline.core import masking, process, threads
 from pipeline.steps.key import is_python
 from pipeline.steps.reading import Reading
-from pipeline.steps.step import filled
+from pipeline.steps.step import Step, filled
 
 if TYPE_CHECKING:
     from pipeline.steps.making import Making
@@ -29,12 +29,17 @@ def command(making: Making) -> list[str]:
     inputs = [[str(path) for path in group] for group in making.inputs]
     flat = [path for group in inputs for path in group]
     if step.function:
-        told = {"function": step.function, "args": dict(sorted(step.args.items())), "inputs": flat, "out": out}
-        return [sys.executable, "-m", CALL, json.dumps(told)]
+        return [sys.executable, "-m", CALL, call(step, flat, out)]
     if isinstance(step.command, str):
         return ["bash", "-euo", "pipefail", "-c", step.command, step.name, *flat]
     words = filled(step, out, inputs)
     return [sys.executable, *words[1:]] if is_python(words[0]) else words
+
+
+def call(step: Step, inputs: Sequence[str], out: str) -> str:
+    """What ``CALL`` is told of a step that is a function: JSON."""
+    args = dict(sorted(step.args.items()))
+    return json.dumps({"function": step.function, "args": args, "inputs": [*inputs], "out": out})
 
 
 def environment(making: Making, around: Mapping[str, str], site: Path) -> dict[str, str]:
@@ -52,15 +57,24 @@ def environment(making: Making, around: Mapping[str, str], site: Path) -> dict[s
 
 
 def run_here(making: Making) -> int:
-    """Run it to its end; the exit code. It ends with this process, and when ``stop`` is told."""
+    """Run it to its end; the exit code. It ends with this process, when ``stop`` is told, and with its log.
+
+    Raises:
+        OSError: what it says can't be kept; it is ended.
+    """
     argv, seal = command(making), making.out.parent / "seal"
     reading = Reading(seal, making.root, making.out.parents[2])
     child = process.guarded(argv, cwd=making.root, env=environment(making, os.environ, reading.site))
     assert child.stdin is not None
     assert child.stdout is not None
     guard = threads.start(_end_when_told, making, child.stdin, name=f"stop {making.step.name}", on_error=making.say)
-    with making.log.open("a", encoding="utf-8") as log:
-        _copy(making, child.stdout, log)
+    try:
+        with making.log.open("a", encoding="utf-8") as log:
+            _copy(making, child.stdout, log)
+    except BaseException:
+        child.stdin.close()
+        child.wait()  # its folder is about to be removed
+        raise
     code = child.wait()
     child.stdin.close()
     guard.join(timeout=1.0)

@@ -118,26 +118,31 @@ def _entry(path: Path, root: Path) -> ScriptEntry:
     return ScriptEntry(file=str(path), folder=str(folder), prefix="" if folder == root else inside)
 
 
+def described(step: Step) -> dict[str, Any]:
+    """``told`` and ``parameters`` as step.json has them, without secrets."""
+    return redact.without_secrets({"told": step.told, "parameters": step.parameters}, step.secrets)
+
+
 def changed(old: Mapping[str, Any], step: Step, key: ContentKey) -> list[str]:
     """What sets a step apart from an earlier one, by name: inputs, parameters, code, versions.
 
     Args:
         old: step.json of the earlier one.
     """
-    parts, parameters = old.get("parts") or {}, old.get("parameters") or {}
+    now = described(step)
+    parts, parameters, told = (old.get(name) or {} for name in ("parts", "parameters", "told"))
     lines = [
-        f"{name}: {parameters.get(name)} → {step.parameters.get(name)}"
-        for name in sorted({*parameters, *step.parameters})
-        if parameters.get(name) != step.parameters.get(name)
+        f"{name}: {parameters.get(name)} → {now['parameters'].get(name)}"
+        for name in sorted({*parameters, *now["parameters"]})
+        if parameters.get(name) != now["parameters"].get(name)
     ]
     by_parameter = {line.partition(":")[0] for line in lines}
-    told = old.get("told") or {}
     for item in differences(parts, key.parts):
         if not item.field:  # nothing before, or nothing now
             continue
         field = item.field.partition(".")[0]
-        references = (f"${{{name}}}" in str(step.told.get(field)) for name in by_parameter)
-        if item.part == "config" and told.get(field) == step.told.get(field) and any(references):
+        references = (f"${{{name}}}" in str(now["told"].get(field)) for name in by_parameter)
+        if item.part == "config" and told.get(field) == now["told"].get(field) and any(references):
             continue  # said by the name of what it refers to
         lines.append(_input(item.field, item.old, item.new) if item.part == "data" else str(item))
     return lines

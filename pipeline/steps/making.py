@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.core import leftovers, masking, redact, threads
+from pipeline.core import leftovers, masking, threads
 from pipeline.core.errors import Killed, PacelineError, os_reason
 from pipeline.core.files import fsync, write_hint, write_json
 from pipeline.core.locks import held
@@ -19,6 +19,7 @@ from pipeline.keys.content_key import ContentKey
 from pipeline.steps import store
 from pipeline.steps.graph import Graph, Standing
 from pipeline.steps.here import run_here
+from pipeline.steps.key import changed, described
 from pipeline.steps.step import Step
 
 Say = Callable[[str], None]
@@ -173,7 +174,7 @@ class _Work:
             self._run(making)
             self._refuse_changed(step, key)
             self._tell_unkeyed(making)
-            record = _record(standing, key, store.hashed(building / store.OUT, folder.parent), time.time() - begun)
+            record = _record(standing, key, store.digests(building / store.OUT), time.time() - begun)
             unkeyed = {name: store.sha256_of(root / name, folder.parent) for name in making.unkeyed}
             write_json(building / store.RECORD, {**record, "unkeyed": unkeyed})
             shutil.copyfile(making.log, building / store.LOG)
@@ -232,10 +233,7 @@ class _Work:
         """Raises PacelineError: its inputs or code are others than when it began."""
         now = self.graph.fresh_key(step)
         if now.digest != key.digest:
-            from pipeline.steps.key import changed
-
-            record = {"parts": key.parts, "parameters": step.parameters, "told": step.told}
-            what = "; ".join(changed(record, step, now))
+            what = "; ".join(changed({"parts": key.parts, **described(step)}, step, now))
             raise PacelineError(f"while step {step.name} was made: {what}", hint="the same command again")
 
 
@@ -262,13 +260,12 @@ class _Told:
 def _record(standing: Standing, key: ContentKey, files: dict[str, str], duration_s: float) -> dict[str, object]:
     """step.json."""
     step = standing.step
-    hidden = redact.without_secrets({"told": step.told, "parameters": step.parameters}, step.secrets)
     return {
         "name": step.name,
         "key": key.short,
         "digest": key.digest,
         "parts": key.parts,
-        **hidden,
+        **described(step),
         "files": files,
         "duration_s": round(duration_s, 3),
         "unix_time": time.time(),

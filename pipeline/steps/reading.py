@@ -12,6 +12,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.core.places import HOME
@@ -45,9 +46,10 @@ class Reading:
         found: set[str] = set()
         for notes in self._seen.iterdir():
             for line in notes.read_text(encoding="utf-8", errors="replace").splitlines():
-                how, kind, inside = line.split(" ", 2)
-                if (how, kind) == (_READ, _PROJECT):
-                    found.add(str(ast.literal_eval(inside)))
+                with suppress(ValueError, SyntaxError):  # its process was killed while it wrote
+                    how, kind, inside = line.split(" ", 2)
+                    if (how, kind) == (_READ, _PROJECT):
+                        found.add(str(ast.literal_eval(inside)))
         return sorted(name for name in found.difference(keyed, _CALLER) if not _is_record(name))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.core import documents, locks
 from pipeline.core.errors import DataError, os_reason, suggestion
-from pipeline.data.request import fingerprints
+from pipeline.data.request import fingerprint, fingerprints
 from pipeline.keys.content_key import ContentKey
 from pipeline.steps.step import PREFIX, Step, StepError
 
@@ -100,8 +100,17 @@ def hashed(out: Path, notes: Path) -> dict[str, str]:
         OSError: one can't be read.
         DataError: one is written to just now.
     """
-    paths = [path for path in sorted(out.rglob("*")) if path.is_file()]
-    return {path.relative_to(out).as_posix(): sha256 for path, (_, sha256) in fingerprints(paths, notes).items()}
+    found = fingerprints(_files(out), notes)
+    return {path.relative_to(out).as_posix(): sha256 for path, (_, sha256) in found.items()}
+
+
+def digests(out: Path) -> dict[str, str]:
+    """The same where nobody asks again: of a folder that is about to get another name. Raises as ``hashed`` does."""
+    return {path.relative_to(out).as_posix(): fingerprint(path)[1] for path in _files(out)}
+
+
+def _files(out: Path) -> list[Path]:
+    return [path for path in sorted(out.rglob("*")) if path.is_file()]
 
 
 def sha256_of(path: Path, notes: Path) -> str | None:

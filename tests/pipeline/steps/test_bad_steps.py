@@ -37,6 +37,7 @@ from tests.pipeline.steps.conftest import StepProject
         ("{command: [x], inputs: ['step:b'], outputs: [x]}", "there is no step 'b'"),
         ("{command: [x], inputs: [.], outputs: [x]}", "inputs: '.' holds "),
         ("{command: [x], env: {A-B: c}, outputs: [x]}", "env: 'A-B' can't be the name of a variable"),
+        ("{command: [x], env: [A=c], outputs: [x]}", "step a: env=['A=c'] is no mapping"),
         ("[1, 2]", "step a"),
         ("{command: [x", "conf/step/a.yaml can't be read"),
         (

@@ -15,8 +15,9 @@ import pytest
 
 from pipeline.cli.steps import under_way
 from pipeline.core.errors import PacelineError
-from pipeline.core.locks import held
-from pipeline.steps import removal, store
+from pipeline.steps import store
+from pipeline.steps.graph import Standing
+from pipeline.steps.making import make_all
 from pipeline.steps.step import StepError
 from tests.pipeline.steps.conftest import StepProject
 from tests.waiting import wait_until
@@ -142,24 +143,35 @@ def test_a_failure_ends_what_runs_beside_it(project: StepProject) -> None:
     assert all(name.endswith(".log") for name in project.left)
 
 
+def test_a_step_whose_lines_can_not_be_kept_has_ended_when_its_folder_goes(project: StepProject) -> None:
+    project.step("slow", f"command: echo $$ > {project.root}/pid; echo begun; sleep 60\noutputs: [x]\n")
+
+    def say(text: str) -> None:
+        if "begun" in text:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(PacelineError, match=r"step slow can't be kept in .*: No space left on device"):
+        make_all(project.graph(), ["slow"], say)
+    assert not Path(f"/proc/{(project.root / 'pid').read_text().strip()}").exists()
+
+
+def test_what_another_thread_has_forgotten_is_told_all_the_same(project: StepProject) -> None:
+    class Forgetful(dict[str, Standing]):
+        def __setitem__(self, name: str, standing: Standing) -> None:
+            """As if ``forget`` was called at once."""
+
+    project.step("one", 'command: touch "$out/x"\noutputs: [x]\n')
+    graph = project.graph()
+    graph._standings = Forgetful()
+    assert graph.standing("one").why == ("never made",)
+
+
 def test_independent_steps_run_side_by_side(project: StepProject) -> None:
     """Each waits for the other's file, so one after the other would never end."""
     for name, other in (("one", "two"), ("two", "one")):
         wait = f"until [ -e {project.root}/{other} ]; do sleep 0.02; done"
         project.step(name, f"command: touch {project.root}/{name} $out/x; {wait}\noutputs: [x]\n")
     assert project.make("one", "two", at_once=2) == 2
-
-
-@pytest.mark.slow
-def test_altered_outputs_are_made_anew(project: StepProject) -> None:
-    project.step("one", 'command: echo 1 > "$out/x"\noutputs: [x]\n')
-    project.make("one")
-    out = project.out("one")
-    (out / "x").write_text("2\n")
-    assert project.why("one") == ("its output x was altered",)
-    assert project.make("one") == 1
-    assert (out / "x").read_text() == "1\n"
-    assert project.left == [out.parent.name]
 
 
 def test_an_input_that_changes_meanwhile_is_no_result(project: StepProject) -> None:
@@ -181,6 +193,11 @@ def test_secrets_reach_the_step_and_no_file(project: StepProject, monkeypatch: p
     held = [path for path in (project.root / "runs").rglob("*") if path.is_file() and b"t0psecret" in path.read_bytes()]
     assert held == []
     assert "get | ***" in project.said
+    project.step("put", "command: touch $out/x\nenv: {TOKEN: '${my.api_token}'}\noutputs: [x]\n")
+    mine = {"api_token": "an0ther-secret"}
+    project.make("put", my=mine)
+    project.step("put", "command: touch  $out/x\nenv: {TOKEN: '${my.api_token}'}\noutputs: [x]\n")
+    assert project.why("put", my=mine) == ("command: touch $out/x → touch  $out/x",)
     project.step("get", "command: [curl, '${oc.env:DATA_TOKEN}']\noutputs: [n]\n")
     with pytest.raises(StepError, match="step get has a secret in its command or args"):
         project.graph().step("get")
@@ -298,30 +315,3 @@ def test_a_step_that_is_being_made_is_known_by_its_log(project: StepProject) -> 
     (project.root / "go").touch()
     assert "MADE" in command.communicate()[0]
     assert store.under_way(project.root / "runs") == []
-
-
-@pytest.mark.slow
-def test_clean_finds_what_is_damaged_and_logs_of_failures_and_leaves_what_is_being_made(project: StepProject) -> None:
-    project.step("good", 'command: touch "$out/x"\noutputs: [x]\n')
-    project.step("bad", "command: echo why; exit 3\noutputs: [x]\n")
-    for seed, record in ((0, None), (1, "{"), (2, "")):
-        project.step("good", f'command: touch "$out/x"; echo {seed}\noutputs: [x]\n')
-        project.make("good")
-        if record is not None:
-            path = project.out("good").parent / store.RECORD
-            path.write_text(record) if record else path.unlink()
-    project.make("good")
-    with pytest.raises(PacelineError, match="exit code 3"):
-        project.make("bad")
-    project.write("runs/steps/notes/of_a_person.txt", "")
-    going, staying = removal.idle(project.graph(), project.root / "data")
-    reasons = sorted((path.name.rpartition("-")[0], why) for path, why in going.items())
-    damaged = ("good", "its step.json is gone or damaged")
-    assert reasons == [("bad", "the log of a failed step"), damaged, ("good", "nothing needs it")]
-    assert [*staying.values()] == ["it is up to date"]
-    (log,) = (path for path in going if path.suffix == ".log")
-    with held(store.lock_of(log.with_suffix(""))):
-        assert log not in removal.idle(project.graph(), project.root / "data")[0]
-        assert not removal.remove(log)
-    assert all(removal.remove(path) for path in going)
-    assert project.left == sorted([next(iter(staying)).name, "notes"])

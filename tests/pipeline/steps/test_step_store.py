@@ -1,0 +1,71 @@
+"""What lies below runs/steps: outputs that are looked at again, notes of digests, logs, and what may go."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.cli import steps
+from pipeline.core.errors import PacelineError
+from pipeline.core.locks import held
+from pipeline.steps import removal, store
+from tests.pipeline.steps.conftest import StepProject
+
+
+def test_notes_of_digests_name_no_temporary_folder(project: StepProject) -> None:
+    project.write("a.txt", "1")
+    project.step("one", 'command: cp a.txt "$out/x"\ninputs: [a.txt]\noutputs: [x]\n')
+    project.make("one")
+    (notes,) = (project.root / "runs/steps").glob(".fingerprints.json")
+    assert [*json.loads(notes.read_text())] == [str(project.root / "a.txt")]
+
+
+def test_a_log_is_that_of_the_step_and_of_none_whose_name_begins_so(
+    project: StepProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "session", lambda: SimpleNamespace(steps=project.graph()))
+    project.step("clean", "{command: [x], outputs: [x]}")
+    project.write("runs/steps/clean-0123456789ab.log", "mine")
+    project.write("runs/steps/clean-up-0123456789ab.log", "newer")
+    assert steps.log_of("clean").read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_altered_outputs_are_made_anew(project: StepProject) -> None:
+    project.step("one", 'command: echo 1 > "$out/x"\noutputs: [x]\n')
+    project.make("one")
+    out = project.out("one")
+    (out / "x").write_text("2\n")
+    assert project.why("one") == ("its output x was altered",)
+    assert project.make("one") == 1
+    assert (out / "x").read_text() == "1\n"
+    assert project.left == [out.parent.name]
+
+
+@pytest.mark.slow
+def test_clean_finds_what_is_damaged_and_logs_of_failures_and_leaves_what_is_being_made(project: StepProject) -> None:
+    project.step("good", 'command: touch "$out/x"\noutputs: [x]\n')
+    project.step("bad", "command: echo why; exit 3\noutputs: [x]\n")
+    for seed, record in ((0, None), (1, "{"), (2, "")):
+        project.step("good", f'command: touch "$out/x"; echo {seed}\noutputs: [x]\n')
+        project.make("good")
+        if record is not None:
+            path = project.out("good").parent / store.RECORD
+            path.write_text(record) if record else path.unlink()
+    project.make("good")
+    with pytest.raises(PacelineError, match="exit code 3"):
+        project.make("bad")
+    project.write("runs/steps/notes/of_a_person.txt", "")
+    going, staying = removal.idle(project.graph(), project.root / "data")
+    reasons = sorted((path.name.rpartition("-")[0], why) for path, why in going.items())
+    damaged = ("good", "its step.json is gone or damaged")
+    assert reasons == [("bad", "the log of a failed step"), damaged, ("good", "nothing needs it")]
+    assert [*staying.values()] == ["it is up to date"]
+    (log,) = (path for path in going if path.suffix == ".log")
+    with held(store.lock_of(log.with_suffix(""))):
+        assert log not in removal.idle(project.graph(), project.root / "data")[0]
+        assert not removal.remove(log)
+    assert all(removal.remove(path) for path in going)
+    assert project.left == sorted([next(iter(staying)).name, "notes"])
