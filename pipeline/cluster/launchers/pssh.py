@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import shlex
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -32,7 +32,6 @@ from pipeline.cluster.launchers.pssh_output import output_of, pssh_name
 from pipeline.cluster.launchers.remote_launcher import RemoteLauncher
 from pipeline.cluster.launchers.replies import Answer, Output
 from pipeline.cluster.launchers.settings import ClusterConfig
-from pipeline.cluster.launchers.ssh_errors import explain
 from pipeline.cluster.launchers.ssh_settings import shares_already
 from pipeline.core import leftovers, process, threads
 from pipeline.core.cluster import unfit_name
@@ -40,8 +39,8 @@ from pipeline.core.errors import HostError, PacelineError, UsageError
 from pipeline.core.specs import Cluster, Host, NodeFacts
 
 INSTALL = {
-    "Darwin": "brew install pssh",
-    "Linux": "apt install pssh (Debian, Ubuntu), dnf install pssh (Fedora); not the packages of Python's index",
+    "darwin": "brew install pssh",
+    "linux": "apt install pssh (Debian, Ubuntu), dnf install pssh (Fedora); not the packages of Python's index",
 }
 _AT_ONCE = 8  # ssh clients that ask or end something here
 _FILES, _FILES_OF_HOST = 512, 16  # pssh was seen to open nine for each host, the live streams have three
@@ -82,7 +81,7 @@ class PsshLauncher(RemoteLauncher):
             absent = "pssh (or parallel-ssh)" if program is None else "ssh"
             raise HostError(
                 f"cluster.launcher=pssh needs the program {absent}, which is not in PATH={os.environ.get('PATH')}",
-                hint=INSTALL.get(platform.system(), "install OpenSSH's client and pssh"),
+                hint=INSTALL.get(sys.platform, "install OpenSSH's client and pssh"),
             )
         process.allow_open_files(_FILES + _FILES_OF_HOST * cluster.nnodes)
         settings = cluster.settings
@@ -272,6 +271,8 @@ class PsshLauncher(RemoteLauncher):
         return self._ssh(host, options)
 
     def explain(self, host: Host, answer: Answer) -> tuple[str, str | None]:
+        from pipeline.cluster.launchers.ssh_errors import explain  # not before: as a rule nobody asks
+
         first = self.slow_s is None
         return explain(host, answer, self.cluster.ssh_config, connect_s=self._connect_s, is_setting=first)
 
