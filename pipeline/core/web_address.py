@@ -1,8 +1,34 @@
-"""Whether a text can be an address at all. Pure."""
+"""Whether a text can be an address at all, and whether it is one of this computer."""
 
 from __future__ import annotations
 
+import os
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from urllib.request import OpenerDirector
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_NO_PROXY = "no_proxy"
+
+
+def is_here(url: str) -> bool:
+    """Whether its host is this computer, by name: no proxy can reach what answers there."""
+    return urlsplit(url).hostname in (*_LOOPBACK, os.uname().nodename.lower())
+
+
+def opener(url: str, *handlers: type) -> OpenerDirector:
+    """For requests to ``url``: by the proxy of the environment (``http_proxy``), but not to this computer."""
+    from urllib.request import ProxyHandler, build_opener  # each `doit train` loads this module
+
+    return build_opener(*handlers, *([ProxyHandler({})] if is_here(url) else []))
+
+
+def past_proxies(url: str) -> dict[str, str]:
+    """What a process that asks ``url`` gets in its environment for the same."""
+    known = os.environ.get(_NO_PROXY) or os.environ.get(_NO_PROXY.upper(), "")
+    return {_NO_PROXY: ",".join(filter(None, (known, urlsplit(url).hostname)))} if is_here(url) else {}
 
 
 def fault(url: str) -> str | None:

@@ -22,6 +22,7 @@ from pipeline.core.errors import Killed, PacelineError
 from pipeline.core.masking import shown
 from pipeline.core.redact import hide
 from pipeline.core.signals import Interruptible
+from pipeline.core.web_address import opener
 
 LIMIT_S = 8.0  # of one notice; a command of several seconds may well start another one that lasts
 _LONGEST = 100_000  # bytes of a variable: Linux starts no program with one of 128 KiB
@@ -150,7 +151,7 @@ class Notices:
             method="POST",
         )
         try:
-            with urllib.request.build_opener(_NoRedirect).open(request, timeout=LIMIT_S) as answer:
+            with opener(url, _NoRedirect).open(request, timeout=LIMIT_S) as answer:
                 answer.read(1)
         except urllib.error.HTTPError as error:
             with suppress(OSError):

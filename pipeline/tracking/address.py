@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from pipeline.core.errors import UsageError
 from pipeline.core.redact import hide, of_environment
-from pipeline.core.web_address import fault
+from pipeline.core.web_address import fault, past_proxies
 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
 _USER_VARIABLE = "MLFLOW_TRACKING_USERNAME"
@@ -97,19 +97,23 @@ def has_credentials(uri: str) -> bool:
 
 
 def recorder_env(uri: str) -> dict[str, str]:
-    """What to add to the recorder's environment: the address, and user and password apart from it.
+    """What to add to the recorder's environment: the address, and user and password apart from it; of a server on this
+    computer that no proxy is asked for it.
 
     MLflow reads all three; an http address without credentials can't leak them in an error message.
     A database address keeps its own, for there is no other way to hand them over.
     """
     parts = urlsplit(uri)
-    if parts.scheme not in ("http", "https") or "@" not in parts.netloc:
+    if parts.scheme not in ("http", "https"):
         return {URI_VARIABLE: uri}
+    direct = past_proxies(uri)
+    if "@" not in parts.netloc:
+        return {URI_VARIABLE: uri, **direct}
     login, _, host = parts.netloc.rpartition("@")
     user, colon, password = login.partition(":")
     bare = urlunsplit(SplitResult(parts.scheme, host, parts.path, parts.query, parts.fragment))
     told = {_PASSWORD_VARIABLE: unquote(password)} if colon else {}  # else the environment's own counts
-    return {URI_VARIABLE: bare, _USER_VARIABLE: unquote(user), **told}
+    return {URI_VARIABLE: bare, _USER_VARIABLE: unquote(user), **told, **direct}
 
 
 def database_login(uri: str, environ: Mapping[str, str], home: Path) -> str:

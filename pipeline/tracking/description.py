@@ -245,7 +245,7 @@ def _tags(run_dir: Path, told: _Told, story: Story, attempt: int) -> dict[str, s
         "mlflow.note.content": note(story),
         "paceline.run_key": told.key,
         "paceline.attempt": str(attempt),
-        "paceline.command": provenance.get("command"),
+        "paceline.command": _typed(provenance.get("command")),
         "paceline.dirty": None if dirty is None else str(bool(dirty)).lower(),
         "paceline.hosts": ", ".join(told.hosts),
         "paceline.overrides": " ".join(told.words),
@@ -263,6 +263,14 @@ def _tags(run_dir: Path, told: _Told, story: Story, attempt: int) -> dict[str, s
         for name, value in tags.items()
         if value not in (None, "")
     }
+
+
+def _typed(command: object) -> str | None:
+    """The command without the folder that doit lies in, which is nothing to who reads it elsewhere."""
+    if not isinstance(command, str) or not command:
+        return None
+    first, space, rest = command.partition(" ")
+    return f"{first.rpartition('/')[2]}{space}{rest}"
 
 
 def _source(words: list[str]) -> str:

@@ -51,7 +51,7 @@ def _paragraphs(story: Story) -> Iterator[str]:
         yield f"**Not finite:** {_code(name)} was {what}."
     yield f"{story.what}, {_ranks(story)}"
     again = f"The command that repeats it; `doit reproduce run={story.key}` takes the code as it was too:"
-    yield again + "\n\n" + _block([command(story.words)])
+    yield again + "\n\n" + _block([command([word for word in story.words if not _is_of_files(word)])])
     differs = [word for word in story.words if decides(word)]
     if differs:
         yield "It differs from the defaults in:\n\n" + "\n".join(f"- {_code(word)}" for word in differs)
@@ -61,6 +61,11 @@ def _paragraphs(story: Story) -> Iterator[str]:
     for key, (said, *differences) in story.accepted.items():
         yield f"**{said.partition(':')[0].capitalize()}** for the key {key} as well ({said}), which differs in:"
         yield "\n".join(f"- {item}" for item in differences)
+
+
+def _is_of_files(word: str) -> bool:
+    """Whether it says where runs, data and records lie: another place is as good to who repeats the run."""
+    return word.lstrip("+").startswith(("paths.", "tracking.uri="))
 
 
 def command(words: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
+from pipeline.core.web_address import opener
 from pipeline.tracking.address import recorder_env
 from pipeline.tracking.pages import VIEW_TAG, Shown
 
@@ -55,7 +56,7 @@ class Server:
     def _ask(self, path: str, value: Mapping[str, Any] | None = None) -> dict[str, Any]:
         data = None if value is None else json.dumps(value).encode()
         asked = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json", **self._headers})
-        with urllib.request.urlopen(asked, timeout=_TIMEOUT_S) as answer:  # http(s) only: a checked tracking.uri
+        with opener(self.url).open(asked, timeout=_TIMEOUT_S) as answer:  # http(s) only: a checked tracking.uri
             found: dict[str, Any] = json.loads(answer.read() or b"{}")
         return found
 

@@ -28,12 +28,12 @@ ANSWER_TIMEOUT_S = 4
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "ERROR",
-    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",  # drops points in silence when a server is down
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # create_run twice is two runs; the recorder looks first
     "MLFLOW_HTTP_REQUEST_TIMEOUT": str(ANSWER_TIMEOUT_S),
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # a request at each end, for a line that nobody reads
 }
 os.environ.update({name: os.environ.get(name, value) for name, value in _SETTINGS.items()})
+os.environ["MLFLOW_ENABLE_ASYNC_LOGGING"] = "false"  # whatever is set: it drops points in silence when a server is down
 logging.getLogger("alembic").setLevel(logging.ERROR)
 
 from mlflow.entities import (  # noqa: E402  (the settings above must come first)
@@ -128,7 +128,7 @@ class Store:
             address = database_login(environment["MLFLOW_TRACKING_URI"], os.environ, Path.home())
             if not database and not address.startswith("http"):
                 _connect(address)
-            self._client = MlflowClient(tracking_uri=address)
+            self._client = MlflowClient(tracking_uri=address, registry_uri=address)
             if database:
                 self._client.get_experiment("0")  # the client opens its database at the first question
         self.name = shown(uri)

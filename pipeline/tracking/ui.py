@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from pipeline import tracking
 from pipeline.core import leftovers, process
 from pipeline.core.errors import PacelineError
 from pipeline.core.heartbeat import waiting
+from pipeline.core.web_address import opener
 from pipeline.tracking import pages
 from pipeline.tracking.address import database_login, has_credentials, recorder_env, shown, sqlite_path
 from pipeline.tracking.rest import Server
@@ -206,7 +206,7 @@ def _wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path) -> None
         if server.poll() is not None:
             raise PacelineError(f"the MLflow server ended with exit code {server.returncode}:\n{_tail(log)}")
         with contextlib.suppress(OSError):
-            urllib.request.urlopen(f"{url}/health", timeout=_ANSWER_TIMEOUT_S).close()
+            opener(url).open(f"{url}/health", timeout=_ANSWER_TIMEOUT_S).close()
             return
         time.sleep(_POLL_S)
     raise PacelineError(f"{url} did not answer within {_START_TIMEOUT_S:g} s:\n{_tail(log)}")

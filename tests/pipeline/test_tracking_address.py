@@ -186,3 +186,12 @@ def test_a_request_that_failed_is_said_without_the_exceptions_around_it(cause: s
     locked = plain("(sqlite3.OperationalError) database is locked\n[SQL: INSERT INTO tags VALUES (?)]")
     assert locked.startswith("another program holds its database locked (sqlite lets one write at a time)")
     assert plain("(sqlite3.OperationalError) near 'x'") == "(sqlite3.OperationalError) near 'x'"
+
+
+def test_no_proxy_is_asked_for_a_server_on_this_computer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "lab.example")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert tracking.recorder_env("http://ann@localhost:5000")["no_proxy"] == "lab.example,localhost"
+    assert tracking.recorder_env("http://[::1]:5000")["no_proxy"] == "lab.example,::1"
+    assert "no_proxy" not in tracking.recorder_env("http://host:5000")
+    assert "no_proxy" not in tracking.recorder_env("sqlite:///mlflow.db")

@@ -97,6 +97,9 @@ def test_the_source_holds_no_slash_of_which_mlflow_would_show_only_what_follows(
     folder.write(run / "provenance.json", {"overrides": words, "command": "/usr/lib/doit/__main__.py train"})
     tags = describe(run).tags
     assert tags["mlflow.source.name"] == "doit train seed=2 optimizer=adam"
+    assert tags["paceline.command"] == "__main__.py train"  # not where it is installed
+    again = "doit train seed=2 dataset.source=/data/c10.tar.gz cluster=two_node optimizer=adam\n```"
+    assert again in tags["mlflow.note.content"]  # whoever repeats it has runs elsewhere
     assert tags["paceline.hosts"] == "node0, node1"  # from the plan
 
 

@@ -171,6 +171,13 @@ def is_alive(pid_file: Path) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
+def test_no_proxy_is_asked_for_an_address_of_this_computer(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nothing answers
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert told(NotifyConfig(url=f"http://{server.address}/hook")) == []
+    assert [path for path, _, _ in server.got] == ["/hook"]
+
+
 def test_a_redirect_is_told_and_gives_the_login_to_nobody(server: Server) -> None:
     server.status, server.location = 302, f"http://localhost:{server.server_port}/ok"
     said = told(NotifyConfig(url=f"http://me:pw123@{server.address}/redir"))
