@@ -117,7 +117,7 @@ def train() -> None:
     current = session()
     run = current.located
     if current.asked.again and run is not None and run.reason is None:
-        from pipeline.cli.provenance import reproduce_run
+        from pipeline.cli.reproducing import reproduce_run
 
         reproduce_run(run.folder)
     else:

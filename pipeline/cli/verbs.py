@@ -43,7 +43,7 @@ VERBS: Mapping[str, Verb] = {
         shares_batch=False,
     ),
     "plan": Verb(
-        module="pipeline.cli.provenance",
+        module="pipeline.cli.planning",
         answers=True,
         summary="what would be done, why, and the exact command of each host",
         details="Asks no host and writes nothing. With several values (seed=1,2) it lists the trials.",
@@ -60,7 +60,7 @@ VERBS: Mapping[str, Verb] = {
         shares_batch=False,
     ),
     "why": Verb(
-        module="pipeline.cli.provenance",
+        module="pipeline.cli.planning",
         answers=True,
         summary="why this run is not up to date: the fields that differ from the nearest finished one",
         options={"run": _RUN, "step": Option("NAME", "instead of a run, this step of yours"), "json": _JSON},
@@ -190,7 +190,7 @@ VERBS: Mapping[str, Verb] = {
         chooses=True,
     ),
     "status": Verb(
-        module="pipeline.cli.provenance",
+        module="pipeline.cli.watching",
         answers=True,
         takes_paths=True,
         bare="KEY",
@@ -203,7 +203,7 @@ VERBS: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "logs": Verb(
-        module="pipeline.cli.provenance",
+        module="pipeline.cli.watching",
         answers=True,
         takes_paths=True,
         bare="KEY",
@@ -217,7 +217,7 @@ VERBS: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "reproduce": Verb(
-        module="pipeline.cli.provenance",
+        module="pipeline.cli.reproducing",
         summary="make a finished run again from its provenance and compare",
         details="From its commit and its uncommitted changes, in a copy of its own; weights, metrics and steps are "
         "compared. Of the configuration only cluster, paths, tracking and dataset.source may be told anew.",
@@ -230,7 +230,7 @@ VERBS: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "export": Verb(
-        module="pipeline.cli.provenance",
+        module="pipeline.cli.reproducing",
         summary="a run as one archive",
         options={
             "run": _RUN,

@@ -144,7 +144,7 @@ class Screen:
     def _write(self) -> None:
         while True:
             self._woken.wait()
-            over, news = self._over, self._taken()
+            news, over = self._taken(), self._over  # in this order: who ends it wakes this thread after that
             for text in news.texts:
                 print(text if self._width is None else _shown(text, self._width), flush=True)
             if over and not self._news.texts:

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli import clone, reproducing
 from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import sha256_bytes
 from pipeline.reproduction import archive as export
 from pipeline.runs.folder import RunFolder
 from tests.pipeline import finished_folder
+from tests.pipeline.conftest import Printed
 from tests.pipeline.finished_folder import finished, key_of
 
 CONFIG = {**finished_folder.CONFIG, "tracking": {"uri": "https://me:secret@host/x"}}
@@ -25,6 +27,17 @@ KEY = key_of(CONFIG).short
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     return finished(tmp_path / "runs", config=CONFIG, provenance={"git_commit": None})
+
+
+@pytest.mark.slow
+def test_files_are_meant_from_the_folder_where_the_command_was_typed(
+    folder: RunFolder, tmp_path: Path, printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (typed_in := tmp_path / "typed").mkdir()
+    monkeypatch.setattr(clone, "started_in", lambda: typed_in)
+    monkeypatch.setattr("pipeline.reproduction.archive.check_parts", lambda *_: None)  # no project's sources here
+    printed(reproducing.export, tmp_path / "runs", f"run={KEY}", "to=mine.tar.gz")
+    assert reproducing._archive("mine.tar.gz") == typed_in / "mine.tar.gz"
 
 
 def archive_of(path: Path, *members: tarfile.TarInfo) -> Path:

@@ -9,15 +9,17 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from fcntl import ioctl
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.core.tables import columns, folded
-from pipeline.live.screen import is_live, plain_width
+from pipeline.live.screen import Screen, is_live, plain_width
 
 PROGRAM = """
 import sys, time
@@ -102,6 +104,23 @@ def test_who_has_something_to_say_never_waits_for_a_terminal_that_takes_nothing(
     seen = terminal.read()
     assert "line 999 " in seen
     assert terminal.child.wait(timeout=30) == 0
+
+
+def test_a_screen_that_ends_while_its_thread_looks_for_news_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    class Ended(Screen):
+        def _taken(self) -> Any:
+            if not self._over:  # what __exit__ does in another thread
+                self._over = True
+                self._woken.set()
+            return super()._taken()
+
+    screen = Ended()
+    screen.say("one")
+    writer = threading.Thread(target=screen._write, daemon=True)
+    writer.start()
+    writer.join(2.0)
+    assert not writer.is_alive()
+    assert capsys.readouterr().out == "one\n"
 
 
 class _Tty(StringIO):

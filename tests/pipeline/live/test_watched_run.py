@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli import provenance, showing
+from pipeline.cli import showing, watching
 from pipeline.core.beats import NodeBeat, Usage
 from pipeline.core.errors import PacelineError
 from pipeline.core.specs import LaunchPlan, LogLine
@@ -106,4 +106,4 @@ def test_a_run_that_is_removed_while_it_is_watched_is_said(
     key = trained(tmp_path).key
     monkeypatch.setattr(showing, "watch", lambda folder: shutil.rmtree(folder.path))
     with pytest.raises(PacelineError, match=f"^run {key} was removed while it was watched\n  try: doit runs$"):
-        printed(provenance.status, tmp_path, key, "watch=1")
+        printed(watching.status, tmp_path, key, "watch=1")

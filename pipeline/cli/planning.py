@@ -1,0 +1,126 @@
+"""`doit plan` and `doit why`: what would be done and for what reason. They start nothing and write nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from pipeline.cli.options import is_on
+from pipeline.cli.output import say
+from pipeline.cli.session import ROOT, Session, relative, session
+from pipeline.cluster.spares import without_use
+from pipeline.core.errors import UsageError, suggestion
+
+if TYPE_CHECKING:
+    from pipeline.execution.configured_run import Run
+    from pipeline.execution.dry_run import PlannedRun
+    from pipeline.runs.result import AlteredError
+
+
+def plan() -> None:
+    from pipeline.execution import dry_run
+
+    options = session().asked.options
+    shapes = {"text": dry_run.text, "json": dry_run.as_json, "mermaid": dry_run.mermaid, "dot": dry_run.dot}
+    shape = "json" if is_on(options, "json") else options.get("format", "text")
+    if shape not in shapes:
+        raise UsageError(f"format={shape} is not known; {suggestion(shape, shapes)}")
+    say(shapes[shape](_trials()), data=shape != "text")
+    current = session()
+    if shape == "text" and not current.sweeps and (idle := without_use(current.config.cluster)):
+        say(idle)
+
+
+def _trials() -> list[PlannedRun]:
+    from pipeline.execution import dry_run
+
+    current = session()
+    current.refuse_data()
+    if not current.sweeps:
+        return [dry_run.planned(current.config, current.pack, current.run, root=ROOT)]
+    return [
+        dry_run.planned(item.config, item.run.pack if item.run else None, item.run, root=ROOT, chosen=item.chosen)
+        for item in current.space.trials
+    ]
+
+
+def why() -> None:
+    asked = session().asked.options.get("step")
+    if asked is None:
+        _why_run(session())
+        return
+    from pipeline.cli import steps as own
+
+    own.why(asked)
+
+
+def _why_run(current: Session) -> None:
+    from pipeline.execution import dry_run
+    from pipeline.runs import index as runs
+
+    current.refuse_data()
+    run = current.run
+    steps = dry_run.steps(current.config, current.pack, run, root=ROOT)
+    reason = run.reason if run else current.why_no_key
+    finished = _finished_parts(current) if run and reason else {}
+    found = runs.nearest(current.config.runs_dir, finished, run.key.parts) if run else None
+    accepted = run.accepted if run and not reason else None
+    damage = _damage(run) if run and not (reason or accepted) else None
+    if is_on(session().asked.options, "json"):
+        answer = {
+            "key": run.key.short if run else None,
+            "reason": reason,
+            "accepted": str(accepted) if accepted else None,
+            "damage": damage and damage.what,
+            "nearest": found and found[0],
+            "differences": [asdict(item) for item in found[1]] if found else [],
+            "steps": [asdict(step) for step in steps],
+        }
+        say(json.dumps(answer, indent=2, ensure_ascii=False), data=True)
+        return
+    name, standing = run.key.short if run else "this run", "finished" if damage else "finished and intact"
+    say(f"{name}: {reason or f'{accepted or standing}; doit train launches nothing'}")
+    _tell_alterations(run if not reason else None, damage)
+    if found is not None:
+        key, differing = found
+        say(f"the nearest finished run is {key}; " + ("it has the same key" if not differing else "it differs in:"))
+        for item in differing:
+            say(f"  {item}")
+    elif run and reason:
+        say("no finished run to compare with")
+    for step in steps:
+        say(f"{step.name:<9} {'done' if step.done else 'to do':<6} {step.why}")
+
+
+def _tell_alterations(run: Run | None, damage: AlteredError | None) -> None:
+    """What of a finished run's folder isn't as the run has left it."""
+    from pipeline.runs import status as progress
+
+    if damage is not None:
+        say(f"WARNING: {damage.what}\n  it can't be exported or reproduced from here; try: {damage.hint}")
+    if run is None:
+        return
+    for name in progress.added(run.folder):
+        say(f"WARNING: {relative(run.folder.path / name)} was added after the run; it is none of its outputs")
+
+
+def _finished_parts(current: Session) -> dict[str, dict[str, Any]]:
+    """Key and key parts of the finished runs to compare with: of the one that ``run=`` names alone, if it is."""
+    from pipeline.runs import index as runs
+
+    found = runs.finished_parts(current.config.runs_dir)
+    named = current.folder().key if "run" in current.asked.options else ""
+    return {named: found[named]} if named in found else found
+
+
+def _damage(run: Run) -> AlteredError | None:
+    """What isn't as it was when the run finished, though no training has to be repeated for it."""
+    from pipeline.runs.agreement import check_parts
+    from pipeline.runs.result import AlteredError
+
+    try:
+        check_parts(run.folder, run.key, run.folder.read_result(), ROOT)
+    except AlteredError as altered:
+        return altered
+    return None
