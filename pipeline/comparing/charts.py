@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from pipeline.comparing import scales
-from pipeline.comparing.curves import Band, Point, thinned
+from pipeline.comparing.curves import Band, Point, of_several, thinned
 from pipeline.comparing.scales import Scale
 from pipeline.core.tables import counted
 
@@ -90,9 +90,9 @@ def _band(band: Band, across: Scale, up: Scale, colour: str, most: int) -> Itera
     yield f'<g class="{colour}"><title>{escape(said)}</title>'
     for part in band.parts:
         points = thinned(part, most)
-        if colour != "rest" and any(point.std for point in points):
-            above = [f"{_x(point.x, across)},{_y(point.mean + (point.std or 0), up)}" for point in points]
-            below = [f"{_x(point.x, across)},{_y(point.mean - (point.std or 0), up)}" for point in reversed(points)]
+        for spread in [] if colour == "rest" else of_several(points):
+            above = [f"{_x(point.x, across)},{_y(point.mean + (point.std or 0), up)}" for point in spread]
+            below = [f"{_x(point.x, across)},{_y(point.mean - (point.std or 0), up)}" for point in reversed(spread)]
             yield f'<polygon class="band" points="{" ".join([*above, *below])}"/>'
         middle = " ".join(f"{_x(point.x, across)},{_y(point.mean, up)}" for point in points)
         yield f'<polyline points="{middle}"/>'

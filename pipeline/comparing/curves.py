@@ -176,6 +176,14 @@ def above_0(found: Band) -> Band:
     return replace(found, parts=tuple(piece for above, piece in pieces if above), below=below)
 
 
+def of_several(part: Sequence[Point]) -> list[list[Point]]:
+    """Its stretches of more than one run each. One run's value has no spread: a band that closed there would show
+    seeds that agree."""
+    stretches = groupby(part, lambda point: point.std is not None)
+    found = [list(run) for is_known, run in stretches if is_known]
+    return [run for run in found if any(point.std for point in run)]
+
+
 def thinned(part: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
     """At most so many of its points, evenly chosen, with the first and the last."""
     if len(part) <= most:

@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.comparing.curves import Band
+from pipeline.comparing.curves import Band, of_several
 from pipeline.evaluation import fonts
 
 if TYPE_CHECKING:
@@ -57,9 +57,10 @@ def _draw(axes: Axes, band: Band, colour: str) -> None:
         axes.plot(
             across, [point.mean for point in part], color=colour, label=name, marker="." if len(part) == 1 else ""
         )
-        low = [point.mean - (point.std or 0.0) for point in part]
-        high = [point.mean + (point.std or 0.0) for point in part]
-        axes.fill_between(across, low, high, color=colour, alpha=0.2, linewidth=0)
+        for spread in of_several(part):
+            low = [point.mean - (point.std or 0.0) for point in spread]
+            high = [point.mean + (point.std or 0.0) for point in spread]
+            axes.fill_between([point.x for point in spread], low, high, color=colour, alpha=0.2, linewidth=0)
         name = "_nolegend_"
 
 

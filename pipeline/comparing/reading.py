@@ -79,7 +79,10 @@ class ComparedRun:
 
     @property
     def seed(self) -> Any:
-        return self.config.get("seed")
+        """What a script is told as its own goes before Paceline's."""
+        script = self.config.get("program")
+        told = script.get("args") if isinstance(script, Mapping) else None
+        return told["seed"] if isinstance(told, Mapping) and "seed" in told else self.config.get("seed")
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.comparing import charts, scales
 from pipeline.comparing.charts import Line, Node
+from pipeline.comparing.curves import Band, Point
 
 
 @pytest.mark.parametrize(
@@ -86,3 +87,13 @@ def test_values_that_differ_from_nothing_by_less_than_a_float_can_halve_are_draw
     assert found.share(5e-324) == 0.5
     assert 0.0 in found.ticks()
     assert scales.around([5e-324], log=True) is None
+
+
+def test_a_band_ends_where_one_seed_alone_goes_on() -> None:
+    """Closed to a point it would show seeds that agree."""
+    points = tuple(Point(x=x, mean=5.0 - x, std=1.0 if x < 3 else None, n=2 if x < 3 else 1) for x in range(1, 5))
+    band = Band(label="A", title="lr=1", parts=(points,), gaps=0, n=2)
+    svg = charts.curves([band], title="loss", axis="step", colours={"A": 0})
+    (polygon,) = re.findall(r'<polygon class="band" points="([^"]*)"', svg)
+    assert len(polygon.split()) == 4  # two steps, above and below
+    assert "(n 1 to 2)" in svg

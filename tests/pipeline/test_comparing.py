@@ -206,6 +206,7 @@ def test_scripts_are_compared_by_what_they_are_told(tmp_path: Path, compared: Pr
         (["program.args.width=8"], 2),
         (["program.args.width=16"], 2),
     ]
+    assert [run["seed"] for group in found["configurations"] for run in group["runs"]] == [0, 1, 0, 1]
 
 
 def test_names_of_metrics_end_no_cell_of_markdown(tmp_path: Path, compared: Printed) -> None:

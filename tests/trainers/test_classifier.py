@@ -100,6 +100,21 @@ def test_an_exploded_loss_names_the_last_good_checkpoint(make_run: MakeRun, monk
     assert (run_dir / "checkpoints" / "step-00000006.pt").exists()
 
 
+def test_a_metric_of_an_evaluation_that_is_no_number_is_left_out_and_counted(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = {"odd": lambda logits, labels: logits.sum(1) * float("nan")}
+    monkeypatch.setattr("trainers.training.loss.metrics", lambda *_: odd)
+    run_dir = make_run(trainer__keep_best=True, trainer__epochs=2)
+    run(run_dir / "config.json")
+    summary, last = read_summary(run_dir), metrics_lines(run_dir)[-1]
+    assert summary["nonfinite"]["val/odd"] == {"first": "nan", "step": last["step"] // 2, "count": 2}
+    assert summary["nonfinite"]["test/odd"]["count"] == 1
+    assert not {"val/odd", "test/odd"} & {*summary["metrics"], *last["metrics"]}
+    said = "val/odd is nan at step"
+    assert capsys.readouterr().out.count(said) == 1
+
+
 def test_updates_that_are_not_finite_can_be_left_out(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     original = Stepper._backward
 

@@ -28,7 +28,7 @@ from trainers.training.data_check import check_data
 from trainers.training.early_stopping import BestSoFar
 from trainers.training.evaluation import Evaluation, Evaluator
 from trainers.training.freezing import freeze
-from trainers.training.metrics import Clock, Losses, MetricsFile, Reading, Throughput
+from trainers.training.metrics import Clock, Losses, MetricsFile, Reading, Throughput, take
 from trainers.training.model_setup import agree_on_precision, calibrate, choose_kernels, make_network
 from trainers.training.step import Stepper
 from trainers.training.training_state import TrainingState
@@ -251,19 +251,19 @@ class Trainer:
         with self.stepper.averaged_weights():
             result = self.evaluate("val")
             self.stepper.begin_training()
-            self.progress["metrics"].update(result.metrics("val"))
+            metrics = take(result.metrics("val"), self.step, self.progress, self.say)
             is_best = self.best.see(result.accuracy)
-            self._write(epoch, result.metrics("val"), doing=self._after_evaluation())
+            self._write(epoch, metrics, doing=self._after_evaluation())
             if is_best and self.config.trainer.keep_best:
-                self._keep_best(result)
+                self._keep_best(metrics)
         return result.accuracy
 
-    def _keep_best(self, result: Evaluation) -> None:
+    def _keep_best(self, metrics: dict[str, float]) -> None:
         """Written before the checkpoint that knows of it."""
         check_data(self.watch, self.node)
         weights = self.stepper.strategy.layout.weights()
         if self.folder is not None:
-            self.folder.save_best(weights, {"step": self.step, **result.metrics("val")})
+            self.folder.save_best(weights, {"step": self.step, **metrics})
 
     def _save(self, epoch: int, position: int) -> None:
         HEARTBEAT.enter(Phase.SAVING)
@@ -308,9 +308,9 @@ class Trainer:
         """Evaluate the test split with the final weights and write its metrics."""
         self.stepper.keep_averaged_weights()
         result = self.evaluate("test")
-        self.progress["metrics"].update(result.metrics("test"))
+        metrics = take(result.metrics("test"), self.step, self.progress, self.say)
         epoch = self.steps.place(self.step - 1)[0]
-        self._write(epoch, result.metrics("test"), doing="writing the results and ending")
+        self._write(epoch, metrics, doing="writing the results and ending")
         if self.metrics is not None:
             self.metrics.close()
         return result

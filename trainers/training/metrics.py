@@ -6,9 +6,10 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,6 +82,26 @@ def _is_metrics(line: bytes) -> bool:
         return isinstance(json.loads(line)["metrics"], dict)
     except (ValueError, KeyError, TypeError, RecursionError):
         return False
+
+
+def take(
+    metrics: Mapping[str, float], step: int, progress: dict[str, Any], say: Callable[[str], None]
+) -> dict[str, float]:
+    """The figures of an evaluation that are finite numbers, into ``progress``. JSON has no others: these are left out,
+    as a script's are, and counted, with the first of each and its step. What ``progress`` holds is replaced and never
+    changed: a checkpoint that is being written may hold it, too."""
+    left_out: dict[str, Any] = progress.get("nonfinite", {})
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            if name not in left_out:
+                say(f"warning: {name} is {value} at step {step}; such values are left out of the metrics, and counted")
+            known = left_out.get(name, {"first": str(value), "step": step, "count": 0})
+            left_out = {**left_out, name: {**known, "count": known["count"] + 1}}
+    if left_out:
+        progress["nonfinite"] = left_out
+    kept = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    progress["metrics"].update(kept)
+    return kept
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -229,5 +229,6 @@ def _summary(trainer: Trainer, weights_sha256: str) -> dict[str, Any]:
         "backend": trainer.node.backend,
         "strategy": trainer.stepper.strategy.layout.name,
         "torch": torch.__version__.split("+")[0],
+        **({"nonfinite": progress["nonfinite"]} if "nonfinite" in progress else {}),
         **({"init": trainer.initial.as_json()} if trainer.initial is not None else {}),
     }
