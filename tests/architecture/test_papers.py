@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -53,6 +54,8 @@ def test_the_workflow_runs_what_there_is() -> None:
     assert {"docs", "test-fast", "check"} <= set(targets)
     assert [target for target in targets if f"\n{target}:" not in text("Makefile")] == []
     assert any(run.endswith(".ci/run") for run in runs)
+    scripts = [ROOT / script for run in runs for script in re.findall(r"\.ci/\w+", run)]
+    assert [script for script in scripts if not os.access(script, os.X_OK)] == []
     oldest = tomllib.loads(text("pyproject.toml"))["project"]["requires-python"].removeprefix(">=")
     assert jobs["linux"]["strategy"]["matrix"]["python"][0] == oldest
 
