@@ -122,4 +122,4 @@ def _refuse_unknown(argv: Sequence[str], verb: str | None, loader_options: Seque
     for word in rest:
         if word.startswith("-"):
             stands = f"doit {word} {verb or name}"
-            raise UsageError(f"doit's own options stand before the verb: {stands}", hint=f"doit help {name} lists them")
+            raise UsageError(f"doit's own options come before the verb: {stands}", hint=f"doit help {name} lists them")

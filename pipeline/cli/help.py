@@ -74,20 +74,20 @@ def overview() -> str:
         "",
         *_table([(name, verb.summary) for name, verb in VERBS.items()]),
         "",
-        "Overrides are Hydra's: GROUP=OPTION, FIELD=VALUE, in any order after the verb.",
+        "Overrides use Hydra's syntax: GROUP=OPTION, FIELD=VALUE, in any order after the verb.",
         "",
         *_examples(("train experiment=quickstart", "train cluster=two_node model=resnet50 optimizer.lr=0.1")),
         "",
         *_table(
             [
                 ("help VERB", "its options and examples, and the groups with their options"),
-                ("list", "the verbs alone"),
-                ("tabcompletion", "a script that completes verbs, options, groups and fields in bash or zsh"),
+                ("list", "only the verbs"),
+                ("tabcompletion", "a script for Tab completion of verbs, options, groups and fields in bash or zsh"),
                 ("--version", "the versions of Paceline, doit and Python"),
             ]
         ),
         "",
-        "Options of doit itself stand before the verb: `doit help run` lists them.",
+        "doit's own options come before the verb; `doit help run` lists them.",
         "Exit codes: 0 done or up to date, 1 failed, 2 a defect, 3 wrong usage.",
     ]
     return "\n".join(lines)
@@ -108,7 +108,7 @@ def verb_page(name: str) -> str:
         *_examples(verb.examples),
     ]
     if verb.composes and not verb.shows_groups:
-        lines += ["", "paths.runs=FOLDER and tracking.uri=ADDRESS say where runs and records lie."]
+        lines += ["", "paths.runs=FOLDER and tracking.uri=ADDRESS set where runs and records are stored."]
     return "\n".join(lines)
 
 
@@ -122,7 +122,7 @@ def _options(name: str, verb: Verb) -> list[str]:
 def _groups() -> Iterator[str]:
     from pipeline.config.groups import groups
 
-    yield "Overrides: GROUP=OPTION, of these groups (* is taken where none is named):"
+    yield "Overrides: GROUP=OPTION, with these groups (* marks the default):"
     for group in groups():
         if set(group.options) == {group.default}:
             continue

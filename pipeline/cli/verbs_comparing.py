@@ -15,14 +15,14 @@ COMPARING: Mapping[str, Verb] = {
         answers=True,
         takes_paths=True,
         bare="KEY",
-        summary="what a sweep, a run or any runs have come to, as a table and as one page that needs no network",
-        details="Without a word the newest sweep, seeds taken together. KEY and overrides choose runs as in doit "
-        "compare. The page lies in runs/reports; beside that of one finished run lies its certificate (doit verify).",
+        summary="results of a sweep, a run or several runs, as a table and as one self-contained page",
+        details="Default: the newest sweep, grouped over seeds. KEY and overrides choose runs as in doit compare. The"
+        " page is written to runs/reports, together with a certificate (doit verify).",
         options={
-            "sweep": Option("NAME", "the sweep; without it the newest"),
+            "sweep": Option("NAME", "the sweep; default: the newest"),
             "json": _JSON,
             "format": Option("html|markdown|json", "the page, or the same as Markdown or JSON"),
-            "file": Option("FILE", "where to"),
+            "file": Option("FILE", "the file to write"),
         },
         examples=(
             "report",
@@ -39,9 +39,9 @@ COMPARING: Mapping[str, Verb] = {
         answers=True,
         takes_paths=True,
         bare="FILE",
-        summary="whether a run's certificate is whole, and its run still what it says",
-        details="A certificate is sealed by its own digest: integrity, not authorship. Where the run's folder is, its "
-        "files, code and data are hashed too. Exit code 1: altered; 3: no certificate.",
+        summary="check a certificate, and whether its run still matches it",
+        details="A certificate contains its own digest: it proves integrity, not authorship. If the run's folder is "
+        "present, its files, code and data are hashed too. Exit code 1: altered; 3: not a certificate.",
         examples=("verify runs/reports/495e1d67c76d.certificate.json",),
         shows_groups=False,
         shares_batch=False,
@@ -51,13 +51,13 @@ COMPARING: Mapping[str, Verb] = {
         answers=True,
         takes_paths=True,
         bare="KEY",
-        summary="runs beside each other: what differs, and which differences are larger than the spread over seeds",
-        details="KEY is a run's key or its beginning; overrides choose as in doit runs, experiment=NAME too. Runs that "
-        "differ in nothing but the seed are taken together; the others are held against the first. docs/comparing.md "
-        "has the rule. Nothing is claimed of runs that aren't finished, or are unproven or accepted.",
+        summary="compare runs: what differs, and which differences exceed the spread over seeds",
+        details="KEY is a run's key or its first digits; overrides filter as in doit runs, experiment=NAME too. Runs "
+        "that differ only in their seed form one configuration; the first one is compared with the others. No"
+        " claim is made about runs that are unfinished, unproven or accepted. See docs/comparing.md.",
         options={
             "sweep": _SWEEP,
-            "metric": Option("NAME,…", "these metrics alone"),
+            "metric": Option("NAME,…", "only these metrics"),
             "json": _JSON,
             "markdown": Option("1", "as tables in Markdown"),
         },
@@ -71,13 +71,13 @@ COMPARING: Mapping[str, Verb] = {
         answers=True,
         takes_paths=True,
         bare="KEY",
-        summary="curves of a metric with their spread over seeds, in the terminal or as a picture",
-        details="KEY and overrides choose runs as in doit compare. A value that is no number is a gap.",
+        summary="plot a metric with its spread over seeds, in the terminal or as a picture",
+        details="KEY and overrides choose runs as in doit compare. NaN and infinite values leave a gap.",
         options={
-            "metric": Option("NAME", "without it val/accuracy, of scripts their first one"),
-            "x": Option("step|epoch|minutes", "without it step"),
+            "metric": Option("NAME", "default: val/accuracy, or the first metric of a script"),
+            "x": Option("step|epoch|minutes", "default: step"),
             "log": Option("1", "a logarithmic axis of values"),
-            "file": Option("FILE", "a picture instead: .svg, .png or .pdf"),
+            "file": Option("FILE", "write a picture: .svg, .png or .pdf"),
             "sweep": _SWEEP,
         },
         examples=("plot 495e1d cf0848 metric=train/loss log=1", "plot experiment=quickstart file=curves.pdf"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pipeline.cli.verb import Option, Verb
 
-_RUN = Option("KEY", "the run, by its key or the beginning of it; without it the overrides say which")
+_RUN = Option("KEY", "the run, by its key or the first digits of it; default: the run of the overrides")
 
 RECORDING: Mapping[str, Verb] = {
     "record": Verb(
@@ -17,14 +17,14 @@ RECORDING: Mapping[str, Verb] = {
     ),
     "publish": Verb(
         module="pipeline.cli.publishing",
-        summary="a finished run's final weights as a registered model of MLflow, loadable without this code",
-        details="The network is built by the run's own code, exported with torch.export and checked against the run's "
-        "evaluation. The same run under the same name is one version, however often. docs/tracking.md shows how to "
-        "load it.",
+        summary="register the final weights of a finished run as an MLflow model that loads without this code",
+        details="The network is built by the run's own code, exported with torch.export and checked against the run's"
+        " evaluation. Publishing the same run under the same name again adds no version. docs/tracking.md "
+        "shows how to load it.",
         options={
             "run": _RUN,
-            "name": Option("NAME", "the registered model; it is made where there is none"),
-            "alias": Option("ALIAS", "what the version is called from now on: champion"),
+            "name": Option("NAME", "the registered model; created if it doesn't exist"),
+            "alias": Option("ALIAS", "an alias of this version, such as champion"),
         },
         examples=("publish run=cf0848 name=digits alias=champion",),
         shows_groups=False,

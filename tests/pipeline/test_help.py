@@ -65,7 +65,7 @@ def test_help_of_nothing_that_exists_names_what_there_is() -> None:
     [
         (["--version"], 0, "Paceline 0."),
         (["lab", "-h"], 0, "  doit lab [OPTION=VALUE …]\n"),
-        (["train", "-a"], 3, "ERROR: doit's own options stand before the verb: doit -a train\n  try: doit help run"),
+        (["train", "-a"], 3, "ERROR: doit's own options come before the verb: doit -a train\n  try: doit help run"),
     ],
 )
 def test_help_as_it_is_typed(words: list[str], code: int, said: str) -> None:
