@@ -19,6 +19,7 @@ from pipeline.core.specs import STOP, Host, NodeFacts
 from pipeline.runs import attempts
 
 _LOOK_S = 0.2
+_CONNECT_AGAIN_S = 1.0
 _ASK_AGAIN_S = 5.0  # of processes that hold no place in a queue
 
 
@@ -76,7 +77,7 @@ class _Queue:
         self._launcher, self._hosts, self._spec = launcher, hosts, spec
         self._watchers, self._check = watchers, check
         self._prefix = attempts.prefix(spec.run_key, spec.run_dir)
-        self._places: list[claims.Place] = []
+        self._places: dict[str, claims.Place] = {}  # by the host's label
         self._said = ""
 
     def _facts(self) -> list[NodeFacts]:
@@ -94,36 +95,58 @@ class _Queue:
 
     def wait(self) -> None:
         """One host after the other, in an order that is the same for everybody: nobody waits for one who waits for
-        him. Then until no process without a claim is on their GPUs."""
-        facts, began = self._facts(), False
-        for host in in_common_order(self._hosts.cluster.hosts, facts):
-            began |= self._wait_for(host)
+        him. Where a place was lost meanwhile somebody else may have it, so all are waited for anew: whoever keeps a
+        later one and waits for an earlier one breaks that order. Then until no process without a claim is on their
+        GPUs."""
+        order, began = in_common_order(self._hosts.cluster.hosts, self._facts()), False
+        while any(self._place_lost(host) for host in order):
+            self.leave()
+            for host in order:
+                began |= self._wait_for(host)
         if began:
             self._hosts.forget()
         while found := [one for one in self.others() if one.processes]:
             self._say(f"waiting for {found[0].host}: {'; '.join(found[0].processes)}")
-            until = time.monotonic() + _ASK_AGAIN_S
-            while time.monotonic() < until:
-                self._heed()
-                time.sleep(_LOOK_S)
+            self._pause(_ASK_AGAIN_S)
             self._hosts.forget()
 
+    def _place_lost(self, host: Host) -> bool:
+        place = self._places.get(host.label)
+        return place is None or bool(place.lost)
+
     def _wait_for(self, host: Host) -> bool:
-        """Until nobody goes before this run there; whether anybody did."""
-        title = claims.title(self._spec.run_dir, self._spec.run_key)
-        wish = {**claims.claim(self._hosts.cluster, host, self._prefix, title)}
-        place = claims.Place(self._launcher.connection(host).argv, wish)
-        self._places.append(place)
-        waited = False
-        while place.ahead is None or place.ahead:
+        """Until nobody goes before this run there; whether anybody did. Whoever waits for hours outlives a connection:
+        one that breaks is made anew for as long as a run goes on without its command (``lease_s``)."""
+        place, waited, heard = self._take(host), False, time.monotonic()
+        while place.ahead is None or place.ahead or place.lost:
             self._heed()
             if place.lost:
-                raise HostError(f"{host.label}: its queue can't be waited in: {place.lost}", hosts=[host.label])
-            if place.ahead:
-                waited = True
+                over = not waited or time.monotonic() - heard > self._hosts.cluster.lease_s
+                if place.refused or (over and place.ahead is None):
+                    raise HostError(f"{host.label}: its queue can't be waited in: {place.lost}", hosts=[host.label])
+                self._say(f"waiting for {host.label}: the connection to its queue broke ({place.lost}); making another")
+                self._pause(_CONNECT_AGAIN_S)
+                place = self._take(host)
+            elif place.ahead:
+                waited, heard = True, time.monotonic()
                 self._say(f"waiting for {host.label}: {'; '.join(place.ahead)}")
             time.sleep(_LOOK_S)
         return waited
+
+    def _take(self, host: Host) -> claims.Place:
+        """The next place in its queue; where the host hasn't noticed yet that the one before was lost, the same one."""
+        title = claims.title(self._spec.run_dir, self._spec.run_key)
+        wish = {**claims.claim(self._hosts.cluster, host, self._prefix, title)}
+        if (lost := self._places.pop(host.label, None)) is not None:
+            lost.leave()
+        self._places[host.label] = claims.Place(self._launcher.connection(host).argv, wish)
+        return self._places[host.label]
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._heed()
+            time.sleep(_LOOK_S)
 
     def _say(self, text: str) -> None:
         """Once when it begins or changes; who waits is shown the newest."""
@@ -135,4 +158,4 @@ class _Queue:
 
     def leave(self) -> None:
         while self._places:
-            self._places.pop().leave()
+            self._places.popitem()[1].leave()

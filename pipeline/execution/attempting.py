@@ -59,7 +59,7 @@ def run_attempts(work: Work) -> None:
     """Attempt after attempt, each from the last checkpoint, until one ends well or none is left."""
     run, say = work.run, work.say
     if work.mirror is not None:
-        say.doing("looking into the mirror of checkpoints")
+        say.doing(f"waiting for {work.mirror.shown} to answer")
         work.mirror.restore()
         work.mirror.try_writing()
     first = journal.attempts(run.folder.journal) + 1
@@ -67,7 +67,8 @@ def run_attempts(work: Work) -> None:
     if first > 1 and run.config.script is not None:  # our trainer's ranks say it themselves
         say(f"attempt {first} starts {_from_hosts(run) or _from(run)}")
     keeps = work.services.hosts is not None
-    restarts = Restarts(run.config.cluster, shards=run.config.train.trainer.shards, keeps_hosts=keeps)
+    shards = run.config.train.trainer.shards
+    restarts = Restarts(run.config.cluster, shards=shards, keeps_hosts=keeps, goes_on=first > 1)
     for number in range(first, last + 1):
         work.lock.check()
         note(run, State.PLANNED, number)
@@ -87,7 +88,8 @@ def run_attempts(work: Work) -> None:
 
 
 def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool) -> None:
-    """One attempt; where a restart finds further hosts silent, spares take their places. Raises HostError without."""
+    """One attempt; where one of a run that has begun finds hosts silent, spares take their places. Raises HostError
+    without."""
     services, watchers = work.services, _watchers(work, number, notes=notes)
     while True:
         work.say.doing("asking the hosts")
@@ -96,9 +98,9 @@ def _attempt(work: Work, number: int, restarts: Restarts, *, notes: bool) -> Non
             run_attempt(_spec(work, number, is_restart=restarts.begun), way, watchers, services.stop)
             return
         except HostError as error:
-            lines = restarts.replace(error.hosts) if restarts.begun else []
+            lines = restarts.replace(error.hosts) if restarts.replaces else []
             if not lines:
-                if restarts.begun and (idle := restarts.passed_over(error.hosts)):
+                if restarts.replaces and (idle := restarts.passed_over(error.hosts)):
                     raise HostError("\n".join([error.what, *idle]), hint=error.hint, hosts=error.hosts) from error
                 raise
             work.say("\n".join([error.what, *lines]))

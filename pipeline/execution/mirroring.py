@@ -18,6 +18,11 @@ class Mirroring:
         self._mirror, self._run_dir, self._say = mirror, run_dir, say
         self._failed = False
 
+    @property
+    def shown(self) -> str:
+        """Setting and address, without a login."""
+        return self._mirror.shown
+
     def try_writing(self) -> None:
         """At the start, so that nobody relies on copies for hours which can't be made; told as ``push`` tells it."""
         try:

@@ -13,11 +13,13 @@ from pipeline.core.errors import TrainingError
 class Restarts:
     """The attempts of one command: the cluster as it is by now, and how the last attempt ended."""
 
-    def __init__(self, cluster: Cluster, *, shards: int = 0, keeps_hosts: bool = False) -> None:
-        """``keeps_hosts``: they are a sweep's, which deals them out, so no other takes the place of one."""
+    def __init__(self, cluster: Cluster, *, shards: int = 0, keeps_hosts: bool = False, goes_on: bool = False) -> None:
+        """``keeps_hosts``: they are a sweep's, which deals them out, so no other takes the place of one. ``goes_on``: a
+        command before this one has begun the run, and may have been killed after a host was gone."""
         self.cluster, self.shards = cluster, shards
         self._keeps_hosts = keeps_hosts
         self.begun = False
+        self.replaces = goes_on and cluster.max_restarts > 0
         self._last: tuple[str, int] | None = None
 
     def after(self, error: TrainingError, *, step: int) -> None:
@@ -33,7 +35,7 @@ class Restarts:
                 hint=error.hint,
                 cause=error.cause,
             ) from None
-        self._last, self.begun = failure, True
+        self._last, self.begun, self.replaces = failure, True, True
 
     def replace(self, gone: Sequence[str]) -> list[str]:
         """Let spares take the places of the hosts ``gone``, or go on without them where trainer.shards and

@@ -1,15 +1,24 @@
-"""What the terminal gets of what a rank says."""
+"""What the terminal gets of what a rank says, and which hosts an attempt asks."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from pipeline.cluster.hosts import Hosts
+from pipeline.core.cluster import Cluster, Host
+from pipeline.core.errors import DataError, HostError
 from pipeline.core.files import write_json
+from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.specs import LogLine
+from pipeline.execution import attempting
 from pipeline.execution.attempting import _from_hosts, shown
+from pipeline.execution.restarts import Restarts
 from pipeline.runs import attempts
 from tests.pipeline.test_launch_first_error import PLAN
 
@@ -36,3 +45,39 @@ def test_nothing_is_said_of_a_beginning_while_hosts_may_have_a_scripts_checkpoin
     here = replace(PLAN, nodes=(replace(node, run_dir=str(tmp_path)),))
     write_json(tmp_path / "plan.json", asdict(here))
     assert _from_hosts(run) == ""
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_spare_also_takes_part_where_a_command_before_this_one_has_begun_the_run(
+    monkeypatch: pytest.MonkeyPatch, has_begun: bool
+) -> None:
+    """That one may have been killed after it had found the host gone, and this one is to finish the run as it would."""
+    hosts, said = (Host(name="a"), Host(name="b")), list[str]()
+    cluster = Cluster(launcher="pssh", hosts=hosts, spares=(Host(name="c"),), max_restarts=1)
+
+    def run_attempt(_: object, way: AbstractContextManager[Hosts], *__: object) -> None:
+        with way as reached:
+            if reached.cluster.hosts[0].name == "a":
+                raise HostError("probe: a is unreachable", hosts=["a"])
+
+    monkeypatch.setattr(attempting, "run_attempt", run_attempt)
+    monkeypatch.setattr(attempting, "_watchers", lambda *_, **__: None)
+    monkeypatch.setattr(attempting, "_spec", lambda *_, **__: None)
+    work: Any = SimpleNamespace(services=SimpleNamespace(hosts=None, stop=None), say=Heartbeat(said.append))
+    restarts = Restarts(cluster, goes_on=has_begun)
+    with nullcontext() if has_begun else pytest.raises(HostError, match="a is unreachable"):
+        attempting._attempt(work, 2, restarts, notes=False)
+    assert said == (["probe: a is unreachable\nc takes the place of a, as node 0"] if has_begun else [])
+
+
+def test_a_mirror_that_does_not_answer_is_named_while_it_is_waited_for() -> None:
+    doing = list[str]()
+
+    def restore() -> None:
+        raise DataError("its last word")
+
+    mirror = SimpleNamespace(shown="cluster.checkpoint_mirror=s3://models/a", restore=restore)
+    work: Any = SimpleNamespace(run=None, mirror=mirror, say=SimpleNamespace(doing=doing.append))
+    with pytest.raises(DataError):
+        attempting.run_attempts(work)
+    assert doing == ["waiting for cluster.checkpoint_mirror=s3://models/a to answer"]

@@ -9,14 +9,20 @@ import stat
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pipeline.cluster.agent import claims, processors
 from pipeline.cluster.launchers import claims as wishes
-from pipeline.cluster.occupancy import in_common_order
+from pipeline.cluster.launchers.connection import Connection
+from pipeline.cluster.launchers.payload import agent_argv
+from pipeline.cluster.occupancy import _Queue, in_common_order
 from pipeline.cluster.preflight import State, occupation
+from pipeline.cluster.running import Watchers
 from pipeline.core.errors import HostError, UsageError
 from pipeline.core.specs import Cluster, Host, NodeFacts
 from tests.pipeline.test_planning import planned
@@ -207,3 +213,33 @@ def test_a_run_is_called_by_its_key_and_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model": {"name": "resnet18"}}))
     assert wishes.title(tmp_path, "5a0c") == "run 5a0c (resnet18)"
     assert wishes.title(tmp_path / "nowhere", "5a0c") == "run 5a0c"
+
+
+def test_who_waits_outlives_broken_connections_and_keeps_no_host_that_it_has_lost(tmp_path: Path) -> None:
+    """Of two hosts the first is free and the second isn't: both connections break while that one is waited for."""
+    hosts = tuple(Host(name=name, env={"CUDA_VISIBLE_DEVICES": f"GPU-{uuid.uuid4()}"}) for name in ("free", "taken"))
+    cluster = Cluster(launcher="pssh", hosts=hosts, device="cuda", when_busy="wait")
+    other, said = claims.stake(wish("first", f"gpu:{hosts[1].env['CUDA_VISIBLE_DEVICES']}")), list[str]()
+
+    def on_job(text: str) -> None:
+        said.append(text.partition(" since ")[0])
+        if len(said) == 1:
+            for place in queue._places.values():
+                place._child.kill()
+        elif len(said) == 3:
+            other.release()
+
+    facts = [SimpleNamespace(host=host.label, identity=host.label, extra={}) for host in hosts]
+    reached: Any = SimpleNamespace(cluster=cluster, facts=lambda *_: facts, forget=lambda: None)
+    here: Any = SimpleNamespace(connection=lambda host: Connection(host=host.label, argv=agent_argv(sys.executable)))
+    spec: Any = SimpleNamespace(run_key="0123456789ab", run_dir=tmp_path, pack=None, versions={})
+    queue = _Queue(here, reached, spec, Watchers(on_line=lambda _: None, on_job=on_job), lambda: None)
+    try:
+        queue.wait()
+        user, name = claims.user_name(os.getuid()), hosts[1].label
+        waits = f"waiting for {name}: {user}'s run first has GPU {hosts[1].env['CUDA_VISIBLE_DEVICES']}"
+        broke = f"waiting for {name}: the connection to its queue broke (the connection ended); making another"
+        assert said == [waits, broke, waits]
+        assert not any(map(queue._place_lost, hosts))
+    finally:
+        queue.leave()

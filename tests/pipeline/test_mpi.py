@@ -65,7 +65,9 @@ def test_a_plan_shows_the_command_for_each_host_and_no_value_of_the_environment(
 
 
 def test_a_plan_refuses_what_mpirun_would_take_for_another_host(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cluster\.hosts: '\+n0' can't be a host of mpirun: give it a name in"):
+    with pytest.raises(
+        UsageError, match=r"cluster\.hosts: '\+n0' can't be a host of mpirun: it holds '\+'; give it a name in"
+    ):
         planned(tmp_path, "cluster=mpi", "cluster.hosts=[{name: '+n0'}]")
 
 
@@ -104,7 +106,7 @@ def test_bad_lines_are_refused_with_file_line_and_value(line: str, message: str)
     assert caught.value.what.startswith(message)
 
 
-@pytest.mark.parametrize("name", ["fd00::7", "a,b", "-a", "+n0"])
+@pytest.mark.parametrize("name", ["fd00::7", "a,b", "-a", "+n0", "^node0", "%s", "node*"])
 def test_what_mpirun_would_split_or_take_for_an_option_is_no_host(name: str) -> None:
     assert unfit_for_mpirun(Host(name=name)).startswith("can't be a host of mpirun")
     assert unfit_for_mpirun(Host(name="a", port=2222)).startswith("has a user or a port, which mpirun doesn't take")

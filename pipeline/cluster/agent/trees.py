@@ -11,10 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
 
+from .reasons import HERE, THERE
 from .wire import Json, say
 
 PARTIAL = ".paceline-partial"  # where rsync keeps what has come of a file
@@ -123,16 +125,18 @@ def make_places(request: Json) -> None:
         place = os.path.expanduser(one["place"])
         if os.path.lexists(place) and os.path.isdir(place) == one["is_file"]:
             what = "a folder" if one["is_file"] else "no folder"
-            raise SystemExit(f"{place} is {what} there; move it away, or name another to=")
+            away = f"mv {shlex.quote(place)} {shlex.quote(place + '.away')}"
+            raise SystemExit(f"{place} is {what} there; move it away, or name another to={THERE}{away}")
         if request["delete"] and os.path.islink(place) and not one["is_file"]:
             raise SystemExit(
-                f"{place} is a link to {os.readlink(place)} there, in which delete=1 would remove files; take delete=1 "
-                "away, or name that folder with to="
+                f"{place} is a link to {os.readlink(place)} there, in which delete=1 would remove files{HERE}the same "
+                "words without delete=1, or that folder with to="
             )
         folder = os.path.dirname(place) if one["is_file"] else place
         try:
             os.makedirs(folder, exist_ok=True)
         except OSError as error:
-            raise SystemExit(f"can't make the folder {folder} there ({error.strerror}); name another to=") from error
+            other = "to=/a/folder/there/that/its/login/can/write/to"
+            raise SystemExit(f"can't make the folder {folder} there ({error.strerror}){HERE}{other}") from error
         places.append(place)
     say(places=places, rsync=shutil.which("rsync") is not None)

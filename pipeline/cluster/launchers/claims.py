@@ -72,6 +72,7 @@ class Place:
         self._token, self._over = new_token(), threading.Event()
         self.ahead: list[str] | None = None  # who goes before it, in words; None: not told yet
         self.lost = ""  # why nothing more is heard
+        self.refused = ""  # what the agent says against it: the same would come again
         self._child = process.stream(argv)
         self._write(message({"do": "hold", "claim": dict(wish)}, self._token))
         threads.start(self._read, self._child, name="place", on_error=self._failed)
@@ -94,7 +95,7 @@ class Place:
         for line in child.stdout or ():
             answer = parse(line, self._token)
             if answer is not None and "error" in answer:
-                self.lost = str(answer["error"])
+                self.lost = self.refused = str(answer["error"])
             elif answer is not None:
                 self.ahead = [str(text) for text in answer.get("ahead", [])]
         self.lost = self.lost or "the connection ended"

@@ -31,6 +31,7 @@ INSTALL = "apt install openmpi-bin (Debian, Ubuntu), dnf install openmpi (Fedora
 _TRIES = 3
 _STARTS_S = 5.0  # mpirun and its daemon on a host that is busy; alone they take half a second
 _SUBNET = re.compile(r"\d+(\.\d+){3}/\d+")
+_NAME_MARK = re.compile(r"[\w.-]")
 _PLAIN = re.compile(r"[\w./+-]+")  # what mpirun, which splits ssh's arguments at spaces, passes on as it is
 
 
@@ -174,8 +175,9 @@ def unfit_for_mpirun(host: Host) -> str:
     """Why mpirun can't be given the host, as words behind its name; '': it can."""
     if host.user or host.port:
         return "has a user or a port, which mpirun doesn't take: set User and Port for it in ~/.ssh/config"
-    if any(mark in host.name for mark in ":,+") or host.name.startswith("-"):  # +n0: a node by its number, this one
-        return "can't be a host of mpirun: give it a name in ~/.ssh/config or /etc/hosts"
+    unfit = "-" if host.name.startswith("-") else _NAME_MARK.sub("", host.name)[:1]  # ^a: not on a; +n0: the first node
+    if unfit:
+        return f"can't be a host of mpirun: it holds {unfit!r}; give it a name in ~/.ssh/config or /etc/hosts"
     return ""
 
 
