@@ -18,6 +18,7 @@ from pipeline.core import documents
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import sha256_file
 from pipeline.core.specs import State
+from pipeline.core.tables import some_names
 from pipeline.data import manifest
 from pipeline.keys import content_key
 from pipeline.keys.content_key import KEY_LENGTH, ContentKey
@@ -57,6 +58,7 @@ _FIELDS: Mapping[str, Callable[[object], bool]] = {
     "verdict": lambda value: value is None or value in _VERDICTS.values(),
 }
 """What a certificate must hold, whoever wrote it, so that it can be read and shown."""
+_OTHER_FIELDS = ("kind", "version", "key", "made_of", "finished_unix_time", "weights_sha256", "proven")
 
 
 def of_run(folder: RunFolder, verdict: Mapping[str, Any] | None, root: Path) -> str:
@@ -173,9 +175,12 @@ def _refuse_misfit(path: Path, run: object) -> None:
     told = run if isinstance(run, dict) else {}
     _refuse_other_key(path, told)
     for name, is_such in _FIELDS.items():
-        if not is_such(told.get(name)):
+        if name not in told or not is_such(told[name]):
             said = repr(told.get(name))[:60] if name in told else "missing"
             raise PacelineError(f"{path} was edited and sealed anew: {name} is {said}", hint="another copy of it")
+    if added := sorted(told.keys() - _FIELDS.keys() - {*_OTHER_FIELDS}):
+        what = f"it holds {some_names(added[:1], len(added))}, which no certificate does"
+        raise PacelineError(f"{path} was edited and sealed anew: {what}", hint="another copy of it")
 
 
 def _refuse_other_key(path: Path, found: Mapping[str, Any]) -> None:

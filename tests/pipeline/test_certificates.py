@@ -169,6 +169,18 @@ def test_a_field_that_nobody_writes_is_named(
     assert "\x1b" not in str(caught.value)
 
 
+def test_a_field_that_is_missing_or_that_no_certificate_has_is_named(
+    tmp_path: Path, certified: Path, verified: Printed
+) -> None:
+    whole = documents.read_sealed(certified)
+    certified.write_text(documents.sealed({**whole, "claimed": 0.999}))
+    with pytest.raises(PacelineError, match="sealed anew: it holds claimed, which no certificate does"):
+        verified(tmp_path, str(certified))
+    certified.write_text(documents.sealed({name: value for name, value in whole.items() if name != "verdict"}))
+    with pytest.raises(PacelineError, match="sealed anew: verdict is missing"):
+        verified(tmp_path, str(certified))
+
+
 def edited(raw: dict[str, Any]) -> bytes:
     raw["made_of"]["config"]["seed"] = 7
     return documents.sealed(raw).encode()
