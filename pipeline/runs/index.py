@@ -32,6 +32,9 @@ STATES = (*State, NEWER, ALTERED, ACCEPTED)
 _UNPROVEN = "  unproven"
 """Of a script's run that nobody has made again yet: nothing says that it comes out the same."""
 _UNVERIFIED = "  unverified (an older Paceline wrote it)"
+WITHOUT_RESULT = "trained, without its result.json: the same doit train completes it"
+"""Of a run whose command ended before it wrote that, or whose result was removed: no figure of it is known."""
+_AGAIN = "the same doit train makes it again"
 _OF_A_RUN = ("key.json", "result.json")
 """A folder with either of them is one: where a finished run has lost its key, that is said."""
 _LISTED = ("key.json", "config.json")
@@ -218,9 +221,10 @@ def _row_in_full(folder: RunFolder, altered: str = "") -> Row:
     unknown = altered and not known
     plan, entries = folder.read_json("plan.json") or {}, journal.read(folder.journal)
     last = entries[-1] if entries else None
+    waits = not altered and last is not None and last.state is State.FINISHED  # for result.json: it is written last
     return Row(
         key=folder.key,
-        state=NEWER if newer else ALTERED if altered else last.state if last else "PLANNED",
+        state=NEWER if newer else ALTERED if altered else State.RUNNING if waits else last.state if last else "PLANNED",
         what="written by a newer Paceline" if newer else "?" if unknown else what(config),
         nodes="?" if unknown else _nodes(ranks_of(known, plan)),
         hosts=hosts_of(plan),
@@ -228,7 +232,7 @@ def _row_in_full(folder: RunFolder, altered: str = "") -> Row:
         accuracy=None,
         synthetic=what(config).startswith("synthetic "),
         unix_time=last.time if last else folder.path.stat().st_mtime,
-        note="" if newer or not altered else f"{altered}; the same doit train makes it again",
+        note="" if newer else f"{altered}; {_AGAIN}" if altered else f"  {WITHOUT_RESULT}" if waits else "",
     )
 
 

@@ -12,7 +12,7 @@ from pipeline.core.specs import State
 from pipeline.runs import acceptance, attempts, checkpoints, journal, meeting, metrics_file, rank_beats
 from pipeline.runs.contents import nodes_of, what
 from pipeline.runs.folder import RunFolder
-from pipeline.runs.index import ALTERED, altered_target, intact_parts
+from pipeline.runs.index import ALTERED, WITHOUT_RESULT, altered_target, intact_parts
 from pipeline.runs.result import AlteredError
 
 _METRICS = "metrics.jsonl"
@@ -43,6 +43,8 @@ def status(folder: RunFolder) -> str:
         orphaned = last.state in _UNDER_WAY and not locks.is_held(folder.lock)
         lost = "; no command is attached: the same doit train goes on with it" if orphaned else ""
         lines.append(f"  state    {last.state} since {when}, attempt {last.attempt}{lost}")
+        if last.state is State.FINISHED and not folder.result.is_file() and not locks.is_held(folder.lock):
+            lines[-1] += f"; {WITHOUT_RESULT}"
         if last.detail:
             lines.append(f"  detail   {last.detail.splitlines()[0]}")
     lines.append(f"  hosts    {_hosts(plan, config)}")

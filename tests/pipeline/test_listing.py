@@ -13,9 +13,11 @@ import pytest
 from pipeline.cli import listing
 from pipeline.cli.listing import differences
 from pipeline.cli.wanted import matches
+from pipeline.comparing.reading import read
 from pipeline.config import compose
 from pipeline.core.specs import State
 from pipeline.runs import index, journal
+from pipeline.runs.status import status
 from tests.integration import preloaded
 from tests.pipeline.comparing_folders import trained
 from tests.pipeline.conftest import Printed
@@ -105,6 +107,19 @@ def test_an_experiment_lists_what_was_started_with_that_word(tmp_path: Path, lis
     assert [line.split()[0] for line in listed(tmp_path, "experiment=quickstart").splitlines()] == [quick.key]
     assert "has these values" in listed(tmp_path, "experiment=quickstart", "seed=1")
     assert {line.split()[0] for line in listed(tmp_path).splitlines()} == {quick.key, other.key}
+
+
+def test_a_run_whose_result_is_gone_is_not_finished(tmp_path: Path, listed: Printed) -> None:
+    """It is written last: its journal says FINISHED before, and is all that is left where somebody removed it."""
+    run = trained(tmp_path)
+    assert "FINISHED" in listed(tmp_path)
+    run.result.unlink()
+    said = listed(tmp_path)
+    assert "RUNNING" in said
+    assert "trained, without its result.json: the same doit train completes it" in said
+    assert "FINISHED since" in (told := status(run))
+    assert "trained, without its result.json" in told
+    assert not read(run).counts
 
 
 def test_a_line_has_hosts_time_and_size(tmp_path: Path, listed: Printed) -> None:

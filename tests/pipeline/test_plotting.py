@@ -103,7 +103,7 @@ def test_a_last_value_of_fewer_seeds_says_of_how_many_it_is(tmp_path: Path, plot
         lines = (run.path / "metrics.jsonl").read_text().splitlines(keepends=True)
         (run.path / "metrics.jsonl").write_text("".join(line for line in lines if json.loads(line)["step"] <= most))
         (run.path / "result.json").unlink()
-    assert "n 2, last 0.9000 (n 1)" in " ".join(plotted(tmp_path, short.key, long.key).split())
+    assert "n 2 (2 RUNNING), last 0.9000 (n 1)" in " ".join(plotted(tmp_path, short.key, long.key).split())
 
 
 def test_steps_that_a_script_counts_anew_are_drawn_over_minutes_and_said_over_steps(
