@@ -74,7 +74,7 @@ def overview() -> str:
         "",
         *_table([(name, verb.summary) for name, verb in VERBS.items()]),
         "",
-        "Overrides use Hydra's syntax: GROUP=OPTION, FIELD=VALUE, in any order after the verb.",
+        "Overrides (Hydra's syntax): GROUP=OPTION or FIELD=VALUE, in any order.",
         "",
         *_examples(("train experiment=quickstart", "train cluster=two_node model=resnet50 optimizer.lr=0.1")),
         "",
@@ -82,7 +82,7 @@ def overview() -> str:
             [
                 ("help VERB", "its options and examples, and the groups with their options"),
                 ("list", "only the verbs"),
-                ("tabcompletion", "a script for Tab completion of verbs, options, groups and fields in bash or zsh"),
+                ("tabcompletion", "a script for Tab completion in bash or zsh"),
                 ("--version", "the versions of Paceline, doit and Python"),
             ]
         ),

@@ -27,9 +27,9 @@ VERBS: Mapping[str, Verb] = {
         module="pipeline.cli.diagnostics",
         answers=True,
         summary="check every host of the cluster",
-        details="Checks software, GPUs, cores, memory, disk, limits, clock and network of each host, as a training on"
-        " several nodes does. A failed check gives exit code 1, a warning does not. docs/troubleshooting.md "
-        "explains each check.",
+        details="Checks software, GPUs, cores, memory, disk, limits, clock and network of each host, as a training "
+        "on several nodes does. A failed check gives exit code 1, a warning does not. "
+        "docs/troubleshooting.md explains each check.",
         options={
             "deep": Option("1", "also the slow checks: all of nvidia-smi, folders that must be shared"),
             "measure": Option("1", "also time a matrix product on each rank and an all-reduce on each host and pair"),
@@ -62,15 +62,16 @@ VERBS: Mapping[str, Verb] = {
     "why": Verb(
         module="pipeline.cli.planning",
         answers=True,
-        summary="why this run is not up to date: the fields that differ from the nearest finished one",
+        summary="why a run is not up to date: how it differs from a finished one",
+        details="Shows the fields that differ from the nearest finished run.",
         options={"run": _RUN, "step": Option("NAME", "explain this step of yours instead of a run"), "json": _JSON},
         examples=("why experiment=quickstart optimizer.lr=0.2", "why run=cf0848", "why step=clean"),
     ),
     "accept": Verb(
         module="pipeline.cli.acceptance",
-        summary="declare the difference from a finished run harmless: accepted, not proven",
-        details="doit train then starts nothing, and every view of the run shows the mark. doit reproduce proves the "
-        "run.",
+        summary="declare the difference from a finished run harmless",
+        details="The run is then accepted, not proven. doit train then starts nothing, and every view of the run "
+        "shows the mark. doit reproduce proves the run.",
         options={
             "run": Option("KEY", "the finished run; without it the nearest one"),
             "undo": Option("1", "withdraw the acceptance"),
@@ -81,10 +82,10 @@ VERBS: Mapping[str, Verb] = {
         module="pipeline.cli.steps",
         answers=True,
         takes_paths=True,
-        summary="run your own steps (conf/step/NAME.yaml) and what they need; without a name, show their state",
-        details="PATH is the name of a step. A step runs again only if its command or function, inputs, parameters or"
-        " code change. Its outputs are in runs/steps. doit -n 4 step NAME … runs independent steps in "
-        "parallel. See docs/steps.md.",
+        summary="run your own steps and what they need; without a name: their state",
+        details="PATH is the name of a step (conf/step/NAME.yaml). A step runs again only if its command or "
+        "function, inputs, parameters or code change. Its outputs are in runs/steps. doit -n 4 step NAME … "
+        "runs independent steps in parallel. See docs/steps.md.",
         options={"json": _JSON},
         examples=("step", "step clean", "step clean step.clean.args.rate=0.3"),
         shares_batch=False,
@@ -92,8 +93,8 @@ VERBS: Mapping[str, Verb] = {
     "dag": Verb(
         module="pipeline.cli.steps",
         answers=True,
-        summary="the graph of steps, data set, training and report, with the state of each",
-        details="With overrides it shows what their run is made of; without, all steps.",
+        summary="the graph of steps, data set, training and report",
+        details="Shows the state of each. With overrides it shows what their run is made of; without, all steps.",
         options={"format": Option("mermaid|dot", "for Mermaid, or for Graphviz")},
         examples=("dag", "dag dataset.source=step:clean format=dot"),
         shares_batch=False,
@@ -103,9 +104,9 @@ VERBS: Mapping[str, Verb] = {
         is_done="is_trained",
         after=("fetch",),
         summary="train: fetch data, launch torchrun on every host, evaluate, record",
-        details="A finished run is not repeated; `doit -a train` repeats it and compares. The same command resumes an"
-        " interrupted run from its last checkpoint. With doit's option -v 0 only warnings, errors and the "
-        "result are shown, with -v 2 also the output of torchrun (docs/watching.md).",
+        details="A finished run is not repeated; `doit -a train` repeats it and compares. The same command resumes "
+        "an interrupted run from its last checkpoint. With doit's option -v 0 only warnings, errors and the"
+        " result are shown, with -v 2 also the output of torchrun (docs/watching.md).",
         options={
             "threads_per_rank": Option("N,N,…", "threads of each rank, one number per node; default: by its cores"),
             "preflight.deep": Option("1", "first run all checks of doit preflight deep=1"),
@@ -126,7 +127,7 @@ VERBS: Mapping[str, Verb] = {
     "sweep": Verb(
         goes_on=True,
         module="pipeline.cli.sweeping",
-        summary="train every combination of several values, or values that a search chooses",
+        summary="train every combination of values, or values that a search chooses",
         details="Values with commas, range(…) and choice(…), or a named grid (sweep=NAME); with search=NAME Optuna "
         "chooses. Each trial is an ordinary run; a finished one is not repeated.",
         options=_SWEEP_FLAGS,
@@ -147,7 +148,7 @@ VERBS: Mapping[str, Verb] = {
     "runs": Verb(
         module="pipeline.cli.listing",
         answers=True,
-        summary="list the runs: state, hosts, time, size, accuracy, and the fields in which they differ",
+        summary="list the runs and the fields in which they differ",
         details="Overrides filter: model=resnet18 seed=1 lists the runs with these values. The time is that of the "
         "training. Of more than 200 runs the sizes are shown only with sort=size or json=1.",
         options={
@@ -163,10 +164,11 @@ VERBS: Mapping[str, Verb] = {
     "clean": Verb(
         module="pipeline.cli.cleaning",
         answers=True,
-        summary="delete runs that are no longer needed: shows what each frees, asks first",
-        details="Default: failed runs, and runs superseded by a newer finished run of the same configuration. Each "
-        "rule narrows the choice, and overrides filter as in doit runs. Never deleted: a run in progress, and"
-        " a result that a sweep names, that was accepted for another key, or that MLflow doesn't have yet.",
+        summary="delete runs that are no longer needed, after a question",
+        details="Shows the space that each frees, then asks. Default: failed runs, and runs superseded by a newer "
+        "finished run of the same configuration. Each rule narrows the choice, and overrides filter as in "
+        "doit runs. Never deleted: a run in progress, and a result that a sweep names, that was accepted "
+        "for another key, or that MLflow doesn't have yet.",
         options={
             "state": Option("STATE", "runs in this state: FAILED, KILLED, PRUNED, FINISHED, …"),
             "superseded": Option("1", "runs with a newer finished run of the same configuration, data and ranks"),
@@ -220,8 +222,8 @@ VERBS: Mapping[str, Verb] = {
     "reproduce": Verb(
         module="pipeline.cli.reproducing",
         summary="repeat a finished run from its provenance and compare",
-        details="Uses its commit and its uncommitted changes, in a separate checkout; compares weights, metrics and "
-        "steps. Only cluster, paths, tracking and dataset.source of the configuration can be changed.",
+        details="Uses its commit and its uncommitted changes, in a separate checkout; compares weights, metrics and"
+        " steps. Only cluster, paths, tracking and dataset.source of the configuration can be changed.",
         options={
             "run": Option("KEY|ID|FILE", "the run's key, the id of an MLflow run, or an archive of doit export"),
             "keep": Option("1", "keep the checkout"),
@@ -250,7 +252,7 @@ VERBS: Mapping[str, Verb] = {
     ),
     "allreduce": Verb(
         module="pipeline.cli.diagnostics",
-        summary="measure the all-reduce bandwidth of the cluster; every sum is checked",
+        summary="measure the all-reduce bandwidth of the cluster, with checked sums",
         options={
             "min_bytes": Option("SIZE", "the smallest message (8)"),
             "max_bytes": Option("SIZE", "the largest (64M over gloo, 1G over nccl)"),
@@ -294,9 +296,9 @@ VERBS: Mapping[str, Verb] = {
     "server": Verb(
         module="pipeline.cli.pages",
         summary="run a tracking server for a team, until Ctrl-C",
-        details="Set its address and storage by the fields tracking.server_*, best in conf/tracking. Passwords come "
-        "only from the environment: PGPASSWORD or ~/.pgpass for PostgreSQL, MLFLOW_AUTH_ADMIN_PASSWORD for "
-        "the first login. See docs/tracking.md.",
+        details="Set its address and storage by the fields tracking.server_*, best in conf/tracking. Passwords come"
+        " only from the environment: PGPASSWORD or ~/.pgpass for PostgreSQL, MLFLOW_AUTH_ADMIN_PASSWORD for"
+        " the first login. See docs/tracking.md.",
         examples=(
             "server",
             "server tracking.server_host=0.0.0.0 tracking.server_allowed_hosts=[node0]",
@@ -307,9 +309,9 @@ VERBS: Mapping[str, Verb] = {
     "mesh": Verb(
         module="pipeline.cli.mesh",
         summary="set up ssh without a password between all hosts of the cluster",
-        details="You need ssh access to each host. Creates an ed25519 key where a host has none, copies public keys "
-        "and host keys to all hosts, each once, and tries every pair. Asks for no password; host-key checking"
-        " stays on.",
+        details="You need ssh access to each host. Creates an ed25519 key where a host has none, copies public keys"
+        " and host keys to all hosts, each once, and tries every pair. Asks for no password; host-key "
+        "checking stays on.",
         options={
             "check": Option("1", "only try every pair; change nothing"),
             "undo": Option("1", "remove exactly what it added"),
@@ -321,11 +323,11 @@ VERBS: Mapping[str, Verb] = {
     "sync": Verb(
         module="pipeline.cli.syncing",
         takes_paths=True,
-        summary="copy environment, data pack, files and folders to all hosts before a run",
+        summary="copy environment, data and files to all hosts before a run",
         details="With the overrides of a training it copies what that needs. With cluster.environment_from=lock it "
         "installs requirements.lock on hosts that lack it. PATH … are files and folders of this computer "
-        "(relative to the project), which rsync copies to cluster.workdir/folders/NAME. Each host then hashes"
-        " what it has. Nothing is deleted there without delete=1.",
+        "(relative to the project), which rsync copies to cluster.workdir/folders/NAME. Each host then "
+        "hashes what it has. Nothing is deleted there without delete=1.",
         options={
             "to": Option("FOLDER", "an absolute folder on the hosts instead of cluster.workdir/folders"),
             "check": Option("1", "only show what differs; change nothing"),
@@ -340,7 +342,7 @@ VERBS: Mapping[str, Verb] = {
         shows_groups=False,
     ),
     "lab": Verb(
-        summary="simulated SSH hosts on this computer: hosts=2 starts them, down=1 removes them",
+        summary="simulated SSH hosts on this computer: hosts=2 starts two",
         details="Needs Linux, root, openssh-server and iproute2. Without an option it shows the state of the lab.",
         options={"hosts": Option("N", "start a lab of so many hosts"), "down": Option("1", "remove it")},
         examples=("lab hosts=2", "lab down=1"),

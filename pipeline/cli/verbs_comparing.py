@@ -15,9 +15,9 @@ COMPARING: Mapping[str, Verb] = {
         answers=True,
         takes_paths=True,
         bare="KEY",
-        summary="results of a sweep, a run or several runs, as a table and as one self-contained page",
-        details="Default: the newest sweep, grouped over seeds. KEY and overrides choose runs as in doit compare. The"
-        " page is written to runs/reports, together with a certificate (doit verify).",
+        summary="results of a sweep or of runs, as a table and a self-contained page",
+        details="Default: the newest sweep, grouped over seeds. KEY and overrides choose runs as in doit compare. "
+        "The page is written to runs/reports, together with a certificate (doit verify).",
         options={
             "sweep": Option("NAME", "the sweep; default: the newest"),
             "json": _JSON,
@@ -40,8 +40,8 @@ COMPARING: Mapping[str, Verb] = {
         takes_paths=True,
         bare="FILE",
         summary="check a certificate, and whether its run still matches it",
-        details="A certificate contains its own digest: it proves integrity, not authorship. If the run's folder is "
-        "present, its files, code and data are hashed too. Exit code 1: altered; 3: not a certificate.",
+        details="A certificate contains its own digest: it proves integrity, not authorship. If the run's folder is"
+        " present, its files, code and data are hashed too. Exit code 1: altered; 3: not a certificate.",
         examples=("verify runs/reports/495e1d67c76d.certificate.json",),
         shows_groups=False,
         shares_batch=False,
@@ -51,10 +51,11 @@ COMPARING: Mapping[str, Verb] = {
         answers=True,
         takes_paths=True,
         bare="KEY",
-        summary="compare runs: what differs, and which differences exceed the spread over seeds",
-        details="KEY is a run's key or its first digits; overrides filter as in doit runs, experiment=NAME too. Runs "
-        "that differ only in their seed form one configuration; the first one is compared with the others. No"
-        " claim is made about runs that are unfinished, unproven or accepted. See docs/comparing.md.",
+        summary="what differs between runs, compared with the spread over seeds",
+        details="KEY is a run's key or its first digits; overrides filter as in doit runs, experiment=NAME too. "
+        "Runs that differ only in their seed form one configuration; the first one is compared with the "
+        "others. No claim is made about runs that are unfinished, unproven or accepted. See "
+        "docs/comparing.md.",
         options={
             "sweep": _SWEEP,
             "metric": Option("NAME,…", "only these metrics"),
@@ -71,7 +72,7 @@ COMPARING: Mapping[str, Verb] = {
         answers=True,
         takes_paths=True,
         bare="KEY",
-        summary="plot a metric with its spread over seeds, in the terminal or as a picture",
+        summary="plot a metric with its spread over seeds",
         details="KEY and overrides choose runs as in doit compare. NaN and infinite values leave a gap.",
         options={
             "metric": Option("NAME", "default: val/accuracy, or the first metric of a script"),

@@ -17,10 +17,10 @@ RECORDING: Mapping[str, Verb] = {
     ),
     "publish": Verb(
         module="pipeline.cli.publishing",
-        summary="register the final weights of a finished run as an MLflow model that loads without this code",
-        details="The network is built by the run's own code, exported with torch.export and checked against the run's"
-        " evaluation. Publishing the same run under the same name again adds no version. docs/tracking.md "
-        "shows how to load it.",
+        summary="register the final weights of a run as a model in MLflow",
+        details="The model loads without this code. The network is built by the run's own code, exported with "
+        "torch.export and checked against the run's evaluation. Publishing the same run under the same name"
+        " again adds no version. docs/tracking.md shows how to load it.",
         options={
             "run": _RUN,
             "name": Option("NAME", "the registered model; created if it doesn't exist"),

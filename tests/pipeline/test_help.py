@@ -16,6 +16,7 @@ def test_help_lists_every_verb_with_what_it_does(words: list[str]) -> None:
     lines = (pages.asked(words) or "").splitlines()
     for name, verb in VERBS.items():
         assert f"  {name:<9}  {verb.summary}" in lines
+    assert [line for line in lines if len(line) > 80] == []
 
 
 @pytest.mark.parametrize(
