@@ -1,4 +1,4 @@
-"""The verbs that bring runs into MLflow."""
+"""The verbs that bring runs into MLflow and show them there."""
 
 from __future__ import annotations
 
@@ -27,6 +27,32 @@ RECORDING: Mapping[str, Verb] = {
             "alias": Option("ALIAS", "an alias of this version, such as champion"),
         },
         examples=("publish run=cf0848 name=digits alias=champion",),
+        shows_groups=False,
+    ),
+    "ui": Verb(
+        module="pipeline.cli.pages",
+        takes_paths=True,
+        bare="KEY",
+        summary="open MLflow to compare the runs",
+        details="KEY … are keys of runs or their first digits: the page then opens with only these runs.",
+        options={
+            "port": Option("N", "the port to listen on; default: 5000, or a free one"),
+            "charts": Option("METRIC,…", "only the charts of these metrics"),
+        },
+        examples=("ui", "ui cf0848 495e1d charts=val/accuracy", "ui port=5001 tracking.uri=sqlite:////data/mlflow.db"),
+        shows_groups=False,
+    ),
+    "server": Verb(
+        module="pipeline.cli.pages",
+        summary="run a tracking server for a team, until Ctrl-C",
+        details="Set its address and storage by the fields tracking.server_*, best in conf/tracking. Passwords come"
+        " only from the environment: PGPASSWORD or ~/.pgpass for PostgreSQL, MLFLOW_AUTH_ADMIN_PASSWORD for"
+        " the first login. See docs/tracking.md.",
+        examples=(
+            "server",
+            "server tracking.server_host=0.0.0.0 tracking.server_allowed_hosts=[node0]",
+            "server tracking.server_store=postgresql://team@db/mlflow tracking.server_artifacts=/data/mlartifacts",
+        ),
         shows_groups=False,
     ),
 }
