@@ -53,11 +53,12 @@ def watched() -> Iterator[set[str]]:
 
 
 def _note(event: str, args: tuple[object, ...]) -> None:
-    if _opened is None or event != "open":
+    opened = _opened  # once: another thread may open a file while the block ends
+    if opened is None or event != "open":
         return
     path, _, flags = args
     if isinstance(path, str | bytes) and isinstance(flags, int) and not flags & (os.O_WRONLY | os.O_CREAT):
-        _opened.add(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100
+        opened.add(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100
 
 
 def read_besides(opened: Collection[str], known: Collection[Path], root: Path, data_dir: Path) -> list[Path]:

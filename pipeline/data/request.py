@@ -25,11 +25,12 @@ from pipeline.keys.order import order_in
 
 OWN = "pipeline.data.datasets."
 _PACKING = "pipeline.data.packing"
-# decides no image: it moves bytes, says or checks something; the layout of a pack counts by manifest.VERSION
+# decides no image: it moves bytes, says or checks something, or where; the layout of a pack counts by manifest.VERSION
 _GIVEN = (
     "pipeline", "pipeline.data", "pipeline.data.base", "pipeline.data.datasets", "pipeline.data.disk",
     "pipeline.data.download", "pipeline.data.manifest", "pipeline.data.progress", "pipeline.data.transports",
     "pipeline.core.errors", "pipeline.core.files", "pipeline.core", "pipeline.core.leftovers", "pipeline.core.redact",
+    "pipeline.core.places",  # which names the module that imports all of Paceline
     "trainers", "trainers.core", "trainers.core.config",
 )  # fmt: skip
 _FINGERPRINTS = ".fingerprints.json"
