@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from pipeline.cli.options import is_on
 from pipeline.cli.output import say
 from pipeline.cli.session import ROOT, Session, session
 from pipeline.core.errors import PacelineError, UsageError
@@ -32,11 +33,9 @@ def accept() -> None:
     run = current.run
     if run is None:
         raise PacelineError("the data set isn't fetched, so this run has no key yet", hint="doit fetch, then the same")
-    undo = current.asked.options.get("undo", "0")
-    if undo not in ("0", "1"):
-        raise UsageError(f"undo={undo} must be 1 or 0")
+    undo = is_on(current.asked.options, "undo")
     with locked(run.folder, say):
-        if undo == "1":
+        if undo:
             _undo(current, run)
             return
         if (reason := run.reason) is None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.core import locks
-from pipeline.core.specs import State
+from pipeline.core.specs import UNDER_WAY
 from pipeline.execution import starting
 from pipeline.runs import acceptance, index
 from pipeline.runs.disk_usage import measured
@@ -18,7 +18,6 @@ from pipeline.sweep.folder import FOLDER, SweepFolder
 from pipeline.tracking import state as tracking_state
 
 _QUIET_S = 86_400.0
-_UNDER_WAY = (State.PLANNED, State.RUNNING)
 
 
 def needed(runs_dir: Path) -> dict[str, str]:
@@ -67,7 +66,7 @@ def objection(folder: RunFolder, row: Row, needs: Mapping[str, str], *, result_s
         return "a newer Paceline wrote it"
     if row.state == index.ACCEPTED:
         return "it is a person's word, which doit accept undo=1 takes back"
-    if row.state in _UNDER_WAY and time.time() - measured(folder.path).newest < _QUIET_S:
+    if row.state in UNDER_WAY and time.time() - measured(folder.path).newest < _QUIET_S:
         return "it hasn't ended, and was written to within a day: another computer may be at work on it"
     if result_stays or not folder.result.exists():
         return ""

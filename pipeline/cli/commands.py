@@ -11,6 +11,7 @@ from pipeline.cli.output import say, say_folded, say_usual
 from pipeline.cli.session import ROOT, Session, relative, session
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.heartbeat import waiting
+from pipeline.core.specs import UNDER_WAY
 from pipeline.core.tables import counted
 
 if TYPE_CHECKING:
@@ -228,7 +229,6 @@ def evaluate() -> None:
 
 def record() -> None:
     from pipeline import tracking
-    from pipeline.core.specs import State
     from pipeline.runs import journal
     from pipeline.tracking.client import Recorder
 
@@ -241,7 +241,7 @@ def record() -> None:
         recorded = recorder.replay()
     if not recorded:
         states = [entry.state for entry in journal.read(folder.journal)]
-        if states and states[-1] in (State.PLANNED, State.RUNNING):
+        if states and states[-1] in UNDER_WAY:
             raise PacelineError(
                 f"{folder.key} has not ended, its journal says {states[-1]}; it is recorded up to where it is",
                 hint="the same doit train, which goes on with it; it records by itself",
@@ -292,7 +292,7 @@ def _under_way() -> RunFolder | None:
     from pipeline.runs.folder import RunFolder
 
     runs_dir = session().config.runs_dir
-    keys = [row.key for row in all_runs.rows(runs_dir) if row.state in ("PLANNED", "RUNNING")]
+    keys = [row.key for row in all_runs.rows(runs_dir) if row.state in UNDER_WAY]
     if len(keys) > 1:
         raise UsageError(f"{len(keys)} runs are under way: {', '.join(keys)}", hint=f"doit stop run={keys[-1]}")
     return RunFolder(runs_dir / keys[0]) if keys else None

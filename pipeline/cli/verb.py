@@ -14,6 +14,10 @@ class Option(NamedTuple):
     meaning: str
 
 
+RUN = Option("KEY", "the run, by its key or the first digits of it; default: the run of the overrides")
+JSON = Option("1", "the same as JSON, for scripts")
+
+
 class Verb(NamedTuple):
     """One command.
 

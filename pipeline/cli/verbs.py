@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.cli.verb import Option, Verb
+from pipeline.cli.verb import JSON, RUN, Option, Verb
 from pipeline.cli.verbs_comparing import COMPARING
 from pipeline.cli.verbs_recording import RECORDING
 
-_RUN = Option("KEY", "the run, by its key or the first digits of it; default: the run of the overrides")
-_JSON = Option("1", "the same as JSON, for scripts")
 _SWEEP_FLAGS = {
     "dry_run": Option("1", "list the trials, which of them would run, and why; start nothing"),
     "retry_failed": Option("1", "also retry trials that failed by an error in the code or a wrong value"),
@@ -34,7 +32,7 @@ VERBS: Mapping[str, Verb] = {
             "deep": Option("1", "also the slow checks: all of nvidia-smi, folders that must be shared"),
             "measure": Option("1", "also time a matrix product on each rank and an all-reduce on each host and pair"),
             "baseline": Option("save", "measure, and save the figures; later ones may be at most a fifth lower"),
-            "json": _JSON,
+            "json": JSON,
         },
         examples=(
             "preflight cluster=two_node",
@@ -47,7 +45,7 @@ VERBS: Mapping[str, Verb] = {
         answers=True,
         summary="what would run, why, and the exact command of each host",
         details="Contacts no host and writes nothing. With several values (seed=1,2) it lists the trials.",
-        options={"json": _JSON, "format": Option("text|mermaid|dot", "text, or the steps as a graph")},
+        options={"json": JSON, "format": Option("text|mermaid|dot", "text, or the steps as a graph")},
         examples=("plan experiment=quickstart", "plan experiment=quickstart seed='range(3)' format=mermaid"),
     ),
     "config": Verb(
@@ -64,7 +62,7 @@ VERBS: Mapping[str, Verb] = {
         answers=True,
         summary="why a run is not up to date: how it differs from a finished one",
         details="Shows the fields that differ from the nearest finished run.",
-        options={"run": _RUN, "step": Option("NAME", "explain this step of yours instead of a run"), "json": _JSON},
+        options={"run": RUN, "step": Option("NAME", "explain this step of yours instead of a run"), "json": JSON},
         examples=("why experiment=quickstart optimizer.lr=0.2", "why run=cf0848", "why step=clean"),
     ),
     "accept": Verb(
@@ -86,7 +84,7 @@ VERBS: Mapping[str, Verb] = {
         details="PATH is the name of a step (conf/step/NAME.yaml). A step runs again only if its command or "
         "function, inputs, parameters or code change. Its outputs are in runs/steps. doit -n 4 step NAME … "
         "runs independent steps in parallel. See docs/steps.md.",
-        options={"json": _JSON},
+        options={"json": JSON},
         examples=("step", "step clean", "step clean step.clean.args.rate=0.3"),
         shares_batch=False,
     ),
@@ -121,7 +119,7 @@ VERBS: Mapping[str, Verb] = {
         summary="take over a running training whose command was closed or killed",
         details="Its hosts continue for cluster.lease_s (600 s). attach shows their further output, fetches the "
         "results and records them. `doit train` would stop it and resume from its last checkpoint instead.",
-        options={"run": _RUN},
+        options={"run": RUN},
         examples=("attach experiment=quickstart cluster=two_node", "attach run=cf0848"),
     ),
     "sweep": Verb(
@@ -141,7 +139,7 @@ VERBS: Mapping[str, Verb] = {
     "evaluate": Verb(
         after=("train",),
         summary="accuracy, per-class report and confusion matrix of a run",
-        options={"run": _RUN},
+        options={"run": RUN},
         examples=("evaluate run=cf0848", "evaluate experiment=quickstart"),
     ),
     **RECORDING,
@@ -154,7 +152,7 @@ VERBS: Mapping[str, Verb] = {
         options={
             "state": Option("STATE", "only runs in this state: FINISHED, FAILED, KILLED, …"),
             "sort": Option("time|accuracy|train_s|size|state|key", "the order; the newest or largest comes last"),
-            "json": _JSON,
+            "json": JSON,
         },
         examples=("runs", "runs model=resnet18 state=FAILED", "runs dataset=digits sort=accuracy", "runs sort=size"),
         shows_groups=False,
@@ -236,7 +234,7 @@ VERBS: Mapping[str, Verb] = {
         module="pipeline.cli.reproducing",
         summary="write a run as one archive",
         options={
-            "run": _RUN,
+            "run": RUN,
             "weights": Option("1", "include the final weights"),
             "to": Option("FILE", "the archive; default: runs/exports/KEY.tar.gz"),
         },

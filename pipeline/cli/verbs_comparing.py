@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.cli.verb import Option, Verb
+from pipeline.cli.verb import JSON, Option, Verb
 
-_JSON = Option("1", "the same as JSON, for scripts")
 _SWEEP = Option("NAME", "the trials of a sweep")
 
 COMPARING: Mapping[str, Verb] = {
@@ -20,7 +19,7 @@ COMPARING: Mapping[str, Verb] = {
         "The page is written to runs/reports, together with a certificate (doit verify).",
         options={
             "sweep": Option("NAME", "the sweep; default: the newest"),
-            "json": _JSON,
+            "json": JSON,
             "format": Option("html|markdown|json", "the page, or the same as Markdown or JSON"),
             "file": Option("FILE", "the file to write"),
         },
@@ -59,7 +58,7 @@ COMPARING: Mapping[str, Verb] = {
         options={
             "sweep": _SWEEP,
             "metric": Option("NAME,…", "only these metrics"),
-            "json": _JSON,
+            "json": JSON,
             "markdown": Option("1", "as tables in Markdown"),
         },
         examples=("compare 495e1d cf0848", "compare experiment=quickstart markdown=1", "compare sweep=5bb242"),

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.cli.verb import Option, Verb
-
-_RUN = Option("KEY", "the run, by its key or the first digits of it; default: the run of the overrides")
+from pipeline.cli.verb import RUN, Option, Verb
 
 RECORDING: Mapping[str, Verb] = {
     "record": Verb(
         summary="replay a run into MLflow (exactly once)",
-        options={"run": _RUN},
+        options={"run": RUN},
         examples=("record run=cf0848", "record run=cf0848 tracking.uri=http://mlflow:5000"),
         shows_groups=False,
     ),
@@ -22,7 +20,7 @@ RECORDING: Mapping[str, Verb] = {
         "torch.export and checked against the run's evaluation. Publishing the same run under the same name"
         " again adds no version. docs/tracking.md shows how to load it.",
         options={
-            "run": _RUN,
+            "run": RUN,
             "name": Option("NAME", "the registered model; created if it doesn't exist"),
             "alias": Option("ALIAS", "an alias of this version, such as champion"),
         },

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from pipeline.comparing import scales
-from pipeline.comparing.curves import Band, Point, of_several, thinned
+from pipeline.comparing.curves import Band, of_several, thinned
 from pipeline.comparing.scales import Scale
 from pipeline.core.tables import counted
 
@@ -49,7 +49,7 @@ def curves(bands: Sequence[Band], *, title: str, axis: str, log: bool = False, c
     """
     points = [point for band in bands for point in band.points]
     across = scales.around(point.x for point in points)
-    up = scales.around((value for point in points for value in _reach(point)), log=log)
+    up = scales.around((value for point in points for value in (point.mean, *point.ends)), log=log)
     if across is None or up is None:
         return ""
     most = _FEW if len(bands) <= COLOURS else _MANY
@@ -60,11 +60,6 @@ def curves(bands: Sequence[Band], *, title: str, axis: str, log: bool = False, c
     ends = [f"{band.label} ends at {band.points[-1].mean:.4g}" for band in bands if band.points]
     said = f"{title} over {axis}: {counted(len(ends), 'curve')}; {', '.join(ends[:COLOURS])}"
     return _svg(_WIDTH, _HEIGHT, said, parts)
-
-
-def _reach(point: Point) -> tuple[float, ...]:
-    std = point.std or 0.0
-    return (point.mean - std, point.mean, point.mean + std)
 
 
 def _class(label: str, colours: Mapping[str, int]) -> str:
@@ -91,8 +86,8 @@ def _band(band: Band, across: Scale, up: Scale, colour: str, most: int) -> Itera
     for part in band.parts:
         points = thinned(part, most)
         for spread in [] if colour == "rest" else of_several(points):
-            above = [f"{_x(point.x, across)},{_y(point.mean + (point.std or 0), up)}" for point in spread]
-            below = [f"{_x(point.x, across)},{_y(point.mean - (point.std or 0), up)}" for point in reversed(spread)]
+            above = [f"{_x(point.x, across)},{_y(point.ends[1], up)}" for point in spread]
+            below = [f"{_x(point.x, across)},{_y(point.ends[0], up)}" for point in reversed(spread)]
             yield f'<polygon class="band" points="{" ".join([*above, *below])}"/>'
         middle = " ".join(f"{_x(point.x, across)},{_y(point.mean, up)}" for point in points)
         yield f'<polyline points="{middle}"/>'

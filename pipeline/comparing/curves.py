@@ -16,7 +16,7 @@ from pipeline.runs.index import ALTERED
 from pipeline.runs.metrics_file import MetricsRow
 
 AXES = ("step", "epoch", "minutes")
-_MOST_POINTS = 400  # of a curve over minutes, and of one that is drawn
+_MOST_POINTS = 400  # of a curve over minutes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,12 @@ class Point:
     mean: float
     std: float | None
     n: int
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """One standard deviation below the mean and above it."""
+        std = self.std or 0.0
+        return self.mean - std, self.mean + std
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +190,7 @@ def of_several(part: Sequence[Point]) -> list[list[Point]]:
     return [run for run in found if any(point.std for point in run)]
 
 
-def thinned(part: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
+def thinned(part: Sequence[Point], most: int) -> list[Point]:
     """At most so many of its points, evenly chosen, with the first and the last."""
     if len(part) <= most:
         return [*part]

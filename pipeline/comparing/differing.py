@@ -108,9 +108,9 @@ def _hosts(group: Group) -> dict[str, Any]:
     for run in group.runs:
         if run.hosts:
             told.setdefault("names", {})[", ".join(run.hosts)] = None
-        for facts in (run.provenance.get("environments") or {}).values():
+        for facts in run.environments.values():
             for name in _OF_HOST:
-                if isinstance(facts, Mapping) and facts.get(name) not in (None, "", []):
+                if facts.get(name) not in (None, "", []):
                     told.setdefault(name, {})[hide(shown(facts[name]))] = None
         if run.provenance.get("git_commit"):
             dirty = " with changes" if run.provenance.get("git_dirty") else ""

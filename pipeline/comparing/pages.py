@@ -85,10 +85,9 @@ def hosts(found: Report) -> list[dict[str, Any]]:
     """Each host once: what it is, how many runs it took part in, and what its network carried where runs tell."""
     known: dict[str, dict[str, Any]] = {}
     for run in found.runs:
-        environments = run.provenance.get("environments")
-        for name, facts in (environments if isinstance(environments, Mapping) else {}).items():
-            told = {field: facts.get(field) or "" for field in _OF_HOST} if isinstance(facts, Mapping) else {}
-            host = known.setdefault(str(name), {"host": str(name), "runs": 0, "interface": "", **told})
+        for name, facts in run.environments.items():
+            told = {field: facts.get(field) or "" for field in _OF_HOST}
+            host = known.setdefault(name, {"host": name, "runs": 0, "interface": "", **told})
             host["runs"] += 1
         for node in run.nodes:
             if str(node.get("host")) in known:
@@ -106,9 +105,8 @@ def _interface(node: Mapping[str, Any]) -> str:
 
 def _packages(found: Report) -> list[tuple[str, str]]:
     """Of the best run's first host."""
-    environments = found.groups[0].first.provenance.get("environments")
-    first: Any = next(iter(environments.values()), {}) if isinstance(environments, Mapping) else {}
-    packages = first.get("packages") if isinstance(first, Mapping) else None
+    first: Mapping[str, Any] = next(iter(found.groups[0].first.environments.values()), {})
+    packages = first.get("packages")
     return sorted((str(name), str(value)) for name, value in packages.items()) if isinstance(packages, Mapping) else []
 
 

@@ -58,8 +58,7 @@ def _draw(axes: Axes, band: Band, colour: str) -> None:
             across, [point.mean for point in part], color=colour, label=name, marker="." if len(part) == 1 else ""
         )
         for spread in of_several(part):
-            low = [point.mean - (point.std or 0.0) for point in spread]
-            high = [point.mean + (point.std or 0.0) for point in spread]
+            low, high = zip(*(point.ends for point in spread), strict=True)
             axes.fill_between([point.x for point in spread], low, high, color=colour, alpha=0.2, linewidth=0)
         name = "_nolegend_"
 

@@ -91,6 +91,13 @@ class ComparedRun:
         return tuple(map(str, told)) if isinstance(told, list) else tuple(str(node.get("host")) for node in self.nodes)
 
     @property
+    def environments(self) -> dict[str, Mapping[str, Any]]:
+        """What the probe told of each host, by its name."""
+        told = self.provenance.get("environments")
+        pairs = told.items() if isinstance(told, Mapping) else ()
+        return {str(name): facts if isinstance(facts, Mapping) else {} for name, facts in pairs}
+
+    @property
     def command(self) -> str:
         """The command line that asks for it."""
         return command_line("train", self.overrides)

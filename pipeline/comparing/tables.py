@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -191,17 +192,9 @@ def escaped(cell: str) -> str:
 
 def fenced(lines: Sequence[str], language: str = "") -> list[str]:
     """As they are, whatever stands in them."""
-    fence = "`" * max(3, 1 + max(map(_ticks, lines), default=0))
+    ticks = (len(row) for line in lines for row in re.findall("`+", line))
+    fence = "`" * max(3, 1 + max(ticks, default=0))
     return [f"{fence}{language}", *lines, fence]
-
-
-def _ticks(line: str) -> int:
-    """The longest row of backticks."""
-    most = at = 0
-    for character in line:
-        at = at + 1 if character == "`" else 0
-        most = max(most, at)
-    return most
 
 
 # ------------------------------------------------------------------------------------------------ JSON

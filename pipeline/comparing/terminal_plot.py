@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pipeline.comparing import scales
-from pipeline.comparing.curves import Band, Point, thinned
+from pipeline.comparing.curves import Band, thinned
 from pipeline.comparing.scales import Scale
 from pipeline.core.printable import printable
 from pipeline.core.tables import wrapped
@@ -28,7 +28,7 @@ def plot(
     """
     points = [point for band in bands for point in band.points]
     across = scales.around(point.x for point in points)
-    up = scales.around((value for point in points for value in _reach(point)), log=log)
+    up = scales.around((value for point in points for value in (point.mean, *point.ends)), log=log)
     if across is None or up is None:
         return f"{printable(metric)}: nothing to draw" + (" above 0, as a logarithmic axis needs" if log else "")
     margin = max([_MARGIN, *(len(scales.text(value)) for value in up.ticks(_TICKS))])
@@ -55,11 +55,6 @@ def legend(band: Band, number: int, width: int, *, colour: bool) -> list[str]:
     count = f"n {band.n}{f' ({band.unfinished})' if band.unfinished else ''}"
     first, *others = wrapped(f"{band.label}  {band.title}  {count}, {said}{gaps}{band.about_passes}", width)
     return [_painted(band.label, number, colour=colour) + first.removeprefix(band.label), *others]
-
-
-def _reach(point: Point) -> tuple[float, ...]:
-    std = point.std or 0.0
-    return (point.mean - std, point.mean, point.mean + std)
 
 
 def _painted(text: str, number: int, *, colour: bool) -> str:
@@ -89,9 +84,8 @@ class _Canvas:
             points = thinned(part, 2 * self.columns)
             places = [self._place(point.x, point.mean, across, up) for point in points]
             for point in points:
-                if point.std:
-                    for value in (point.mean - point.std, point.mean + point.std):
-                        self._dot(*self._place(point.x, value, across, up), number)
+                for value in point.ends if point.std else ():
+                    self._dot(*self._place(point.x, value, across, up), number)
             for start, end in zip(places, places[1:] or places, strict=False):
                 self._line(start, end, number)
             if places:

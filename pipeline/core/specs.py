@@ -23,6 +23,10 @@ class State(enum.StrEnum):
     KILLED = "KILLED"
 
 
+UNDER_WAY = (State.PLANNED, State.RUNNING)
+"""Of a run that hasn't ended, or whose command was killed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
     """What the agent's probe saw on one node. ``identity`` is equal for two names of one node."""

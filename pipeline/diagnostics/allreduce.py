@@ -19,11 +19,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 def settings(options: Mapping[str, str]) -> dict[str, int]:
     """``min_bytes``, ``max_bytes`` and ``iterations`` as they were typed. Raises UsageError."""
     found = {name: _size(name, options[name]) for name in ("min_bytes", "max_bytes") if name in options}
-    if "iterations" in options:
-        text = options["iterations"]
-        if not (text.isascii() and text.isdecimal() and int(text) > 0):
-            raise UsageError(f"iterations={text} must be a whole number from 1")
-        found["iterations"] = int(text)
+    found |= node_module.whole_numbers(options, "iterations")
     if found.get("min_bytes", 8) < 4 or found.get("max_bytes", 1 << 30) < found.get("min_bytes", 8):
         shown = ", ".join(f"{name}={options[name]}" for name in options)
         raise UsageError(f"{shown}: the smallest message has at least 4 bytes, and none is larger than max_bytes")

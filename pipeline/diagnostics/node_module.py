@@ -16,7 +16,7 @@ from pipeline.cluster.attempt import run_attempt
 from pipeline.cluster.hosts import Hosts
 from pipeline.cluster.launchers.base import AttemptSpec, PackSource
 from pipeline.cluster.running import Watchers
-from pipeline.core.errors import TrainingError
+from pipeline.core.errors import TrainingError, UsageError
 from pipeline.core.files import write_atomic, write_json
 from pipeline.core.heartbeat import Heartbeat
 from pipeline.core.specs import Cluster, LogLine, Outputs
@@ -40,6 +40,15 @@ class Diagnosis:
     result: str
     more: tuple[str, ...] = ()
     chosen: Collection[str] = ()
+
+
+def whole_numbers(options: Mapping[str, str], *names: str) -> dict[str, int]:
+    """Those of ``names`` that were given. Raises UsageError: one is no whole number from 1."""
+    found = {name: options[name] for name in names if name in options}
+    for name, text in found.items():
+        if not (text.isascii() and text.isdecimal() and int(text) > 0):
+            raise UsageError(f"{name}={text} must be a whole number from 1")
+    return {name: int(text) for name, text in found.items()}
 
 
 def new_folder(runs_dir: Path, what: str) -> Path:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pipeline.cluster.launchers.base import PackSource
 from pipeline.config.build import RunConfig
-from pipeline.core.errors import UsageError
 from pipeline.diagnostics import node_module
 
 MODULE = "trainers.measuring.profiling"
@@ -16,19 +15,9 @@ TRACE = "trace.json.gz"
 _QUIET = {"KINETO_LOG_LEVEL": "99"}  # torch's tracer reports a missing GPU as an error
 
 
-def settings(options: Mapping[str, str]) -> dict[str, int]:
-    """``steps`` as it was typed. Raises UsageError."""
-    text = options.get("steps")
-    if text is None:
-        return {}
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise UsageError(f"steps={text} must be a whole number from 1")
-    return {"steps": int(text)}
-
-
 def trace(config: RunConfig, pack: PackSource, *, options: Mapping[str, str], root: Path, say: node_module.Say) -> Path:
     """Run it on all ranks; the path of rank 0's trace. Raises UsageError, HostError, TrainingError, Killed."""
-    given = settings(options)
+    given = node_module.whole_numbers(options, "steps")
     folder = node_module.new_folder(config.runs_dir, "profile")
     diagnosis = node_module.Diagnosis(
         module=MODULE,

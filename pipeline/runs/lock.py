@@ -12,7 +12,7 @@ from pipeline.core import cache, leftovers
 from pipeline.core.errors import Killed, PacelineError, TrainingError
 from pipeline.core.locks import FileLock
 from pipeline.core.signals import Stop
-from pipeline.core.specs import STOP, State
+from pipeline.core.specs import STOP, UNDER_WAY, State
 from pipeline.runs import journal, misplaced
 from pipeline.runs.folder import RunFolder
 
@@ -111,7 +111,7 @@ def note_stopped(folder: RunFolder) -> bool:
         return False
     try:
         entries = journal.read(folder.journal)
-        if not entries or entries[-1].state not in (State.PLANNED, State.RUNNING):
+        if not entries or entries[-1].state not in UNDER_WAY:
             return False
         detail = "stopped by doit stop, while no command was attached"
         journal.append(folder.journal, replace(entries[-1], state=State.KILLED, time=time.time(), detail=detail))

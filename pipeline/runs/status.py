@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.core import locks
 from pipeline.core.errors import UsageError, suggestion
-from pipeline.core.specs import State
+from pipeline.core.specs import UNDER_WAY, State
 from pipeline.runs import acceptance, attempts, checkpoints, journal, meeting, metrics_file, rank_beats
 from pipeline.runs.contents import nodes_of, what
 from pipeline.runs.folder import RunFolder
@@ -18,7 +18,6 @@ from pipeline.runs.result import AlteredError
 _METRICS = "metrics.jsonl"
 _TAIL_BYTES = 64 << 10  # enough for the last lines of metrics.jsonl
 _FIRST_METRIC = "waiting for the script's first metric"
-_UNDER_WAY = (State.PLANNED, State.RUNNING)
 
 
 def status(folder: RunFolder) -> str:
@@ -40,7 +39,7 @@ def status(folder: RunFolder) -> str:
         lines.append("  state    PLANNED, " + ("its command is preparing it" if begun else "not started"))
     else:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.time))
-        orphaned = last.state in _UNDER_WAY and not locks.is_held(folder.lock)
+        orphaned = last.state in UNDER_WAY and not locks.is_held(folder.lock)
         lost = "; no command is attached: the same doit train goes on with it" if orphaned else ""
         lines.append(f"  state    {last.state} since {when}, attempt {last.attempt}{lost}")
         if last.state is State.FINISHED and not folder.result.is_file() and not locks.is_held(folder.lock):

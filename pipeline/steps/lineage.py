@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 from pipeline.config.step_source import named_step
 from pipeline.core.errors import UsageError
-from pipeline.data.manifest import STAMPS
+from pipeline.data.manifest import origin_of
 from pipeline.runs.folder import RunFolder
 from pipeline.steps import store
 from pipeline.steps.graph import earlier_of
@@ -42,12 +41,11 @@ def of_run(folder: RunFolder, config: Mapping[str, Any]) -> PastStep | None:
 
 def _made(pack: Path, runs_dir: Path, name: str) -> Path | None:
     """The folder of the step that the images of a data pack came from."""
-    with suppress(OSError, ValueError, AttributeError):
-        origin = Path(str(json.loads((pack / STAMPS).read_text(encoding="utf-8")).get("origin")))
-        inside = origin.relative_to(store.steps_dir(runs_dir))
-        if inside.parts and inside.parts[0].rpartition("-")[0] == name:
-            return store.steps_dir(runs_dir) / inside.parts[0]
-    return None
+    origin, steps = origin_of(pack), store.steps_dir(runs_dir)
+    if origin is None or steps not in origin.parents:
+        return None
+    made = steps / origin.relative_to(steps).parts[0]
+    return made if made.name.rpartition("-")[0] == name else None
 
 
 def _past(name: str, made: Path, runs_dir: Path) -> PastStep:

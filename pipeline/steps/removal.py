@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import UsageError
 from pipeline.core.locks import FileLock
-from pipeline.data.manifest import STAMPS
+from pipeline.data.manifest import STAMPS, origin_of
 from pipeline.steps import store
 from pipeline.steps.graph import Graph, earlier_of
 from pipeline.steps.step import PREFIX
@@ -62,11 +60,8 @@ def _names(graph: Graph) -> set[str]:
 
 def _origins(data_dir: Path) -> list[Path]:
     """Where the images of each data pack came from."""
-    found = []
-    for path in data_dir.glob(f"*/{STAMPS}"):
-        with suppress(OSError, ValueError, AttributeError):
-            found.append(Path(str(json.loads(path.read_text(encoding="utf-8")).get("origin"))))
-    return found
+    origins = (origin_of(path.parent) for path in data_dir.glob(f"*/{STAMPS}"))
+    return [origin for origin in origins if origin is not None]
 
 
 def _why_stays(graph: Graph, path: Path, record: dict[str, Any], is_packed: bool) -> str:

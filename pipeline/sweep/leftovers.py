@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pipeline.cluster.attempt import stop_run
 from pipeline.core.errors import HostError, UsageError
-from pipeline.core.specs import Cluster, State
+from pipeline.core.specs import UNDER_WAY, Cluster
 from pipeline.execution.configured_run import Run
 from pipeline.runs import journal
 from pipeline.runs.lock import RunLock
@@ -18,7 +18,7 @@ def end_leftovers(run: Run, say: Callable[[str], None]) -> None:
     Nothing is ended while another command holds the run: that one is alive.
     """
     entries = journal.read(run.folder.journal)
-    if not entries or entries[-1].state not in (State.PLANNED, State.RUNNING):
+    if not entries or entries[-1].state not in UNDER_WAY:
         return
     lock = RunLock(run.folder)
     if not lock.take():

@@ -13,6 +13,7 @@ import pytest
 
 from pipeline.cli import comparing, listing
 from pipeline.comparing import spread, tables
+from pipeline.comparing.differing import compare
 from pipeline.comparing.groups import grouped
 from pipeline.comparing.reading import read
 from pipeline.core.errors import UsageError
@@ -310,3 +311,11 @@ def test_a_run_whose_result_was_altered_has_no_figures(tmp_path: Path) -> None:
     assert (group.runs[0].state, group.figures, group.reservation) == (
         "ALTERED", {}, "none of its runs is finished, 1 ALTERED",
     )  # fmt: skip
+
+
+def test_a_provenance_of_another_form_tells_of_no_host(tmp_path: Path) -> None:
+    folder = trained(tmp_path)
+    (folder.path / "provenance.json").write_text('{"environments": ["a"], "hosts": "a"}')
+    assert read(folder).environments == {}
+    rows = compare(grouped([read(folder), read(trained(tmp_path, 1, lr=0.2))])).parts["hosts"]
+    assert [row.values for row in rows if row.name == "python"] == [("-", "3.12.1")]

@@ -29,12 +29,7 @@ _PLOT_LIMIT_S = 120.0
 
 def settings(options: Mapping[str, str]) -> dict[str, Any]:
     """``pairs`` and ``block_s`` as they were typed. Raises UsageError."""
-    found: dict[str, Any] = {}
-    if "pairs" in options:
-        text = options["pairs"]
-        if not (text.isascii() and text.isdecimal() and int(text) > 0):
-            raise UsageError(f"pairs={text} must be a whole number from 1")
-        found["pairs"] = int(text)
+    found: dict[str, Any] = {**node_module.whole_numbers(options, "pairs")}
     if "block_s" in options:
         try:
             found["block_s"] = float(options["block_s"])
