@@ -99,7 +99,7 @@ def _record_what_is_missing(current: Session, folder: RunFolder) -> None:
     """A finished run whose record the tracking server never got, or only in part."""
     told = current.basis.resolved["tracking"]
     if not any(told[name] for name in ("enabled", "tracker", "tensorboard")):
-        return
+        return  # without the imports below, which a finished run would wait for
     from pipeline import tracking
 
     missing = [to for to in tracking.destinations(told, ROOT) if not to.is_recorded(folder.path)]

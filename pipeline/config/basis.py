@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # a finished run needs neither
 _OF_FILES = ("script", "command", "workdir", "inputs", "outputs", "data")  # of the section of a script
 
 
-class Counted(NamedTuple):
+class KeyParts(NamedTuple):
     """What of a configuration and its cluster decides the key, besides code and data.
 
     ``canonical`` and ``topology`` stand in it, ``environment`` are the versions that ``cluster.environment`` tells,
@@ -31,12 +31,12 @@ class Counted(NamedTuple):
     python_path: tuple[str, ...]
 
 
-def counted(resolved: Mapping[str, Any], cluster: Cluster) -> Counted:
+def key_parts(resolved: Mapping[str, Any], cluster: Cluster) -> KeyParts:
     """That of a configuration which was just built."""
     from pipeline.keys.canonical import canonical_config  # a finished run remembers what this makes
 
     topology = content_key.topology(cluster, content_key.shards_of(resolved))
-    return Counted(canonical_config(resolved), topology, cluster.environment, cluster.python_path)
+    return KeyParts(canonical_config(resolved), topology, cluster.environment, cluster.python_path)
 
 
 class Basis(NamedTuple):
@@ -47,7 +47,7 @@ class Basis(NamedTuple):
     """
 
     resolved: Mapping[str, Any]
-    counted: Counted
+    key_parts: KeyParts
     chosen: tuple[str, ...]
     inputs: Inputs | None
     runs_dir: Path
@@ -65,7 +65,7 @@ def to_json(basis: Basis) -> dict[str, Any] | None:
         return None
     return {
         "resolved": dict(basis.resolved),
-        "counted": basis.counted._replace(environment=dict(basis.counted.environment))._asdict(),
+        "key_parts": basis.key_parts._replace(environment=dict(basis.key_parts.environment))._asdict(),
         "chosen": [*basis.chosen],
         "inputs": inputs._replace(settings=dict(inputs.settings))._asdict() if inputs is not None else None,
         "runs_dir": str(basis.runs_dir),
@@ -82,7 +82,7 @@ def from_json(raw: Mapping[str, Any], root: Path) -> Basis:
     told = raw["resolved"].get(SECTION)
     return Basis(
         resolved=raw["resolved"],
-        counted=Counted(**{**raw["counted"], "python_path": tuple(raw["counted"]["python_path"])}),
+        key_parts=KeyParts(**{**raw["key_parts"], "python_path": tuple(raw["key_parts"]["python_path"])}),
         chosen=tuple(raw["chosen"]),
         inputs=_inputs(raw["inputs"]) if raw["inputs"] is not None else None,
         runs_dir=Path(raw["runs_dir"]),

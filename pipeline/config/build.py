@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.validation import check_batch
-from pipeline.config.basis import Basis, Counted, counted
+from pipeline.config.basis import Basis, KeyParts, key_parts
 from pipeline.config.cluster import build_cluster
 from pipeline.config.own_targets import check_targets
 from pipeline.config.program_section import check_script, says_something, with_ranks, with_script
@@ -77,7 +77,7 @@ class RunConfig:
         """What decides the key and the folder."""
         return Basis(
             resolved=self.resolved,
-            counted=self.counted,
+            key_parts=self.key_parts,
             chosen=self.chosen,
             inputs=store.inputs_or_none(self.train.dataset) if self.script is None else None,
             runs_dir=self.runs_dir,
@@ -87,9 +87,9 @@ class RunConfig:
         )
 
     @property
-    def counted(self) -> Counted:
+    def key_parts(self) -> KeyParts:
         """What of it decides the key."""
-        return counted(self.resolved, self.cluster)
+        return key_parts(self.resolved, self.cluster)
 
     @property
     def program(self) -> Program:

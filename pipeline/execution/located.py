@@ -144,7 +144,7 @@ def code_of(
 
     ``reading``: modules that read this pack (its ``rank_modules``).
     """
-    behind = basis.counted.python_path
+    behind = basis.key_parts.python_path
     if basis.script is not None:
         return basis.script.closure(behind)
     return (read or sources(root))((*basis.chosen, *reading), behind)
@@ -161,11 +161,11 @@ def locate(
     remember_in(root, basis.runs_dir)
     script, code = basis.script, code_of(basis, root, read, reading)
     key = content_key(
-        canonical=basis.counted.canonical,
+        canonical=basis.key_parts.canonical,
         code=code.digests,
         data_digest=data_digest,
-        environment=versions(basis.counted.environment, code),
-        topology=basis.counted.topology,
+        environment=versions(basis.key_parts.environment, code),
+        topology=basis.key_parts.topology,
     )
     told = basis.resolved.get(programs.SECTION) or {}
     return LocatedRun(

@@ -68,7 +68,7 @@ class Space:
 
 def configuration_digest(config: RunConfig) -> str:
     """A digest of one configuration and its topology."""
-    return sha256_text(canonical_json([config.counted.canonical, config.counted.topology]))
+    return sha256_text(canonical_json([config.key_parts.canonical, config.key_parts.topology]))
 
 
 def _without_data(config: RunConfig) -> str:

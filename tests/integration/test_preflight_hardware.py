@@ -27,7 +27,7 @@ pytestmark = pytest.mark.lab
 SMI = """#!/bin/sh
 case "$1" in
 -L) echo 'GPU 0: {model} (UUID: GPU-1)' ;;
---query-gpu=index,uuid,*) echo '0, GPU-1, {model}, {memory}, 4, {errors}' ;;
+--query-gpu=index,uuid,*) echo '0, GPU-1, {model}, {memory}, {errors}' ;;
 --query-gpu=index,clocks_throttle_reasons.active) echo '0, {throttled}' ;;
 --query-compute-apps=*) {processes} ;;
 esac

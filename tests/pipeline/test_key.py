@@ -27,7 +27,7 @@ def configured(*overrides: str, local_gpus: int = 0) -> RunConfig:
 def key_of(*overrides: str, **parts: Any) -> ContentKey:
     config = configured(*overrides)
     made = {"code": {"trainers/a.py": "1"}, "data_digest": "d", "environment": ENVIRONMENT, **parts}
-    return content_key(canonical=config.counted.canonical, topology=config.counted.topology, **made)
+    return content_key(canonical=config.key_parts.canonical, topology=config.key_parts.topology, **made)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,11 @@ def test_the_key_leaves_the_configuration_alone() -> None:
     config = configured("dataset.source=x")
     before = copy.deepcopy(config.resolved)
     content_key(
-        canonical=config.counted.canonical, topology=config.counted.topology, code={}, data_digest="d", environment={}
+        canonical=config.key_parts.canonical,
+        topology=config.key_parts.topology,
+        code={},
+        data_digest="d",
+        environment={},
     )
     assert config.resolved == before
 
@@ -182,7 +186,11 @@ def test_versions_are_those_that_python_names() -> None:
 def device_of(*overrides: str, local_gpus: int = 0) -> str:
     config = configured(*overrides, local_gpus=local_gpus)
     key = content_key(
-        canonical=config.counted.canonical, topology=config.counted.topology, code={}, data_digest="d", environment={}
+        canonical=config.key_parts.canonical,
+        topology=config.key_parts.topology,
+        code={},
+        data_digest="d",
+        environment={},
     )
     return str(key.parts["topology"]["device"])
 

@@ -99,8 +99,9 @@ def told(words):
         made = build(resolve(compose_config(words)), tuple(words), root=Path.cwd(), local_gpus=0)
     except PacelineError as error:
         return str(error)
-    code = sources(Path.cwd())(made.chosen, made.counted.python_path)
-    return [made.counted.canonical, dict(code.digests), versions(made.counted.environment, code), made.counted.topology]
+    parts = made.key_parts
+    code = sources(Path.cwd())(made.chosen, parts.python_path)
+    return [parts.canonical, dict(code.digests), versions(parts.environment, code), parts.topology]
 
 answers = [told(words) for words in json.loads(sys.argv[1])]
 print(json.dumps({"answers": answers, "heavy": sorted({"torch", "optuna", "numpy"} & {*sys.modules})}))

@@ -12,14 +12,14 @@ from pipeline.core.specs import Host
 from tests.pipeline.test_preflight_checks import CUDA, ONE, found, told
 
 A100 = {
-    "list": "0, GPU-5d9b3a54-30f1-3a6b-9f43-9c9a0a5d9b3a, NVIDIA A100-SXM4-80GB, 81920, 4, 0\n"
-    "1, GPU-8f6b1c22-8a0e-7c2d-1b1d-2f0c0b7e4f11, NVIDIA A100-SXM4-80GB, 81920, 61234, 2\n",
+    "list": "0, GPU-5d9b3a54-30f1-3a6b-9f43-9c9a0a5d9b3a, NVIDIA A100-SXM4-80GB, 81920, 0\n"
+    "1, GPU-8f6b1c22-8a0e-7c2d-1b1d-2f0c0b7e4f11, NVIDIA A100-SXM4-80GB, 81920, 2\n",
     "throttling": "0, 0x0000000000000001\n1, 0x0000000000000060\n",
     "throttling, new name": 'Field "clocks_event_reasons.active" is not a valid field to query.\n\n',
     "processes": "GPU-8f6b1c22-8a0e-7c2d-1b1d-2f0c0b7e4f11, 4242, 61230, /opt/venv/bin/python, -u\n",
 }
 GEFORCE = {
-    "list": "0, GPU-00000000-1111-2222-3333-444444444444, NVIDIA GeForce RTX 4090, 24564, 300, [N/A]\n",
+    "list": "0, GPU-00000000-1111-2222-3333-444444444444, NVIDIA GeForce RTX 4090, 24564, [N/A]\n",
     "throttling, new name": "0, 0x0000000000000004\n",
     "throttling": 'Field "clocks_throttle_reasons.active" is not a valid field to query.\n\n',
     "processes": "",
@@ -28,7 +28,7 @@ GEFORCE = {
 
 def test_the_answers_of_nvidia_smi_are_read_whole() -> None:
     first, second = gpus.parse(A100)
-    assert (first.index, first.name, first.memory_mib, first.used_mib) == (0, "NVIDIA A100-SXM4-80GB", 81920, 4)
+    assert (first.index, first.name, first.memory_mib) == (0, "NVIDIA A100-SXM4-80GB", 81920)
     assert (first.uncorrected_errors, first.slowed_by, first.processes) == (0, (), ())
     assert second.slowed_by == ("heat (software)", "heat (hardware)")
     assert second.processes == (gpus.Process(pid=4242, memory_mib=61230, program="/opt/venv/bin/python, -u"),)

@@ -171,7 +171,7 @@ def test_other_hosts_in_the_hostfile_are_another_basis(project: Path) -> None:
     BuiltBasis(Composition(project, words), project, 0).keep(_built(project, words))
     found = BuiltBasis(Composition(project, words), project, 0).recall()
     assert found is not None
-    assert found.counted.topology["nnodes"] == 2
+    assert found.key_parts.topology["nnodes"] == 2
     (project / "hosts").write_text("a slots=1\nc slots=1\n")
     assert BuiltBasis(Composition(project, words), project, 0).recall() is None
     (project / "hosts").unlink()

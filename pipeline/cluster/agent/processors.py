@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import time
 
-GPU_FIELDS = "index,uuid,name,memory.total,memory.used,ecc.errors.uncorrected.volatile.total"
+GPU_FIELDS = "index,uuid,name,memory.total,ecc.errors.uncorrected.volatile.total"
 _SMI_QUERIES = {
     "list": f"--query-gpu={GPU_FIELDS}",
     "throttling": "--query-gpu=index,clocks_throttle_reasons.active",

@@ -35,7 +35,6 @@ class Gpu:
     uuid: str
     name: str
     memory_mib: int | None
-    used_mib: int | None
     uncorrected_errors: int | None
     slowed_by: tuple[str, ...] = ()
     processes: tuple[Process, ...] = ()
@@ -48,15 +47,14 @@ def parse(said: Mapping[str, str]) -> list[Gpu]:
     found = []
     for line in said.get("list", "").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == 6 and cells[0].isdecimal():
+        if len(cells) == 5 and cells[0].isdecimal():
             index, uuid, name = int(cells[0]), cells[1], cells[2]
-            memory, used, errors = map(_number, cells[3:])
+            memory, errors = map(_number, cells[3:])
             gpu = Gpu(
                 index=index,
                 uuid=uuid,
                 name=name,
                 memory_mib=memory,
-                used_mib=used,
                 uncorrected_errors=errors,
                 slowed_by=slowed.get(index, ()),
                 processes=tuple(processes.get(uuid, ())),
