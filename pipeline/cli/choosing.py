@@ -37,7 +37,7 @@ def chosen(current: Session, named: Sequence[str]) -> list[ComparedRun]:
             hint=f"doit {current.asked.verb} model=resnet18 dataset=cifar10; doit runs lists what there is",
         )
     if not folders:
-        raise UsageError(f"no run under {relative(runs_dir)} has these values", hint="doit runs")
+        raise UsageError(f"no run under {relative(runs_dir)} matches these values", hint="doit runs")
     return [reading.read(folder) for folder in {folder.key: folder for folder in folders}.values()]
 
 

@@ -66,7 +66,7 @@ def runs() -> None:
     if is_empty:
         say(f"no runs under {relative(runs_dir)} yet; start one: doit train experiment=quickstart")
     elif not rows:
-        say(f"no run under {relative(runs_dir)} has these values")
+        say(f"no run under {relative(runs_dir)} matches these values")
     else:
         say_folded(_table(rows, sizes, differing))
 

@@ -53,7 +53,7 @@ def _list(graph: Graph) -> None:
     elif rows:
         say(aligned([("step", "state", ""), *rows]))
     else:
-        say("there are no steps; conf/step/NAME.yaml tells of one (docs/steps.md)")
+        say("there are no steps yet; write conf/step/NAME.yaml (docs/steps.md)")
 
 
 def _told(graph: Graph, name: str) -> tuple[str, str]:

@@ -48,7 +48,7 @@ def sync() -> None:
 def _ending_children() -> Iterator[None]:
     """A signal comes as an exception, so that what was started (rsync, pssh) ends with this command."""
     with Interruptible() as signals:
-        signals.left = "; what has arrived stays, and the same command goes on"
+        signals.left = "; what has arrived is kept, and the same command continues"
         yield
 
 

@@ -22,12 +22,13 @@ PAGE = HOME / "docs/configuration.md"
 
 _HEAD = """# Configuration
 
-Every group and field that a command line can set, made from the settings classes by
-`python -m pipeline.config.reference`. `doit config WORDS` prints the values of one composition and where each comes
-from, `doit help train` the groups with their options.
+All groups and fields that you can set on the command line. `doit config …` prints the values of one configuration and the
+source of each, and `doit help train` lists the groups with their options.
 
-A default is what the class says; what an option's file in `conf/` sets on top stands with the option. An experiment and
-the command line win over both. `null` is how YAML writes "none".
+The default of a field is that of its settings class. The table of options shows which fields an option's file in `conf/`
+changes. An experiment takes precedence over both, and the command line over all. `null` means "none" in YAML.
+
+This page is generated from the settings classes: `python -m pipeline.config.reference`.
 """
 _ENTRY = re.compile(r"^    (?P<name>\w+): (?P<meaning>.+(?:\n {8,}.+)*)", re.MULTILINE)
 _PLACEHOLDERS = ("name", "launcher")  # they repeat the option
@@ -37,7 +38,7 @@ def page() -> str:
     """The whole page, as Markdown."""
     found = {group.name: group for group in groups()}
     classes = get_type_hints(RootConfig)
-    parts = [_HEAD, _section("Outside of the groups", {"seed": _field(RootConfig, "seed")})]
+    parts = [_HEAD, _section("Top level", {"seed": _field(RootConfig, "seed")})]
     for name, settings in classes.items():
         if isinstance(settings, type) and dataclasses.is_dataclass(settings):
             parts.append("\n".join(_group(name, settings, found.get(name))))

@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.core.errors import Killed, PacelineError
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-CTRL_C = "stopped by Ctrl-C; the same command goes on"
+CTRL_C = "stopped by Ctrl-C; the same command continues"
 
 _came = False
 

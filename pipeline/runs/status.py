@@ -73,7 +73,7 @@ def under_way(folder: RunFolder) -> str:
     """
     rows = _last_rows(folder)
     if rows and rows[-1].attempt in attempts.known(folder.path)[-1:]:
-        return f"{rows[-1].doing}, the last word was of step {rows[-1].step}"
+        return f"{rows[-1].doing}, last reported step {rows[-1].step}"
     if (absent := meeting.awaited(folder)) is not None:
         return absent
     if not folder.program.is_ours:

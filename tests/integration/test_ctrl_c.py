@@ -46,7 +46,7 @@ def test_ctrl_c_during_an_import_is_one_line(project: Project, module: str, argv
         timeout=HANG_S,
         check=False,
     )
-    assert done.stderr == "stopped by Ctrl-C; the same command goes on\n"
+    assert done.stderr == "stopped by Ctrl-C; the same command continues\n"
     assert done.returncode == -signal.SIGINT
 
 
@@ -65,7 +65,7 @@ def test_ctrl_c_in_a_library_that_swallows_its_exception_ends_the_command(projec
     )
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{project.folder}"}
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
-    assert (done.stderr, done.returncode) == ("stopped by Ctrl-C; the same command goes on\n", -signal.SIGINT)
+    assert (done.stderr, done.returncode) == ("stopped by Ctrl-C; the same command continues\n", -signal.SIGINT)
 
 
 @pytest.mark.parametrize("after_s", [0.0, pytest.param(0.5, marks=LONG)])

@@ -105,7 +105,7 @@ def test_a_word_that_chooses_nothing_is_refused(runs_dir: Path, word: str, said:
 def test_an_experiment_lists_what_was_started_with_that_word(tmp_path: Path, listed: Printed) -> None:
     quick, other = trained(tmp_path, 0), trained(tmp_path, 1, provenance={"overrides": ["seed=1"]})
     assert [line.split()[0] for line in listed(tmp_path, "experiment=quickstart").splitlines()] == [quick.key]
-    assert "has these values" in listed(tmp_path, "experiment=quickstart", "seed=1")
+    assert "matches these values" in listed(tmp_path, "experiment=quickstart", "seed=1")
     assert {line.split()[0] for line in listed(tmp_path).splitlines()} == {quick.key, other.key}
 
 
@@ -158,7 +158,7 @@ def test_the_sizes_of_many_runs_are_told_when_they_are_asked_for(
 
 @pytest.mark.slow
 def test_where_no_run_has_the_values_that_is_said(runs_dir: Path) -> None:
-    assert typed(runs_dir, "seed=77") == (0, f"no run under {runs_dir} has these values\n")
+    assert typed(runs_dir, "seed=77") == (0, f"no run under {runs_dir} matches these values\n")
 
 
 def test_where_runs_ran_is_no_difference_and_a_damaged_configuration_matches_nothing() -> None:

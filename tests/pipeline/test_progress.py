@@ -76,7 +76,7 @@ def test_a_resumed_run_is_starting_until_its_own_metrics_come(running: RunFolder
     assert progress.under_way(running).startswith("waiting for the first step; ")
     line = '{"t": 1.0, "step": %d, "epoch": 1, "metrics": {}, "attempt": "%s"}\n'
     path.write_text(line % (40, "first"))
-    assert progress.under_way(running) == "training, the last word was of step 40"
+    assert progress.under_way(running) == "training, last reported step 40"
     attempts.register(running.path, "second")
     assert progress.under_way(running).startswith("starting again from the beginning; the ranks import torch")
     (running.path / "checkpoints").mkdir()
@@ -84,10 +84,10 @@ def test_a_resumed_run_is_starting_until_its_own_metrics_come(running: RunFolder
         (running.path / "checkpoints" / name).touch()
     assert progress.under_way(running).startswith("starting again from the checkpoint of step 38; the ranks import")
     path.write_text(line % (39, "second"))
-    assert progress.under_way(running) == "training, the last word was of step 39"
+    assert progress.under_way(running) == "training, last reported step 39"
     with path.open("a") as file:
         file.write(line.replace(', "attempt"', ', "doing": "evaluating on the test split", "attempt"') % (40, "second"))
-    assert progress.under_way(running) == "evaluating on the test split, the last word was of step 40"
+    assert progress.under_way(running) == "evaluating on the test split, last reported step 40"
     with held(running.lock):
         assert "  step     40, epoch 1, evaluating on the test split" in progress.status(running)
     assert "  step     40, epoch 1\n" in f"{progress.status(running)}\n"

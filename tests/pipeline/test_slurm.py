@@ -208,7 +208,7 @@ OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=42.0. Some of the 
     ("now", "output", "text", "hint", "cause"),
     [
         (shown("TIMEOUT"), [], "reached its time limit of 00:10:00", "cluster.time_limit=", ""),
-        (shown("COMPLETING", "TimeLimit"), [], "reached its time limit", "the same command goes on", ""),
+        (shown("COMPLETING", "TimeLimit"), [], "reached its time limit", "the same command continues", ""),
         (shown("OUT_OF_MEMORY"), [OOM], "out of memory", "cluster.mem=", "memory"),
         (shown("RUNNING"), [OOM], "Detected 1 oom_kill event", "cluster.mem=", "memory"),
         (shown("NODE_FAIL"), [], "lost a node (NODE_FAIL)", "sinfo -R", "host"),

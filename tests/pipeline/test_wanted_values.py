@@ -75,7 +75,7 @@ def test_words_choose_the_runs_that_they_trained(
     try:
         compared = [run.key[0] for run in choosing.chosen(session(), [])]
     except UsageError as error:
-        compared = [] if "has these values" in error.what else [error.what]
+        compared = [] if "matches these values" in error.what else [error.what]
     assert sorted(compared) == [*keys]
 
 
@@ -87,7 +87,7 @@ def test_arguments_choose_the_runs_of_scripts_without_the_scripts_name(tmp_path:
         (folder / "config.json").write_text(json.dumps({"program": {"name": "script", "args": {"lr": lr}}}))
         journal.append(folder / "journal.jsonl", journal.Entry(state=State.FAILED, attempt=1, time=1e9))
     assert printed(listing.runs, tmp_path, "program.args.lr=0.7").startswith("bbbbbbbbbbbb  FAILED")
-    assert printed(listing.runs, tmp_path, "program.args.lr=0.9").endswith("has these values\n")
+    assert printed(listing.runs, tmp_path, "program.args.lr=0.9").endswith("matches these values\n")
 
 
 @pytest.mark.slow

@@ -192,7 +192,7 @@ def _ended_badly(pod: Pod, labels: Mapping[str, str]) -> Outcome:
     said = f": {pod.said.splitlines()[-1]}" if pod.said else ""
     return Outcome(
         text=f"{_who(pod, labels)} ended with exit code {pod.code} ({pod.ended}){said}",
-        hint="the same command goes on from the last checkpoint",
+        hint="the same command continues from the last checkpoint",
         cause="host",
     )
 

@@ -254,7 +254,7 @@ def why_it_ended(before: JobState, now: JobState, output: Sequence[str]) -> Outc
     if now.state == "TIMEOUT" or now.reason == "TimeLimit":
         return Outcome(
             text=f"{name} reached its time limit of {now.time_limit}",
-            hint="the same command goes on from the last checkpoint; cluster.time_limit= gives the job more",
+            hint="the same command continues from the last checkpoint; cluster.time_limit= gives the job more",
         )
     if now.state in ("NODE_FAIL", "BOOT_FAIL"):
         return Outcome(text=f"{name} lost a node ({now.state}){said}", hint="sinfo -R says why", cause="host")
@@ -264,7 +264,7 @@ def why_it_ended(before: JobState, now: JobState, output: Sequence[str]) -> Outc
     if now.state == "FAILED" or re.search(r"task \d+: Killed", said):
         return Outcome(
             text=f"the node agent in {name} was ended{said}",
-            hint="the same command goes on from the last checkpoint",
+            hint="the same command continues from the last checkpoint",
             cause="host",
         )
     return Outcome(text=said.strip())
