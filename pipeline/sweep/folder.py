@@ -191,7 +191,10 @@ def find(runs_dir: Path, named: str | None) -> SweepFolder:
     names = [folder.name for folder in known]
     if named is None:
         if not names:
-            raise UsageError(f"no sweep under {runs_dir / FOLDER} yet", hint="doit report KEY for one run; a sweep: doit sweep experiment=quickstart seed=0,1")
+            raise UsageError(
+                f"no sweep under {runs_dir / FOLDER} yet",
+                hint="doit report KEY for one run; a sweep: doit sweep experiment=quickstart seed=0,1",
+            )
         return known[-1]
     found = [named] if named in names else [name for name in names if named and name.startswith(named)]
     if len(found) == 1:
