@@ -13,7 +13,7 @@ from pipeline.comparing.charts import COLOURS, Line, Node
 from pipeline.comparing.curves import Band
 from pipeline.comparing.differing import Comparison, compare
 from pipeline.comparing.groups import Group, differing_fields, flat_config, grouped, letters, metrics_of, shown
-from pipeline.comparing.reading import ComparedRun
+from pipeline.comparing.reading import SPEEDS, ComparedRun
 from pipeline.core import program
 from pipeline.core.redact import hide
 from pipeline.core.tables import counted
@@ -116,7 +116,7 @@ def report(
     ``goals``: of metrics that a search aimed at whether it made them large or small.
     """
     groups = grouped(runs)
-    by = by if any(by in group.figures for group in groups) else next(iter(metrics_of(groups)), by)
+    by = by if any(by in group.figures for group in groups) else _first_by(metrics_of(groups), goals) or by
     direction = direction_of(by, goals)
     groups = _ranked(groups, by, direction)
     wanted = _charted(curving.names(rows.values()), by)
@@ -137,6 +137,12 @@ def report(
         lines=lines,
         absent=tuple(absent),
     )
+
+
+def _first_by(names: Sequence[str], goals: Mapping[str, str]) -> str:
+    """Of a script's metrics the first of which it is known whether more or less is better; else the first; or ''."""
+    known = (name for name in names if name not in SPEEDS and direction_of(name, goals) is not None)
+    return next(known, next(iter(names), ""))
 
 
 def of_nearest(found: tuple[str, Sequence[Difference]] | None) -> list[str]:

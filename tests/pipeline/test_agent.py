@@ -243,6 +243,23 @@ def test_one_line_longer_than_a_message_does_not_silence_the_rest(
     assert [fields["from"] for fields in said[1:]] == [fields["at"] for fields in said[:-1]]
 
 
+def test_a_rank_that_leaves_with_a_line_of_its_own_is_told_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "stderr.log"
+    path.write_text(
+        "usage: train.py [-h]\r\n 10%|#\r100%|##\ntrain.py: error: argument --lr: invalid\n[W1] not called\n"
+    )
+    for failed, code in (({"code": 2, "unix_time": 5.0}, 0), (None, 2)):
+        error = rank_errors.printed_error(str(path), failed, code=code)
+        assert error is not None
+        assert error["message"] == "ended with exit code 2; it said last: train.py: error: argument --lr: invalid"
+    path.write_text("diverged\n")
+    error = rank_errors.printed_error(str(path), None, code=1)
+    assert error is not None
+    assert (error["message"], error["traceback"]) == ("ended with exit code 1; it said last: diverged", "")
+    path.write_text("\n")
+    assert rank_errors.printed_error(str(path), None, code=2) is None
+
+
 def test_printed_error_is_the_last_traceback_of_a_rank_that_ended_by_it(tmp_path: Path) -> None:
     path = tmp_path / "stderr.log"
     trace = 'Traceback (most recent call last):\n  File "x.py", line 1\nModuleNotFoundError: No module named x\n'
@@ -272,7 +289,7 @@ def test_all_lines_of_an_exception_are_its_message_and_none_of_what_is_said_afte
     failed = rank_errors.printed_error(str(path), {"code": 1, "pid": 1, "unix_time": 5.0})
     assert failed is not None
     assert (failed["message"], failed["traceback"]) == (message, "\n".join(lines))
-    assert rank_errors.printed_error(str(path), None, raised=True) == failed
+    assert rank_errors.printed_error(str(path), None, code=1) == failed
 
 
 def test_an_exception_with_a_very_long_line_is_found(tmp_path: Path) -> None:

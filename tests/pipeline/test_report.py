@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from pipeline.comparing import tables
+from pipeline.comparing import report, tables
 from pipeline.comparing.reading import read
 from pipeline.core.errors import PacelineError, UsageError
 from pipeline.core.files import write_json
@@ -277,3 +277,18 @@ def test_a_loss_that_is_negative_has_a_curve(tmp_path: Path, reported: Printed) 
     text = (tmp_path / "reports" / f"{run.key}.html").read_text()
     assert 'aria-label="train/loss over step: 1 curve; A ends at -50"' in text
     assert "logarithmic</span>" not in text.partition("</style>")[2]
+
+
+@pytest.mark.parametrize(
+    ("names", "goals", "by"),
+    [
+        (["grad_norm", "images_per_s", "loss", "train_s"], {}, "loss"),  # not by how fast it was
+        (["grad_norm", "loss"], {"grad_norm": "minimize"}, "grad_norm"),
+        (["grad_norm", "margin"], {}, "grad_norm"),
+        ([], {}, ""),
+    ],
+)
+def test_configurations_stand_in_the_order_of_a_metric_that_says_what_is_better(
+    names: list[str], goals: dict[str, str], by: str
+) -> None:
+    assert report._first_by(names, goals) == by

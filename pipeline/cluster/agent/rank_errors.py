@@ -15,6 +15,7 @@ from .wire import Json, read_json
 
 LONGEST_MESSAGE, LONGEST_TRACEBACK = 2000, 20_000  # characters of what is told; the rank's log has all of it
 FIRST_LINES, LAST_LINES = 8, 4  # of a message
+_LAST_WORDS = 300  # characters
 _READ_BYTES = 1 << 20  # from the end of what a rank said: a message may be as long as the tensor that it shows
 _HEAD = "Traceback (most recent call last):\n"
 _MARK = r"\[rank\d+\]: "  # torch's, before every line of an uncaught exception that isn't empty
@@ -61,10 +62,10 @@ def recorded_error(path: str) -> Json | None:
     return {"unix_time": os.path.getmtime(path), "message": text, "traceback": extra.get("py_callstack", "")}
 
 
-def printed_error(path: str, failed: Json | None, *, raised: bool = False) -> Json | None:
+def printed_error(path: str, failed: Json | None, *, code: int = 0) -> Json | None:
     """The last traceback on a rank's stderr, or how it ended; None for a rank that did nothing wrong.
 
-    ``raised``: it ended by exit code 1, though torchrun, which wasn't there, has told nothing of it.
+    ``code``: its exit code, where torchrun wasn't there to tell of it in ``failed``.
     """
     try:
         with open(path, "rb") as file:
@@ -73,7 +74,9 @@ def printed_error(path: str, failed: Json | None, *, raised: bool = False) -> Js
         printed = os.path.getmtime(path)
     except FileNotFoundError:
         text, printed = "", time.time()
-    by_exception = raised or (failed is not None and failed["code"] == 1)
+    if failed is None and code and text.strip():  # else there is nothing to add to how it ended
+        failed = {"code": code, "unix_time": printed}
+    by_exception = failed is not None and failed["code"] == 1
     found = last_traceback(text, by_exception)
     if found is not None:
         return {"unix_time": printed, "message": found[0], "traceback": found[1]}
@@ -83,9 +86,17 @@ def printed_error(path: str, failed: Json | None, *, raised: bool = False) -> Js
     code = failed["code"] or fatal_signal(text)
     how = describe(code)
     crash = re.findall(r"^[ \t]*what\(\):[ \t]*(\S.*)$", text, flags=re.MULTILINE)[-1:] if code < 0 else []
-    message = f"{crash[0].rstrip()} ({how})" if crash else f"ended with {how}"
+    message = f"{crash[0].rstrip()} ({how})" if crash else f"ended with {how}{_last_words(text) if code > 0 else ''}"
     last = crash_stack(text) or "\n".join(text.rstrip().splitlines()[-10:])
-    return {"unix_time": failed["unix_time"], "message": message, "traceback": last}
+    more = "" if message.endswith(last.strip()) else last  # the one line that it said stands in the message
+    return {"unix_time": failed["unix_time"], "message": message, "traceback": more}
+
+
+def _last_words(text: str) -> str:
+    """The line that a program leaves with: ``sys.exit("no data")``, or what argparse says of a wrong argument."""
+    lines = (line.rpartition("\r")[2].strip() for line in text.rstrip().splitlines())
+    own = [line for line in lines if line and not _AFTERWARDS.match(line)]
+    return f"; it said last: {own[-1][:_LAST_WORDS]}" if own else ""
 
 
 def last_traceback(text: str, by_exception: bool) -> tuple[str, str] | None:

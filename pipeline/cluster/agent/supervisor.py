@@ -41,7 +41,7 @@ TELLING_GRACE_S = 8.0  # the same where only torchrun knows how the rank ended: 
 UNATTENDED_S = 20.0
 RESERVE_BYTES = 64 << 10  # room for exit.json where the disk fills up, and as much for what a rank says of it
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
-_RAISED = re.compile(r"paceline: error: .* ended with exit code 1")  # trainers.script.start, of one without torchrun
+_ENDED = re.compile(r"paceline: error: .* ended with exit code (\d+)")  # trainers.script.start, of one without torchrun
 
 
 class Supervisor:
@@ -58,7 +58,7 @@ class Supervisor:
         self.chatter = Tail(self.path("torchrun.log"), self.hide)
         self.said: list[str] = []
         self.failed: dict[int, Json] = {}
-        self.raised = False
+        self.code = 0
         self.early_exits = EarlyExits(self.state)
         self.early_before: dict[int, int] = {}
         self.tails: dict[str, tuple[int, Tail]] = {}
@@ -257,7 +257,7 @@ class Supervisor:
             self.said = [*self.said[-39:], text]
             rows.append(f"- | {text}")
             self.early_exits.read(text)
-            self.raised = self.raised or _RAISED.fullmatch(text) is not None
+            self.code = int(ended[1]) if (ended := _ENDED.fullmatch(text)) else self.code
             found = _FAILED.search(text)
             if found:
                 code, local_rank, pid = map(int, found.groups())
@@ -292,7 +292,7 @@ class Supervisor:
             local_rank = int(os.path.basename(os.path.dirname(folder)))
             error = recorded_error(os.path.join(folder, "error.json"))
             if error is None and (local_rank in failed or self.end_at is None):
-                error = printed_error(os.path.join(folder, "stderr.log"), failed.get(local_rank), raised=self.raised)
+                error = printed_error(os.path.join(folder, "stderr.log"), failed.get(local_rank), code=self.code)
             if error is not None:
                 found[local_rank] = {"rank": self.node["first_rank"] + local_rank, **tellable(error, self.hide)}
         return sorted(found.values(), key=lambda error: float(error["unix_time"]))
